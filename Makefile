@@ -1,0 +1,91 @@
+# One entry point for everything that is done with this tree. `make` alone explains the targets.
+#
+# Rules of this file: it works from a clean clone and from a directory whose path contains a space, so every
+# path is relative and tools are run as modules of the environment (.venv/bin/python -m …); a target that needs
+# something installs it or says in one line what is missing.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp
+PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
+PYTEST := $(PY) -m pytest
+LINT_IMPORTS := $(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
+# Spark runs on Java, which is looked up (and where possible installed) only by the targets that need it. Its workers
+# would run the first python3 of PATH, and SPARK_HOME would bring in another Spark: both are those of the environment.
+WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pwd)/$(PY)"; \
+  export JAVA_HOME PYSPARK_PYTHON; unset SPARK_HOME;
+
+.PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench constraints clean
+
+help: ## Show this list.
+	@echo "KerA in Python: make <target>"
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | \
+	  while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  BENCH_ARGS"
+
+setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this tree into it.
+	@:
+
+# An environment knows its path and this tree's, so one that was copied or moved along with the tree is made anew.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+$(STAMP): pyproject.toml constraints.txt
+	@PYTHON="$(PYTHON)" sh scripts/venv.sh "$(VENV)"
+	@echo "setup: installing the versions pinned in constraints.txt (a minute or two the first time)"
+	@$(PIP_INSTALL) -c constraints.txt --upgrade pip
+	@$(PIP_INSTALL) --build-constraint constraints.txt -r constraints.txt
+	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]'
+	@pwd -P >"$@"
+	@echo "setup: done, run anything with .venv/bin/kera or make <target>"
+
+demo: setup ## Run the demonstration: a cluster, an ingest, Spark reading it. DEMO_ARGS are passed on.
+	@$(WITH_JAVA) $(PY) -m demo $(DEMO_ARGS)
+
+demo-check: setup ## Run the short form of the demonstration that checks its own results.
+	@$(WITH_JAVA) $(PY) -m demo --check
+
+test: setup ## Run all tests, those with Spark too. PYTEST_ARGS are passed on.
+	@$(WITH_JAVA) $(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+test-fast: setup ## Run the unit and property tests: no daemons, no Spark.
+	@$(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(wildcard tests/unit tests/property) $(PYTEST_ARGS)
+
+check: lint types proto-check test ## Run what CI runs: lint, types, layers, generated code, all tests.
+
+lint: setup ## Check style, formatting and layers.
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+	@$(LINT_IMPORTS)
+
+types: setup ## Check types.
+	@$(PY) -m mypy
+
+proto: setup ## Regenerate the messages of proto/kera/v1 in place.
+	@PYTHON=$(PY) sh scripts/proto.sh proto
+
+proto-check: setup ## Check that the generated messages are current.
+	@PYTHON=$(PY) sh scripts/proto-check.sh
+
+bench: setup ## Measure a local cluster end to end. BENCH_ARGS are passed on to `kera bench e2e`.
+	@$(PY) -m kera.cli bench e2e $(BENCH_ARGS)
+
+constraints: ## Resolve the newest versions anew and write constraints.txt (then run make check).
+	@PYTHON="$(PYTHON)" sh scripts/constraints.sh
+
+clean: ## Remove .venv, caches and build outputs.
+	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf spark-warehouse metastore_db derby.log
+	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,470 @@
+"""Rules of this tree that no linter knows, as tests.
+
+Most rules are a function from a file's text to its violations, so that a test can plant a violation and see it
+found: a rule that cannot fail protects nothing. In each section the tests over the tree come first, the planted
+violations after them.
+
+The words and paths that are searched for are put together from parts, so that this file passes its own rules.
+"""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SOURCE_ROOTS: list[str] = PYPROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]
+PACKAGES: list[str] = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+
+# Folders without a file of ours. Those whose name starts with a dot are skipped too, but for CI's.
+SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "metastore_db", "node_modules", "spark-warehouse", "target"}
+DOT_FOLDERS = {".ci", ".github"}
+
+CODE_SUFFIXES = {".java", ".kts", ".proto", ".py", ".scala", ".sh", ".toml", ".yaml", ".yml"}
+CODE_NAMES = {"Dockerfile", "Makefile", "run"}
+
+
+def files() -> Iterator[Path]:
+    """Every file of the tree that somebody wrote or generated, but not what tools leave behind."""
+    for folder, subfolders, names in os.walk(ROOT):
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if name not in SKIPPED_FOLDERS and (not name.startswith(".") or name in DOT_FOLDERS)
+        ]
+        yield from (Path(folder, name) for name in names)
+
+
+def code() -> list[Path]:
+    return [path for path in files() if path.suffix in CODE_SUFFIXES or path.name in CODE_NAMES]
+
+
+def modules_of_packages() -> list[Path]:
+    modules = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return [path for path in modules if "_pb2" not in path.name]
+
+
+def text_of(path: Path) -> str:
+    """The file's text; empty for one that is binary."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def violations(paths: Iterable[Path], rule: Callable[[str], list[str]]) -> list[str]:
+    """What `rule` finds, each with its file. A run over no file would prove nothing, so it fails."""
+    checked = list(paths)
+    assert checked, "no file to check"
+    return [f"{path.relative_to(ROOT)}: {found}" for path in checked for found in rule(text_of(path))]
+
+
+# --- leftovers, and paths of one machine -------------------------------------------------------------------
+
+NOTES = ("TO" + "DO", "FIX" + "ME")
+NOTE_WITHOUT_REASON = re.compile(rf"\b(?:{'|'.join(NOTES)})\b(?!\(\s*[^)\s][^)]*\))")
+DEVELOPER_PATH = re.compile(r"(?<![\w.$})-])/(?:ro" + r"ot|wo" + r"rk|home/\w+|Users/\w+)/")
+
+
+def notes_without_reason(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if NOTE_WITHOUT_REASON.search(line)]
+
+
+def developer_paths(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if DEVELOPER_PATH.search(line)]
+
+
+def test_a_note_for_later_gives_its_reason_in_parentheses() -> None:
+    assert violations(code(), notes_without_reason) == []
+
+
+def test_no_file_has_a_path_of_a_developers_machine() -> None:
+    assert violations(files(), developer_paths) == []
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_a_note_without_a_reason_is_found(note: str) -> None:
+    for line in (f"# {note}", f"# {note}: later", f"x = 1  # {note}()", f"// {note}( )"):
+        assert notes_without_reason(line) == [line]
+    assert notes_without_reason(f"# {note}(needs format version 2): drop the padding") == []
+
+
+@pytest.mark.parametrize("home", ["/ro" + "ot", "/wo" + "rk", "/home/" + "ada", "/Users/" + "ada"])
+def test_a_path_of_a_developers_machine_is_found(home: str) -> None:
+    for line in (f"{home}/x", f'open("{home}/x")', f"DIR={home}/x", f"file://{home}/x"):
+        assert developer_paths(line) == [line]
+    for line in (f"/opt/spark{home}/x", f"${{PREFIX}}{home}/x", f"..{home}/x"):
+        assert developer_paths(line) == []
+
+
+# --- tests wait for conditions, never for time -------------------------------------------------------------
+
+
+def is_sleep(node: ast.AST) -> bool:
+    """Whether `node` calls the sleep of time or asyncio. Sleeping for 0 only lets others run."""
+    match node:
+        case ast.Call(args=[ast.Constant(value=0)]):
+            return False
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="time" | "asyncio"), attr="sleep")):
+            return True
+        case ast.Call(func=ast.Name(id="sleep")):
+            return True
+    return False
+
+
+def fixed_sleeps(text: str) -> list[str]:
+    """Sleeps that are not the pause of a polling `while` loop and give no reason (`# sleep: …`)."""
+    lines = text.splitlines()
+
+    def found(node: ast.AST, *, polling: bool) -> Iterator[str]:
+        if is_sleep(node) and not polling:
+            line = lines[node.lineno - 1]  # type: ignore[attr-defined]  # a call has a line
+            if not re.search(r"# sleep: \S", line):
+                yield line.strip()
+        if isinstance(node, ast.While):
+            polling = True
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.For | ast.AsyncFor):
+            polling = False
+        for child in ast.iter_child_nodes(node):
+            yield from found(child, polling=polling)
+
+    return list(found(ast.parse(text), polling=False))
+
+
+def test_tests_wait_for_conditions_and_not_for_time() -> None:
+    assert violations((ROOT / "tests").rglob("*.py"), fixed_sleeps) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "time.sleep(1)",
+        "from time import sleep\nsleep(0.1)",
+        "async def f():\n    await asyncio.sleep(pause_s)",
+        "for _ in range(10):\n    time.sleep(0.1)",
+        "while waiting:\n    def f():\n        time.sleep(1)",
+        "time.sleep(1)  # sleep:",
+    ],
+)
+def test_a_fixed_sleep_is_found(text: str) -> None:
+    assert len(fixed_sleeps(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "while not done():\n    time.sleep(0.01)",
+        "async def f():\n    await asyncio.sleep(0)",
+        "clock.sleep(5)",
+        "time.sleep(1)  # sleep: the kernel's clock ticks once a second",
+    ],
+)
+def test_a_poll_a_yield_a_fake_clock_and_a_reason_are_no_fixed_sleep(text: str) -> None:
+    assert fixed_sleeps(text) == []
+
+
+# --- generated code ----------------------------------------------------------------------------------------
+
+
+def proto_check(root: Path) -> subprocess.CompletedProcess[str]:
+    script = root / "scripts" / "proto-check.sh"
+    environment = os.environ | {"PYTHON": sys.executable}
+    return subprocess.run(["sh", script], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_generated_messages_are_current() -> None:
+    assert list(ROOT.glob("proto/kera/v1/*.proto"))
+
+    checked = proto_check(ROOT)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def edit_a_proto(folder: Path) -> None:
+    proto = min(folder.glob("*.proto"))
+    proto.write_text(proto.read_text() + "\nmessage AddedByTheTidyTest {}\n")
+
+
+def lose_a_generated_file(folder: Path) -> None:
+    min(folder.glob("*_pb2.py")).unlink()
+
+
+def lose_a_stub(folder: Path) -> None:
+    min(folder.glob("*_pb2.pyi")).unlink()
+
+
+def leave_a_generated_file_behind(folder: Path) -> None:
+    (folder / "gone_pb2.py").touch()
+
+
+@pytest.mark.parametrize("spoil", [edit_a_proto, lose_a_generated_file, lose_a_stub, leave_a_generated_file_behind])
+def test_generated_messages_that_are_not_current_are_found(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    copy = tmp_path / "a tree"
+    for name in ("proto", "scripts"):
+        shutil.copytree(ROOT / name, copy / name)
+    spoil(copy / "proto" / "kera" / "v1")
+
+    checked = proto_check(copy)
+
+    assert checked.returncode == 1
+    assert "run make proto" in checked.stderr
+
+
+# --- packages ----------------------------------------------------------------------------------------------
+
+
+def without_docstring(text: str) -> list[str]:
+    return [] if ast.get_docstring(ast.parse(text)) else ["has no module docstring"]
+
+
+def unlisted_packages(root: Path) -> list[str]:
+    """Folders of Python modules below the source roots that the wheel would leave out."""
+    folders = (path.parent.relative_to(root) for name in SOURCE_ROOTS for path in (root / name).rglob("*.py"))
+    listed = [Path(package) for package in PACKAGES]
+    return sorted({str(folder) for folder in folders if not any(map(folder.is_relative_to, listed))})
+
+
+def packages_without_marker(root: Path) -> list[str]:
+    return [package for package in PACKAGES if not (root / package / "py.typed").is_file()]
+
+
+def namespace_inits(root: Path) -> list[str]:
+    return [str(path.relative_to(root)) for path in root.glob("*/kera/__init__.py*")]
+
+
+def test_every_module_of_a_package_has_a_docstring() -> None:
+    assert violations(modules_of_packages(), without_docstring) == []
+
+
+def test_every_package_is_in_the_wheel_and_is_marked_as_typed() -> None:
+    assert unlisted_packages(ROOT) == []
+    assert packages_without_marker(ROOT) == []
+
+
+def test_kera_is_a_namespace() -> None:
+    assert namespace_inits(ROOT) == []
+    assert not (ROOT / "kera").exists()
+
+
+def test_what_is_wrong_with_a_package_is_found(tmp_path: Path) -> None:
+    assert without_docstring("import os\n")
+    assert without_docstring('"""What it is."""\n') == []
+
+    stray = tmp_path / "core" / "kera" / "stray"
+    stray.mkdir(parents=True)
+    (stray / "module.py").touch()
+    (tmp_path / "core" / "kera" / "__init__.py").touch()
+
+    assert unlisted_packages(tmp_path) == ["core/kera", "core/kera/stray"]
+    assert packages_without_marker(tmp_path) == PACKAGES
+    assert namespace_inits(tmp_path) == ["core/kera/__init__.py"]
+
+
+# --- pinned dependencies -----------------------------------------------------------------------------------
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def unpinned(project: dict[str, Any], constraints: str) -> list[str]:
+    """Dependencies of the project without an exact version in the constraints."""
+    pinned = {canonical(line.split("==")[0]) for line in constraints.splitlines() if "==" in line}
+    wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    names = {canonical(re.split(r"[^\w.-]", requirement)[0]) for requirement in wanted}
+    return sorted(names - pinned - {project["name"]})
+
+
+def test_every_dependency_is_pinned() -> None:
+    assert unpinned(PYPROJECT["project"], (ROOT / "constraints.txt").read_text()) == []
+
+
+def test_a_dependency_without_a_pin_is_found() -> None:
+    project = {
+        "name": "kera",
+        "dependencies": ["prometheus-client>=0.21"],
+        "optional-dependencies": {"a": ["lmdb>=1.5"], "dev": ["kera[a]"]},
+    }
+    assert unpinned(project, "prometheus_client==0.26.0\nlmdb>=1\n") == ["lmdb"]
+
+
+# --- commands in the documentation exist -------------------------------------------------------------------
+
+FENCE = re.compile(r"^[ ]*(```+|~~~+)[ ]*(\w*)[^\n]*\n(.*?)^[ ]*\1[ ]*$", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"`([^`\n]+)`")
+SHELLS = {"", "bash", "console", "sh", "shell"}
+OPERATORS = set("();<>|&")
+OPTIONS_OF_MAKE_WITH_VALUE = {"-C", "-f"}
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+
+
+def shell_lines(markdown: str) -> Iterator[str]:
+    """Lines of shell in the code blocks, and inline code. Of a block with prompts, only the lines with one."""
+    for _, language, block in FENCE.findall(markdown):
+        if language in SHELLS:
+            lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+            prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+            yield from prompted or lines
+    yield from INLINE_CODE.findall(FENCE.sub("", markdown))
+
+
+def commands(markdown: str) -> Iterator[list[str]]:
+    """Each command as its words, without variables set before it."""
+    for line in shell_lines(markdown):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:  # a quote that is an apostrophe: no shell, but it may name a command
+            words = line.split()
+        command: list[str] = []
+        for word in [*words, ";"]:
+            if set(word) <= OPERATORS:
+                if command:
+                    yield command
+                command = []
+            elif command or not re.match(r"\w+=", word):
+                command.append(word)
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def unknown_target(arguments: list[str]) -> str | None:
+    """The first argument of make that should be a target and is none."""
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument in OPTIONS_OF_MAKE_WITH_VALUE:
+            next(waiting, None)
+        elif not argument.startswith("-") and "=" not in argument and argument not in make_targets():
+            return argument
+    return None
+
+
+def kera_command() -> Any:
+    import typer
+
+    from kera.cli.app import app
+
+    return typer.main.get_command(app)
+
+
+def unknown_word(command: Any, arguments: list[str]) -> str | None:
+    """The first argument that is no subcommand where the command line `command` wants one, or no option of it."""
+    waiting = iter(arguments)
+    for argument in waiting:
+        subcommands = getattr(command, "commands", {})
+        if argument in {"--help", "…", "..."}:
+            continue
+        if argument.startswith("-"):
+            name, equals, _ = argument.partition("=")
+            options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
+            if name not in options:
+                return argument
+            if not equals and not (options[name].is_flag or options[name].count):
+                next(waiting, None)
+        elif argument in subcommands:
+            command = subcommands[argument]
+        elif subcommands:
+            return argument
+    return None
+
+
+def unknown_commands(markdown: str, kera: Any) -> list[str]:
+    """Commands of make and of kera in the document that do not exist."""
+    found = []
+    for command in commands(markdown):
+        program = Path(command[0]).name
+        unknown = None
+        if program == "make":
+            unknown = unknown_target(command[1:])
+        elif program == "kera":
+            unknown = unknown_word(kera, command[1:])
+        elif program.startswith("python") and command[1:3] == ["-m", "kera.cli"]:
+            unknown = unknown_word(kera, command[3:])
+        if unknown:
+            found.append(f"{shlex.join(command)}: there is no {unknown}")
+    return found
+
+
+def test_commands_in_the_documentation_exist() -> None:
+    kera = kera_command()
+    assert any(commands((ROOT / "README.md").read_text())), "README.md shows no command"
+
+    assert violations(documents(), lambda text: unknown_commands(text, kera)) == []
+
+
+def test_every_target_is_explained_by_make_help() -> None:
+    explained = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert set(re.findall(r"^  ([a-z-]+) ", explained, re.MULTILINE)) == make_targets()
+
+
+@pytest.mark.parametrize(
+    ("markdown", "unknown"),
+    [
+        ("Run `make nothing`.", "make nothing: there is no nothing"),
+        ("```sh\nmake setup  # and then\nX=1 make -C . nothing\n```", "make -C . nothing: there is no nothing"),
+        ("```console\n$ make help && make nothing\nmake no command\n```", "make nothing: there is no nothing"),
+        ("Run `.venv/bin/kera nothing`.", ".venv/bin/kera nothing: there is no nothing"),
+        ("```\nkera group nothing\n```", "kera group nothing: there is no nothing"),
+        ("```\nkera \\\n  group run --nothing 1\n```", "kera group run --nothing 1: there is no --nothing"),
+        ("`python -m kera.cli nothing`", "python -m kera.cli nothing: there is no nothing"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(markdown: str, unknown: str) -> None:
+    assert unknown_commands(markdown, example_app()) == [unknown]
+
+
+@pytest.mark.parametrize(
+    "markdown",
+    [
+        "Run `make`, `make help`, `make test PYTEST_ARGS='-k chunk'` or `kera --help`.",
+        "```sh\nkera --verbose --at host:1 group run orders --rows=5 --rows 5 | head\n```",
+        "```python\nmake nothing\n```",
+        "The package `kera.client`; `don't make nothing`; `kera group …`.",
+    ],
+)
+def test_a_command_that_exists_is_no_violation(markdown: str) -> None:
+    assert unknown_commands(markdown, example_app()) == []
+
+
+def example_app() -> Any:
+    """A command line with `kera [--verbose] [--at ADDRESS] group run NAME [--rows N]`."""
+    import typer
+
+    app, group = typer.Typer(), typer.Typer()
+
+    @app.callback()
+    def main(verbose: bool = False, at: str = "") -> None: ...
+
+    @group.command()
+    def run(name: str, rows: int = 1) -> None: ...
+
+    @group.command()
+    def stop(name: str) -> None: ...
+
+    app.add_typer(group, name="group")
+    return typer.main.get_command(app)
+
+
+# --- scripts -----------------------------------------------------------------------------------------------
+
+
+def test_what_ci_runs_can_be_executed() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
