@@ -1,0 +1,312 @@
+"""The chunk: the unit in which records are written, replicated, stored, pushed and read.
+
+A chunk is framed and checksummed once, by the producer, and then moved as opaque bytes. It says itself where it
+belongs, so that groups can be rebuilt from any pile of chunks. Little-endian:
+
+    0        4  5  6        8             12            16                          24            28
+    ┌────────┬──┬──┬────────┬─────────────┬─────────────┬───────────────────────────┬─────────────┬────────────┐
+    │ "KERA" │v │fl│hdr len │payload_bytes│record_count │ stream_id                 │streamlet_id │ schema_id  │
+    ├────────┴──┴──┴────────┴─────────────┼─────────────┼─────────────┬─────────────┴─────────────┴────────────┤
+    │32 producer_id                       │40 prod_epoch│44 codec     │48 sequence                             │
+    ├─────────────────────────────────────┼─────────────┴─────────────┼────────────────────────────────────────┤
+    │56 created_us                        │64 min_timestamp_us        │72 max_timestamp_us                     │
+    ├──────────────────┬──────────────────┼───────────────────────────┴────────────────────────────────────────┤
+    │80 payload_crc32c │84 header_crc32c  │   header_crc32c covers bytes 0..83; all of this is the producer's  │
+    ├──────────────────┴──────────────────┼─────────────┬─────────────┬────────────────────────────────────────┤
+    │88 group_id                          │96 segment_id│100 entry    │104 first_record                        │
+    ├─────────────────────────────────────┼─────────────┼─────────────┼────────────────────────────────────────┤
+    │112 broker_epoch                     │120 reserved │124 placement│   bytes 88..127: written by the broker │
+    ├─────────────────────────────────────┴─────────────┴─crc32c──────┴────────────────────────────────────────┤
+    │128 payload: one Arrow IPC record-batch message, zero-padded to a multiple of 64                          │
+    └──────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+
+Promises:
+
+* `payload_crc32c` covers the payload *with* its padding, `header_crc32c` bytes 0..83, `placement_crc32c` bytes 88..123;
+  before the broker places a chunk, bytes 88..127 are all zero, and nothing else passes. So any flipped bit is detected.
+* A chunk's length is a multiple of 64, and so every chunk and every payload in a segment is 64-byte aligned if the
+  segment is; within a payload, Arrow aligns its buffers to 8 bytes.
+* The size is known exactly before encoding (`chunk_bytes_of`), unless the payload is compressed.
+
+Left to others: what is in the record batch (``kera.client``) and where chunks go (``kera.broker``).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from kera.core.errors import CorruptChunk, InvalidArgument, invariant
+
+MAGIC = b"KERA"
+VERSION = 1
+HEADER_BYTES = 128
+ALIGNMENT_BYTES = 64
+PAYLOAD_BYTES_MAX = 1 << 30
+"""No segment comes near this; a larger length is a corrupt header, refused before anything is allocated for it."""
+
+_PRODUCER = struct.Struct("<4sBBHIIQIIQIIQqqqI")  # bytes 0..83
+_PLACEMENT = struct.Struct("<QIIQQI")  # bytes 88..123
+_CRC = struct.Struct("<I")
+_HEADER = struct.Struct("<4sBBHIIQIIQIIQqqqIIQIIQQII")
+_SIZES = struct.Struct("<4sBBHI")
+_HEADER_CRC_AT = 84
+_PLACEMENT_AT = 88
+_PLACEMENT_CRC_AT = 124
+_UNPLACED = bytes(HEADER_BYTES - _PLACEMENT_AT)
+_PADDING = bytes(ALIGNMENT_BYTES)
+
+invariant(_HEADER.size == HEADER_BYTES, "the chunk header must be exactly 128 bytes: offsets are part of the format")
+invariant(_PRODUCER.size == _HEADER_CRC_AT, "header_crc32c follows the fields it covers")
+invariant(_PLACEMENT_AT + _PLACEMENT.size == _PLACEMENT_CRC_AT, "placement_crc32c follows the fields it covers")
+invariant(HEADER_BYTES % ALIGNMENT_BYTES == 0, "a payload must start aligned, as Arrow buffers are read in place")
+
+
+class Flags(enum.IntFlag):
+    """Bits of the header's `flags` field."""
+
+    COMPRESSED = 1
+    """The bodies of the record batch are compressed with the header's codec."""
+    TYPED = 2
+    """The batch has the stream's own schema, not the default one."""
+
+
+class Codec(enum.IntEnum):
+    """Compression of the record batch's bodies; values are part of the format."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+_ARROW_CODEC = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
+
+
+class ChunkHeader(NamedTuple):
+    """All fields of a chunk header, in the order of the format."""
+
+    magic: bytes
+    version: int
+    flags: int
+    header_bytes: int
+    payload_bytes: int
+    """Length of the Arrow message, without padding."""
+    record_count: int
+    stream_id: int
+    streamlet_id: int
+    schema_id: int
+    producer_id: int
+    producer_epoch: int
+    codec: int
+    sequence: int
+    """Per producer and streamlet, from 0, without gaps."""
+    created_us: int
+    """When the chunk's first record was accepted by the producer."""
+    min_timestamp_us: int
+    max_timestamp_us: int
+    payload_crc32c: int
+    header_crc32c: int
+    group_id: int
+    """0: not placed yet."""
+    segment_id: int
+    entry: int
+    first_record: int
+    """Ordinal of the chunk's first record within its entry."""
+    broker_epoch: int
+    reserved: int
+    placement_crc32c: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Length of the whole chunk: header, payload, padding."""
+        return HEADER_BYTES + padded(self.payload_bytes)
+
+    @property
+    def placed(self) -> bool:
+        """Whether a broker has appended the chunk."""
+        return self.group_id != 0
+
+
+class Placement(NamedTuple):
+    """Where the broker put a chunk."""
+
+    group_id: int
+    segment_id: int
+    entry: int
+    first_record: int
+    broker_epoch: int
+
+
+class EncodedChunk(NamedTuple):
+    """A chunk ready to be sent: its parts in order, for a scatter/gather write."""
+
+    header: bytes
+    payload: pa.Buffer
+    padding: bytes
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Length of all parts together."""
+        return HEADER_BYTES + int(self.payload.size) + len(self.padding)
+
+    def to_bytes(self) -> bytes:
+        """One contiguous copy."""
+        return b"".join((self.header, self.payload, self.padding))
+
+
+def padded(payload_bytes: int) -> int:
+    """`payload_bytes` rounded up to the alignment."""
+    return (payload_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
+
+
+def chunk_bytes_of(batch: pa.RecordBatch) -> int:
+    """Exact length of the chunk that `encode_chunk` makes of `batch` without compression."""
+    return HEADER_BYTES + padded(pa.ipc.get_record_batch_size(batch))
+
+
+def encode_payload(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> pa.Buffer:
+    """One Arrow IPC record-batch message; only its bodies are compressed."""
+    if codec is Codec.NONE:
+        return batch.serialize()
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=_ARROW_CODEC[codec])
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    # A stream is the schema's message, the batch's, and an 8-byte end mark; the schema is stored with the stream.
+    stream = sink.getvalue()
+    start = batch.schema.serialize().size
+    return stream.slice(start, stream.size - 8 - start)
+
+
+def encode_chunk(  # noqa: PLR0913 - the fields of a header, each named by the caller
+    payload: pa.Buffer,
+    *,
+    record_count: int,
+    stream_id: int,
+    streamlet_id: int,
+    schema_id: int,
+    producer_id: int,
+    producer_epoch: int,
+    sequence: int,
+    created_us: int,
+    min_timestamp_us: int,
+    max_timestamp_us: int,
+    codec: Codec = Codec.NONE,
+    typed: bool = False,
+) -> EncodedChunk:
+    """Frame `payload` (see `encode_payload`) as a chunk that is not placed yet.
+
+    Raises `InvalidArgument` when the payload is over `PAYLOAD_BYTES_MAX`.
+    """
+    payload_bytes = payload.size
+    if payload_bytes > PAYLOAD_BYTES_MAX:
+        raise InvalidArgument(
+            f"chunk payload of {payload_bytes} bytes is over the limit of {PAYLOAD_BYTES_MAX}",
+            payload_bytes=payload_bytes,
+            limit=PAYLOAD_BYTES_MAX,
+        )
+    padding = _PADDING[: padded(payload_bytes) - payload_bytes]
+    payload_crc = crc32c(payload)
+    if padding:
+        payload_crc = crc32c(padding, payload_crc)
+    flags = (Flags.COMPRESSED if codec else 0) | (Flags.TYPED if typed else 0)
+    covered = _PRODUCER.pack(
+        MAGIC, VERSION, flags, HEADER_BYTES, payload_bytes, record_count, stream_id, streamlet_id, schema_id,
+        producer_id, producer_epoch, codec, sequence, created_us, min_timestamp_us, max_timestamp_us, payload_crc,
+    )  # fmt: skip
+    return EncodedChunk(covered + _CRC.pack(crc32c(covered)) + _UNPLACED, payload, padding)
+
+
+def read_header(buffer: Any, offset: int = 0) -> ChunkHeader:
+    """The header at `offset`, without checking anything but that 128 bytes are there (else `CorruptChunk`)."""
+    try:
+        return ChunkHeader._make(_HEADER.unpack_from(buffer, offset))
+    except struct.error:
+        raise CorruptChunk(f"chunk header cut short at offset {offset}", offset=offset) from None
+
+
+def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
+    """The header at `offset`, with both of its checksums verified; raises `CorruptChunk`."""
+    header = read_header(buffer, offset)
+    view = memoryview(buffer)
+    if header.magic != MAGIC:
+        raise CorruptChunk(f"no chunk at offset {offset}: magic is {header.magic!r}", offset=offset)
+    if crc32c(view[offset : offset + _HEADER_CRC_AT]) != header.header_crc32c:
+        raise CorruptChunk(f"chunk header at offset {offset} does not match its checksum", offset=offset)
+    if header.version != VERSION or header.header_bytes != HEADER_BYTES:
+        raise CorruptChunk(
+            f"chunk at offset {offset} has format version {header.version}, this program knows {VERSION}",
+            offset=offset,
+            version=header.version,
+        )
+    placement = view[offset + _PLACEMENT_AT : offset + HEADER_BYTES]
+    if crc32c(placement[:-4]) != header.placement_crc32c and placement != _UNPLACED:
+        raise CorruptChunk(f"chunk placement at offset {offset} does not match its checksum", offset=offset)
+    return header
+
+
+def verify_chunk(buffer: Any, offset: int = 0) -> ChunkHeader:
+    """The header of the chunk at `offset`, with header and payload verified.
+
+    Raises `CorruptChunk`, naming the offset, for a wrong checksum, a cut chunk or an unknown version.
+    """
+    header = verify_header(buffer, offset)
+    verify_payload(buffer, offset, header)
+    return header
+
+
+def verify_payload(buffer: Any, offset: int, header: ChunkHeader) -> None:
+    """Check the payload of the chunk at `offset`, whose header was verified; raises `CorruptChunk`."""
+    payload = memoryview(buffer)[offset + HEADER_BYTES : offset + header.chunk_bytes]
+    if header.payload_bytes > PAYLOAD_BYTES_MAX or len(payload) != padded(header.payload_bytes):
+        raise CorruptChunk(
+            f"chunk at offset {offset} is cut short: {len(payload)} of {padded(header.payload_bytes)} payload bytes",
+            offset=offset,
+        )
+    if crc32c(payload) != header.payload_crc32c:
+        raise CorruptChunk(
+            f"chunk payload at offset {offset} does not match its checksum"
+            f" (stream {header.stream_id}, streamlet {header.streamlet_id}, sequence {header.sequence})",
+            offset=offset,
+            stream_id=header.stream_id,
+            streamlet_id=header.streamlet_id,
+            sequence=header.sequence,
+        )
+
+
+def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Iterator[tuple[ChunkHeader, int]]:
+    """Each chunk between `start` and `end` as (header, offset), from the headers alone.
+
+    Neither checksum is verified: for bytes that were verified on their way in. Raises `CorruptChunk` where the bytes
+    are no sequence of whole chunks.
+    """
+    end = len(memoryview(buffer)) if end is None else end
+    offset = start
+    while offset < end:
+        header = read_header(buffer, offset)
+        if header.magic != MAGIC or offset + header.chunk_bytes > end:
+            raise CorruptChunk(f"no whole chunk at offset {offset}", offset=offset)
+        yield header, offset
+        offset += header.chunk_bytes
+
+
+def place_chunk(buffer: Any, offset: int, placement: Placement) -> None:
+    """Write `placement` and its checksum into the header at `offset`; done once, by the broker that appends."""
+    covered = _PLACEMENT.pack(*placement, 0)
+    memoryview(buffer)[offset + _PLACEMENT_AT : offset + HEADER_BYTES] = covered + _CRC.pack(crc32c(covered))
+
+
+def decode_payload(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """The record batch in a chunk's payload, in place: its columns refer to `payload`'s memory.
+
+    Raises `CorruptChunk` when the bytes are no record batch of `schema`.
+    """
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        raise CorruptChunk(f"chunk payload is no Arrow record batch of the expected schema: {error}") from error

@@ -1,0 +1,282 @@
+"""The one tree of errors, for users, daemons and the wire.
+
+Every error names the thing it is about in ``attributes``, says in its message how to get out, and knows whether the
+same request may simply be sent again (``retriable``). Foreign errors (gRPC, LMDB, sockets) are turned into these at the
+boundary where they appear.
+
+What a caller may conclude about a write:
+
+* a subclass of `NotAccepted`: nothing was stored; it is safe to send the records again as new ones;
+* `Uncertain`: it may or may not be stored; only the same sequence number may be sent again (the producer does that).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+__all__ = [
+    "ArenaFull",
+    "BufferFull",
+    "ClosedError",
+    "CorruptChunk",
+    "DataLost",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidCursor",
+    "KeraError",
+    "NotAccepted",
+    "NotOwner",
+    "OutOfSequence",
+    "PathNotWritable",
+    "PortTaken",
+    "ProducerFenced",
+    "ProtocolError",
+    "RecordTooLarge",
+    "SchemaMismatch",
+    "SharedMemoryTooSmall",
+    "StaleEpoch",
+    "StartError",
+    "StreamExists",
+    "StreamletOutOfRange",
+    "Unavailable",
+    "Uncertain",
+    "UnknownGroup",
+    "UnknownStream",
+    "error_from_wire",
+    "error_to_attributes",
+    "invariant",
+]
+
+_REGISTRY: dict[str, type[KeraError]] = {}
+
+
+class KeraError(Exception):
+    """Root of all errors of KerA.
+
+    `attributes` holds what the error is about (stream, streamlet, limit, ...), as JSON-able values; each is also
+    readable as ``error.attributes["stream"]``.
+    """
+
+    code: ClassVar[str] = "kera"
+    retriable: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "code" in cls.__dict__:  # one without a code of its own travels as its base, and must not take its place
+            _REGISTRY[cls.code] = cls
+
+    # Positional only: an attribute may be called "message", and comes so from the wire.
+    def __init__(self, message: str, /, **attributes: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.attributes = attributes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.attributes))
+
+
+def _rebuild(cls: type[KeraError], message: str, attributes: dict[str, Any]) -> KeraError:
+    return cls(message, **attributes)
+
+
+_REGISTRY[KeraError.code] = KeraError
+
+
+class InternalError(KeraError):
+    """A defect of KerA itself. Report it with the daemon's log."""
+
+    code = "internal"
+
+
+class NotAccepted(KeraError):
+    """The request had no effect."""
+
+    code = "not_accepted"
+
+
+class InvalidArgument(NotAccepted):
+    """A parameter is out of its range or does not fit the others."""
+
+    code = "invalid_argument"
+
+
+class ProtocolError(NotAccepted):
+    """Bytes that are no message of KerA: another protocol, another version, or over the size limit."""
+
+    code = "protocol"
+
+
+class UnknownStream(NotAccepted):
+    """No stream has this name or id."""
+
+    code = "unknown_stream"
+
+
+class StreamExists(NotAccepted):
+    """A stream with this name exists already."""
+
+    code = "stream_exists"
+
+
+class StreamletOutOfRange(NotAccepted):
+    """The stream has fewer streamlets than that."""
+
+    code = "streamlet_out_of_range"
+
+
+class UnknownGroup(NotAccepted):
+    """The streamlet has no such group, or the group no such segment."""
+
+    code = "unknown_group"
+
+
+class NotOwner(NotAccepted):
+    """The streamlet is owned by another broker; ask the coordinator which."""
+
+    code = "not_owner"
+    retriable = True
+
+
+class StaleEpoch(NotAccepted):
+    """A newer launch has taken over; this process must step down."""
+
+    code = "stale_epoch"
+
+
+class CorruptChunk(NotAccepted):
+    """A chunk whose bytes do not agree with its checksums or its own header."""
+
+    code = "corrupt_chunk"
+
+
+class RecordTooLarge(NotAccepted):
+    """A record (or a chunk) is larger than the limit named in the message."""
+
+    code = "record_too_large"
+
+
+class SchemaMismatch(NotAccepted):
+    """Records do not have the schema of the stream."""
+
+    code = "schema_mismatch"
+
+
+class OutOfSequence(NotAccepted):
+    """A chunk came before its predecessors of the same producer and streamlet; send them in order."""
+
+    code = "out_of_sequence"
+    retriable = True
+
+
+class ProducerFenced(NotAccepted):
+    """A newer instance of the same producer has taken over."""
+
+    code = "producer_fenced"
+
+
+class ArenaFull(NotAccepted):
+    """All segments of the broker's memory are in use; it goes on when some are released."""
+
+    code = "arena_full"
+    retriable = True
+
+
+class BufferFull(NotAccepted):
+    """The producer's buffer is full; ``await producer.drain()`` before sending more."""
+
+    code = "buffer_full"
+    retriable = True
+
+
+class ClosedError(NotAccepted):
+    """The producer, consumer or channel has been closed."""
+
+    code = "closed"
+
+
+class Unavailable(NotAccepted):
+    """A daemon cannot be reached, and the request has not been sent."""
+
+    code = "unavailable"
+    retriable = True
+
+
+class Uncertain(KeraError):
+    """The connection broke or time ran out after the request was sent: it may or may not have been carried out."""
+
+    code = "uncertain"
+    retriable = True
+
+
+class InvalidCursor(NotAccepted):
+    """A cursor that points to no chunk boundary or beyond the durable head."""
+
+    code = "invalid_cursor"
+
+
+class DataLost(NotAccepted):
+    """What the cursor points to is gone; ``attributes`` has the exact gap: `lost_from` up to `available_from`."""
+
+    code = "data_lost"
+
+
+class StartError(KeraError):
+    """A daemon cannot start; the message says what to change."""
+
+    code = "start"
+
+
+class PortTaken(StartError):
+    """Another process listens on the address."""
+
+    code = "port_taken"
+
+
+class PathNotWritable(StartError):
+    """A directory cannot be created or written."""
+
+    code = "path_not_writable"
+
+
+class SharedMemoryTooSmall(StartError):
+    """The shared-memory file system has no room for the arena."""
+
+    code = "shared_memory_too_small"
+
+
+def error_to_attributes(error: KeraError) -> dict[str, str]:
+    """The attributes as they travel: JSON text per name. What JSON has no form for travels as its text."""
+    return {name: _to_json(value) for name, value in error.attributes.items()}
+
+
+def error_from_wire(code: str, message: str, attributes: dict[str, str]) -> KeraError:
+    """The error that `code` names.
+
+    An unknown code, of a newer peer, gives an `InternalError` that keeps the message, and the code as an attribute.
+    """
+    values = {name: _from_json(text) for name, text in attributes.items()}
+    known = _REGISTRY.get(code)
+    if known is None:
+        return InternalError(message, **{"code": code, **values})
+    return known(message, **values)
+
+
+def _to_json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, or a value that contains itself
+        return json.dumps(str(value))
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def invariant(condition: object, message: str, **attributes: Any) -> None:
+    """Raise `InternalError` unless `condition` holds. Unlike ``assert`` it survives ``python -O``."""
+    if not condition:
+        raise InternalError(f"invariant broken: {message}", **attributes)

@@ -1,0 +1,48 @@
+"""Typed identifiers and positions (thesis 6.1, 6.2.2).
+
+Ids are plain integers at run time; the types exist so that a type checker refuses a streamlet where a group is meant.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NewType
+
+StreamId = NewType("StreamId", int)
+"""64 bits, given by the coordinator, never reused: a stream deleted and created again has another one."""
+StreamletId = NewType("StreamletId", int)
+"""Partition of a stream, 0 … M-1."""
+GroupId = NewType("GroupId", int)
+"""From 1, grows by one within a streamlet (all entries share the sequence)."""
+SegmentId = NewType("SegmentId", int)
+"""Logical id within a group, 1 … P."""
+BrokerId = NewType("BrokerId", int)
+"""From 1, never reused."""
+ProducerId = NewType("ProducerId", int)
+"""From 1, given by the coordinator to each producer instance."""
+SchemaId = NewType("SchemaId", int)
+"""From 1 within a stream."""
+Epoch = NewType("Epoch", int)
+"""Fencing number: a lower one is refused everywhere."""
+
+
+class Position(NamedTuple):
+    """A place in one entry of a streamlet. Positions of one entry compare in log order."""
+
+    group_id: int
+    """0 stands for "the oldest group there is"; every real position is greater."""
+    segment_id: int
+    """Logical segment within the group, from 1."""
+    offset: int
+    """Bytes from the start of the segment; the start of a chunk or the end of the last one."""
+
+
+EARLIEST = Position(0, 0, 0)
+"""Where an entry starts, whatever retention has removed."""
+
+
+class EntryId(NamedTuple):
+    """One append lane: an entry of a streamlet of a stream."""
+
+    stream_id: int
+    streamlet_id: int
+    entry: int

@@ -1,0 +1,15 @@
+"""Remote calls: one set of methods and handlers, two transports.
+
+* ``method``: what a method, a call and a reply are; ``api``: the tables of KerA's methods.
+* ``wire``: errors as messages, and the bulk (de)serialisers.
+* ``frames`` / ``frame_server`` / ``frame_client``: length-prefixed frames over TCP and unix sockets, for the data plane
+  between KerA's own parts.
+* ``grpc_server`` / ``grpc_client``: the open interface.
+
+A handler does not know by which transport a call came; a caller does not know by which one it goes. What handlers
+decide is left to the daemons.
+"""
+
+from kera.core.rpc.method import Call, Channel, Handler, Method, Peer, Reply, Service
+
+__all__ = ["Call", "Channel", "Handler", "Method", "Peer", "Reply", "Service"]

@@ -1,0 +1,23 @@
+"""Addresses as text: ``host:port``, with an IPv6 host in brackets as in a URL."""
+
+from __future__ import annotations
+
+from kera.core.errors import InvalidArgument
+
+PORT_MAX = 65535
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `address`. Raises `InvalidArgument`."""
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not host or (":" in host and not bracketed) or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
+        raise InvalidArgument(f"{address!r} is no address of the form host:port", address=address)
+    return host, int(port)

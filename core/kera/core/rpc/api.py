@@ -1,0 +1,80 @@
+"""The tables of methods: what ``proto/kera/v1`` declares, with the numbers that frames use."""
+
+from __future__ import annotations
+
+from kera.core.rpc.method import Method
+from kera.v1 import broker_pb2 as broker
+from kera.v1 import coordinator_pb2 as coordinator
+
+BROKER = "kera.v1.Broker"
+COORDINATOR = "kera.v1.Coordinator"
+
+MULTI_WRITE_CHUNKS = Method(
+    BROKER, "MultiWriteChunks", 1, broker.MultiWriteChunksRequest, broker.MultiWriteChunksResponse, bulk=True
+)
+MULTI_READ_CHUNKS = Method(
+    BROKER, "MultiReadChunks", 2, broker.MultiReadChunksRequest, broker.MultiReadChunksResponse, bulk=True
+)
+GET_NEXT_GROUPS = Method(BROKER, "GetNextGroups", 3, broker.GetNextGroupsRequest, broker.GetNextGroupsResponse)
+GET_NEXT_SEGMENTS = Method(BROKER, "GetNextSegments", 4, broker.GetNextSegmentsRequest, broker.GetNextSegmentsResponse)
+GET_AVAILABLE_GROUPS = Method(
+    BROKER, "GetAvailableGroups", 5, broker.GetAvailableGroupsRequest, broker.GetAvailableGroupsResponse
+)
+GET_AVAILABLE_SEGMENTS = Method(
+    BROKER, "GetAvailableSegments", 6, broker.GetAvailableSegmentsRequest, broker.GetAvailableSegmentsResponse
+)
+DESCRIBE_STREAMLETS = Method(
+    BROKER, "DescribeStreamlets", 7, broker.DescribeStreamletsRequest, broker.DescribeStreamletsResponse
+)
+OPEN_STREAMLETS = Method(BROKER, "OpenStreamlets", 8, broker.OpenStreamletsRequest, broker.OpenStreamletsResponse)
+DROP_STREAM = Method(BROKER, "DropStream", 9, broker.DropStreamRequest, broker.DropStreamResponse)
+
+BROKER_METHODS = (
+    MULTI_WRITE_CHUNKS,
+    MULTI_READ_CHUNKS,
+    GET_NEXT_GROUPS,
+    GET_NEXT_SEGMENTS,
+    GET_AVAILABLE_GROUPS,
+    GET_AVAILABLE_SEGMENTS,
+    DESCRIBE_STREAMLETS,
+    OPEN_STREAMLETS,
+    DROP_STREAM,
+)
+
+CREATE_STREAM = Method(
+    COORDINATOR, "CreateStream", 101, coordinator.CreateStreamRequest, coordinator.CreateStreamResponse
+)
+GET_STREAM_ID = Method(COORDINATOR, "GetStreamId", 102, coordinator.GetStreamIdRequest, coordinator.GetStreamIdResponse)
+DESCRIBE_STREAM = Method(
+    COORDINATOR, "DescribeStream", 103, coordinator.DescribeStreamRequest, coordinator.DescribeStreamResponse
+)
+LIST_STREAMS = Method(COORDINATOR, "ListStreams", 104, coordinator.ListStreamsRequest, coordinator.ListStreamsResponse)
+DELETE_STREAM = Method(
+    COORDINATOR, "DeleteStream", 105, coordinator.DeleteStreamRequest, coordinator.DeleteStreamResponse
+)
+DESCRIBE_CLUSTER = Method(
+    COORDINATOR,
+    "DescribeCluster",
+    106,
+    coordinator.DescribeClusterRequest,
+    coordinator.DescribeClusterResponse,
+)
+INIT_PRODUCER = Method(
+    COORDINATOR, "InitProducer", 107, coordinator.InitProducerRequest, coordinator.InitProducerResponse
+)
+REGISTER_BROKER = Method(
+    COORDINATOR, "RegisterBroker", 108, coordinator.RegisterBrokerRequest, coordinator.RegisterBrokerResponse
+)
+HEARTBEAT = Method(COORDINATOR, "Heartbeat", 109, coordinator.HeartbeatRequest, coordinator.HeartbeatResponse)
+
+COORDINATOR_METHODS = (
+    CREATE_STREAM,
+    GET_STREAM_ID,
+    DESCRIBE_STREAM,
+    LIST_STREAMS,
+    DELETE_STREAM,
+    DESCRIBE_CLUSTER,
+    INIT_PRODUCER,
+    REGISTER_BROKER,
+    HEARTBEAT,
+)

@@ -1,0 +1,173 @@
+"""The calling end of a framed connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.rpc.address import split_address
+from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
+from kera.core.rpc.wire import error_from_message, parse
+from kera.v1 import common_pb2
+
+
+class FrameChannel(FrameProtocol):
+    """A connection over TCP or a unix socket; see `kera.core.rpc.Channel`.
+
+    The bulk of a reply is received into memory of its own, from Arrow's pool: aligned, not zeroed, and free again as
+    soon as nothing refers to it.
+    """
+
+    def __init__(self, transport_name: str, address: str, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+        super().__init__(bulk_bytes_max)
+        self._transport_name = transport_name
+        self._address = address
+        self._ids = itertools.count(1)
+        self._pending: dict[int, tuple[asyncio.Future[Any], Method[Any, Any], asyncio.TimerHandle]] = {}
+        self._closed = self._loop.create_future()
+        self._failure: ProtocolError | None = None
+
+    @classmethod
+    async def connect_tcp(cls, address: str, *, timeout_s: float, bulk_bytes_max: int = BULK_BYTES_MAX) -> FrameChannel:
+        """Connect to ``host:port``. Raises `Unavailable`, or `InvalidArgument` if the address is none."""
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+        connecting = loop.create_connection(lambda: cls("tcp", address, bulk_bytes_max), host, port)
+        return await cls._connected(connecting, address, timeout_s)
+
+    @classmethod
+    async def connect_unix(cls, path: str, *, timeout_s: float, bulk_bytes_max: int = BULK_BYTES_MAX) -> FrameChannel:
+        """Connect to the unix socket at `path`. Raises `Unavailable`."""
+        loop = asyncio.get_running_loop()
+        connecting = loop.create_unix_connection(lambda: cls("unix", path, bulk_bytes_max), path)
+        return await cls._connected(connecting, path, timeout_s)
+
+    @staticmethod
+    async def _connected(connecting: Any, address: str, timeout_s: float) -> FrameChannel:
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, channel = await connecting
+        except TimeoutError as error:
+            raise Unavailable(f"cannot connect to {address} within {timeout_s:g} s", address=address) from error
+        except OSError as error:
+            raise Unavailable(f"cannot connect to {address}: {error}", address=address) from error
+        return channel  # type: ignore[no-any-return]
+
+    @property
+    def transport(self) -> str:
+        """``unix`` or ``tcp``."""
+        return self._transport_name
+
+    @property
+    def closed(self) -> bool:
+        """See `Channel.closed`."""
+        return self._closed.done() or (self._transport is not None and self._transport.is_closing())
+
+    def submit(
+        self,
+        method: Method[RequestT, ResponseT],
+        message: RequestT,
+        bulk: Sequence[Any] = (),
+        *,
+        timeout_s: float,
+    ) -> asyncio.Future[Reply[ResponseT]]:
+        """See `Channel.submit`."""
+        future: asyncio.Future[Reply[ResponseT]] = self._loop.create_future()
+        if self.closed or self._transport is None:
+            future.set_exception(Unavailable(f"connection to {self._address} is closed", address=self._address))
+            return future
+        request_id = next(self._ids)
+        try:
+            pieces = encode_frame(Kind.REQUEST, method, request_id, message, bulk, self.bulk_bytes_max)
+        except KeraError as error:
+            future.set_exception(error)
+            return future
+        timer = self._loop.call_later(timeout_s, self._timed_out, request_id, timeout_s)
+        self._pending[request_id] = (future, method, timer)
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        else:
+            self._transport.writelines(pieces)
+        return future
+
+    async def close(self) -> None:
+        """See `Channel.close`."""
+        if self._transport is not None and not self._closed.done():
+            self._transport.abort()
+            await asyncio.shield(self._closed)
+
+    # -- protocol ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.BaseProtocol`."""
+        super().connection_made(transport)
+        sock: socket.socket = transport.get_extra_info("socket")
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BaseProtocol`."""
+        pending, self._pending = self._pending, {}
+        reason = self._failure or exc or "closed"
+        for future, _, timer in pending.values():
+            timer.cancel()
+            if not future.done():
+                future.set_exception(
+                    Uncertain(f"connection to {self._address} was lost: {reason}", address=self._address)
+                )
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def protocol_failed(self, error: ProtocolError) -> None:
+        """See `FrameProtocol`."""
+        self._failure = error
+
+    def allocate_bulk(self, bulk_bytes: int) -> memoryview:
+        """See `FrameProtocol`."""
+        return memoryview(pa.allocate_buffer(bulk_bytes)).cast("B")  # Arrow's own view is of signed bytes
+
+    def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
+        """See `FrameProtocol`."""
+        error: KeraError | None = None
+        if header.kind == Kind.ERROR:
+            error = error_from_message(parse(common_pb2.Error, head))
+            if header.request_id == NO_REQUEST:
+                raise ProtocolError(f"refused by the peer: {error}")
+        elif header.kind != Kind.REPLY:
+            raise ProtocolError(f"peer sent a frame of kind {header.kind} and no reply")
+        entry = self._pending.get(header.request_id)
+        if entry is None:
+            return  # its time was up
+        future, method, timer = entry
+        # What cannot be read ends the connection, and with it this request: so it is pending until it has been read.
+        message = parse(method.response, head) if error is None else None
+        del self._pending[header.request_id]
+        timer.cancel()
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+            return
+        if staged and bulk:
+            kept = self.allocate_bulk(len(bulk))
+            kept[:] = bulk
+            bulk = kept
+        future.set_result(Reply(message, (bulk,) if bulk else ()))
+
+    def _timed_out(self, request_id: int, timeout_s: float) -> None:
+        entry = self._pending.pop(request_id, None)
+        if entry is not None and not entry[0].done():
+            entry[0].set_exception(
+                Uncertain(
+                    f"no answer from {self._address} to {entry[1].name} within {timeout_s:g} s",
+                    address=self._address,
+                )
+            )

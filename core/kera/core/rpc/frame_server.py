@@ -1,0 +1,259 @@
+"""Serves methods over frames on TCP and unix sockets.
+
+Back-pressure: a connection's requests are left where they are, on the network and in the staging buffer, while the peer
+does not take its replies (`SEND_BUFFER_BYTES_MAX`) or while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an
+answer; so a connection never holds more than that and one reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import stat
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kera.core.errors import PathNotWritable, PortTaken, ProtocolError
+from kera.core.rpc.address import join_address
+from kera.core.rpc.frames import (
+    NO_REQUEST,
+    FrameHeader,
+    FrameProtocol,
+    Kind,
+    encode_error,
+    encode_frame,
+)
+from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
+from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
+from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.wire import error_to_message, parse
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.frames")
+
+_ABORT_S = 1.0
+"""An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
+
+
+class FrameServer:
+    """Listens on any number of addresses for one service."""
+
+    def __init__(self, service: Service, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+        self._methods = {method.number: (method, handler) for method, handler in service.items()}
+        self._bulk_bytes_max = bulk_bytes_max
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[_ServerConnection] = set()
+        self._unix_paths: list[Path] = []
+
+    async def listen_tcp(self, host: str, port: int) -> int:
+        """Serve on `host`:`port` (0: any free one); returns the port. Raises `PortTaken`."""
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(lambda: self._connection("tcp"), host, port)
+        except OSError as error:
+            raise PortTaken(
+                f"frames: cannot listen on {join_address(host, port)}: {_reason(error)}; choose another port",
+                host=host,
+                port=port,
+            ) from error
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def listen_unix(self, path: Path) -> None:
+        """Serve on a unix socket at `path`, which is removed at close.
+
+        A socket that nobody serves any more is replaced. Raises `PortTaken` if somebody does, and `PathNotWritable`.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            sock = _bind_unix(path)
+            server = await loop.create_unix_server(lambda: self._connection("unix"), sock=sock)
+        except OSError as error:
+            raise PathNotWritable(f"cannot listen on unix socket {path}: {_reason(error)}", path=str(path)) from error
+        self._servers.append(server)
+        self._unix_paths.append(path)
+
+    async def close(self, grace_s: float = 0.5) -> None:
+        """Stop listening and close all connections; replies that are under way get `grace_s` to leave."""
+        for server in self._servers:
+            server.close()
+        for path in self._unix_paths:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        connections = list(self._connections)
+        if not connections:
+            return
+        lost = [connection.lost for connection in connections]
+        for connection in connections:
+            connection.close()
+        await asyncio.wait(lost, timeout=grace_s)
+        for connection in connections:
+            connection.abort()
+        await asyncio.wait(lost, timeout=_ABORT_S)
+
+    def _connection(self, transport: str) -> _ServerConnection:
+        return _ServerConnection(self._methods, transport, self._connections, self._bulk_bytes_max)
+
+
+class _ServerConnection(FrameProtocol):
+    """One client. Handlers run inline, in the order of their requests; replies may be deferred."""
+
+    def __init__(
+        self,
+        methods: dict[int, tuple[Method[Any, Any], Handler]],
+        transport: str,
+        connections: set[_ServerConnection],
+        bulk_bytes_max: int,
+    ) -> None:
+        super().__init__(bulk_bytes_max)
+        self._methods = methods
+        self._connections = connections
+        self._peer = Peer(transport, "")
+        self._waiting: set[asyncio.Future[Reply[Any]]] = set()
+        self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
+        self._paused_by_peer = False
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+
+    def close(self) -> None:
+        """Take no further request, and go when the replies have left."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES_MAX)
+        self._connections.add(self)
+        sock: socket.socket = transport.get_extra_info("socket")
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._peer.address = _address(transport.get_extra_info("peername"))
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self.lost.set_result(None)
+        for future in self._waiting:
+            future.cancel()
+        self._peer.closed()
+
+    def pause_writing(self) -> None:
+        self._paused_by_peer = True
+        self.hold_frames()
+
+    def resume_writing(self) -> None:
+        self._paused_by_peer = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not (self._paused_by_peer or len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX):
+            self.release_frames()
+
+    def allocate_bulk(self, bulk_bytes: int) -> memoryview:
+        if len(self._receive) < bulk_bytes:
+            self._receive = memoryview(bytearray(bulk_bytes))
+        return self._receive[:bulk_bytes]
+
+    def protocol_failed(self, error: ProtocolError) -> None:
+        log.warning("connection refused", peer=self._peer.address, transport=self._peer.transport, error=str(error))
+        self._write([encode_error(0, NO_REQUEST, error_to_message(error))])
+
+    def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
+        del staged  # either way the memory is this connection's, and used again after the handler returns
+        if header.kind != Kind.REQUEST:
+            raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
+        known = self._methods.get(header.method)
+        if known is None:
+            error = ProtocolError(f"unknown method {header.method}; is the peer newer?", method=header.method)
+            self._send_error(header, None, error)
+            return
+        method, handler = known
+        try:
+            result = run_handler(handler, Call(parse(method.request, head), bulk, self._peer))
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
+            self._send_error(header, method, error)
+            return
+        if isinstance(result, Reply):
+            self._send(header, method, result)
+            return
+        self._waiting.add(result)
+        result.add_done_callback(partial(self._finished, header, method))
+        if len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX:
+            self.hold_frames()
+
+    def _finished(self, header: FrameHeader, method: Method[Any, Any], future: asyncio.Future[Reply[Any]]) -> None:
+        self._waiting.discard(future)
+        try:
+            reply = deferred_reply(future)
+        except Exception as error:  # noqa: BLE001 - as above
+            if self._open:
+                self._send_error(header, method, error)
+        else:
+            self._send(header, method, reply)
+        self._go_on()
+
+    def _send(self, header: FrameHeader, method: Method[Any, Any], reply: Reply[Any]) -> None:
+        try:
+            pieces = encode_frame(Kind.REPLY, method, header.request_id, reply.message, reply.bulk, self.bulk_bytes_max)
+        except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
+            self._send_error(header, method, error)
+            return
+        self._write(pieces)
+
+    def _send_error(self, header: FrameHeader, method: Method[Any, Any] | None, error: BaseException) -> None:
+        self._write([encode_error(header.method, header.request_id, error_reply(error, method))])
+
+    @property
+    def _open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _write(self, pieces: list[Any]) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if len(pieces) == 1:
+            transport.write(pieces[0])
+        else:
+            transport.writelines(pieces)
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    """A socket at `path` for this user alone: whoever may connect may read what is in shared memory."""
+    _remove_dead_socket(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        path.chmod(0o600)  # nobody could connect before: it does not listen yet
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_dead_socket(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise PathNotWritable(f"cannot listen on unix socket {path}: there is a file of another kind", path=str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        if probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
+            raise PortTaken(f"frames: another process listens on unix socket {path}", path=str(path))
+    path.unlink(missing_ok=True)
+
+
+def _reason(error: OSError) -> str:
+    """Why, without what asyncio says around it."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+
+
+def _address(peername: Any) -> str:
+    return join_address(peername[0], peername[1]) if isinstance(peername, tuple) else str(peername or "")

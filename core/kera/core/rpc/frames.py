@@ -1,0 +1,235 @@
+"""Frames: the layout, and the assembling of frames from a byte stream.
+
+    0       2   3     4         8                 16           20           24           28
+    ┌───────┬───┬─────┬─────────┬─────────────────┬────────────┬────────────┬────────────┬──────────────┐
+    │ "KF"  │ v │kind │ method  │ request id      │ head_bytes │ bulk_bytes │ reserved   │ crc32c 0..27 │
+    └───────┴───┴─────┴─────────┴─────────────────┴────────────┴────────────┴────────────┴──────────────┘
+    then `head_bytes` of protobuf message, then `bulk_bytes` of chunks
+
+Receiving reads into a small staging buffer; a frame that is whole in it is handled in place. Of a larger one, the part
+of the bulk that has not arrived yet is received straight into the buffer where it is used.
+
+Limits: a head is at most `HEAD_BYTES_MAX`, a bulk at most what the endpoint was configured with. A frame over a limit,
+or bytes that are no frame, end the connection with a `ProtocolError`: after them nothing can be trusted. A server says
+why before it closes, with an error frame for request 0, which no request has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from crc32c import crc32c
+from google.protobuf.message import Message
+
+from kera.core.errors import ProtocolError, invariant
+from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX, check_size
+from kera.core.rpc.method import Method
+from kera.v1 import common_pb2
+
+VERSION = 1
+HEADER_BYTES = 32
+STAGING_BYTES = 64 << 10
+"""Several small requests come with one system call; of a large one no more than this is copied once more."""
+NO_REQUEST = 0
+"""Id in an error frame that is about the connection."""
+
+_MAGIC = b"KF"
+_HEADER = struct.Struct("<2sBBIQIII")
+_CRC = struct.Struct("<I")
+invariant(_HEADER.size + _CRC.size == HEADER_BYTES, "a frame header is 32 bytes")
+invariant(HEADER_BYTES < STAGING_BYTES, "a header must fit into the staging buffer")
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+    """Head: a ``kera.v1.Error``."""
+
+
+class FrameHeader(NamedTuple):
+    """A frame's header, checked."""
+
+    kind: int
+    method: int
+    request_id: int
+    head_bytes: int
+    bulk_bytes: int
+
+
+def encode_frame(
+    kind: Kind, method: Method[Any, Any], request_id: int, message: Message, bulk: Sequence[Any], bulk_bytes_max: int
+) -> list[Any]:
+    """A frame as pieces for a scatter/gather write: header and head joined, then the bulk as it was given.
+
+    The pieces keep the very objects in `bulk` alive. A transport would not: it makes a view of its own of each
+    `memoryview`, which keeps the memory but lets go of the view that a finalizer may be tied to.
+
+    Raises `RecordTooLarge` over the limits.
+    """
+    head = message.SerializeToString()
+    pieces: list[Any] = [pa.py_buffer(piece) for piece in bulk]
+    bulk_bytes = sum([piece.size for piece in pieces])
+    check_size(method, len(head), bulk_bytes, bulk_bytes_max)
+    return [_encode_header(kind, method.number, request_id, len(head), bulk_bytes) + head, *pieces]
+
+
+def encode_error(method: int, request_id: int, error: common_pb2.Error) -> bytes:
+    """An error frame."""
+    head = error.SerializeToString()
+    return _encode_header(Kind.ERROR, method, request_id, len(head), 0) + head
+
+
+def _encode_header(kind: Kind, method: int, request_id: int, head_bytes: int, bulk_bytes: int) -> bytes:
+    header = _HEADER.pack(_MAGIC, VERSION, kind, method, request_id, head_bytes, bulk_bytes, 0)
+    return header + _CRC.pack(crc32c(header))
+
+
+def decode_header(view: memoryview, at: int, bulk_bytes_max: int) -> FrameHeader:
+    """The header at `at`; raises `ProtocolError` when it is none, or announces more than the limits."""
+    magic, version, kind, method, request_id, head_bytes, bulk_bytes, _ = _HEADER.unpack_from(view, at)
+    if magic != _MAGIC:
+        raise ProtocolError("peer does not speak KerA frames (is this the gRPC port?)")
+    if version != VERSION:
+        raise ProtocolError(f"peer speaks frames of version {version}, this program {VERSION}", version=version)
+    if crc32c(view[at : at + _HEADER.size]) != _CRC.unpack_from(view, at + _HEADER.size)[0]:
+        raise ProtocolError("frame header does not match its checksum")
+    if head_bytes > HEAD_BYTES_MAX or bulk_bytes > bulk_bytes_max:
+        raise ProtocolError(
+            f"frame of {head_bytes} + {bulk_bytes} bytes is over the limits of {HEAD_BYTES_MAX} + {bulk_bytes_max}",
+            frame_bytes=head_bytes + bulk_bytes,
+            limit=bulk_bytes_max,
+        )
+    return FrameHeader(kind, method, request_id, head_bytes, bulk_bytes)
+
+
+class FrameProtocol(asyncio.BufferedProtocol):
+    """Assembles frames; a subclass says where bulk goes and what a frame means."""
+
+    def __init__(self, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+        self.bulk_bytes_max = bulk_bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._held = False
+        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._filled = 0  # bytes of the staging buffer that hold data
+        # While a large bulk is being received:
+        self._header: FrameHeader | None = None
+        self._head = b""
+        self._bulk = memoryview(b"")
+        self._bulk_filled = 0
+
+    # -- what a subclass provides ------------------------------------------------------------------------------
+
+    def allocate_bulk(self, bulk_bytes: int) -> memoryview:
+        """Writable memory for a bulk that arrives in several pieces."""
+        raise NotImplementedError  # abstract: both ends have their own memory
+
+    def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
+        """A whole frame. With `staged`, `head` and `bulk` are valid only during this call.
+
+        A `ProtocolError` that it raises ends the connection.
+        """
+        raise NotImplementedError  # abstract
+
+    def protocol_failed(self, error: ProtocolError) -> None:
+        """The peer sent what is no frame; the connection is closed after this call."""
+
+    # -- what a subclass may do --------------------------------------------------------------------------------
+
+    def hold_frames(self) -> None:
+        """Take no further frame, neither from the network nor of those that are staged; may be repeated."""
+        self._held = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def release_frames(self) -> None:
+        """End what `hold_frames` began; may be repeated."""
+        if self._held:
+            self._held = False
+            self._loop.call_soon(self._take_held)  # not here: a frame may be being handled right now
+
+    def _take_held(self) -> None:
+        self._take(self._consume_staging)
+        if not self._held and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # -- asyncio -----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._transport = transport  # type: ignore[assignment]
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        """See `asyncio.BufferedProtocol`."""
+        if self._header is not None:
+            return self._bulk[self._bulk_filled :]
+        return self._staging[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See `asyncio.BufferedProtocol`."""
+        if self._header is None:
+            self._filled += nbytes
+            self._take(self._consume_staging)
+            return
+        self._bulk_filled += nbytes
+        if self._bulk_filled == len(self._bulk):
+            self._take(self._finish_bulk)
+
+    def _take(self, consume: Callable[[], None]) -> None:
+        """Handle what has arrived, and end the connection if it cannot be trusted."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        try:
+            consume()
+        except ProtocolError as error:
+            self._held = True
+            self.protocol_failed(error)
+            transport.abort()
+
+    def _finish_bulk(self) -> None:
+        header, head, bulk = self._header, self._head, self._bulk
+        self._header, self._bulk = None, memoryview(b"")
+        if header is not None:
+            self.frame_received(header, head, bulk, staged=False)
+
+    def _consume_staging(self) -> None:
+        staging, at, filled = self._staging, 0, self._filled
+        needed = 0
+        while filled - at >= HEADER_BYTES and not self._held:
+            header = decode_header(staging, at, self.bulk_bytes_max)
+            bulk_at = at + HEADER_BYTES + header.head_bytes
+            if filled < bulk_at:
+                needed = bulk_at - at
+                break
+            head = staging[at + HEADER_BYTES : bulk_at]
+            end = bulk_at + header.bulk_bytes
+            if filled < end:
+                self._begin_bulk(header, bytes(head), staging[bulk_at:filled])
+                at = filled
+                break
+            self.frame_received(header, head, staging[bulk_at:end], staged=True)
+            at = end
+        rest = filled - at
+        if needed > len(staging):
+            grown = memoryview(bytearray(needed))
+            grown[:rest] = staging[at:filled]
+            self._staging = grown
+        elif at and rest:
+            staging[:rest] = staging[at:filled]
+        self._filled = rest
+
+    def _begin_bulk(self, header: FrameHeader, head: bytes, arrived: memoryview) -> None:
+        self._bulk = self.allocate_bulk(header.bulk_bytes)
+        self._bulk[: len(arrived)] = arrived
+        self._bulk_filled = len(arrived)
+        self._head = head
+        self._header = header

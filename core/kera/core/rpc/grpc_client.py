@@ -1,0 +1,231 @@
+"""The calling end of a gRPC connection; gRPC's errors end here and become KerA's."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
+from kera.core.rpc.limits import BULK_BYTES_MAX, check_size
+from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
+from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
+from kera.v1 import common_pb2
+
+_NOT_SENT = ("failed to connect to all addresses", "DNS resolution failed", "empty address list")
+"""How gRPC's texts begin when there was no connection to send anything on. Its status code does not tell."""
+
+
+class GrpcChannel:
+    """A connection over gRPC; see `kera.core.rpc.Channel`. gRPC connects, and reconnects, by itself."""
+
+    transport = "grpc"
+
+    def __init__(self, address: str, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+        self._address = address
+        self._bulk_bytes_max = bulk_bytes_max
+        self._channel = grpc.aio.insecure_channel(address, options=client_options(bulk_bytes_max))
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[int, _BulkStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """See `Channel.closed`."""
+        return self._closed
+
+    def submit(
+        self,
+        method: Method[RequestT, ResponseT],
+        message: RequestT,
+        bulk: Sequence[Any] = (),
+        *,
+        timeout_s: float,
+    ) -> asyncio.Future[Reply[ResponseT]]:
+        """See `Channel.submit`."""
+        future: asyncio.Future[Reply[ResponseT]] = self._loop.create_future()
+        try:
+            if self._closed:
+                raise Unavailable(f"connection to {self._address} is closed", address=self._address)
+            pieces = [memoryview(piece).cast("B") for piece in bulk]
+            check_size(method, message.ByteSize(), sum(len(piece) for piece in pieces), self._bulk_bytes_max)
+        except KeraError as error:
+            future.set_exception(error)
+            return future
+        if method.bulk:
+            self._stream(method).submit(message, pieces, future, timeout_s)
+        else:
+            self._start(self._unary(method, message.SerializeToString(), future, timeout_s))
+        return future
+
+    async def close(self) -> None:
+        """See `Channel.close`."""
+        self._closed = True
+        for stream in self._streams.values():
+            stream.cancel()
+        await self._channel.close(grace=None)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _stream(self, method: Method[Any, Any]) -> _BulkStream:
+        stream = self._streams.get(method.number)
+        if stream is None or stream.done:
+            stream = self._streams[method.number] = _BulkStream(self._channel, self._address, method)
+            self._start(stream.read())
+            self._start(stream.write())
+        return stream
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _unary(
+        self,
+        method: Method[Any, ResponseT],
+        data: bytes,
+        future: asyncio.Future[Reply[ResponseT]],
+        timeout_s: float,
+    ) -> None:
+        try:
+            call: Any = self._channel.unary_unary(method.path)  # bytes to bytes, which its types do not know
+            response = await call(data, timeout=timeout_s)
+            message = parse(method.response, response)
+        except grpc.aio.AioRpcError as error:
+            _fail(future, _translate(error, self._address, method.name, timeout_s))
+        except ProtocolError as error:
+            _fail(future, Uncertain(f"{self._address} answered what is no answer: {error}", address=self._address))
+        except asyncio.CancelledError:
+            _fail(future, _lost(self._address, "closed"))
+            raise
+        except Exception as error:  # noqa: BLE001 - nobody may wait for ever
+            _fail(future, InternalError(f"{method.name} at {self._address}: {error!r}", address=self._address))
+        else:
+            if not future.done():
+                future.set_result(Reply(message))
+
+
+class _BulkStream:
+    """One bidirectional stream: requests go out in order, responses find theirs by request id."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str, method: Method[Any, Any]) -> None:
+        self._address = address
+        self._method = method
+        self._ids = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[int, tuple[asyncio.Future[Any], asyncio.TimerHandle]] = {}
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # bounded by the callers' requests in flight
+        self._call: Any = channel.stream_stream(method.path)()
+        self.done = False
+        """Nothing can be submitted any more."""
+
+    def submit(self, message: Any, pieces: list[memoryview], future: asyncio.Future[Any], timeout_s: float) -> None:
+        request_id = next(self._ids)
+        message.request_id = request_id
+        timer = self._loop.call_later(timeout_s, self._timed_out, request_id, timeout_s)
+        self._pending[request_id] = (future, timer)
+        self._outgoing.put_nowait(serialize_with_bulk(message, pieces))
+
+    def cancel(self) -> None:
+        self._call.cancel()
+        self._end(_lost(self._address, "closed"))
+
+    async def write(self) -> None:
+        """Send what is submitted, until the stream ends."""
+        try:
+            while (data := await self._outgoing.get()) is not None:
+                await self._call.write(data)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            self.done = True  # the reading side learns why
+            if _being_cancelled():
+                raise
+
+    async def read(self) -> None:
+        """Answer what is pending, until the stream ends."""
+        error: KeraError = _lost(self._address, "it ended the stream")
+        try:
+            async for data in self._call:
+                self._resolve(*parse_with_bulk(self._method.response, data))
+        except grpc.aio.AioRpcError as rpc_error:
+            translated = _translate(rpc_error, self._address, self._method.name)
+            if isinstance(translated, Unavailable) or rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                error = translated  # nothing was sent, or nothing of it was read
+            else:
+                error = _lost(self._address, translated.message)
+        except ProtocolError as protocol_error:
+            self._call.cancel()
+            error = _lost(self._address, protocol_error.message)
+        except asyncio.CancelledError:
+            error = _lost(self._address, "closed")
+            if _being_cancelled():
+                raise
+        finally:
+            self._end(error)
+
+    def _end(self, error: KeraError) -> None:
+        self.done = True
+        self._outgoing.put_nowait(None)
+        pending, self._pending = self._pending, {}
+        for future, timer in pending.values():
+            timer.cancel()
+            _fail(future, error)
+
+    def _resolve(self, message: Any, bulk: memoryview) -> None:
+        future, timer = self._pending.pop(message.request_id, (None, None))
+        if future is None or timer is None:
+            return  # its time was up
+        timer.cancel()
+        if future.done():
+            return
+        if message.HasField("error"):
+            future.set_exception(error_from_message(message.error))
+        else:
+            future.set_result(Reply(message, (bulk,) if bulk else ()))
+
+    def _timed_out(self, request_id: int, timeout_s: float) -> None:
+        future, _ = self._pending.pop(request_id, (None, None))
+        if future is not None:
+            _fail(future, _no_answer(self._address, self._method.name, timeout_s))
+
+
+def _fail(future: asyncio.Future[Any], error: KeraError) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _being_cancelled() -> bool:
+    """Whether it is this task that is cancelled; gRPC raises the same for a call that is."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _lost(address: str, reason: str) -> Uncertain:
+    return Uncertain(f"connection to {address} was lost: {reason}", address=address)
+
+
+def _no_answer(address: str, method: str, timeout_s: float) -> Uncertain:
+    return Uncertain(f"no answer from {address} to {method} within {timeout_s:g} s", address=address)
+
+
+def _translate(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s: float = 0) -> KeraError:
+    """KerA's error for gRPC's: the daemon's own if it sent one, else what the status allows to conclude."""
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_METADATA:
+            return error_from_message(parse(common_pb2.Error, value))
+    details = error.details() or error.code().name
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE if details.startswith(_NOT_SENT):
+            return Unavailable(f"cannot connect to {address}: {details}", address=address)
+        case grpc.StatusCode.DEADLINE_EXCEEDED if timeout_s:
+            return _no_answer(address, method, timeout_s)
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return ProtocolError(f"unknown method {method}; is the peer older?", address=address)
+        case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:
+            return InternalError(f"{method} at {address}: {details}", address=address)
+        case _:  # it was cut off on its way, at either end
+            return _lost(address, details)

@@ -1,0 +1,237 @@
+"""Serves methods over gRPC, the open interface: any language's client works, from ``proto/kera/v1``.
+
+Unary methods are unary; bulk methods are long-lived bidirectional streams whose responses carry the ``request_id`` of
+their request. Health and reflection services come along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kera.core.errors import InternalError, PortTaken, ProtocolError
+from kera.core.rpc.address import join_address
+from kera.core.rpc.grpc_options import ERROR_METADATA, server_options
+from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
+from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX, check_size
+from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.wire import parse, parse_with_bulk, serialize_with_bulk
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2
+
+log = get_logger("kera.grpc")
+
+_NO_BULK = memoryview(b"")
+_STATUS_TEXT_CHARS_MAX = 256
+"""The status text repeats the error's for clients that do not read our metadata, and shares its room with it."""
+
+_STATUS = {
+    "unknown_stream": grpc.StatusCode.NOT_FOUND,
+    "unknown_group": grpc.StatusCode.NOT_FOUND,
+    "stream_exists": grpc.StatusCode.ALREADY_EXISTS,
+    "invalid_argument": grpc.StatusCode.INVALID_ARGUMENT,
+    "streamlet_out_of_range": grpc.StatusCode.OUT_OF_RANGE,
+    "not_owner": grpc.StatusCode.FAILED_PRECONDITION,
+    "stale_epoch": grpc.StatusCode.FAILED_PRECONDITION,
+    "arena_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "unavailable": grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class GrpcServer:
+    """One gRPC server for any number of services."""
+
+    def __init__(self, services: Sequence[Service], *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+        self._server = grpc.aio.server(options=server_options(bulk_bytes_max))
+        names = []
+        for service in services:
+            by_name: dict[str, dict[str, Any]] = {}
+            for method, handler in service.items():
+                by_name.setdefault(method.service, {})[method.name] = _rpc_handler(method, handler, bulk_bytes_max)
+            for name, handlers in by_name.items():
+                self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+                names.append(name)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names.append(health.SERVICE_NAME)
+        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
+        self._names = names
+
+    async def listen(self, host: str, port: int) -> int:
+        """Serve on `host`:`port` (0: any free one); returns the port. Raises `PortTaken`."""
+        try:
+            bound = self._server.add_insecure_port(join_address(host, port))
+        except RuntimeError as error:
+            raise PortTaken(
+                f"gRPC: cannot listen on {join_address(host, port)}: the address is in use or not ours;"
+                " choose another port",
+                host=host,
+                port=port,
+            ) from error
+        await self._server.start()
+        for name in self._names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return int(bound)
+
+    async def close(self, grace_s: float = 0.5) -> None:
+        """Stop accepting, give calls in progress `grace_s` seconds, then end them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+def _rpc_handler(method: Method[Any, Any], handler: Handler, bulk_bytes_max: int) -> Any:
+    """Messages stay bytes up to our own code, which says what is wrong with them; gRPC would only log it."""
+    if method.bulk:
+
+        async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
+            await _Stream(method, handler, context, bulk_bytes_max).serve(requests)
+
+        return grpc.stream_stream_rpc_method_handler(serve_stream)
+
+    async def serve_call(data: bytes, context: Any) -> bytes:
+        peer = Peer("grpc", context.peer())
+        try:
+            result = run_handler(handler, Call(parse(method.request, data), _NO_BULK, peer))
+            reply = result if isinstance(result, Reply) else await _deferred(result)
+            return _encode(method, reply, bulk_bytes_max)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
+            return await _abort(context, error_reply(error, method))
+        finally:
+            peer.closed()
+
+    return grpc.unary_unary_rpc_method_handler(serve_call)
+
+
+async def _deferred(future: asyncio.Future[Reply[Any]]) -> Reply[Any]:
+    """Wait for the reply; if the caller gives up, so does the handler."""
+    try:
+        await asyncio.wait((future,))
+    finally:
+        future.cancel()
+    return deferred_reply(future)
+
+
+async def _abort(context: Any, error: common_pb2.Error) -> NoReturn:
+    metadata = ((ERROR_METADATA, error.SerializeToString()),)
+    await context.abort(
+        _STATUS.get(error.code, grpc.StatusCode.UNKNOWN), error.message[:_STATUS_TEXT_CHARS_MAX], metadata
+    )
+    raise InternalError("gRPC went on after an abort")  # it raises; the type checker cannot know
+
+
+def _encode(method: Method[Any, Any], reply: Reply[Any], bulk_bytes_max: int) -> bytes:
+    pieces = [memoryview(piece).cast("B") for piece in reply.bulk]
+    check_size(method, reply.message.ByteSize(), sum(len(piece) for piece in pieces), bulk_bytes_max)
+    return serialize_with_bulk(reply.message, pieces)
+
+
+class _Stream:
+    """One bulk stream: the same order, limits and answers as a framed connection.
+
+    Handlers run in the order of their requests; replies are sent by one task, as gRPC takes one write at a time.
+    """
+
+    def __init__(self, method: Method[Any, Any], handler: Handler, context: Any, bulk_bytes_max: int) -> None:
+        self._method = method
+        self._handler = handler
+        self._context = context
+        self._bulk_bytes_max = bulk_bytes_max
+        self._peer = Peer("grpc", context.peer())
+        self._waiting: set[asyncio.Future[Reply[Any]]] = set()
+        self._replies: asyncio.Queue[bytes] = asyncio.Queue()  # bounded by `_full`
+        self._unsent = 0  # replies that gRPC has not taken yet, and their bytes
+        self._unsent_bytes = 0
+        self._changed = asyncio.Event()  # `_waiting` or `_unsent` is smaller than it was
+        self._done = False
+
+    async def serve(self, requests: AsyncIterator[bytes]) -> None:
+        """Answer `requests` until the client ends the stream or is gone."""
+        sending = asyncio.ensure_future(self._send())
+        try:
+            async for data in requests:
+                try:
+                    message, bulk = parse_with_bulk(self._method.request, data)
+                except ProtocolError as error:  # whose request it was cannot be told, so the stream ends
+                    await _abort(self._context, error_reply(error, self._method))
+                self._handle(message, bulk)
+                await self._until(lambda: not self._full)
+            await self._until(lambda: not self._waiting and not self._unsent)
+        finally:
+            self._done = True
+            sending.cancel()
+            for future in self._waiting:
+                future.cancel()
+            self._peer.closed()
+
+    def _handle(self, message: Any, bulk: memoryview) -> None:
+        request_id = message.request_id
+        try:
+            result = run_handler(self._handler, Call(message, bulk, self._peer))
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
+            self._answer_error(request_id, error)
+            return
+        if isinstance(result, Reply):
+            self._answer(request_id, result)
+            return
+        self._waiting.add(result)
+        result.add_done_callback(partial(self._finished, request_id))
+
+    def _finished(self, request_id: int, future: asyncio.Future[Reply[Any]]) -> None:
+        self._waiting.discard(future)
+        self._changed.set()
+        try:
+            reply = deferred_reply(future)
+        except Exception as error:  # noqa: BLE001 - as above
+            if not self._done:
+                self._answer_error(request_id, error)
+        else:
+            self._answer(request_id, reply)
+
+    def _answer(self, request_id: int, reply: Reply[Any]) -> None:
+        if self._done:
+            return
+        try:
+            reply.message.request_id = request_id
+            data = _encode(self._method, reply, self._bulk_bytes_max)
+        except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
+            self._answer_error(request_id, error)
+            return
+        self._enqueue(data)
+
+    def _answer_error(self, request_id: int, error: BaseException) -> None:
+        answer = self._method.response(request_id=request_id, error=error_reply(error, self._method))
+        self._enqueue(answer.SerializeToString())
+
+    def _enqueue(self, data: bytes) -> None:
+        self._unsent += 1
+        self._unsent_bytes += len(data)
+        self._replies.put_nowait(data)
+
+    async def _send(self) -> None:
+        try:
+            while True:
+                data = await self._replies.get()
+                await self._context.write(data)
+                self._unsent -= 1
+                self._unsent_bytes -= len(data)
+                self._changed.set()
+        except Exception as error:  # noqa: BLE001 - gRPC has no one name for it
+            log.debug("client is gone", method=self._method.name, error=repr(error))
+            self._done = True
+            self._changed.set()
+
+    @property
+    def _full(self) -> bool:
+        return len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX or self._unsent_bytes > SEND_BUFFER_BYTES_MAX
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not (condition() or self._done):
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,44 @@
+"""How a server runs a handler: the same on every transport.
+
+Whatever a handler does, its caller gets an answer: a defect (an exception that is not KerA's, or no reply at all) is
+answered as `InternalError` and logged with its trace here, where the cause is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kera.core.errors import InternalError, KeraError
+from kera.core.rpc.method import Call, Handler, Method, Reply
+from kera.core.rpc.wire import error_to_message
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2
+
+log = get_logger("kera.rpc")
+
+
+def run_handler(handler: Handler, call: Call[Any]) -> Reply[Any] | asyncio.Future[Reply[Any]]:
+    """The handler's reply, or a future for one. Raises what the handler raises."""
+    result = handler(call)
+    return result if isinstance(result, Reply) else asyncio.ensure_future(result)
+
+
+def deferred_reply(future: asyncio.Future[Reply[Any]]) -> Reply[Any]:
+    """The reply of a future that is done. Raises its error; one that was cancelled by the daemon is a defect."""
+    if future.cancelled():
+        raise InternalError("the request was given up by the daemon")
+    reply = future.result()
+    if not isinstance(reply, Reply):
+        raise InternalError(f"the handler returned {type(reply).__name__} and no reply")
+    return reply
+
+
+def error_reply(error: BaseException, method: Method[Any, Any] | None) -> common_pb2.Error:
+    """`error` as it is answered; logged if it is a defect."""
+    name = method.name if method is not None else None
+    if not isinstance(error, KeraError):
+        log.error("handler failed", method=name, exc_info=error)
+    elif isinstance(error, InternalError):
+        log.error("invariant broken", method=name, error=str(error), attributes=error.attributes, exc_info=error)
+    return error_to_message(error)

@@ -1,0 +1,39 @@
+"""Bounds that hold on every transport, so that a caller need not know by which one a call goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kera.core.errors import InternalError, RecordTooLarge, invariant
+from kera.core.rpc.method import Method
+
+HEAD_BYTES_MAX = 4 << 20
+"""Largest message, without its bulk."""
+BULK_BYTES_MAX = 32 << 20
+"""Default bound on the bulk of a message, both ways."""
+REQUESTS_IN_FLIGHT_MAX = 1024
+"""Requests of one connection (gRPC: of one stream) that may wait for an answer; then the server stops reading."""
+SEND_BUFFER_BYTES_MAX = 4 << 20
+"""Replies of one connection that its peer has not taken yet; then the server stops reading."""
+ERROR_TEXT_BYTES_MAX = 2048
+"""An error's message is cut to this, and its attributes are left out from where they pass it."""
+ERROR_METADATA_BYTES_MAX = 8192
+"""What gRPC implementations take, by default, as the metadata of a reply; that is where unary errors travel."""
+
+invariant(
+    2 * ERROR_TEXT_BYTES_MAX * 4 / 3 < ERROR_METADATA_BYTES_MAX * 3 / 4,
+    "an error must fit into metadata in base64, and leave room for the status text",
+)
+
+
+def check_size(method: Method[Any, Any], head_bytes: int, bulk_bytes: int, bulk_bytes_max: int) -> None:
+    """Refuse to send what the other end would refuse to receive: raises `RecordTooLarge`."""
+    if head_bytes > HEAD_BYTES_MAX or bulk_bytes > bulk_bytes_max:
+        raise RecordTooLarge(
+            f"{method.name}: message of {head_bytes} + {bulk_bytes} bytes is over the limits of"
+            f" {HEAD_BYTES_MAX} + {bulk_bytes_max}",
+            message_bytes=head_bytes + bulk_bytes,
+            limit=HEAD_BYTES_MAX if head_bytes > HEAD_BYTES_MAX else bulk_bytes_max,
+        )
+    if bulk_bytes and not method.bulk:
+        raise InternalError(f"{method.name} has no bulk field", bulk_bytes=bulk_bytes)

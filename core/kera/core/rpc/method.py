@@ -1,0 +1,139 @@
+"""Methods, calls and replies: what the transports carry and the handlers see.
+
+The bulk of a call is memory beside the message. Its lifetime is the point to know:
+
+* A **handler** may read ``call.bulk`` until it returns; when it returns an awaitable, the bytes must have been consumed
+  before that. So the transport can reuse one receive buffer, and the bytes are copied once, to where they stay. The
+  awaitable is cancelled when the connection is gone.
+* The bulk of a **reply that a caller gets** belongs to the caller, for as long as it holds it.
+* Bulk that is **given to be sent** must not change until the transport has let go of it; it holds references to the
+  very objects it was given, so memory that is to be reused can be tied to a `weakref.finalize` of a memoryview among
+  them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+ResponseT_co = TypeVar("ResponseT_co", bound=Message, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[RequestT, ResponseT]):
+    """One remote operation. Methods with a bulk field are bidirectional streams in gRPC, the others unary."""
+
+    service: str
+    """Full protobuf name: ``kera.v1.Broker``."""
+    name: str
+    number: int
+    """Identifies the method in a frame; never reused."""
+    request: type[RequestT]
+    response: type[ResponseT]
+    bulk: bool = False
+    """Requests or responses have a last field ``chunks`` of type bytes, which travels beside the message."""
+
+    @property
+    def path(self) -> str:
+        """GRPC's name of the method."""
+        return f"/{self.service}/{self.name}"
+
+
+@dataclass(slots=True)
+class Peer:
+    """The other end of a connection, as a handler sees it.
+
+    In gRPC, where connections are none of the handlers' business, it is the other end of one stream, or of one unary
+    call.
+    """
+
+    transport: str
+    """``unix``, ``tcp`` or ``grpc``."""
+    address: str
+    on_close: list[Callable[[], None]] = field(default_factory=list)
+    """Called once, when the connection is gone."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """What handlers keep per connection."""
+
+    def closed(self) -> None:
+        """Run the callbacks, each of them even if another fails."""
+        callbacks, self.on_close = self.on_close, []
+        with contextlib.ExitStack() as stack:
+            for callback in reversed(callbacks):
+                stack.callback(callback)
+
+
+@dataclass(slots=True)
+class Call(Generic[RequestT]):
+    """A request as a handler gets it."""
+
+    message: RequestT
+    bulk: memoryview
+    peer: Peer
+
+
+@dataclass(slots=True)
+class Reply(Generic[ResponseT_co]):
+    """A response: a message, and the memory that goes with it, in pieces that follow each other."""
+
+    message: ResponseT_co
+    bulk: Sequence[memoryview] = ()
+
+
+Handler = Callable[[Call[Any]], Reply[Any] | Awaitable[Reply[Any]]]
+"""A plain function: it reads the bulk before it returns, and returns a reply or an awaitable for one."""
+Service = Mapping[Method[Any, Any], Handler]
+
+
+class Channel(Protocol):
+    """A connection to one daemon."""
+
+    @property
+    def transport(self) -> str:
+        """``unix``, ``tcp`` or ``grpc``."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone; a closed channel never comes back."""
+        ...
+
+    def submit(
+        self,
+        method: Method[RequestT, ResponseT],
+        message: RequestT,
+        bulk: Sequence[Any] = (),
+        *,
+        timeout_s: float,
+    ) -> asyncio.Future[Reply[ResponseT]]:
+        """Send a request now; calls of one channel and bulk method arrive in the order of their submission.
+
+        Nothing is raised here; the future fails with the error that the daemon answered, with `RecordTooLarge` or
+        `Unavailable` if nothing was sent, or with `Uncertain` when the connection broke or `timeout_s` ran out after
+        sending. The message may be used again after this call.
+
+        Requests queue up in memory if the daemon takes them slowly: how many are in flight is the caller's to bound.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connection; what is in flight fails with `Uncertain`."""
+        ...
+
+
+async def call(
+    channel: Channel,
+    method: Method[RequestT, ResponseT],
+    message: RequestT,
+    *,
+    timeout_s: float,
+) -> ResponseT:
+    """Send a request without bulk and wait for its response."""
+    return (await channel.submit(method, message, timeout_s=timeout_s)).message

@@ -1,0 +1,34 @@
+"""Schemas of streams: the default one, and schemas as bytes.
+
+A stream has either the default schema, which takes any record (timestamp, keys, value, headers), or one of its own
+(a *typed* stream). Chunks never carry a schema; they name it by its id.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from kera.core.errors import SchemaMismatch
+
+DEFAULT_SCHEMA = pa.schema(
+    [
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("keys", pa.list_(pa.binary())),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.map_(pa.string(), pa.binary())),
+    ]
+)
+"""Record of a stream without a schema of its own: zero or more keys, the first of which is the primary one."""
+
+
+def schema_to_bytes(schema: pa.Schema) -> bytes:
+    """`schema` as an Arrow IPC message."""
+    return schema.serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
+def schema_from_bytes(data: bytes) -> pa.Schema:
+    """The schema in an Arrow IPC message. Raises `SchemaMismatch` when it is none."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        raise SchemaMismatch(f"not an Arrow schema: {error}") from error

@@ -1,0 +1,107 @@
+"""Settings: typed, with a unit in each name and a reason in each description.
+
+A part derives one class from `KeraSettings` and names its TOML section. Values come, strongest first, from flags (or
+keyword arguments), the environment (``KERA_<SECTION>_<FIELD>``), the section of a TOML file, and the defaults.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from kera.core.errors import StartError
+
+CONFIG_FILE_VARIABLE = "KERA_CONFIG"
+"""Environment variable that names the TOML file when no flag does."""
+
+_config_file: contextvars.ContextVar[Path | None] = contextvars.ContextVar("kera_config_file", default=None)
+
+
+class InvalidSettings(StartError):
+    """A setting has a wrong value, is unknown, or the file cannot be read."""
+
+    code = "invalid_settings"
+
+
+class _TomlSection(PydanticBaseSettingsSource):
+    """The section of the TOML file that belongs to the settings class."""
+
+    def get_field_value(self, _field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self._values().get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return dict(self._values())
+
+    def _values(self) -> Mapping[str, Any]:
+        path = _config_file.get()
+        if path is None:
+            return {}
+        try:
+            with path.open("rb") as file:
+                document = tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise InvalidSettings(f"cannot read settings file {path}: {error}", path=str(path)) from error
+        section = getattr(self.settings_cls, "section", "")
+        values = document.get(section, {})
+        if not isinstance(values, dict):
+            raise InvalidSettings(f"[{section}] in {path} must be a table", path=str(path))
+        return values
+
+
+class KeraSettings(BaseSettings):
+    """Base of all settings classes. Instances are frozen; unknown names are errors, never ignored."""
+
+    section: ClassVar[str] = ""
+    """Table of the TOML file, and the middle of the environment variables' names."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        section = cls.__dict__.get("section")
+        if section:
+            cls.model_config["env_prefix"] = f"KERA_{section.upper()}_"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Strongest first; see the head of this module."""
+        del dotenv_settings, file_secret_settings  # two more places to look in would be two more to forget
+        return init_settings, env_settings, _TomlSection(settings_cls)
+
+    @classmethod
+    def load(cls, config_file: Path | None = None, **flags: Any) -> Self:
+        """Settings from all sources; `flags` that are None count as not given.
+
+        Raises `InvalidSettings` that lists each wrong setting on a line.
+        """
+        path = config_file or (Path(os.environ[CONFIG_FILE_VARIABLE]) if CONFIG_FILE_VARIABLE in os.environ else None)
+        token = _config_file.set(path)
+        try:
+            return cls(**{name: value for name, value in flags.items() if value is not None})
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+            )
+            raise InvalidSettings(f"invalid [{cls.section}] settings: {problems}") from error
+        finally:
+            _config_file.reset(token)
+
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30

@@ -1,0 +1,58 @@
+"""Logs and metrics: structlog to standard error, Prometheus over HTTP.
+
+Libraries only call `get_logger`; daemons call `configure_logging` once, at their start. Metrics are made against a
+`CollectorRegistry` that the daemon owns, so that several can live in one process (tests do).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+
+from kera.core.errors import PortTaken
+
+__all__ = ["CollectorRegistry", "configure_logging", "get_logger", "serve_metrics"]
+
+
+def get_logger(name: str) -> Any:
+    """A structured logger: ``log.info("what happened", stream=..., broker_id=...)``."""
+    return structlog.get_logger(name)
+
+
+def configure_logging(level: str = "info", **context: Any) -> None:
+    """Log to standard error from `level` up: readable lines on a terminal, JSON lines elsewhere.
+
+    `context` is bound to every line (daemon, broker_id).
+    """
+    on_terminal = sys.stderr.isatty()
+    renderer: Any = structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer()
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if not on_terminal:
+        processors.append(structlog.processors.format_exc_info)
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(**context)
+
+
+def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> int:
+    """Serve `registry` at ``http://host:port/metrics`` from a thread of its own; returns the port (0: any free one).
+
+    Raises `PortTaken`.
+    """
+    try:
+        server, _ = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise PortTaken(f"metrics: cannot listen on {host}:{port}: {error.strerror}", host=host, port=port) from error
+    return int(server.server_port)
