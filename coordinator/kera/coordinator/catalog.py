@@ -1,0 +1,136 @@
+"""The streams: names, ids, and who owns which streamlet. No I/O, no waiting.
+
+Invariants:
+
+1. A stream id is given once. A stream that is deleted and created again under its name has another one.
+2. A name belongs to at most one stream, one that is just being created included.
+3. A stream that is being created is seen by the brokers that have to open it, and by nobody else.
+4. For the current launch of each broker: an assignment of one of its streamlets has that launch's epoch, and its
+   `first_group_id` is the first group that this launch can have made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream, invariant
+from kera.v1 import common_pb2
+
+FIRST_GROUP_ID = 1
+GROUPS_PER_LAUNCH = 1 << 24
+"""By how much the group ids of a streamlet move up when its broker starts anew.
+
+In this version a broker's data lives as long as its process. The jump marks the loss: every position of an earlier
+launch is below `first_group_id`, so a reader with an old cursor learns that its data is gone (``DataLost``, with the
+exact gap), and never reads other data that happens to have the same position. A launch would have to write 128 TiB to
+one streamlet to run into the ids of the next launch (with a group of one segment of 8 MiB).
+"""
+
+CATALOG_BYTES_MAX = 16 << 20
+"""Of all streams together, when one is added. ListStreams and RegisterBroker answer with them in one message, of at
+most 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
+
+
+class Catalog:
+    """The streams of the cluster."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, common_pb2.StreamInfo] = {}
+        self._ids: dict[str, int] = {}
+        self._creating: dict[str, common_pb2.StreamInfo] = {}
+
+    def add(self, stream: common_pb2.StreamInfo) -> None:
+        """A stream that is stored: one from before, one that has been created, or a new version of one."""
+        invariant(self._ids.get(stream.name, stream.stream_id) == stream.stream_id, "a name belongs to one stream")
+        self._creating.pop(stream.name, None)
+        self._streams[stream.stream_id] = stream
+        self._ids[stream.name] = stream.stream_id
+
+    def remove(self, stream: common_pb2.StreamInfo) -> None:
+        """Forget a stream that is no longer stored."""
+        del self._streams[stream.stream_id]
+        del self._ids[stream.name]
+
+    def check_free(self, name: str) -> None:
+        """Whether a stream can be created under this name. Raises `StreamExists` or `Unavailable`."""
+        if name in self._ids:
+            raise StreamExists(f"stream {name!r} exists already", stream=name, stream_id=self._ids[name])
+        if name in self._creating:
+            raise Unavailable(f"stream {name!r} is being created by another request; ask again", stream=name)
+
+    def check_room(self, stream: common_pb2.StreamInfo) -> None:
+        """Whether there is room for the description of one more stream. Raises `InvalidArgument`."""
+        bytes_now = sum(known.ByteSize() for known in self._all())
+        if bytes_now + stream.ByteSize() > CATALOG_BYTES_MAX:
+            raise InvalidArgument(
+                f"the descriptions of all streams would take more than {CATALOG_BYTES_MAX} bytes;"
+                " delete streams, or create some with fewer streamlets",
+                limit_bytes=CATALOG_BYTES_MAX,
+            )
+
+    def reserve(self, stream: common_pb2.StreamInfo) -> None:
+        """Hold the name of a stream that is being created, until `add` or `release`."""
+        self._creating[stream.name] = stream
+
+    def release(self, stream: common_pb2.StreamInfo) -> None:
+        """The stream could not be created."""
+        self._creating.pop(stream.name, None)
+
+    def named(self, name: str) -> common_pb2.StreamInfo:
+        """The stream of this name. Raises `UnknownStream`."""
+        if name not in self._ids:
+            raise UnknownStream(f"there is no stream {name!r}", stream=name)
+        return self._streams[self._ids[name]]
+
+    def with_id(self, stream_id: int) -> common_pb2.StreamInfo:
+        """The stream with this id. Raises `UnknownStream`."""
+        if stream_id not in self._streams:
+            raise UnknownStream(f"there is no stream with id {stream_id}", stream_id=stream_id)
+        return self._streams[stream_id]
+
+    def streams(self) -> list[common_pb2.StreamInfo]:
+        """All streams, by name."""
+        return [self._streams[self._ids[name]] for name in sorted(self._ids)]
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def streamlet_counts(self) -> Counter[int]:
+        """How many streamlets each broker has; 0 for those that have none."""
+        return Counter(assignment.broker_id for stream in self._all() for assignment in stream.assignments)
+
+    def of_launch(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
+        """The streams with streamlets of this launch of a broker, those that it is just to open included."""
+        return [
+            stream
+            for stream in self._all()
+            if any(owner.broker_id == broker_id and owner.broker_epoch == broker_epoch for owner in stream.assignments)
+        ]
+
+    def relaunched(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
+        """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
+
+        A stream that is being created stays as it is: its epoch is now an old one, and its creation fails on that.
+        """
+        changed = []
+        for stream in self._streams.values():
+            if all(owner.broker_id != broker_id for owner in stream.assignments):
+                continue
+            version = common_pb2.StreamInfo()
+            version.CopyFrom(stream)
+            for owner in version.assignments:
+                if owner.broker_id == broker_id:
+                    owner.broker_epoch = broker_epoch
+                    owner.first_group_id += GROUPS_PER_LAUNCH
+            changed.append(version)
+        return changed
+
+    def _all(self) -> Iterator[common_pb2.StreamInfo]:
+        yield from self._streams.values()
+        yield from self._creating.values()
+
+
+def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:
+    """The brokers that own streamlets of `stream`."""
+    return sorted({owner.broker_id for owner in stream.assignments})

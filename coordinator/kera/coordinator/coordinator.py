@@ -1,0 +1,321 @@
+"""The coordinator's operations: each decides, writes, and only then acts or answers.
+
+Invariants:
+
+1. What was answered is in the store. Memory changes after the store, never before.
+2. Changes are made one at a time (`_changing` is held from the decision to the end of the write), and run to their end
+   even when the caller is gone: a caller that gives up in the middle must not leave memory behind the store.
+3. A stream that can be seen has been opened by the brokers of its streamlets.
+
+Creating a stream takes three steps. See `Coordinator.create_stream` for what a crash between them leaves.
+
+    take a stream id (written) ──► brokers open their streamlets ──► write the stream, answer
+                                        │ a broker fails
+                                        ▼
+                                   brokers drop it, the name is free again
+
+Requests and answers as messages, and their counting, are left to ``service``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from kera.coordinator.brokers import Brokers, cannot_be_reached
+from kera.coordinator.catalog import FIRST_GROUP_ID, Catalog, broker_ids_of
+from kera.coordinator.ledger import Ledger, number
+from kera.coordinator.membership import Membership
+from kera.coordinator.metadata import MetadataStore, MetadataStoreFailed
+from kera.coordinator.placement import place
+from kera.coordinator.settings import CoordinatorSettings
+from kera.coordinator.validation import checked_config, checked_name, checked_schema
+from kera.core.clock import Clock
+from kera.core.errors import KeraError, Unavailable, invariant
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2, coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+CLUSTER_ID = "cluster_id"
+STREAMS = "streams/"
+"""``streams/<id, 16 hexadecimal digits>`` → StreamInfo."""
+BROKERS = "brokers/"
+"""``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Registration.record`."""
+LAST_STREAM_ID = "last/stream_id"
+LAST_BROKER_ID = "last/broker_id"
+LAST_BROKER_EPOCH = "last/broker_epoch"
+LAST_PRODUCER_ID = "last/producer_id"
+
+FIRST_PRODUCER_EPOCH = 1
+
+T = TypeVar("T")
+
+
+class Coordinator:
+    """The state machine of a cluster. Belongs to one event loop; made with `load`."""
+
+    def __init__(self, ledger: Ledger, brokers: Brokers, clock: Clock, settings: CoordinatorSettings) -> None:
+        self._ledger = ledger
+        self._brokers = brokers
+        self._clock = clock
+        self._catalog = Catalog()
+        self._membership = Membership(
+            clock,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            heartbeats_missed_max=settings.heartbeats_missed_max,
+        )
+        self._changing = asyncio.Lock()
+        self._operations: set[asyncio.Task[Any]] = set()
+        self.heartbeat_interval_ms = settings.heartbeat_interval_ms
+
+    @classmethod
+    async def load(
+        cls, store: MetadataStore, brokers: Brokers, clock: Clock, settings: CoordinatorSettings
+    ) -> Coordinator:
+        """The coordinator of what `store` has; an empty store becomes a new cluster."""
+        self = cls(await Ledger.load(store), brokers, clock, settings)
+        if self._ledger.get(CLUSTER_ID) is None:
+            await self._ledger.write({CLUSTER_ID: uuid.uuid4().hex.encode()})
+        for value in self._ledger.values(BROKERS):
+            self._membership.restore(coordinator_pb2.RegisterBrokerRequest.FromString(value))
+        for value in self._ledger.values(STREAMS):
+            self._catalog.add(common_pb2.StreamInfo.FromString(value))
+        log.info("loaded", cluster_id=self.cluster_id, streams=self.stream_count, brokers=len(self.brokers()))
+        return self
+
+    async def close(self) -> None:
+        """Let changes that have begun end, which takes bounded time. Store and brokers are closed by their owner."""
+        if self._operations:
+            await asyncio.wait(self._operations)
+
+    # --- what is there -----------------------------------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str:
+        """Made once, with the cluster."""
+        value = self._ledger.get(CLUSTER_ID)
+        invariant(value is not None, "a cluster has an id")
+        return (value or b"").decode()
+
+    @property
+    def stream_count(self) -> int:
+        """How many streams there are."""
+        return len(self._catalog)
+
+    @property
+    def brokers_alive(self) -> int:
+        """How many brokers are alive."""
+        return len(self._membership.live_ids())
+
+    def stream(self, name: str) -> common_pb2.StreamInfo:
+        """The stream of this name. Raises `UnknownStream`."""
+        return self._catalog.named(name)
+
+    def stream_with_id(self, stream_id: int) -> common_pb2.StreamInfo:
+        """The stream with this id. Raises `UnknownStream`."""
+        return self._catalog.with_id(stream_id)
+
+    def streams(self) -> list[common_pb2.StreamInfo]:
+        """All streams, by name."""
+        return self._catalog.streams()
+
+    def brokers(self) -> list[common_pb2.BrokerInfo]:
+        """All brokers that ever registered, each with whether it is alive."""
+        return [self._membership.describe(broker_id) for broker_id in self._membership.broker_ids()]
+
+    def brokers_of(self, stream: common_pb2.StreamInfo) -> list[common_pb2.BrokerInfo]:
+        """The brokers that own streamlets of `stream`."""
+        return [self._membership.describe(broker_id) for broker_id in broker_ids_of(stream)]
+
+    # --- streams -----------------------------------------------------------------------------------------------
+
+    async def create_stream(
+        self, name: str, config: common_pb2.StreamConfig, schema: common_pb2.StreamSchema
+    ) -> common_pb2.StreamInfo:
+        """Create a stream, and return when its brokers serve it.
+
+        The id is written first and the stream last. A crash between them leaves no stream, and on some brokers
+        streamlets of an id that will never be used again: they hold no data, and the broker drops them when it
+        registers next. So there is nothing to resume or to undo: a stream is there entirely or not at all, and whoever
+        asked may ask again.
+
+        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`; `Unavailable` when there are too few brokers or one
+        of them gives no answer; and what a broker answers.
+        """
+        stream = common_pb2.StreamInfo(
+            name=checked_name(name), config=checked_config(config), schemas=[checked_schema(schema)]
+        )
+        return await self._to_the_end(self._create(stream))
+
+    async def _create(self, stream: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
+        async with self._changing:
+            self._catalog.check_free(stream.name)
+            self._assign(stream)
+            self._catalog.check_room(stream)
+            stream.stream_id = self._ledger.next_number(LAST_STREAM_ID)
+            stream.created_us = self._clock.now_us()
+            await self._ledger.write({LAST_STREAM_ID: number(stream.stream_id)})
+            self._catalog.reserve(stream)
+        try:
+            await self._open(stream)
+            async with self._changing:
+                self._check_epochs(stream)
+                await self._ledger.write({_stream_key(stream): stream.SerializeToString()})
+                self._catalog.add(stream)
+        except MetadataStoreFailed:
+            # The stream may be there after a restart; then its brokers had better have it. The store takes no further
+            # write until then, so the name cannot be given to another stream.
+            self._catalog.release(stream)
+            raise
+        except BaseException:
+            self._catalog.release(stream)
+            await self._drop(stream)
+            raise
+        log.info("stream created", stream=stream.name, stream_id=stream.stream_id, streamlets=stream.config.streamlets)
+        return stream
+
+    def _assign(self, stream: common_pb2.StreamInfo) -> None:
+        counts = self._catalog.streamlet_counts()
+        load = {broker_id: counts[broker_id] for broker_id in self._membership.live_ids()}
+        owners = place(stream.config.streamlets, stream.config.brokers, load)
+        for streamlet_id, broker_id in enumerate(owners):
+            stream.assignments.add(
+                streamlet_id=streamlet_id,
+                broker_id=broker_id,
+                broker_epoch=self._membership.epoch(broker_id),
+                first_group_id=FIRST_GROUP_ID,
+            )
+
+    async def _open(self, stream: common_pb2.StreamInfo) -> None:
+        brokers = self.brokers_of(stream)
+        results = await _all_of(self._brokers.open_streamlets(broker, stream) for broker in brokers)
+        for broker, error in zip(brokers, results, strict=True):
+            if error is None:
+                continue
+            if isinstance(error, KeraError) and cannot_be_reached(error):
+                raise Unavailable(
+                    f"stream {stream.name!r} was not created: broker {broker.broker_id} at {broker.grpc_address} gives"
+                    f" no answer ({error}); ask again when it is back or counts as dead",
+                    stream=stream.name,
+                    broker_id=broker.broker_id,
+                ) from error
+            raise error
+
+    def _check_epochs(self, stream: common_pb2.StreamInfo) -> None:
+        # A broker that was started anew while we waited has opened nothing.
+        for owner in stream.assignments:
+            if self._membership.epoch(owner.broker_id) != owner.broker_epoch:
+                raise Unavailable(
+                    f"stream {stream.name!r} was not created: broker {owner.broker_id} was restarted meanwhile;"
+                    " ask again",
+                    stream=stream.name,
+                    broker_id=owner.broker_id,
+                )
+
+    async def _drop(self, stream: common_pb2.StreamInfo) -> None:
+        """Best effort: a broker that cannot be told learns it when it registers next."""
+        brokers = self.brokers_of(stream)
+        results = await _all_of(self._brokers.drop_stream(broker, stream.stream_id) for broker in brokers)
+        for broker, error in zip(brokers, results, strict=True):
+            if error is not None:
+                log.warning(
+                    "broker keeps a stream that is gone until it registers again",
+                    stream_id=stream.stream_id,
+                    broker_id=broker.broker_id,
+                    error=str(error),
+                )
+
+    async def delete_stream(self, name: str) -> int:
+        """Delete a stream; returns its id. When it returns, the brokers that could be told have dropped it.
+
+        Raises `UnknownStream`.
+        """
+        return await self._to_the_end(self._delete(name))
+
+    async def _delete(self, name: str) -> int:
+        async with self._changing:
+            stream = self._catalog.named(name)
+            await self._ledger.write({_stream_key(stream): None})
+            self._catalog.remove(stream)
+        log.info("stream deleted", stream=name, stream_id=stream.stream_id)
+        await self._drop(stream)
+        return stream.stream_id
+
+    # --- brokers and producers ---------------------------------------------------------------------------------
+
+    async def register_broker(
+        self, request: coordinator_pb2.RegisterBrokerRequest
+    ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
+        """Make a launch of a broker the current one; returns it, and exactly the streams it has streamlets of.
+
+        A launch that registers again gets the same answer. A new one fences the one before it and starts with empty
+        streamlets, whose group ids move up (see `GROUPS_PER_LAUNCH`). Raises `InvalidArgument`.
+        """
+        return await self._to_the_end(self._register(request))
+
+    async def _register(
+        self, request: coordinator_pb2.RegisterBrokerRequest
+    ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
+        async with self._changing:
+            registration = self._membership.decide(
+                request,
+                next_broker_id=self._ledger.next_number(LAST_BROKER_ID),
+                next_epoch=self._ledger.next_number(LAST_BROKER_EPOCH),
+            )
+            broker_id, epoch = registration.record.broker.broker_id, registration.record.broker.broker_epoch
+            moved = self._catalog.relaunched(broker_id, epoch) if registration.new_launch else []
+            if registration.changed:
+                changes: dict[str, bytes | None] = {
+                    f"{BROKERS}{broker_id:08x}": registration.record.SerializeToString(),
+                    **{_stream_key(stream): stream.SerializeToString() for stream in moved},
+                }
+                if registration.new_broker:
+                    changes[LAST_BROKER_ID] = number(broker_id)
+                if registration.new_launch:
+                    changes[LAST_BROKER_EPOCH] = number(epoch)
+                await self._ledger.write(changes)
+            info = self._membership.admit(registration)
+            for stream in moved:
+                self._catalog.add(stream)
+            log.info(
+                "broker registered",
+                broker_id=broker_id,
+                broker_epoch=epoch,
+                new_launch=registration.new_launch,
+                streams_moved=len(moved),
+                address=info.grpc_address,
+            )
+            return info, self._catalog.of_launch(broker_id, epoch)
+
+    def heartbeat(self, broker_id: int, broker_epoch: int) -> None:
+        """A broker says that it lives. Raises `StaleEpoch` when it must end."""
+        self._membership.heartbeat(broker_id, broker_epoch)
+
+    async def init_producer(self) -> tuple[int, int]:
+        """A producer id that nobody had before, and its epoch."""
+        return await self._to_the_end(self._init_producer())
+
+    async def _init_producer(self) -> tuple[int, int]:
+        async with self._changing:
+            producer_id = self._ledger.next_number(LAST_PRODUCER_ID)
+            await self._ledger.write({LAST_PRODUCER_ID: number(producer_id)})
+        return producer_id, FIRST_PRODUCER_EPOCH
+
+    async def _to_the_end(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Wait for `operation`, which goes on if the wait is cancelled. gRPC cancels when a caller gives up."""
+        task = asyncio.create_task(operation)
+        self._operations.add(task)
+        task.add_done_callback(self._operations.discard)
+        return await asyncio.shield(task)
+
+
+def _stream_key(stream: common_pb2.StreamInfo) -> str:
+    return f"{STREAMS}{stream.stream_id:016x}"
+
+
+async def _all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+    """Wait for all calls; the error of each, or None."""
+    return list(await asyncio.gather(*calls, return_exceptions=True))

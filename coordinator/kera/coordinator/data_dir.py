@@ -1,0 +1,51 @@
+"""The coordinator's data directory, and the lock that makes it one coordinator's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from kera.core.errors import PathNotWritable, StartError
+
+
+class DataDirInUse(StartError):
+    """Another coordinator, which is running, has the data directory."""
+
+    code = "data_dir_in_use"
+
+
+class DataDir:
+    """A directory that exists, can be written, and is locked until `close` or the end of the process.
+
+    Raises `PathNotWritable` or `DataDirInUse`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PathNotWritable(
+                f"cannot write data directory {self.path}: {error.strerror}; choose another --data-dir",
+                path=str(self.path),
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._lock, 20, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._lock)
+            raise DataDirInUse(
+                f"another coordinator (process {holder}) uses data directory {self.path};"
+                " stop it, or choose another --data-dir",
+                path=str(self.path),
+            ) from error
+        with contextlib.suppress(OSError):  # for the message above; a full disk is told where it matters
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)

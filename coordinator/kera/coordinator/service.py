@@ -1,0 +1,109 @@
+"""The coordinator's service: messages in and out, and a hook that sees each request with its outcome."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kera.coordinator.coordinator import Coordinator
+from kera.core.errors import InvalidArgument, KeraError
+from kera.core.rpc import api
+from kera.core.rpc.method import Call, Handler, Method, Reply, Service
+from kera.v1 import coordinator_pb2 as messages
+
+Observe = Callable[[str, str], None]
+"""Called once per request: the method's name, and ``ok``, the code of the error, or ``cancelled``."""
+
+
+def coordinator_service(coordinator: Coordinator, observe: Observe) -> Service:
+    """What `kera.core.rpc` serves for `coordinator`."""
+    handlers = _Handlers(coordinator)
+    by_method: dict[Method[Any, Any], Callable[[Any], Any]] = {
+        api.CREATE_STREAM: handlers.create_stream,
+        api.GET_STREAM_ID: handlers.get_stream_id,
+        api.DESCRIBE_STREAM: handlers.describe_stream,
+        api.LIST_STREAMS: handlers.list_streams,
+        api.DELETE_STREAM: handlers.delete_stream,
+        api.DESCRIBE_CLUSTER: handlers.describe_cluster,
+        api.INIT_PRODUCER: handlers.init_producer,
+        api.REGISTER_BROKER: handlers.register_broker,
+        api.HEARTBEAT: handlers.heartbeat,
+    }
+    return {method: _observed(method, handle, observe) for method, handle in by_method.items()}
+
+
+def _observed(method: Method[Any, Any], handle: Callable[[Any], Any], observe: Observe) -> Handler:
+    async def serve(call: Call[Any]) -> Reply[Any]:
+        outcome = "cancelled"
+        try:
+            result = handle(call.message)
+            message: Message = await result if inspect.isawaitable(result) else result
+            outcome = "ok"
+        except KeraError as error:
+            outcome = error.code
+            raise
+        except Exception:
+            outcome = "internal"
+            raise
+        finally:
+            observe(method.name, outcome)
+        return Reply(message)
+
+    return serve
+
+
+class _Handlers:
+    """One method per remote operation: a request in, a response out."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def create_stream(self, request: messages.CreateStreamRequest) -> messages.CreateStreamResponse:
+        stream = await self._coordinator.create_stream(request.name, request.config, request.schema)
+        return messages.CreateStreamResponse(stream=stream)
+
+    def get_stream_id(self, request: messages.GetStreamIdRequest) -> messages.GetStreamIdResponse:
+        return messages.GetStreamIdResponse(stream_id=self._coordinator.stream(request.name).stream_id)
+
+    def describe_stream(self, request: messages.DescribeStreamRequest) -> messages.DescribeStreamResponse:
+        match request.WhichOneof("stream"):
+            case "name":
+                stream = self._coordinator.stream(request.name)
+            case "stream_id":
+                stream = self._coordinator.stream_with_id(request.stream_id)
+            case _:
+                raise InvalidArgument("DescribeStream needs the stream's name or id")
+        return messages.DescribeStreamResponse(stream=stream, brokers=self._coordinator.brokers_of(stream))
+
+    def list_streams(self, _: messages.ListStreamsRequest) -> messages.ListStreamsResponse:
+        return messages.ListStreamsResponse(streams=self._coordinator.streams())
+
+    async def delete_stream(self, request: messages.DeleteStreamRequest) -> messages.DeleteStreamResponse:
+        return messages.DeleteStreamResponse(stream_id=await self._coordinator.delete_stream(request.name))
+
+    def describe_cluster(self, _: messages.DescribeClusterRequest) -> messages.DescribeClusterResponse:
+        return messages.DescribeClusterResponse(
+            cluster_id=self._coordinator.cluster_id, brokers=self._coordinator.brokers()
+        )
+
+    async def init_producer(self, _: messages.InitProducerRequest) -> messages.InitProducerResponse:
+        # The name identifies nobody yet: fencing an earlier producer of the same name comes with named producers.
+        producer_id, producer_epoch = await self._coordinator.init_producer()
+        return messages.InitProducerResponse(producer_id=producer_id, producer_epoch=producer_epoch)
+
+    async def register_broker(self, request: messages.RegisterBrokerRequest) -> messages.RegisterBrokerResponse:
+        broker, streams = await self._coordinator.register_broker(request)
+        return messages.RegisterBrokerResponse(
+            cluster_id=self._coordinator.cluster_id,
+            broker_id=broker.broker_id,
+            broker_epoch=broker.broker_epoch,
+            heartbeat_interval_ms=self._coordinator.heartbeat_interval_ms,
+            streams=streams,
+        )
+
+    def heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:
+        self._coordinator.heartbeat(request.broker_id, request.broker_epoch)
+        return messages.HeartbeatResponse()

@@ -1,0 +1,157 @@
+"""What a stream may be: its name, configuration and schema, checked before anything is written. Pure.
+
+Each check names the limit and the reason, since the person who reads it may have chosen the value a minute ago.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pyarrow as pa
+
+from kera.coordinator.metadata import VALUE_BYTES_MAX
+from kera.core.errors import InvalidArgument, invariant
+from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
+from kera.v1 import common_pb2
+
+NAME_CHARS_MAX = 249
+"""As in Kafka, so that a topic's name can be a stream's."""
+_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+STREAMLETS_MAX = 16_384
+"""So that a stream's record, which lists the owner of each, fits into the metadata store; see the end of this file."""
+ENTRIES_MAX = 64
+"""Each entry of each streamlet that is written to holds an open segment: more lanes would only eat memory."""
+GROUP_SEGMENTS_MAX = 1024
+"""A group is what one consumer is given at a time: larger ones would be work that cannot be shared."""
+SCHEMA_BYTES_MAX = 256 << 10
+"""Of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
+FIRST_SCHEMA_ID = 1
+
+
+def checked_name(name: str) -> str:
+    """`name`, if a stream can have it. Raises `InvalidArgument`."""
+    if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
+        raise InvalidArgument(
+            f"a stream cannot be called {name[: NAME_CHARS_MAX + 1]!r}:"
+            f" a name has 1 to {NAME_CHARS_MAX} letters, digits, dots, underscores and hyphens, and is not . or ..",
+            name=name[: NAME_CHARS_MAX + 1],
+        )
+    return name
+
+
+def checked_config(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
+    """A copy of `config` with nothing left open. Raises `InvalidArgument`."""
+    _check_range("streamlets", config.streamlets, STREAMLETS_MAX)
+    _check_range("entries", config.entries, ENTRIES_MAX)
+    _check_range("group_segments", config.group_segments, GROUP_SEGMENTS_MAX)
+    checked = common_pb2.StreamConfig()
+    checked.CopyFrom(config)
+    match config.durability:
+        case common_pb2.DURABILITY_UNSPECIFIED | common_pb2.DURABILITY_LEADER:
+            checked.durability = common_pb2.DURABILITY_LEADER
+        case common_pb2.DURABILITY_REPLICATED | common_pb2.DURABILITY_PERSISTED:
+            level = common_pb2.Durability.Name(config.durability).removeprefix("DURABILITY_").lower()
+            raise InvalidArgument(
+                f'durability "{level}" needs backups, which this version does not have; use "leader"',
+                durability=level,
+            )
+        case unknown:
+            raise InvalidArgument(f"durability {unknown} is not known to this version", durability=int(unknown))
+    if config.codec not in common_pb2.Codec.values():
+        raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
+    return checked
+
+
+def _check_range(field: str, value: int, value_max: int) -> None:
+    if not 1 <= value <= value_max:
+        raise InvalidArgument(
+            f"{field} must be between 1 and {value_max}, not {value}", field=field, value=value, limit=value_max
+        )
+
+
+def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
+    """The first schema of a stream: the default one unless `schema` has Arrow bytes, which make the stream typed.
+
+    Raises `SchemaMismatch` when the bytes are no Arrow schema, `InvalidArgument` when it is not one for a stream.
+    """
+    if not schema.arrow_schema:
+        if schema.key_column or schema.timestamp_column:
+            raise InvalidArgument("key_column and timestamp_column need a schema; the default one has columns for both")
+        return common_pb2.StreamSchema(schema_id=FIRST_SCHEMA_ID, arrow_schema=schema_to_bytes(DEFAULT_SCHEMA))
+    if len(schema.arrow_schema) > SCHEMA_BYTES_MAX:
+        raise InvalidArgument(
+            f"the schema takes {len(schema.arrow_schema)} bytes, the limit is {SCHEMA_BYTES_MAX}",
+            limit_bytes=SCHEMA_BYTES_MAX,
+        )
+    arrow = schema_from_bytes(schema.arrow_schema)
+    _check_columns(arrow)
+    if schema.key_column:
+        _check_key(arrow, schema.key_column)
+    if schema.timestamp_column:
+        _check_timestamp(arrow, schema.timestamp_column)
+    return common_pb2.StreamSchema(
+        schema_id=FIRST_SCHEMA_ID,
+        arrow_schema=schema.arrow_schema,
+        key_column=schema.key_column,
+        timestamp_column=schema.timestamp_column,
+        typed=True,
+    )
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    if not schema.names:
+        raise InvalidArgument("the schema has no column")
+    name, count = Counter(schema.names).most_common(1)[0]
+    if count > 1:
+        raise InvalidArgument(f"the schema has {count} columns named {name!r}", column=name)
+    for field in schema:
+        if _has_dictionary(field.type):
+            raise InvalidArgument(
+                f"column {field.name!r} is dictionary-encoded ({field.type}): a chunk has to stand alone, without a"
+                " dictionary sent earlier; use the type of its values, and a codec to save the space",
+                column=field.name,
+            )
+
+
+def _has_dictionary(data_type: pa.DataType) -> bool:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_dictionary(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return True
+    return any(_has_dictionary(data_type.field(index).type) for index in range(data_type.num_fields))
+
+
+def _column_type(schema: pa.Schema, setting: str, column: str) -> pa.DataType:
+    if column not in schema.names:
+        raise InvalidArgument(
+            f"{setting} {column!r} is not in the schema; it has {', '.join(map(repr, schema.names))}", column=column
+        )
+    return schema.field(column).type
+
+
+def _check_key(schema: pa.Schema, column: str) -> None:
+    data_type = _column_type(schema, "key_column", column)
+    if pa.types.is_nested(data_type) or pa.types.is_null(data_type) or pa.types.is_floating(data_type):
+        raise InvalidArgument(
+            f"key_column {column!r} has type {data_type}: a key partitions rows, so its values must be single ones that"
+            " are equal or not, such as integers, strings or binary",
+            column=column,
+        )
+
+
+def _check_timestamp(schema: pa.Schema, column: str) -> None:
+    data_type = _column_type(schema, "timestamp_column", column)
+    if not pa.types.is_timestamp(data_type):
+        raise InvalidArgument(
+            f"timestamp_column {column!r} has type {data_type}, it must be a timestamp", column=column
+        )
+
+
+_ASSIGNMENT_BYTES_MAX = 40
+"""Four varints of at most 3 + 5 + 10 + 10 bytes, their tags, and the tag and length around them."""
+invariant(
+    STREAMLETS_MAX * _ASSIGNMENT_BYTES_MAX + SCHEMA_BYTES_MAX + 4096 <= VALUE_BYTES_MAX,
+    "the largest stream fits into a record, whatever becomes of its assignments",
+)
