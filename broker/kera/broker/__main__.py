@@ -1,0 +1,120 @@
+"""The broker's process: ``kera broker`` and ``python -m kera.broker``."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from kera.broker.arena import Arena, remove_orphans
+from kera.broker.metrics import BrokerCollector, Counters
+from kera.broker.registration import DataDirectory, Registration
+from kera.broker.service import BrokerService
+from kera.broker.settings import BrokerSettings
+from kera.broker.stream import Streams
+from kera.core.daemon import ExitCode, run_daemon
+from kera.core.errors import StartError
+from kera.core.process import node_id
+from kera.core.rpc.frame_server import FrameServer
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.telemetry import serve_metrics
+from kera.v1 import common_pb2
+
+UNIX_PATH_BYTES_MAX = 100
+"""The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
+
+
+@asynccontextmanager
+async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
+    """Start a broker, yield where it is, stop it."""
+    async with AsyncExitStack() as stack:
+        data_dir = settings.data_dir.expanduser().absolute()
+        directory = DataDirectory(data_dir)
+        stack.callback(directory.close)
+        remove_orphans(settings.shm_dir, data_dir)
+        arena = Arena.create(
+            settings.shm_dir,
+            arena_bytes=settings.arena_bytes,
+            slot_bytes=settings.segment_bytes,
+            data_dir=data_dir,
+            ephemeral=settings.ephemeral,
+        )
+        stack.callback(arena.close)
+        streams, counters = Streams(arena), Counters()
+        broker = BrokerService(streams, arena, counters)
+        service = broker.service()
+
+        frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max)
+        stack.push_async_callback(frames.close)
+        unix_path = _unix_path(data_dir)
+        await frames.listen_unix(unix_path)
+        frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
+        grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max)
+        stack.push_async_callback(grpc_server.close)
+        grpc_port = await grpc_server.listen(settings.host, settings.port)
+        ready: dict[str, Any] = {
+            "grpc_address": f"{settings.host}:{grpc_port}",
+            "frames_address": f"{settings.host}:{frames_port}",
+            "frames_unix_path": str(unix_path),
+            "arena_path": str(arena.path),
+        }
+        if settings.metrics_port is not None:
+            registry = CollectorRegistry()
+            registry.register(BrokerCollector(counters, arena, streams))
+            ready["metrics_address"] = (
+                f"{settings.host}:{serve_metrics(registry, settings.host, settings.metrics_port)}"
+            )
+
+        registration = Registration(settings.coordinator, directory)
+        stack.push_async_callback(registration.close)
+        info = common_pb2.BrokerInfo(
+            node_id=node_id(),
+            grpc_address=ready["grpc_address"],
+            frames_address=ready["frames_address"],
+            frames_unix_path=ready["frames_unix_path"],
+            segment_bytes=settings.segment_bytes,
+            arena_bytes=settings.arena_bytes,
+        )
+        owned = await registration.register(info, settings.coordinator_timeout_ms / 1000)
+        broker.registered(registration.broker_id, owned)
+        ready["broker_id"] = registration.broker_id
+        async with asyncio.TaskGroup() as tasks:
+            heartbeat = tasks.create_task(registration.keep_alive())
+            try:
+                yield ready
+            finally:
+                heartbeat.cancel()
+
+
+def _unix_path(data_dir: Path) -> Path:
+    path = data_dir / "broker.sock"
+    if len(bytes(path)) <= UNIX_PATH_BYTES_MAX:
+        return path
+    digest = hashlib.sha256(bytes(data_dir)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"kera-{digest}.sock"
+
+
+def run(settings: BrokerSettings) -> int:
+    """Run a broker until it is told to stop; returns the exit code of the process."""
+    return run_daemon(lambda: serve(settings), name="broker", log_level=settings.log_level)
+
+
+def main() -> int:
+    """Run with settings from the environment and the file that ``KERA_CONFIG`` names."""
+    try:
+        settings = BrokerSettings.load()
+    except StartError as error:
+        sys.stderr.write(f"kera: error: {error.message}\n")
+        return ExitCode.NOT_STARTED
+    return run(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The broker's tie to the coordinator: registration, heartbeats, and what is kept of it on disk.
+
+The data directory holds ``broker.json``: the id that the coordinator gave, and the cluster it belongs to. A lock on it
+keeps two brokers from sharing one identity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import uuid
+from pathlib import Path
+
+from kera.core.errors import PathNotWritable, StaleEpoch, StartError, Unavailable, Uncertain
+from kera.core.rpc import api
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.method import call
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2, coordinator_pb2
+
+log = get_logger("kera.registration")
+
+FORMAT = 1
+CALL_TIMEOUT_S = 5.0
+RETRY_INTERVAL_S = 0.2
+
+
+class CoordinatorUnreachable(StartError):
+    """The coordinator did not answer within the time that was given for the start."""
+
+    code = "coordinator_unreachable"
+
+
+class WrongCluster(StartError):
+    """The data directory belongs to a broker of another cluster."""
+
+    code = "wrong_cluster"
+
+
+class DataDirectory:
+    """Owner of the broker's data directory; raises `PathNotWritable` or `StartError` when it cannot be that."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path / "broker.json"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PathNotWritable(
+                f"cannot write data directory {path}: {error.strerror}; choose another --data-dir", path=str(path)
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StartError(f"another broker uses data directory {path}; choose another --data-dir") from error
+
+    def load(self) -> tuple[int, str]:
+        """Broker id and cluster id; (0, "") for a broker that was never registered."""
+        try:
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return 0, ""
+        except (OSError, ValueError) as error:
+            raise StartError(f"cannot read {self._file}: {error}; restore it, or remove it to join anew") from error
+        if content.get("format") != FORMAT:
+            raise StartError(f"{self._file} has format {content.get('format')}, this version knows {FORMAT}")
+        return int(content["broker_id"]), str(content["cluster_id"])
+
+    def store(self, broker_id: int, cluster_id: str) -> None:
+        """Remember who this broker is; durable when it returns."""
+        text = json.dumps({"format": FORMAT, "broker_id": broker_id, "cluster_id": cluster_id})
+        temporary = self._file.with_suffix(".tmp")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._file)
+        except OSError as error:
+            raise PathNotWritable(f"cannot write {self._file}: {error.strerror}", path=str(self._file)) from error
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+
+class Registration:
+    """One launch of a broker, as the coordinator knows it."""
+
+    def __init__(self, coordinator: str, directory: DataDirectory) -> None:
+        self._address = coordinator
+        self._directory = directory
+        self._channel = GrpcChannel(coordinator)
+        self._launch_id = uuid.uuid4().hex
+        self.broker_id = 0
+        self.broker_epoch = 0
+        self.heartbeat_interval_s = 1.0
+
+    async def register(self, info: common_pb2.BrokerInfo, timeout_s: float) -> list[common_pb2.StreamInfo]:
+        """Make this launch known; returns the streams with streamlets that it owns.
+
+        Waits up to `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
+        """
+        info.broker_id, cluster_id = self._directory.load()
+        request = coordinator_pb2.RegisterBrokerRequest(broker=info, launch_id=self._launch_id)
+        answer = await self._ask(request, timeout_s)
+        if cluster_id and answer.cluster_id != cluster_id:
+            raise WrongCluster(
+                f"data directory {self._directory.path} belongs to cluster {cluster_id},"
+                f" the coordinator at {self._address} to {answer.cluster_id}",
+                path=str(self._directory.path),
+            )
+        self._directory.store(answer.broker_id, answer.cluster_id)
+        self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch
+        self.heartbeat_interval_s = answer.heartbeat_interval_ms / 1000
+        return list(answer.streams)
+
+    async def _ask(
+        self, request: coordinator_pb2.RegisterBrokerRequest, timeout_s: float
+    ) -> coordinator_pb2.RegisterBrokerResponse:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            try:
+                return await call(self._channel, api.REGISTER_BROKER, request, timeout_s=CALL_TIMEOUT_S)
+            except (Unavailable, Uncertain) as error:
+                if loop.time() >= deadline:
+                    raise CoordinatorUnreachable(
+                        f"no coordinator at {self._address} within {timeout_s:g} s;"
+                        " start one (kera coordinator), or name another with --coordinator",
+                        address=self._address,
+                    ) from error
+                log.info("waiting for the coordinator", address=self._address)
+                await asyncio.sleep(RETRY_INTERVAL_S)
+
+    async def keep_alive(self) -> None:
+        """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
+        request = coordinator_pb2.HeartbeatRequest(broker_id=self.broker_id, broker_epoch=self.broker_epoch)
+        reachable = True
+        while True:
+            await asyncio.sleep(self.heartbeat_interval_s)
+            try:
+                await call(self._channel, api.HEARTBEAT, request, timeout_s=CALL_TIMEOUT_S)
+            except StaleEpoch:
+                log.error("a newer launch of this broker has taken over", broker_id=self.broker_id)
+                raise
+            except (Unavailable, Uncertain) as error:
+                if reachable:
+                    log.warning("coordinator cannot be reached; serving on", address=self._address, error=str(error))
+                reachable = False
+            else:
+                if not reachable:
+                    log.info("coordinator is back", address=self._address)
+                reachable = True
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close()

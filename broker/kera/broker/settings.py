@@ -1,0 +1,84 @@
+"""Settings of the broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import ByteSize, Field, model_validator
+
+from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES
+from kera.core.settings import KIB, MIB, KeraSettings
+
+SEGMENT_BYTES_MIN = 4 * KIB
+
+
+class BrokerSettings(KeraSettings):
+    """Section ``[broker]``, variables ``KERA_BROKER_*``, flags of ``kera broker``."""
+
+    section: ClassVar[str] = "broker"
+
+    coordinator: str = Field("127.0.0.1:7400", description="host:port of the coordinator.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on. Local by default: there is no access control in this version."
+    )
+    port: int = Field(0, ge=0, le=65535, description="Port of the open interface (gRPC); 0 takes any free one.")
+    frames_port: int = Field(
+        0, ge=0, le=65535, description="Port of framed transport, which KerA's own clients use; 0 takes any free one."
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of Prometheus metrics; 0 takes any free one, absent serves none."
+    )
+    data_dir: Path = Field(
+        Path("~/.local/share/kera/broker"),
+        description="Directory of the broker's identity; each broker needs one of its own.",
+    )
+    shm_dir: Path = Field(
+        Path("/dev/shm"),  # noqa: S108 - shared memory is the point
+        description="Directory of the arena: must be on shared memory (tmpfs), so that readers can map it.",
+    )
+    arena_bytes: ByteSize = Field(
+        ByteSize(512 * MIB),
+        description="Memory for segments, reserved at the start: all data this broker can hold, and never more.",
+    )
+    segment_bytes: ByteSize = Field(
+        ByteSize(8 * MIB),
+        description="Size of a segment, and so the limit of a chunk: 8 MiB keep metadata small and disk writes large.",
+    )
+    ephemeral: bool = Field(
+        default=False, description="The broker never starts again: others may remove what it leaves after a crash."
+    )
+    coordinator_timeout_ms: int = Field(
+        10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
+    )
+    message_bytes_max: ByteSize = Field(
+        ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."
+    )
+    log_level: str = Field("info", description="debug, info, warning or error.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.segment_bytes < SEGMENT_BYTES_MIN or self.segment_bytes % ALIGNMENT_BYTES:
+            raise ValueError(f"segment_bytes must be a multiple of {ALIGNMENT_BYTES}, at least {SEGMENT_BYTES_MIN}")
+        if self.arena_bytes < self.segment_bytes:
+            raise ValueError("arena_bytes must have room for one segment at least")
+        if self.message_bytes_max < self.segment_bytes + HEADER_BYTES:
+            raise ValueError("message_bytes_max must have room for a chunk that fills a segment")
+        return self
+
+    @classmethod
+    def dev(cls, data_dir: Path, coordinator: str) -> Self:
+        """A broker on one's own machine: half the memory, whatever ports are free."""
+        return cls(data_dir=data_dir, coordinator=coordinator, arena_bytes=ByteSize(256 * MIB))
+
+    @classmethod
+    def for_testing(cls, data_dir: Path, coordinator: str) -> Self:
+        """Small segments, so that tests see many of them; goes without a trace."""
+        return cls(
+            data_dir=data_dir,
+            coordinator=coordinator,
+            arena_bytes=ByteSize(16 * MIB),
+            segment_bytes=ByteSize(64 * KIB),
+            ephemeral=True,
+            coordinator_timeout_ms=2000,
+        )
