@@ -1,0 +1,217 @@
+"""Record batches to text: what ``kera consume`` prints.
+
+A format is text with tokens, as kcat has them:
+
+    %s value    %k first key       %T timestamp, microseconds since the epoch    %% a percent sign
+    %t stream   %p streamlet       %e entry       %o offset: ordinal of the record within its entry
+    \\n \\t \\r \\\\ \\0 \\xHH
+
+It is applied to whole columns: Arrow joins them, and the joined column's memory is the output. JSON is made record by
+record, as it needs escaping that Arrow does not offer.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kera.cli._run import UsageError
+
+if TYPE_CHECKING:
+    from kera.client import StreamDescription
+
+TOKENS = "sktpeoT"
+
+_PIECE = re.compile(r"%(.)|\\(x[0-9a-fA-F]{2}|.)|([^%\\]+)", re.DOTALL)
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+class Place(NamedTuple):
+    """Where the records of a batch are."""
+
+    streamlet: int
+    entry: int
+    first_record: int
+    """Offset of the first one."""
+
+
+Formatter = Callable[[pa.RecordBatch, Place], Any]
+"""Makes the bytes to print of a batch."""
+
+
+def text_formatter(template: str, stream: StreamDescription) -> Formatter:
+    """Formats by `template`. Raises `UsageError` for a token that does not exist."""
+    pieces = list(_parse(template))
+
+    def format_batch(batch: pa.RecordBatch, place: Place) -> Any:
+        return _join([_column(piece, batch, place, stream) for piece in pieces], batch.num_rows)
+
+    return format_batch
+
+
+def json_formatter(stream: StreamDescription) -> Formatter:
+    """One JSON object per line: the row of a typed stream, else the record and where it is."""
+
+    def format_rows(batch: pa.RecordBatch, place: Place) -> bytes:
+        return "".join(json.dumps(row, default=_jsonable) + "\n" for row in batch.to_pylist()).encode()
+
+    def format_records(batch: pa.RecordBatch, place: Place) -> bytes:
+        records = (
+            json.dumps(
+                {
+                    "stream": stream.name,
+                    "streamlet": place.streamlet,
+                    "entry": place.entry,
+                    "offset": offset,
+                    "timestamp": _iso(row["timestamp"]),
+                    **_keys_to_json(row["keys"]),
+                    **_bytes_to_json("value", row["value"]),
+                    **({"headers": _headers_to_json(row["headers"])} if row["headers"] else {}),
+                },
+                ensure_ascii=False,
+            )
+            for offset, row in enumerate(batch.to_pylist(), place.first_record)
+        )
+        return ("\n".join(records) + "\n").encode()
+
+    return format_rows if stream.typed else format_records
+
+
+class _Token(NamedTuple):
+    letter: str
+
+
+def _parse(template: str) -> Iterator[bytes | _Token]:
+    position = 0
+    for match in _PIECE.finditer(template):
+        if match.start() != position:
+            break
+        position = match.end()
+        token, escape, literal = match.groups()
+        if literal is not None:
+            yield literal.encode()
+        elif token == "%":
+            yield b"%"
+        elif token is not None:
+            if token not in TOKENS:
+                known = " ".join("%" + letter for letter in TOKENS)
+                raise UsageError(f"--format: there is no %{token}; there are {known} and %%", token=token)
+            yield _Token(token)
+        elif escape.startswith("x") and len(escape) == 3:
+            yield bytes.fromhex(escape[1:])
+        elif escape in _ESCAPES:
+            yield _ESCAPES[escape]
+        else:
+            raise UsageError(f"--format: there is no \\{escape}; there are \\n \\t \\r \\0 \\\\ \\xHH", escape=escape)
+    if position != len(template):
+        raise UsageError(f"--format: {template[position:]!r} is cut short; write %% or \\\\ for the sign itself")
+
+
+def _column(piece: bytes | _Token, batch: pa.RecordBatch, place: Place, stream: StreamDescription) -> Any:
+    """The column, or the one value for all records, that stands for a piece of the format."""
+    if isinstance(piece, bytes):
+        return _constant(piece)
+    match piece.letter:
+        case "t":
+            return _constant(stream.name.encode())
+        case "p":
+            return _constant(b"%d" % place.streamlet)
+        case "e":
+            return _constant(b"%d" % place.entry)
+        case "o":
+            return _digits(pa.array(np.arange(place.first_record, place.first_record + batch.num_rows)))
+        case "T":
+            column = stream.timestamp_column if stream.typed else "timestamp"
+            return _microseconds(batch.column(column)) if column else _constant(b"")
+        case "k" if stream.typed:
+            return _as_text(batch.column(stream.key_column)) if stream.key_column else _constant(b"")
+        case "k":
+            return _first_keys(batch.column("keys"))
+        case _ if stream.typed:
+            return pa.array([json.dumps(row, default=_jsonable).encode() for row in batch.to_pylist()], pa.binary())
+        case _:
+            return batch.column("value")
+
+
+def _join(columns: list[Any], count: int) -> Any:
+    """The records' texts one after the other, as one buffer."""
+    joined = pc.binary_join_element_wise(*columns, _constant(b""), null_handling="replace", null_replacement=b"")
+    if isinstance(joined, pa.Scalar):
+        return joined.as_py() * count
+    _, offsets, data = joined.buffers()
+    ends = np.frombuffer(offsets, np.int32)[joined.offset : joined.offset + len(joined) + 1]
+    return memoryview(data)[ends[0] : ends[-1]] if data is not None else b""
+
+
+def _constant(value: bytes) -> pa.Scalar:
+    return pa.scalar(value, pa.binary())
+
+
+def _digits(column: pa.Array) -> pa.Array:
+    return column.cast(pa.string()).cast(pa.binary())
+
+
+def _microseconds(column: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64())
+    return _as_text(column)
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_binary(kind):
+        return column
+    if pa.types.is_dictionary(kind):
+        return _as_text(column.dictionary_decode())
+    return column.cast(pa.string()).cast(pa.binary())
+
+
+def _first_keys(keys: pa.ListArray) -> pa.Array:
+    """The first key of each record; null where it has none."""
+    lengths = pc.fill_null(pc.list_value_length(keys), 0).to_numpy(zero_copy_only=False)
+    starts = keys.offsets.to_numpy()[: len(keys)]
+    return keys.values.take(pa.array(starts, mask=lengths == 0))
+
+
+def _keys_to_json(keys: list[bytes] | None) -> dict[str, Any]:
+    if not keys:
+        return {}
+    if len(keys) == 1:
+        return _bytes_to_json("key", keys[0])
+    return {"keys": [key.decode(errors="replace") for key in keys]}
+
+
+def _bytes_to_json(name: str, value: bytes | None) -> dict[str, Any]:
+    """Text where it is text; else base64, under a name that says so."""
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {name + "_base64": base64.b64encode(value).decode()}
+
+
+def _headers_to_json(headers: list[tuple[str, bytes]]) -> dict[str, str]:
+    return {name: value.decode(errors="replace") for name, value in headers}
+
+
+def _iso(moment: datetime.datetime) -> str:
+    return moment.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return _iso(value) if value.tzinfo else value.isoformat()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return str(value)

@@ -1,0 +1,123 @@
+"""Flags of a command from the fields of a settings class: one flag per field, nothing written twice.
+
+``arena_bytes: int = Field(256 * MIB, description="Size of …, in bytes.")`` becomes ``--arena-bytes``, with the
+description as its help, the environment variable and the default shown. A flag that is not given stays None, so that
+`KeraSettings.load` can look at the environment, the file and the default; values are checked there and nowhere else.
+The one thing done here is that numbers of bytes may be written as ``256MiB``.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from kera.cli._sizes import format_size, parse_size
+from kera.core.settings import CONFIG_FILE_VARIABLE, KeraSettings
+
+_METAVARS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
+
+
+def command_function(settings_class: type[KeraSettings], run: Callable[[Any], int]) -> Callable[..., int]:
+    """A function that typer makes a command of: takes a flag per field and calls `run` with the settings."""
+
+    def command(*, config: Path | None, **flags: Any) -> int:
+        return run(settings_class.load(config, **_values(settings_class, flags)))
+
+    parameters = [_config_parameter(settings_class)]
+    parameters += [_parameter(settings_class, name, field) for name, field in settings_class.model_fields.items()]
+    command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _values(settings_class: type[KeraSettings], flags: dict[str, Any]) -> dict[str, Any]:
+    values = {name: value for name, value in flags.items() if value is not None and value != []}
+    for name in values:
+        if _is_size(name, _plain_type(settings_class.model_fields[name])):
+            values[name] = parse_size(values[name], name=_flag(name))
+    return values
+
+
+def _config_parameter(settings_class: type[KeraSettings]) -> inspect.Parameter:
+    option = typer.Option(
+        None,
+        "--config",
+        metavar="FILE",
+        envvar=CONFIG_FILE_VARIABLE,
+        show_envvar=False,
+        help=f"TOML file whose table [{settings_class.section}] has settings; flags and environment win."
+        f"  [env: {CONFIG_FILE_VARIABLE}]",
+    )
+    return inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=option, annotation=Path | None)
+
+
+def _parameter(settings_class: type[KeraSettings], name: str, field: FieldInfo) -> inspect.Parameter:
+    plain = _plain_type(field)
+    declaration, annotation, metavar = _flag(name), str | None, _metavar(name, plain)
+    if plain is bool:
+        declaration, annotation, metavar = f"{declaration}/--no-{declaration[2:]}", bool | None, None
+    elif get_origin(plain) in (list, tuple, set, frozenset):
+        annotation = list[str] | None  # type: ignore[assignment]
+    variable = f"{settings_class.model_config.get('env_prefix', '')}{name}".upper()
+    default = _default_text(name, plain, field)
+    notes = [f"env: {variable}"] + ([f"default: {default}"] if default else [])
+    option = typer.Option(
+        None,
+        declaration,
+        metavar=metavar,
+        envvar=variable,
+        show_envvar=False,  # shown by us, together with the default: typer knows neither's text
+        help=f"{field.description or ''}  [{', '.join(notes)}]",
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _plain_type(field: FieldInfo) -> Any:
+    """The field's type without ``| None``."""
+    if get_origin(field.annotation) in (Union, types.UnionType):
+        alternatives = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+        return alternatives[0] if len(alternatives) == 1 else str
+    return field.annotation
+
+
+def _is_size(name: str, plain: Any) -> bool:
+    return isinstance(plain, type) and issubclass(plain, int) and "bytes" in name.split("_")
+
+
+def _metavar(name: str, plain: Any) -> str:
+    if _is_size(name, plain):
+        return "SIZE"
+    if get_origin(plain) is Literal:
+        return "|".join(str(value) for value in get_args(plain))
+    if isinstance(plain, type) and issubclass(plain, enum.Enum):
+        return "|".join(str(member.value) for member in plain)
+    return _METAVARS.get(plain, "TEXT")
+
+
+def _default_text(name: str, plain: Any, field: FieldInfo) -> str | None:
+    """How the default is shown; None when there is nothing to show."""
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if field.is_required():
+        return "none, must be set"
+    if default is None or default == "":
+        return None
+    if plain is bool:
+        return "on" if default else "off"
+    if _is_size(name, plain):
+        return format_size(default)
+    if isinstance(default, enum.Enum):
+        return str(default.value)
+    if isinstance(default, (list, tuple, set, frozenset)):
+        return " ".join(str(item) for item in default) or None
+    return str(default)

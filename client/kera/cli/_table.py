@@ -1,0 +1,54 @@
+"""Aligned text for people: columns with a heading, and name-value lists. No lines, no colours: it may go to a pipe."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+
+_GAP = "  "
+
+
+def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows under a heading. Columns whose cells are all numbers are aligned to the right."""
+    cells = [[_text(cell) for cell in row] for row in rows]
+    columns = list(zip(heading, *cells, strict=True))
+    to_right = [len(column) > 1 and all(_is_number(cell) for cell in column[1:]) for column in columns]
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for row in (list(heading), *cells):
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, to_right, strict=True)
+        )
+        lines.append(_GAP.join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def fields(pairs: Iterable[tuple[str, object]], *, indent: str = "") -> str:
+    """Names and values, the values below each other. A value may have several lines."""
+    pairs = list(pairs)
+    width = max((len(name) for name, _ in pairs), default=0)
+    lines = []
+    for name, value in pairs:
+        first, *rest = _text(value).split("\n")
+        lines.append(f"{indent}{name.ljust(width)}{_GAP}{first}".rstrip())
+        lines += [f"{indent}{' ' * width}{_GAP}{line}" for line in rest]
+    return "\n".join(lines)
+
+
+def format_time(time_us: int) -> str:
+    """Microseconds since the epoch as local time."""
+    return datetime.datetime.fromtimestamp(time_us / 1e6).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 record``, ``2 records``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _text(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).replace(",", "").isdigit() or text == "-"

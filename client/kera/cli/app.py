@@ -1,0 +1,40 @@
+"""The ``kera`` command line: which groups of commands there are."""
+
+from __future__ import annotations
+
+import typer
+
+from kera.cli import bench, cluster, consume, daemons, dev, produce, stream
+
+app = typer.Typer(
+    name="kera",
+    help="Ingestion and storage of streams: daemons, streams, records in and out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a defect's traceback is for the one who repairs it: plain and complete
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        print(f"kera {version('kera')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _kera(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+daemons.register(app)
+app.command("dev")(dev.dev)
+app.add_typer(stream.app, name="stream")
+app.add_typer(cluster.app, name="cluster")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+app.add_typer(bench.app, name="bench")

@@ -1,0 +1,33 @@
+"""``kera bench``: how fast a cluster takes and gives records, and how long each takes.
+
+Producers and consumers are processes of their own (`_worker`), as they are in life; `_rounds` starts them and puts
+their figures together, `_report` prints them. What exactly is measured is in docs/bench.md.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import typer
+
+from kera.cli._lazy import add_lazy_command
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Measure throughput and latency.", no_args_is_help=True)
+
+
+def _load(name: str) -> Callable[..., int]:
+    from kera.cli._settings_flags import command_function
+    from kera.cli.bench import _rounds, _settings
+
+    return command_function(_settings.SETTINGS[name], functools.partial(_rounds.run, name))
+
+
+for _name, _help in {
+    "produce": "Measure how fast records are taken, and the time to their acknowledgement.",
+    "consume": "Measure how fast records are read that are there already.",
+    "e2e": "Measure the way from producer to consumer, both running.",
+}.items():
+    add_lazy_command(app, _name, _help, functools.partial(_load, _name))

@@ -1,0 +1,45 @@
+"""What producers of the benchmark send: values of a fixed length, of random hex digits.
+
+Hex digits because zeros would flatter compression, and pure noise would slander it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pyarrow as pa
+
+from kera.core.chunk import chunk_bytes_of
+from kera.core.schema import DEFAULT_SCHEMA
+
+
+def make_value(record_bytes: int) -> bytes:
+    """One value."""
+    return os.urandom(record_bytes // 2 + 1).hex().encode()[:record_bytes]
+
+
+def make_batch(record_bytes: int, records: int) -> pa.RecordBatch:
+    """`records` records without keys and headers, each with another value, stamped with one time."""
+    values = os.urandom(record_bytes * records // 2 + 1).hex().encode()
+    offsets = np.arange(0, record_bytes * (records + 1), record_bytes, dtype=np.int32)
+    value = pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
+    columns = {
+        "timestamp": pa.array(np.full(records, 1_700_000_000_000_000)).cast(DEFAULT_SCHEMA.field("timestamp").type),
+        "keys": pa.nulls(records, DEFAULT_SCHEMA.field("keys").type),
+        "value": value,
+        "headers": pa.nulls(records, DEFAULT_SCHEMA.field("headers").type),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=DEFAULT_SCHEMA)
+
+
+def records_per_chunk(record_bytes: int, chunk_bytes: int) -> int:
+    """The most records that a chunk of at most `chunk_bytes` takes; at least one."""
+    least, most = 1, max(2, chunk_bytes // max(1, record_bytes) + 1)
+    while most - least > 1:
+        middle = (least + most) // 2
+        if chunk_bytes_of(make_batch(record_bytes, middle)) <= chunk_bytes:
+            least = middle
+        else:
+            most = middle
+    return least

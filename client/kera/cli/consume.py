@@ -1,0 +1,125 @@
+"""``kera consume``: records of a stream on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._run import UsageError, run_async, silence_stdout
+
+if TYPE_CHECKING:
+    from kera.cli._format import Formatter
+    from kera.client import Client, StreamDescription
+
+
+class Start(enum.StrEnum):
+    """Where to begin."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+def consume(
+    stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
+    start: Start = typer.Option(Start.EARLIEST, "--from", help="Begin with the oldest record, or with the next new one."),
+    count: int | None = typer.Option(None, "--count", "-c", min=1, metavar="N", help="Stop after N records."),
+    until_end: bool = typer.Option(False, "--until-end", "-e", help="Stop at what is the end now; else wait for more."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON object per record."),
+    template: str | None = typer.Option(
+        None,
+        "--format",
+        "-f",
+        metavar="TEXT",
+        help=r"%s value, %k key, %t stream, %p streamlet, %e entry, %o offset, %T timestamp in µs, %%; \n, \t, …",
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    r"""Print the records of a stream as they come.
+
+    That is the values, one per line, or what --format or --json say. The format is kcat's: -f '%k %s\n' prints key and value. Records of one entry come in their order.
+    Typed streams are printed as JSON rows unless there is a format.
+    """
+    if as_json and template is not None:
+        raise UsageError("--json and --format exclude each other")
+    run_async(_consume(bootstrap, stream, start, count, until_end, as_json, template))
+
+
+async def _consume(
+    bootstrap: str, name: str, start: Start, count: int | None, until_end: bool, as_json: bool, template: str | None
+) -> None:
+    async with connected(bootstrap) as client:
+        formatter = _formatter(await client.describe(name), as_json, template)
+        printing = asyncio.ensure_future(_print_batches(client, name, start, count, until_end, formatter))
+        with _cancelled_when_nobody_reads(printing) as reader_gone:
+            try:
+                await printing
+            except BrokenPipeError:
+                reader_gone.set()
+            except asyncio.CancelledError:
+                if not reader_gone.is_set():
+                    raise
+        if reader_gone.is_set():
+            silence_stdout()
+
+
+def _formatter(stream: StreamDescription, as_json: bool, template: str | None) -> Formatter:
+    from kera.cli._format import json_formatter, text_formatter
+
+    if template is not None:
+        return text_formatter(template, stream)
+    if as_json or stream.typed:
+        return json_formatter(stream)
+    return text_formatter(r"%s\n", stream)
+
+
+async def _print_batches(
+    client: Client, name: str, start: Start, count: int | None, until_end: bool, formatter: Formatter
+) -> None:
+    from kera.cli._format import Place
+
+    remaining = count
+    async with client.consumer(name, start=start.value, end="latest" if until_end else None) as consumer:
+        async for chunk in consumer.batches():
+            batch = chunk.batch if remaining is None else chunk.batch.slice(0, remaining)
+            place = Place(chunk.entry.streamlet_id, chunk.entry.entry, chunk.header.first_record)
+            _write_all(formatter(batch, place))
+            if remaining is not None:
+                remaining -= batch.num_rows
+                if remaining == 0:
+                    return
+
+
+def _write_all(data: Any) -> None:
+    # Blocks when the reader is slow, and so holds up nothing but this command; records must not pile up here.
+    view = memoryview(data)
+    while view:
+        view = view[os.write(sys.stdout.fileno(), view) :]
+
+
+@contextlib.contextmanager
+def _cancelled_when_nobody_reads(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
+    """Cancel `task` when the pipe that we write to loses its reader, as ``| head`` does, even if nothing comes."""
+    gone, loop, fd = asyncio.Event(), asyncio.get_running_loop(), sys.stdout.fileno()
+
+    def note() -> None:
+        loop.remove_reader(fd)
+        gone.set()
+        task.cancel()
+
+    is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+    if is_pipe:
+        loop.add_reader(fd, note)  # a pipe's writing end is never readable: this only tells of its failure
+    try:
+        yield gone
+    finally:
+        if is_pipe:
+            loop.remove_reader(fd)

@@ -1,0 +1,69 @@
+"""``kera coordinator``, ``kera broker``, …: the daemons. A new one is a line in `DAEMONS`.
+
+A daemon's flags are its settings (see `kera.cli._settings_flags`). They are looked up when the command is used, so
+that the other commands do not wait for the import of daemons.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import typer
+
+from kera.cli._lazy import add_lazy_command
+from kera.cli._run import extra
+
+_SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"
+"""Set by `kera.client._supervisor`, which is not imported: a daemon needs nothing of the client."""
+
+
+class Daemon(NamedTuple):
+    """A daemon as the command line sees it."""
+
+    name: str
+    package: str
+    """Has ``settings`` with the settings class, and ``__main__`` with ``run(settings) -> int``."""
+    settings_class: str
+    help: str
+
+
+DAEMONS = (
+    Daemon("coordinator", "kera.coordinator", "CoordinatorSettings", "Run a coordinator: streams and membership."),
+    Daemon("broker", "kera.broker", "BrokerSettings", "Run a broker: takes, keeps and serves records."),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add a command for each daemon."""
+    for daemon in DAEMONS:
+        add_lazy_command(app, daemon.name, daemon.help, functools.partial(_load, daemon))
+
+
+def _load(daemon: Daemon) -> Callable[..., int]:
+    from kera.cli._settings_flags import command_function
+
+    with extra("server"):
+        settings_class = getattr(importlib.import_module(f"{daemon.package}.settings"), daemon.settings_class)
+    return command_function(settings_class, functools.partial(_run, daemon))
+
+
+def _run(daemon: Daemon, settings: Any) -> int:
+    _die_with_supervisor()
+    with extra("server"):
+        module = importlib.import_module(f"{daemon.package}.__main__")
+    return int(module.run(settings))
+
+
+def _die_with_supervisor() -> None:
+    """Follow the supervisor's end from here on, before the slow imports; also when it has ended already."""
+    from kera.core.process import die_with_parent
+
+    die_with_parent()
+    supervisor = os.environ.get(_SUPERVISOR_PID_VARIABLE)
+    if supervisor is not None and os.getppid() != int(supervisor):
+        os.kill(os.getpid(), signal.SIGTERM)

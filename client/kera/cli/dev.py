@@ -1,0 +1,112 @@
+"""``kera dev``: a whole cluster on this machine, for as long as the command runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
+from kera.cli._run import EXIT_ERROR, fail, run_async
+from kera.cli._sizes import format_size, parse_size
+from kera.cli._table import fields, plural
+
+if TYPE_CHECKING:
+    from kera.client.local_cluster import ChildDeath, LocalCluster
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def dev(
+    brokers: int = typer.Option(1, min=1, metavar="N", help="Number of brokers."),
+    data_dir: Path | None = typer.Option(None, metavar="DIR", help="Keep the cluster here; absent: temporary."),
+    port: int = typer.Option(7400, min=0, max=65535, metavar="PORT", help="Port of the coordinator; 0 takes any free one."),
+    host: str = typer.Option("127.0.0.1", metavar="HOST", help="Address to listen on."),
+    arena_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Shared memory of each broker."),
+    segment_bytes: str = typer.Option("8MiB", metavar="SIZE", help="Size of a segment."),
+    log_dir: Path | None = typer.Option(None, metavar="DIR", help="Where logs go; absent: with the data."),
+) -> int:
+    """Run a whole cluster on this machine until Ctrl-C.
+
+    Any other setting of a daemon can be given through its environment variable (see kera broker --help).
+    """
+    from kera.client.local_cluster import LocalCluster
+
+    cluster = LocalCluster(
+        brokers=brokers,
+        data_dir=data_dir,
+        arena_bytes=parse_size(arena_bytes, name="--arena-bytes"),
+        segment_bytes=parse_size(segment_bytes, name="--segment-bytes"),
+        host=host,
+        port=port,
+        log_dir=log_dir,
+    )
+    return run_async(_run(cluster))
+
+
+async def _run(cluster: LocalCluster) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        starting = asyncio.ensure_future(cluster.start())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return 0
+        await starting
+        print(_welcome(cluster), flush=True)
+        death = asyncio.ensure_future(cluster.wait())
+        await asyncio.wait([death, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if death.done():
+            return _tell_death(death.result())
+        death.cancel()
+        return 0
+    finally:
+        stopping.cancel()
+        for name in await cluster.stop():
+            print(f"kera: warning: {name} did not stop in time and was killed", file=sys.stderr)
+
+
+def _tell_death(death: ChildDeath) -> int:
+    code = fail(f"{death.name} {death.what}; stopping the others. The end of its log:", EXIT_ERROR)
+    print(textwrap.indent(death.log_tail or "(nothing)", "  "), file=sys.stderr)
+    return code
+
+
+def _welcome(cluster: LocalCluster) -> str:
+    """Where everything is, and what to try first."""
+    from importlib.metadata import version
+
+    pairs: list[tuple[str, object]] = [("bootstrap", cluster.bootstrap)]
+    for name, ready in cluster.ready.items():
+        if ready["ready"] == "broker":
+            pairs.append((name.replace("-", " "), f"grpc {ready['grpc_address']}, frames {ready['frames_address']}"))
+    pairs += [
+        ("memory", f"{format_size(cluster.arena_bytes)} per broker, in segments of {format_size(cluster.segment_bytes)}"),
+        ("data", f"{cluster.directory}{' (temporary)' if cluster.ephemeral else ''}"),
+        ("logs", cluster.log_dir),
+    ]
+    commands = [
+        "kera stream create demo",
+        "echo hello | kera produce demo",
+        "kera consume demo",
+    ]
+    if cluster.bootstrap != BOOTSTRAP_DEFAULT:
+        commands.insert(0, f"export {BOOTSTRAP_VARIABLE}={cluster.bootstrap}")
+    return "\n".join(
+        (
+            f"KerA {version('kera')}: a cluster of {plural(cluster.broker_count, 'broker')} on this machine",
+            "",
+            fields([*pairs, ("", ""), ("try", "\n".join(commands))], indent="  ").replace("  -\n", "\n"),
+            "",
+            "Ctrl-C stops it.",
+        )
+    )

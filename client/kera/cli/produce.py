@@ -1,0 +1,131 @@
+"""``kera produce``: lines of standard input become records of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._run import UsageError, run_async
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kera.client import Producer, StreamDescription
+
+ToBatch = Callable[[bytes, int], "pa.RecordBatch"]
+"""Records in a block of lines, the first of which has the given number."""
+
+
+def produce(
+    stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
+    key_separator: str | None = typer.Option(
+        None, "--key-separator", "-K", metavar="TEXT", help="A line is KEY TEXT VALUE; without TEXT in it, a value."
+    ),
+    as_json: bool = typer.Option(
+        False, "--json", help="A line is an object with key, value, headers, timestamp; typed streams: a row."
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Send each line of standard input as a record.
+
+    The number of records and their rate go to standard error when all are acknowledged.
+    """
+    if as_json and key_separator is not None:
+        raise UsageError("--json and --key-separator exclude each other")
+    if key_separator == "":
+        raise UsageError("--key-separator must not be empty")
+    run_async(_produce(bootstrap, stream, key_separator, as_json))
+
+
+async def _produce(bootstrap: str, name: str, key_separator: str | None, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        description = await client.describe(name)
+        to_batch = _converter(description, key_separator, as_json)
+        async with client.producer() as producer:
+            sender = _Sender(producer, name)
+            try:
+                await _send_all(sender, to_batch)
+            finally:  # after Ctrl-C, too: what was read goes out
+                await sender.finish()
+
+
+def _converter(stream: StreamDescription, key_separator: str | None, as_json: bool) -> ToBatch:
+    from kera.cli import _records
+
+    if stream.typed:
+        if not as_json:
+            raise UsageError(f"{stream.name} has a schema of its own: give its rows as JSON objects, with --json")
+        return lambda block, first_line: _records.rows_to_batch(block, stream.schema, first_line)
+    if as_json:
+        return _records.json_to_batch
+    separator = None if key_separator is None else key_separator.encode()
+    return lambda block, first_line: _records.lines_to_batch(block, separator)
+
+
+async def _send_all(sender: _Sender, to_batch: ToBatch) -> None:
+    from kera.cli._stdin import line_blocks
+
+    first_line = 1
+    async for block in line_blocks(sys.stdin.fileno()):
+        await sender.send(to_batch(block, first_line), len(block))
+        first_line += block.count(b"\n")
+
+
+class _Sender:
+    """Sends batches, knows how many of their records are acknowledged, and gives the first error back."""
+
+    def __init__(self, producer: Producer, stream: str) -> None:
+        self._producer = producer
+        self._stream = stream
+        self._waits: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
+        self._records = 0
+        self._input_bytes = 0
+        self._started_s = time.perf_counter()
+
+    async def send(self, batch: pa.RecordBatch, input_bytes: int) -> None:
+        """Hand over `batch` when there is room for it."""
+        if self._error is not None:
+            raise self._error
+        pending = await self._producer.send_batch(self._stream, batch)
+
+        async def wait() -> None:
+            await pending
+            self._records += batch.num_rows
+            self._input_bytes += input_bytes
+
+        task = asyncio.create_task(wait())
+        self._waits.add(task)
+        task.add_done_callback(partial(self._note_end))
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._waits.discard(task)
+        if not task.cancelled() and task.exception() is not None and self._error is None:
+            self._error = task.exception()
+
+    async def finish(self) -> None:
+        """Wait for all acknowledgements and say how many there were. Raises what any of them failed with."""
+        try:
+            await self._producer.flush()
+            if self._waits:
+                await asyncio.wait(self._waits)
+        finally:
+            self._print_summary()
+        if self._error is not None:
+            raise self._error
+
+    def _print_summary(self) -> None:
+        seconds = max(time.perf_counter() - self._started_s, 1e-9)
+        noun = "record" if self._records == 1 else "records"
+        print(
+            f"{self._records:,} {noun}, {self._input_bytes / 1e6:,.1f} MB in {seconds:.2f} s"
+            f" ({self._records / seconds:,.0f} records/s, {self._input_bytes / 1e6 / seconds:,.1f} MB/s)",
+            file=sys.stderr,
+        )

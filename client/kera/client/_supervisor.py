@@ -1,0 +1,187 @@
+"""One child process: started until it says that it is ready, watched, and ended in bounded time.
+
+A child is any program that prints one JSON object with the key ``ready`` as a line on its standard output
+when it serves, logs to standard error, and stops on SIGTERM. `Child` promises:
+
+* `start` returns the ready line, or raises `ChildStartError` with the reason from the child's log, and leaves
+  no process behind when it raises;
+* `stop` ends the child: SIGTERM, and SIGKILL when the grace is over;
+* the child gets none of the terminal's signals (it has a session of its own), so that the order in which
+  children stop is the supervisor's; and it goes when the supervisor dies (see `kera.core.process`).
+
+What to start, in which order, is left to `kera.client.local_cluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kera.client._supervisor_log import failure_reason, log_tail
+from kera.core.errors import InternalError, StartError
+from kera.core.process import DIE_WITH_PARENT_VARIABLE
+
+SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"
+"""Tells a child whose death to follow: one that came before the child had set that up would be missed."""
+
+READY_LINE_BYTES_MAX = 64 << 10
+
+
+class ChildStartError(StartError):
+    """A child process ended, or stayed silent, before it was ready. `attributes` has the tail of its log."""
+
+    code = "child_start"
+
+
+class Child:
+    """One supervised process; can be started again after it has ended."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log_path: Path,
+        on_death: Callable[[Child], None] | None = None,
+    ) -> None:
+        """`on_death` is called when a child that was ready ends without `stop` or `kill`."""
+        self.name = name
+        self.log_path = log_path
+        self.ready: dict[str, Any] = {}
+        """The ready line of the last start."""
+        self.argv = list(argv)
+        """What is run; may be changed between runs."""
+        self._env = dict(env)
+        self._on_death = on_death
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+        """Runs from ready to the end of the run, or until we ask for the end: what comes then is no news."""
+        self._log_start = 0
+        """Length of the log when the current run began: what is before belongs to earlier runs."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of the last run, negative for a signal; None while it runs or before the first run."""
+        return self._process.returncode if self._process is not None else None
+
+    def describe_exit(self) -> str:
+        """How the last run ended, in words."""
+        code = self.returncode
+        if code is None:
+            return "has not ended"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines that this run has logged, rendered for reading."""
+        return log_tail(self.log_path, since=self._log_start, lines=lines)
+
+    async def start(self, *, ready_timeout_s: float) -> dict[str, Any]:
+        """Run the program and wait for its ready line. Raises `ChildStartError`."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        env = {**self._env, DIE_WITH_PARENT_VARIABLE: "1", SUPERVISOR_PID_VARIABLE: str(os.getpid())}
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = await asyncio.create_subprocess_exec(
+                *self.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+                limit=READY_LINE_BYTES_MAX,
+            )
+        try:
+            self.ready = await asyncio.wait_for(self._read_ready(), ready_timeout_s)
+        except TimeoutError:
+            await self.kill()
+            raise self._start_error(f"was not ready within {ready_timeout_s:g} s") from None
+        except BaseException:
+            await self.kill()
+            raise
+        self._watch = asyncio.create_task(self._watch_until_death())
+        return self.ready
+
+    async def stop(self, *, grace_s: float) -> bool:
+        """End the child; False when it did not obey SIGTERM within `grace_s` and was killed."""
+        await self._end_watch()
+        if self.pid is None or self._process is None:
+            return True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._wait(), grace_s)
+        except TimeoutError:
+            await self.kill()
+            return False
+        return True
+
+    async def kill(self) -> None:
+        """End the child with SIGKILL and wait until it is gone."""
+        await self._end_watch()
+        pid = self.pid
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # its own children, too: they would hold our pipe open
+            await self._wait()
+
+    async def _wait(self) -> None:
+        # A full pipe would stop a child that prints more than it should: read on.
+        process, stdout = self._run()
+        while await stdout.read(READY_LINE_BYTES_MAX):
+            pass
+        await process.wait()
+
+    def _run(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader]:
+        if self._process is None or self._process.stdout is None:
+            raise InternalError(f"{self.name} has not been started")
+        return self._process, self._process.stdout
+
+    async def _read_ready(self) -> dict[str, Any]:
+        process, stdout = self._run()
+        while True:
+            try:
+                line = await stdout.readline()
+            except ValueError:
+                raise self._start_error("printed an endless line in place of its ready line") from None
+            if not line:
+                await process.wait()
+                raise self._start_error(self.describe_exit())
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict) and "ready" in message:
+                    return message
+
+    async def _watch_until_death(self) -> None:
+        await self._wait()
+        self._watch = None
+        if self._on_death is not None:
+            self._on_death(self)
+
+    async def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+            self._watch = None
+
+    def _start_error(self, what: str) -> ChildStartError:
+        tail = self.log_tail()
+        reason = failure_reason(self.log_path, since=self._log_start)
+        message = f"{self.name}: {reason}" if reason else f"{self.name} {what} (log: {self.log_path})"
+        if not reason and tail:
+            message += "\n" + tail
+        return ChildStartError(message, child=self.name, log_path=str(self.log_path), log_tail=tail)

@@ -1,0 +1,97 @@
+"""The directory of one local cluster, and the promise that one supervisor at a time uses it.
+
+A lock (``flock``, so it goes with the process however that ends) is held on ``.lock`` inside for as long as
+the supervisor lives. A second cluster in the same directory is refused. Temporary directories of supervisors
+that were killed are recognised by a lock that nobody holds, and are removed when the next temporary one is
+made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from kera.core.errors import PathNotWritable, StartError
+
+_PREFIX = "kera-local-"
+_LOCK = ".lock"
+
+
+class DirectoryInUse(StartError):
+    """Another local cluster runs in the directory; stop it or choose another."""
+
+    code = "directory_in_use"
+
+
+class ClusterDirectory:
+    """A directory with our lock on it. `release` gives the lock back, and removes a temporary directory."""
+
+    def __init__(self, path: Path, lock_fd: int, *, temporary: bool) -> None:
+        self.path = path
+        self.temporary = temporary
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls, path: Path) -> ClusterDirectory:
+        """Make `path` if need be and lock it. Raises `DirectoryInUse`, `PathNotWritable`."""
+        path = path.absolute()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PathNotWritable(f"cannot write to {path}: {error.strerror}", path=str(path)) from error
+        if not _try_lock(fd):
+            os.close(fd)
+            message = f"another local cluster uses {path}; stop it or choose another directory"
+            raise DirectoryInUse(message, path=str(path))
+        return cls(path, fd, temporary=False)
+
+    @classmethod
+    def make_temporary(cls) -> ClusterDirectory:
+        """A new directory for a cluster that leaves nothing behind; clears those of killed predecessors."""
+        remove_abandoned()
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        # The lock file appears under its name only when it is locked: whoever sees it can judge by it.
+        unnamed = path / (_LOCK + ".new")
+        fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(path / _LOCK)
+        return cls(path, fd, temporary=True)
+
+    def release(self) -> None:
+        """Remove the directory if it is temporary, and let go of the lock. May be called again."""
+        if self._lock_fd < 0:
+            return
+        if self.temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def remove_abandoned() -> list[Path]:
+    """Remove this user's temporary cluster directories whose supervisor is gone; returns what was removed."""
+    removed = []
+    for path in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid != os.getuid():
+                continue
+            fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if _try_lock(fd):
+                    shutil.rmtree(path, ignore_errors=True)
+                    removed.append(path)
+            finally:
+                os.close(fd)
+    return removed
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

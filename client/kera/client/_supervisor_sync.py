@@ -1,0 +1,85 @@
+"""`LocalCluster` for code without an event loop: one thread runs a loop that owns the children.
+
+The thread lives until the cluster has stopped. That matters beyond tidiness: the kernel counts the death of
+the thread that started a child as the death of its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Cluster(Protocol):
+    """What is needed of a `LocalCluster`."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    @property
+    def processes(self) -> dict[str, int]: ...
+    @property
+    def log_dir(self) -> Path: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> list[str]: ...
+    async def kill(self, name: str) -> None: ...
+    async def restart(self, name: str) -> None: ...
+
+
+class RunningCluster:
+    """A started `LocalCluster` whose methods block."""
+
+    def __init__(self, cluster: Cluster, loop: asyncio.AbstractEventLoop) -> None:
+        self._cluster = cluster
+        self._loop = loop
+
+    @property
+    def bootstrap(self) -> str:
+        """The coordinator's address."""
+        return self._cluster.bootstrap
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Name to process id, of the children that run."""
+        return self._cluster.processes
+
+    @property
+    def log_dir(self) -> Path:
+        """Where each daemon's log is: ``<name>.log``."""
+        return self._cluster.log_dir
+
+    def kill(self, name: str) -> None:
+        """See `LocalCluster.kill`."""
+        self.run(self._cluster.kill(name))
+
+    def restart(self, name: str) -> None:
+        """See `LocalCluster.restart`."""
+        self.run(self._cluster.restart(name))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of `coroutine`, run on the cluster's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+@contextlib.contextmanager
+def run_in_thread(cluster: Cluster) -> Iterator[RunningCluster]:
+    """Start `cluster` on a loop of its own, and stop it at the end of the block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="kera-local-cluster", daemon=True)
+    thread.start()
+    running = RunningCluster(cluster, loop)
+    try:
+        running.run(cluster.start())
+        try:
+            yield running
+        finally:
+            running.run(cluster.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

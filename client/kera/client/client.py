@@ -1,0 +1,165 @@
+"""The way in: a `Client` knows one cluster and makes producers, consumers and the admin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+from kera.client.admin import Admin
+from kera.client.cluster import Cluster
+from kera.client.consumer import Consumer, End, Positions, Start
+from kera.client.fetch import Fetched, Fetcher, Wanted, batches_of
+from kera.client.producer import Producer
+from kera.client.retry import retrying
+from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
+from kera.core.errors import InvalidArgument, NotOwner, Unavailable
+from kera.core.ids import EntryId, Position
+
+READ_BYTES_MAX = 4 << 20
+
+
+class Client:
+    """Connections to one cluster, shared by everything made from it; use it as an async context manager.
+
+    ::
+
+        async with await Client.connect("127.0.0.1:7400") as client:
+            await client.admin.create_stream("greetings")
+            async with client.producer() as producer:
+                await producer.prepare("greetings")
+                await producer.send("greetings", b"hello")
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.admin = Admin(cluster)
+
+    @classmethod
+    async def connect(cls, bootstrap: str, settings: ClientSettings | None = None) -> Client:
+        """A client of the cluster whose coordinators are at `bootstrap`: ``host:port``, several with commas.
+
+        Connections are made when they are needed; a cluster that is not there shows at the first call.
+        """
+        return cls(Cluster(bootstrap, settings or ClientSettings.load()))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def producer(self, settings: ProducerSettings | None = None, **overrides: Any) -> Producer:
+        """A producer; `overrides` are fields of `ProducerSettings`."""
+        return Producer(self._cluster, _merged(ProducerSettings, settings, overrides))
+
+    def consumer(
+        self,
+        *streams: str,
+        start: Start | Positions = "latest",
+        end: End | Positions | None = None,
+        settings: ConsumerSettings | None = None,
+        **overrides: Any,
+    ) -> Consumer:
+        """A consumer of `streams`; `overrides` are fields of `ConsumerSettings`.
+
+        `start` is ``"earliest"``, ``"latest"`` or positions (see `Consumer.positions`); `end` is None (never),
+        ``"latest"`` (what is there at the start) or positions.
+        """
+        return Consumer(self._cluster, streams, _merged(ConsumerSettings, settings, overrides), start=start, end=end)
+
+    async def describe(self, stream: str) -> StreamDescription:
+        """A stream, from cached metadata. Raises `UnknownStream`."""
+        return await self._cluster.stream(stream)
+
+    async def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
+        """Where each entry of each streamlet starts and ends now."""
+        return await self._cluster.bounds(stream)
+
+    async def read_range(
+        self,
+        stream: str,
+        streamlet_id: int,
+        entry: int,
+        start: Position,
+        end: Position | None,
+        *,
+        bytes_max: int = READ_BYTES_MAX,
+        settings: ConsumerSettings | None = None,
+    ) -> AsyncIterator[ChunkBatch]:
+        """The chunks of one entry from `start` up to exactly `end`, or up to the durable head of now.
+
+        Fetches one answer ahead. Raises what `Consumer.batches` raises.
+        """
+        settings = settings or ConsumerSettings.load()
+        description = await self._cluster.stream(stream)
+        entry_id = EntryId(description.stream_id, streamlet_id, entry)
+        if end is None:
+            end = (await self._cluster.bounds(stream))[streamlet_id][entry].end
+        if end <= start:
+            return
+        fetchers: list[Fetcher] = []
+
+        async def fetch(wanted: Wanted) -> Fetched:
+            async def attempt() -> Fetched:
+                try:
+                    fetcher = await self._fetcher(stream, streamlet_id, settings, fetchers)
+                    (answer,) = await fetcher.fetch(
+                        [wanted], bytes_max=bytes_max, wait_ms=0, timeout_s=self._cluster.request_timeout_s
+                    )
+                    if answer.error is not None:
+                        raise answer.error
+                except (NotOwner, Unavailable):
+                    self._cluster.forget(stream)
+                    raise
+                return answer
+
+            return await retrying(attempt, self._cluster.settings)
+
+        position = start
+        ahead = asyncio.ensure_future(fetch(Wanted(entry_id, position, end)))
+        try:
+            while position < end:
+                fetched = await ahead
+                if fetched.next == position and not fetched.buffers:
+                    raise InvalidArgument(
+                        f"{tuple(end)} lies behind the end of streamlet {streamlet_id} of stream {stream!r}",
+                        stream=stream,
+                        streamlet_id=streamlet_id,
+                    )
+                position = fetched.next
+                if position < end:
+                    ahead = asyncio.ensure_future(fetch(Wanted(entry_id, position, end)))
+                for batch in batches_of(
+                    fetched, description.schema, description.schema_id, verify=settings.verify_checksums
+                ):
+                    yield batch
+        finally:
+            ahead.cancel()
+
+    async def _fetcher(
+        self, stream: str, streamlet_id: int, settings: ConsumerSettings, fetchers: list[Fetcher]
+    ) -> Fetcher:
+        """The fetcher of the streamlet's owner, made anew when the connection is."""
+        description = await self._cluster.stream(stream)
+        channel = await self._cluster.channel(description, description.assignments[streamlet_id].broker_id)
+        if not fetchers or fetchers[-1].channel is not channel:
+            fetchers.append(
+                Fetcher(
+                    channel,
+                    application_id=settings.application_id,
+                    by_reference=settings.shared_memory != "never",
+                )
+            )
+        return fetchers[-1]
+
+    async def close(self) -> None:
+        """Close all connections. Producers and consumers should be closed before."""
+        await self._cluster.close()
+
+
+def _merged(kind: Any, settings: Any, overrides: dict[str, Any]) -> Any:
+    if settings is None:
+        return kind.load(**overrides)
+    return kind.load(**{**settings.model_dump(), **overrides}) if overrides else settings

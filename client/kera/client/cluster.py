@@ -1,0 +1,166 @@
+"""The SDK's view of the cluster: cached metadata, and one connection per broker.
+
+Metadata is what the coordinator said last; whoever learns that it is stale (`NotOwner`, a lost connection) says
+`forget`, and the next look asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from kera.client.retry import retrying
+from kera.client.settings import ClientSettings, Transport
+from kera.client.types import BrokerDescription, ClusterDescription, EntryBounds, StreamDescription
+from kera.core.errors import InvalidArgument, NotOwner, Unavailable
+from kera.core.process import node_id
+from kera.core.rpc import Channel, Method, api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.method import RequestT, ResponseT, call
+from kera.v1 import broker_pb2, coordinator_pb2
+
+
+class Cluster:
+    """Shared by the producers, consumers and the admin of one `Client`."""
+
+    def __init__(self, bootstrap: str, settings: ClientSettings) -> None:
+        addresses = [address.strip() for address in bootstrap.split(",") if address.strip()]
+        for address in addresses:
+            host, separator, port = address.rpartition(":")
+            if not (host and separator and port.isdigit()):
+                raise InvalidArgument(f"bootstrap address {address!r} is not host:port", address=address)
+        if not addresses:
+            raise InvalidArgument("no bootstrap address; give host:port of the coordinator")
+        self.settings = settings
+        self._node_id = node_id()
+        self._coordinators = [GrpcChannel(address, bulk_bytes_max=settings.message_bytes_max) for address in addresses]
+        self._streams: dict[str, StreamDescription] = {}
+        self._channels: dict[int, Channel] = {}
+        self._connecting: dict[int, asyncio.Lock] = {}
+
+    @property
+    def request_timeout_s(self) -> float:
+        """Time for one answer."""
+        return self.settings.request_timeout_ms / 1000
+
+    async def ask(self, method: Method[RequestT, ResponseT], message: RequestT) -> ResponseT:
+        """Call the coordinator, with retries; of several, the first that answers."""
+
+        async def attempt() -> ResponseT:
+            last: Unavailable | None = None
+            for channel in self._coordinators:
+                try:
+                    return await call(channel, method, message, timeout_s=self.request_timeout_s)
+                except Unavailable as error:
+                    last = error
+            raise Unavailable(
+                f"no coordinator can be reached ({last.message if last else 'none is known'});"
+                " is the cluster running (kera dev)?"
+            )
+
+        return await retrying(attempt, self.settings)
+
+    async def stream(self, name: str) -> StreamDescription:
+        """The stream called `name`, from the cache if it is there. Raises `UnknownStream`."""
+        known = self._streams.get(name)
+        if known is None:
+            answer = await self.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name=name))
+            known = self._streams[name] = StreamDescription.from_message(answer.stream, answer.brokers)
+        return known
+
+    def forget(self, name: str) -> None:
+        """Ask the coordinator again about a stream, next time."""
+        self._streams.pop(name, None)
+
+    async def describe(self) -> ClusterDescription:
+        """All brokers."""
+        answer = await self.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest())
+        return ClusterDescription(answer.cluster_id, [BrokerDescription.from_message(info) for info in answer.brokers])
+
+    async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
+        """Starts and ends of all entries, asked of the brokers now; by streamlet."""
+
+        async def attempt() -> dict[int, list[EntryBounds]]:
+            stream = await self.stream(name)
+            streamlets: dict[int, list[int]] = {}
+            for streamlet_id, assignment in stream.assignments.items():
+                streamlets.setdefault(assignment.broker_id, []).append(streamlet_id)
+            try:
+                answers = await asyncio.gather(
+                    *(self._describe_streamlets(stream, broker, owned) for broker, owned in streamlets.items())
+                )
+            except (NotOwner, Unavailable):
+                self.forget(name)
+                raise
+            merged = {streamlet_id: entries for answer in answers for streamlet_id, entries in answer.items()}
+            return dict(sorted(merged.items()))
+
+        return await retrying(attempt, self.settings)
+
+    async def _describe_streamlets(
+        self, stream: StreamDescription, broker_id: int, streamlet_ids: Sequence[int]
+    ) -> dict[int, list[EntryBounds]]:
+        channel = await self.channel(stream, broker_id)
+        request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=streamlet_ids)
+        answer = await call(channel, api.DESCRIBE_STREAMLETS, request, timeout_s=self.request_timeout_s)
+        return {
+            info.streamlet_id: [EntryBounds.from_message(entry) for entry in info.entries] for info in answer.streamlets
+        }
+
+    async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
+        """A live connection to a broker that `stream` names. Raises `Unavailable`."""
+        known = self._channels.get(broker_id)
+        if known is not None and not known.closed:
+            return known
+        broker = stream.brokers.get(broker_id)
+        if broker is None:
+            raise Unavailable(f"broker {broker_id} of stream {stream.name!r} is not known", broker_id=broker_id)
+        async with self._connecting.setdefault(broker_id, asyncio.Lock()):
+            known = self._channels.get(broker_id)
+            if known is None or known.closed:
+                known = self._channels[broker_id] = await self._connect(broker)
+            return known
+
+    async def _connect(self, broker: BrokerDescription) -> Channel:
+        last: Unavailable | None = None
+        for transport in self._transports(broker):
+            try:
+                return await self._connect_by(transport, broker)
+            except Unavailable as error:
+                last = error
+        raise last or Unavailable(
+            f"broker {broker.broker_id} does not offer transport {self.settings.transport}", broker_id=broker.broker_id
+        )
+
+    def _transports(self, broker: BrokerDescription) -> list[Transport]:
+        """Those that can work, the fastest first."""
+        local = broker.node_id == self._node_id and Path(broker.frames_unix_path).exists()
+        offered: list[Transport] = []
+        if broker.frames_unix_path and local:
+            offered.append("unix")
+        if broker.frames_address:
+            offered.append("tcp")
+        offered.append("grpc")
+        wanted = self.settings.transport
+        return offered if wanted == "auto" else [transport for transport in offered if transport == wanted]
+
+    async def _connect_by(self, transport: Transport, broker: BrokerDescription) -> Channel:
+        timeout_s = self.settings.connect_timeout_ms / 1000
+        bulk_bytes_max = self.settings.message_bytes_max
+        if transport == "unix":
+            return await FrameChannel.connect_unix(
+                broker.frames_unix_path, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max
+            )
+        if transport == "tcp":
+            return await FrameChannel.connect_tcp(
+                broker.frames_address, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max
+            )
+        return GrpcChannel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        channels = [*self._channels.values(), *self._coordinators]
+        self._channels.clear()
+        await asyncio.gather(*(channel.close() for channel in channels))

@@ -1,0 +1,253 @@
+"""A whole cluster on this machine: real daemons as child processes, for development, tests and benchmarks.
+
+    async with LocalCluster(brokers=2) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            ...
+
+Promises:
+
+* when `start` returns, every daemon serves and every broker is registered; when it raises, nothing is left
+  running;
+* `stop` ends brokers first, then the coordinator; it takes a bounded time, may be called again, and removes
+  what is temporary;
+* no child outlives this process, however that ends; a cluster without `data_dir` leaves nothing behind, and
+  what a killed one has left is removed at the next start.
+
+Synchronous code uses `LocalCluster.running`. How one child is handled is in `kera.client._supervisor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from kera.client._supervisor import Child, ChildStartError
+from kera.client._supervisor_dir import ClusterDirectory, DirectoryInUse
+from kera.client._supervisor_sync import RunningCluster, run_in_thread
+from kera.core.errors import InternalError, InvalidArgument, invariant
+from kera.core.settings import MIB
+from kera.core.telemetry import get_logger
+
+__all__ = ["ChildDeath", "ChildStartError", "DirectoryInUse", "LocalCluster", "RunningCluster"]
+
+COORDINATOR = "coordinator"
+READY_TIMEOUT_S = 60.0
+"""Bound on one daemon's start. It takes about a second; a large arena on a busy machine some more."""
+STOP_GRACE_S = 10.0
+"""What a daemon gets to stop by itself. Clean stops take well under a second."""
+
+log = get_logger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChildDeath:
+    """A child that ended without being asked to."""
+
+    name: str
+    what: str
+    """How it ended, in words."""
+    log_path: Path
+    log_tail: str
+
+
+class LocalCluster:
+    """One coordinator and some brokers. See the head of this module."""
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        data_dir: Path | str | None = None,
+        arena_bytes: int = 256 * MIB,
+        segment_bytes: int = 8 * MIB,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        env: Mapping[str, str] | None = None,
+        log_dir: Path | str | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        `data_dir` None makes a temporary, ephemeral cluster. `arena_bytes` is per broker. `port` is the
+        coordinator's (0: any free one). `env` is added to the children's environment, which makes it the way
+        to give any other setting (``KERA_BROKER_…``). Logs go to `log_dir`, or to ``logs`` in the cluster's
+        directory.
+        """
+        if brokers < 1:
+            raise InvalidArgument(f"a cluster needs at least one broker, not {brokers}", brokers=brokers)
+        self.broker_count = brokers
+        self.host = host
+        self.port = port
+        self.arena_bytes = arena_bytes
+        self.segment_bytes = segment_bytes
+        self._data_dir = Path(data_dir) if data_dir is not None else None
+        self._log_dir = Path(log_dir).absolute() if log_dir is not None else None
+        self._env = {**os.environ, **(env or {})}
+        self._directory: ClusterDirectory | None = None
+        self._children: dict[str, Child] = {}
+        self._deaths: asyncio.Queue[ChildDeath] = asyncio.Queue()
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap(self) -> str:
+        """The coordinator's address, for `Client.connect`."""
+        return str(self._children[COORDINATOR].ready["grpc_address"])
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Name to process id, of the children that run."""
+        return {name: child.pid for name, child in self._children.items() if child.pid is not None}
+
+    @property
+    def ready(self) -> dict[str, dict[str, Any]]:
+        """Name to ready line (addresses, broker id), of all children that were started."""
+        return {name: dict(child.ready) for name, child in self._children.items()}
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether all data goes when the cluster stops."""
+        return self._data_dir is None
+
+    @property
+    def directory(self) -> Path:
+        """Where data and sockets are, while the cluster runs."""
+        if self._directory is None:
+            raise InternalError("the cluster has not been started")
+        return self._directory.path
+
+    @property
+    def log_dir(self) -> Path:
+        """Where each daemon's log is: ``<name>.log``."""
+        return self._log_dir or self.directory / "logs"
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start everything. Raises `ChildStartError`, `DirectoryInUse` or `PathNotWritable`."""
+        invariant(self._directory is None, "a LocalCluster is started once")
+        if self._data_dir is None:
+            self._directory = ClusterDirectory.make_temporary()
+        else:
+            self._directory = ClusterDirectory.open(self._data_dir)
+        try:
+            await self._start_child(COORDINATOR, self._coordinator_argv())
+            # One after the other, so that in a new cluster broker-1 gets the id 1.
+            for number in range(1, self.broker_count + 1):
+                await self._start_child(f"broker-{number}", self._broker_argv(number))
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> list[str]:
+        """Stop everything, brokers first; returns the names of those that had to be killed.
+
+        May be called again.
+        """
+        brokers = [child for name, child in self._children.items() if name != COORDINATOR]
+        coordinators = [child for name, child in self._children.items() if name == COORDINATOR]
+        disobedient = []
+        try:
+            for generation in (brokers, coordinators):
+                obeyed = await asyncio.gather(*(child.stop(grace_s=STOP_GRACE_S) for child in generation))
+                disobedient += [child.name for child, ok in zip(generation, obeyed, strict=True) if not ok]
+        finally:
+            self._remove_temporary()
+        for name in disobedient:
+            log.warning("child did not stop and was killed", child=name, grace_s=STOP_GRACE_S)
+        return disobedient
+
+    def _remove_temporary(self) -> None:
+        if self._directory is None:
+            return
+        if self._directory.temporary:
+            for ready in self.ready.values():  # a broker that was killed has left its memory
+                if "arena_path" in ready:
+                    Path(ready["arena_path"]).unlink(missing_ok=True)
+        self._directory.release()
+
+    async def kill(self, name: str) -> None:
+        """End a child with SIGKILL, as a crash would. `wait` does not report it."""
+        await self._child(name).kill()
+
+    async def restart(self, name: str) -> None:
+        """Start a child again, with its data; stops it first if it runs. The coordinator keeps its port."""
+        child = self._child(name)
+        await child.stop(grace_s=STOP_GRACE_S)
+        if name == COORDINATOR:
+            child.argv = self._coordinator_argv(port=int(self.bootstrap.rpartition(":")[2]))
+        await child.start(ready_timeout_s=READY_TIMEOUT_S)
+
+    async def wait(self) -> ChildDeath:
+        """Wait until a child ends that was not asked to."""
+        return await self._deaths.get()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, **arguments: Any) -> Iterator[RunningCluster]:
+        """A started cluster for synchronous code; takes the arguments of the class.
+
+        with LocalCluster.running(brokers=2) as cluster:
+            use(cluster.bootstrap)
+        """
+        with run_in_thread(cls(**arguments)) as cluster:
+            yield cluster
+
+    # -- children --------------------------------------------------------------------------------------------
+
+    def _child(self, name: str) -> Child:
+        try:
+            return self._children[name]
+        except KeyError:
+            names = ", ".join(self._children)
+            raise InvalidArgument(f"no child is called {name}; there are: {names}", name=name) from None
+
+    async def _start_child(self, name: str, argv: list[str]) -> None:
+        path = self.log_dir / f"{name}.log"
+        child = Child(name, argv, env=self._env, log_path=path, on_death=self._note_death)
+        self._children[name] = child
+        await child.start(ready_timeout_s=READY_TIMEOUT_S)
+
+    def _note_death(self, child: Child) -> None:
+        death = ChildDeath(child.name, child.describe_exit(), child.log_path, child.log_tail())
+        self._deaths.put_nowait(death)
+
+    def _coordinator_argv(self, port: int | None = None) -> list[str]:
+        return self._argv(
+            COORDINATOR,
+            host=self.host,
+            port=self.port if port is None else port,
+            data_dir=self.directory / "coordinator",
+        )
+
+    def _broker_argv(self, number: int) -> list[str]:
+        argv = self._argv(
+            "broker",
+            host=self.host,
+            port=0,
+            frames_port=0,
+            coordinator=self.bootstrap,
+            data_dir=self.directory / f"broker-{number}",
+            arena_bytes=self.arena_bytes,
+            segment_bytes=self.segment_bytes,
+        )
+        return [*argv, "--ephemeral"] if self.ephemeral else argv
+
+    @staticmethod
+    def _argv(daemon: str, **flags: object) -> list[str]:
+        argv = [sys.executable, "-m", "kera.cli", daemon]
+        for name, value in flags.items():
+            argv += ["--" + name.replace("_", "-"), str(value)]
+        return argv

@@ -1,0 +1,61 @@
+"""Which streamlet a record goes to: by its primary key, or spread evenly. Pure functions.
+
+The hash is part of the contract between all producers of a stream: CRC-32C of the key's bytes, modulo M. A key of a
+typed column is first brought to bytes: text as UTF-8, binary as it is, anything else as the text of its value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+
+from kera.core.errors import SchemaMismatch
+
+
+def streamlet_of(key: bytes, streamlets: int) -> int:
+    """The streamlet of a key."""
+    return crc32c(key) % streamlets
+
+
+def split_by_streamlet(
+    batch: pa.RecordBatch, keys: pa.Array, streamlets: int, keyless: int
+) -> list[tuple[int, pa.RecordBatch]]:
+    """`batch` cut into one batch per streamlet, rows in their order; rows without a key go to streamlet `keyless`.
+
+    Hashes each distinct key once, so its cost hardly depends on the number of rows.
+    """
+    if streamlets == 1:
+        return [(0, batch)]
+    encoded = pc.dictionary_encode(keys)
+    hashes = [keyless if key is None else streamlet_of(key, streamlets) for key in _as_bytes(encoded.dictionary)]
+    table = np.array([*hashes, keyless], dtype=np.int64)
+    places = table[pc.fill_null(encoded.indices, len(hashes)).to_numpy(zero_copy_only=False)]
+    used = np.unique(places)
+    if len(used) == 1:
+        return [(int(used[0]), batch)]
+    return [(int(streamlet), batch.take(pa.array(np.flatnonzero(places == streamlet)))) for streamlet in used]
+
+
+def primary_keys(keys: pa.Array) -> pa.Array:
+    """The first key of each row of a ``list<binary>`` column; null for a row without keys."""
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(keys), 0)
+    present = pc.greater(lengths, 0)
+    rows = pc.indices_nonzero(present)
+    first = pc.list_element(keys.take(rows), 0) if len(rows) else pa.array([], pa.binary())
+    places = pc.if_else(present, pc.subtract(pc.cumulative_sum(pc.cast(present, pa.int64())), 1), None)
+    return first.take(places)
+
+
+def _as_bytes(values: pa.Array) -> list[bytes | None]:
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return [None if value is None else value.encode() for value in values.to_pylist()]
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return values.to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_nested(kind):
+        raise SchemaMismatch(f"a key column of type {kind} cannot partition a stream; use a scalar column")
+    return [None if value is None else str(value).encode() for value in values.to_pylist()]

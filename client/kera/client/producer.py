@@ -1,0 +1,316 @@
+"""The producer: records → chunks → requests (thesis 7.1.2), idempotent, in order, within a bounded buffer.
+
+Follow a record: `send` appends it to the open chunk of its streamlet (`accumulator.Accumulator`); the chunk closes when
+it is full or due, is encoded and queued in its `lane.Lane`; the `Sender` of the streamlet's broker gathers queued
+chunks of all lanes into requests, several in flight; each chunk's answer resolves the deliveries of its records.
+
+Everything runs on the event loop, and nothing is done per record beyond appending to lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Generator, Mapping, Sequence
+from typing import Any, Self
+
+import pyarrow as pa
+
+from kera.client.accumulator import Accumulator, Pending
+from kera.client.cluster import Cluster
+from kera.client.encoding import Payload, conform, payloads, records_to_batch
+from kera.client.lane import PendingChunk
+from kera.client.partitioner import streamlet_of
+from kera.client.sender import Sender
+from kera.client.settings import ProducerSettings
+from kera.client.stream_writer import StreamWriter
+from kera.client.types import Delivery, StreamDescription
+from kera.core.clock import Clock, SystemClock
+from kera.core.errors import (
+    BufferFull,
+    ClosedError,
+    KeraError,
+    Unavailable,
+    UnknownStream,
+)
+from kera.core.rpc import Channel, api
+from kera.core.telemetry import get_logger
+from kera.v1 import coordinator_pb2
+
+log = get_logger("kera.producer")
+
+RECORD_OVERHEAD_BYTES = 32
+"""Of a record in a chunk, besides its value and keys: timestamp and offsets; estimated from above."""
+
+
+class BatchDelivery(Awaitable[list[Delivery]]):
+    """The deliveries of the chunks that a batch became; await it for the list, in the order of the chunks."""
+
+    def __init__(self, futures: list[asyncio.Future[Delivery]]) -> None:
+        self._futures = futures
+
+    def __await__(self) -> Generator[Any, None, list[Delivery]]:
+        return asyncio.gather(*self._futures).__await__()
+
+
+class Producer:
+    """Writes records and batches to streams. Made by `Client.producer`; use it as an async context manager.
+
+    Deliveries that nobody awaits are not lost from sight: `flush`, and leaving the context, raise the first error
+    since the last `flush`.
+    """
+
+    def __init__(self, cluster: Cluster, settings: ProducerSettings, clock: Clock | None = None) -> None:
+        self.cluster = cluster
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.loop = asyncio.get_running_loop()
+        self._writers: dict[str, StreamWriter] = {}
+        self._senders: dict[int, Sender] = {}
+        self._identity: tuple[int, int] | None = None
+        self._preparing = asyncio.Lock()
+        self._buffered_bytes = 0
+        self._room = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failure: KeraError | None = None
+        self._unfinished: set[PendingChunk] = set()
+        self._chunks_since_drain = 0
+        self.closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(flush=kind is None)
+
+    # -- what users call ---------------------------------------------------------------------------------------
+
+    async def prepare(self, stream: str) -> StreamDescription:
+        """Look up a stream, so that `send` knows it. Raises `UnknownStream`."""
+        return (await self._writer(stream)).stream
+
+    def send(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        keys: bytes | Sequence[bytes] = (),
+        timestamp_us: int | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        streamlet: int | None = None,
+    ) -> Pending:
+        """Accept one record now; await the result for its `Delivery`.
+
+        The first key decides the streamlet (records of one key stay in order); without keys, chunks are spread evenly.
+        `timestamp_us` is microseconds since the Unix epoch, now by default. The stream must have been prepared
+        (`prepare`, or any `send_batch`).
+
+        Raises `BufferFull` when ``buffer_bytes_max`` is reached (``await drain()`` in a loop of sends),
+        `RecordTooLarge`, `StreamletOutOfRange`, `SchemaMismatch` for a stream with a schema of its own, `ClosedError`.
+        """
+        writer = self._writers.get(stream)
+        if writer is None or self.closed:
+            raise self._not_ready(stream)
+        now_us = self.clock.now_us()
+        size = RECORD_OVERHEAD_BYTES + (len(value) if value is not None else 0)
+        if keys:
+            if isinstance(keys, bytes):
+                keys = (keys,)
+            for key in keys:
+                size += len(key) + 8
+            if streamlet is None:
+                streamlet = streamlet_of(keys[0], writer.streamlet_count)
+        elif streamlet is None:
+            streamlet = writer.sticky_streamlet
+        if headers:
+            size += sum(len(name) + len(content) + 16 for name, content in headers.items())
+        if self._buffered_bytes + size > self.settings.buffer_bytes_max:
+            raise BufferFull(
+                f"{self.settings.buffer_bytes_max} bytes wait to be acknowledged; await drain() before sending more",
+                limit=self.settings.buffer_bytes_max,
+            )
+        accumulator = writer.accumulator(streamlet, size, now_us)
+        pending = accumulator.append(
+            value, keys or None, now_us if timestamp_us is None else timestamp_us, headers, size
+        )
+        self._buffered_bytes += size
+        if accumulator.size >= self.settings.chunk_bytes_max:
+            self.close_chunk(writer, accumulator)
+        return pending
+
+    async def drain(self) -> None:
+        """Wait until there is room in the buffer; costs next to nothing when there is.
+
+        Also lets the event loop run when chunks have been filled since the last call, so that they are sent.
+        """
+        if self._buffered_bytes * 2 > self.settings.buffer_bytes_max:
+            while self._buffered_bytes * 2 > self.settings.buffer_bytes_max:
+                self._room.clear()
+                await self._room.wait()
+        elif self._chunks_since_drain:
+            self._chunks_since_drain = 0
+            await asyncio.sleep(0)
+
+    async def send_batch(
+        self, stream: str, batch: pa.RecordBatch | pa.Table, *, streamlet: int | None = None
+    ) -> BatchDelivery:
+        """Accept all rows of `batch`, waiting for room in the buffer; await the result for the deliveries.
+
+        The columns are those of the stream's schema; ones that may be null, and the default schema's timestamp, can be
+        left out. Rows are partitioned by the stream's key column (default schema: the first of ``keys``), in order.
+        Raises `SchemaMismatch`, `RecordTooLarge`, `StreamletOutOfRange`, `UnknownStream`.
+        """
+        writer = await self._writer(stream)
+        if self.closed:
+            raise self._not_ready(stream)
+        futures: list[asyncio.Future[Delivery]] = []
+        for part in [batch] if isinstance(batch, pa.RecordBatch) else batch.to_batches():
+            if not part.num_rows:
+                continue
+            now_us = self.clock.now_us()
+            for place, rows in writer.partition(conform(part, writer.stream, now_us), streamlet):
+                writer.close_open_chunk(place)  # records that were sent before stay before
+                for payload in payloads(rows, writer.stream, self.settings.chunk_bytes_max, now_us):
+                    await self._wait_for_room(payload.payload.size)
+                    futures.append(self._enqueue(writer, place, payload, now_us, self.loop.create_future()))
+                    self._buffered_bytes += payload.payload.size
+        return BatchDelivery(futures)
+
+    async def flush(self) -> None:
+        """Wait until everything accepted so far is delivered or failed.
+
+        Raises the first error since the last `flush`.
+        """
+        for writer in self._writers.values():
+            writer.close_open_chunks()
+        while self._unfinished:
+            self._idle.clear()
+            await self._idle.wait()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Deliver what was accepted (unless `flush` is False), and take no more."""
+        if self.closed:
+            return
+        try:
+            if flush:
+                await self.flush()
+        finally:
+            self.closed = True
+            for sender in self._senders.values():
+                await sender.stop()
+            for chunk in list(self._unfinished):
+                self.finish(chunk, ClosedError("the producer was closed before the chunk was acknowledged"))
+            for writer in self._writers.values():
+                writer.abandon(ClosedError("the producer was closed before the record was sent"))
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def _not_ready(self, stream: str) -> KeraError:
+        if self.closed:
+            return ClosedError("the producer is closed")
+        return UnknownStream(f"stream {stream!r} is not prepared; await producer.prepare({stream!r})", stream=stream)
+
+    async def _writer(self, name: str) -> StreamWriter:
+        writer = self._writers.get(name)
+        if writer is not None:
+            return writer
+        async with self._preparing:
+            writer = self._writers.get(name)
+            if writer is None:
+                stream = await self.cluster.stream(name)
+                if self._identity is None:
+                    request = coordinator_pb2.InitProducerRequest(name=self.settings.name)
+                    answer = await self.cluster.ask(api.INIT_PRODUCER, request)
+                    self._identity = answer.producer_id, answer.producer_epoch
+                writer = self._writers[name] = StreamWriter(self, stream, *self._identity)
+            return writer
+
+    # -- chunks ------------------------------------------------------------------------------------------------
+
+    def close_chunk(self, writer: StreamWriter, accumulator: Accumulator) -> None:
+        """Encode the records of `accumulator` and queue them."""
+        writer.forget(accumulator)
+        now_us = self.clock.now_us()
+        batch = records_to_batch(accumulator.values, accumulator.timestamps_us, accumulator.keys, accumulator.headers)
+        # An accumulator is about a chunk's size, but a single record may be as large as a segment.
+        made = list(payloads(batch, writer.stream, max(accumulator.size * 2, self.settings.chunk_bytes_max), now_us))
+        self._buffered_bytes -= accumulator.size
+        self._buffered_bytes += sum(payload.payload.size for payload in made)
+        futures = [accumulator.delivered] + [self.loop.create_future() for _ in made[1:]]
+        accumulator.split([payload.record_count for payload in made], futures)
+        for payload, future in zip(made, futures, strict=True):
+            self._enqueue(writer, accumulator.streamlet, payload, accumulator.created_us, future)
+
+    def _enqueue(
+        self, writer: StreamWriter, streamlet: int, payload: Payload, created_us: int, future: asyncio.Future[Delivery]
+    ) -> asyncio.Future[Delivery]:
+        lane = writer.lane(streamlet)
+        deadline_s = self.loop.time() + self.settings.delivery_timeout_ms / 1000
+        chunk = PendingChunk(lane, payload, created_us, deadline_s, future)
+        lane.add(chunk)
+        self._unfinished.add(chunk)
+        self._chunks_since_drain += 1
+        self.sender(writer, streamlet).lane_ready(lane)
+        return future
+
+    async def _wait_for_room(self, size: int) -> None:
+        while self._buffered_bytes and self._buffered_bytes + size > self.settings.buffer_bytes_max:
+            self._room.clear()
+            await self._room.wait()
+
+    def finish(self, chunk: PendingChunk, outcome: Delivery | KeraError) -> None:
+        """`chunk` is delivered, or has failed for good."""
+        self._unfinished.discard(chunk)
+        self._buffered_bytes -= chunk.payload.payload.size
+        self._room.set()
+        if not self._unfinished:
+            self._idle.set()
+        future = chunk.delivered
+        if isinstance(outcome, KeraError):
+            self._failure = self._failure or outcome
+            if not future.done():
+                future.set_exception(outcome)
+                future.exception()  # `flush` tells it, too: no warning if nobody awaits this future
+        elif not future.done():
+            future.set_result(outcome)
+
+    # -- used by senders ---------------------------------------------------------------------------------------
+
+    def sender(self, writer: StreamWriter, streamlet: int) -> Sender:
+        """The sender of the broker that owns a streamlet, as far as is known."""
+        broker_id = writer.stream.assignments[streamlet].broker_id
+        sender = self._senders.get(broker_id)
+        if sender is None:
+            sender = self._senders[broker_id] = Sender(self, broker_id)
+        return sender
+
+    def close_due_chunks(self, broker_id: int, now_us: int) -> bool:
+        """Close the open chunks for a broker that have lingered long enough; whether there were any."""
+        due_us = now_us - round(self.settings.linger_ms * 1000)
+        closed = False
+        for writer in self._writers.values():
+            for accumulator in list(writer.open_chunks()):
+                owner = writer.stream.assignments[accumulator.streamlet].broker_id
+                if owner == broker_id and accumulator.created_us <= due_us:
+                    self.close_chunk(writer, accumulator)
+                    closed = True
+        return closed
+
+    async def connect(self, broker_id: int) -> Channel:
+        """A connection to a broker, found through the streams that it has; raises `Unavailable`."""
+        for name, writer in self._writers.items():
+            try:
+                writer.stream = await self.cluster.stream(name)
+            except UnknownStream:
+                continue  # deleted: the broker will say so, chunk by chunk
+            if broker_id in writer.stream.brokers:
+                return await self.cluster.channel(writer.stream, broker_id)
+        raise Unavailable(f"broker {broker_id} is not known any more", broker_id=broker_id)
+
+    def metadata_is_stale(self) -> None:
+        """Ask the coordinator again before the next connection."""
+        for name in self._writers:
+            self.cluster.forget(name)

@@ -1,0 +1,205 @@
+"""Requests to one broker: gathers queued chunks of all lanes, keeps several requests in flight, retries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from kera.client.lane import Lane, PendingChunk
+from kera.client.retry import backoff_s
+from kera.client.types import Delivery, durability_name
+from kera.core.errors import InternalError, KeraError, NotOwner, Unavailable, Uncertain
+from kera.core.ids import EntryId, Position
+from kera.core.rpc import Reply, api
+from kera.core.rpc.wire import error_from_message
+from kera.core.telemetry import get_logger
+from kera.v1 import broker_pb2
+
+if TYPE_CHECKING:
+    from kera.client.producer import Producer
+
+log = get_logger("kera.producer")
+
+
+class Sender:
+    """Requests to one broker."""
+
+    def __init__(self, producer: Producer, broker_id: int) -> None:
+        self._producer = producer
+        self._broker_id = broker_id
+        self._lanes: deque[Lane] = deque()
+        """Lanes that may have chunks to send, each at most once; served in turn."""
+        self._queued: set[Lane] = set()
+        self._requests = 0
+        self._pump_soon = False
+        self._retry_at_s = 0.0
+        self._attempt = 0
+        self._channel: Any = None
+        self._connecting: asyncio.Task[None] | None = None
+
+    def lane_ready(self, lane: Lane) -> None:
+        """A chunk was added to a lane."""
+        if lane not in self._queued:
+            self._queued.add(lane)
+            self._lanes.append(lane)
+        if not self._pump_soon:
+            self._pump_soon = True
+            self._producer.loop.call_soon(self._pump)
+
+    def chunk_opened(self) -> None:
+        """A chunk was opened: it is due when it has lingered."""
+        linger_ms = self._producer.settings.linger_ms
+        if linger_ms:
+            self._producer.loop.call_later(linger_ms / 1000 + 0.001, self._pump)
+        elif not self._pump_soon:
+            self._pump_soon = True
+            self._producer.loop.call_soon(self._pump)
+
+    async def stop(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+
+    def _pump(self) -> None:
+        """Send as many requests as may be in flight."""
+        self._pump_soon = False
+        producer = self._producer
+        if producer.closed:
+            return
+        now_s = producer.loop.time()
+        if now_s < self._retry_at_s:
+            return  # the retry's timer pumps
+        while self._requests < producer.settings.requests_in_flight_max:
+            if self._channel is None or self._channel.closed:
+                if self._lanes or producer.close_due_chunks(self._broker_id, producer.clock.now_us()):
+                    self._connect()
+                return
+            chunks = self._gather(producer.settings.request_bytes_max)
+            if chunks:
+                self._send(chunks)
+            elif not producer.close_due_chunks(self._broker_id, producer.clock.now_us()):
+                return
+
+    def _gather(self, bytes_max: int) -> list[PendingChunk]:
+        """Queued chunks for one request: the lanes in turn, each lane's chunks in order."""
+        chunks: list[PendingChunk] = []
+        size = 0
+        while self._lanes:
+            lane = self._lanes[0]
+            while lane.ready:
+                if chunks and size + lane.waiting[0].chunk_bytes > bytes_max:
+                    self._lanes.rotate(-1)  # the next request begins with another lane
+                    return chunks
+                chunk = lane.take()
+                chunks.append(chunk)
+                size += chunk.chunk_bytes
+            self._lanes.popleft()
+            self._queued.discard(lane)
+        return chunks
+
+    def _send(self, chunks: list[PendingChunk]) -> None:
+        self._requests += 1
+        bulk: list[Any] = []
+        for chunk in chunks:
+            header, payload, padding = chunk.encoded  # type: ignore[misc]
+            bulk += (header, payload, padding) if padding else (header, payload)
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks))
+        timeout_s = self._producer.cluster.request_timeout_s
+        try:
+            future = self._channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
+        except KeraError as error:
+            self._requests -= 1
+            self._refused(chunks, error)
+            return
+        future.add_done_callback(lambda done: self._answered(chunks, done))
+
+    def _answered(
+        self, chunks: list[PendingChunk], done: asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]]
+    ) -> None:
+        self._requests -= 1
+        error = done.exception() if not done.cancelled() else Uncertain("request was cancelled")
+        if error is not None:
+            if not isinstance(error, KeraError):
+                error = InternalError(f"{type(error).__name__}: {error}")
+            self._refused(chunks, error)
+            return
+        statuses = done.result().message.statuses
+        if len(statuses) != len(chunks):
+            text = f"broker {self._broker_id} answered {len(statuses)} chunks of {len(chunks)}"
+            self._refused(chunks, InternalError(text, broker_id=self._broker_id))
+            return
+        failed: list[tuple[PendingChunk, KeraError]] = []
+        for chunk, status in zip(chunks, statuses, strict=True):
+            if status.HasField("error"):
+                failed.append((chunk, error_from_message(status.error)))
+            else:
+                self._delivered(chunk, status)
+        if failed:
+            self._came_back(failed)
+        else:
+            self._attempt = 0
+        self._pump()
+
+    def _delivered(self, chunk: PendingChunk, status: broker_pb2.ChunkStatus) -> None:
+        lane = chunk.lane
+        lane.acknowledged()
+        identity = lane.identity
+        self._producer.finish(
+            chunk,
+            Delivery(
+                stream=identity.stream,
+                entry=EntryId(identity.stream_id, identity.streamlet_id, status.entry),
+                position=Position(status.group_id, status.segment_id, status.position),
+                record=status.first_record,
+                record_count=chunk.payload.record_count,
+                durability=durability_name(status.durability),
+                duplicate=status.duplicate,
+            ),
+        )
+        if lane.ready:
+            self._requeue(lane)
+
+    def _refused(self, chunks: list[PendingChunk], error: KeraError) -> None:
+        self._came_back([(chunk, error) for chunk in chunks])
+        self._pump()
+
+    def _came_back(self, failed: list[tuple[PendingChunk, KeraError]]) -> None:
+        producer = self._producer
+        now_s = producer.loop.time()
+        retried: KeraError | None = None
+        for chunk, error in failed:
+            lane = chunk.lane
+            failure = lane.refused(chunk, error, now_s)
+            if failure is not None:
+                producer.finish(chunk, failure)
+            else:
+                retried = retried or error
+            self._requeue(lane)
+        if retried is None:
+            return
+        self._attempt += 1
+        pause_s = backoff_s(producer.cluster.settings, self._attempt)
+        self._retry_at_s = now_s + pause_s
+        producer.loop.call_later(pause_s + 0.001, self._pump)
+        if self._attempt == 1:
+            log.warning("broker refused chunks; retrying", broker_id=self._broker_id, error=retried.message)
+        if isinstance(retried, (NotOwner, Unavailable, Uncertain)):
+            producer.metadata_is_stale()
+
+    def _requeue(self, lane: Lane) -> None:
+        if lane not in self._queued:
+            self._queued.add(lane)
+            self._lanes.append(lane)
+
+    def _connect(self) -> None:
+        if self._connecting is None or self._connecting.done():
+            self._connecting = self._producer.loop.create_task(self._connected())
+
+    async def _connected(self) -> None:
+        """Find the broker and connect to it; while that fails, queued chunks grow older, up to their deadline."""
+        try:
+            self._channel = await self._producer.connect(self._broker_id)
+        except KeraError as error:
+            self._came_back([(lane.take(), error) for lane in list(self._lanes) for _ in range(lane.ready_count)])
+            return
+        self._pump()

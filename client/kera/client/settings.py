@@ -1,0 +1,84 @@
+"""Settings of the SDK: sections ``[client]``, ``[producer]`` and ``[consumer]``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import ByteSize, Field
+
+from kera.core.settings import KIB, MIB, KeraSettings
+
+Transport = Literal["auto", "unix", "tcp", "grpc"]
+SharedMemory = Literal["auto", "never", "always"]
+
+
+class ClientSettings(KeraSettings):
+    """How to reach the cluster. Variables ``KERA_CLIENT_*``."""
+
+    section: ClassVar[str] = "client"
+
+    transport: Transport = Field(
+        "auto",
+        description="How to reach brokers. auto: a unix socket on the same node, else frames over TCP, else gRPC.",
+    )
+    connect_timeout_ms: int = Field(5_000, gt=0, description="How long to wait for one connection, in ms.")
+    request_timeout_ms: int = Field(10_000, gt=0, description="How long to wait for one answer, in ms.")
+    retry_timeout_ms: int = Field(
+        30_000, ge=0, description="How long to go on trying what fails for a passing reason, in ms."
+    )
+    retry_backoff_ms: int = Field(50, gt=0, description="Pause before the first retry, in ms; doubles up to 1 s.")
+    message_bytes_max: ByteSize = Field(
+        ByteSize(32 * MIB), description="Largest request or response; not below the brokers' segment size."
+    )
+
+
+class ProducerSettings(KeraSettings):
+    """How records become chunks and requests. Variables ``KERA_PRODUCER_*``."""
+
+    section: ClassVar[str] = "producer"
+
+    name: str = Field("", description="Name of the application, for the logs of the coordinator.")
+    chunk_bytes_max: ByteSize = Field(
+        ByteSize(256 * KIB),
+        description="A chunk of a streamlet closes at this size; larger ones cost less per record, smaller wait less.",
+    )
+    request_bytes_max: ByteSize = Field(
+        ByteSize(1 * MIB), description="A request to a broker takes chunks up to this size; at least one."
+    )
+    linger_ms: float = Field(
+        0.0,
+        ge=0,
+        description="How long an unfilled chunk waits for more records, in ms. 0: it goes when a request may be sent,"
+        " so chunks grow by themselves under load.",
+    )
+    requests_in_flight_max: int = Field(
+        5, ge=1, description="Requests per broker that wait for an answer; order is kept whatever the number."
+    )
+    buffer_bytes_max: ByteSize = Field(
+        ByteSize(64 * MIB), description="Records accepted and not yet acknowledged; beyond it senders wait."
+    )
+    delivery_timeout_ms: int = Field(
+        60_000, gt=0, description="How long a record may take until it is acknowledged, retries included, in ms."
+    )
+
+
+class ConsumerSettings(KeraSettings):
+    """How chunks are fetched. Variables ``KERA_CONSUMER_*``."""
+
+    section: ClassVar[str] = "consumer"
+
+    application_id: str = Field("", description="Name of the application, as brokers see it.")
+    fetch_bytes_max: ByteSize = Field(ByteSize(2 * MIB), description="Bound on one response of a broker.")
+    fetch_wait_ms: int = Field(
+        500, ge=0, le=60_000, description="How long a broker holds a fetch that finds nothing, in ms."
+    )
+    prefetch_bytes_max: ByteSize = Field(
+        ByteSize(8 * MIB), description="Fetched and not yet taken by the application; beyond it fetching pauses."
+    )
+    shared_memory: SharedMemory = Field(
+        "auto",
+        description="Read chunks in place in the broker's memory. auto: when it is on the same node; always: or fail.",
+    )
+    verify_checksums: bool = Field(
+        default=True, description="Check each chunk's checksums before its records are used; about 0.04 s per GB."
+    )

@@ -1,0 +1,123 @@
+"""What a producer keeps per stream: open chunks, and a lane per streamlet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kera.client.accumulator import Accumulator
+from kera.client.encoding import too_large
+from kera.client.lane import Lane, LaneIdentity
+from kera.client.partitioner import primary_keys, split_by_streamlet
+from kera.client.types import StreamDescription
+from kera.core.errors import KeraError, SchemaMismatch, StreamletOutOfRange
+
+if TYPE_CHECKING:
+    from kera.client.producer import Producer
+
+BATCH_OVERHEAD_BYTES = 1024
+"""Chunk header, and what Arrow adds to a batch of one row; estimated from above."""
+
+
+class StreamWriter:
+    """What the producer keeps per stream."""
+
+    def __init__(self, producer: Producer, stream: StreamDescription, producer_id: int, producer_epoch: int) -> None:
+        self._producer = producer
+        self.stream = stream
+        self.streamlet_count = stream.config.streamlets
+        self.sticky_streamlet = producer_id % self.streamlet_count
+        """Where records without keys go; moves on with each chunk."""
+        self._lanes = [
+            Lane(
+                LaneIdentity(
+                    stream.name, stream.stream_id, streamlet, stream.schema_id, producer_id, stream.codec, stream.typed
+                ),
+                producer_epoch,
+            )
+            for streamlet in range(self.streamlet_count)
+        ]
+        self._open: dict[int, Accumulator] = {}
+
+    def lane(self, streamlet: int) -> Lane:
+        return self._lanes[streamlet]
+
+    def accumulator(self, streamlet: int, record_bytes: int, now_us: int) -> Accumulator:
+        """The open chunk of a streamlet. Raises `StreamletOutOfRange`, `RecordTooLarge`, `SchemaMismatch`."""
+        accumulator = self._open.get(streamlet)
+        if accumulator is None or record_bytes > self._producer.settings.chunk_bytes_max:
+            self._check(streamlet, record_bytes)
+        if accumulator is None:
+            producer = self._producer
+            accumulator = Accumulator(self.stream.name, streamlet, now_us, producer.loop.create_future())
+            self._open[streamlet] = accumulator
+            producer.sender(self, streamlet).chunk_opened()
+        return accumulator
+
+    def _check(self, streamlet: int, record_bytes: int) -> None:
+        if self.stream.typed:
+            raise SchemaMismatch(
+                f"stream {self.stream.name!r} has a schema of its own; use send_batch", stream=self.stream.name
+            )
+        self._check_streamlet(streamlet)
+        limit = self.stream.segment_bytes_min
+        if limit and record_bytes + BATCH_OVERHEAD_BYTES > limit:
+            raise too_large(record_bytes, limit, self.stream.name)
+
+    def _check_streamlet(self, streamlet: int) -> None:
+        if not 0 <= streamlet < self.streamlet_count:
+            raise StreamletOutOfRange(
+                f"stream {self.stream.name!r} has streamlets 0 to {self.streamlet_count - 1}, not {streamlet}",
+                stream=self.stream.name,
+                streamlet_id=streamlet,
+                streamlets=self.streamlet_count,
+            )
+
+    def partition(self, batch: pa.RecordBatch, streamlet: int | None) -> list[tuple[int, pa.RecordBatch]]:
+        """`batch` by streamlet."""
+        if streamlet is not None:
+            self._check_streamlet(streamlet)
+            return [(streamlet, batch)]
+        keyless = self.sticky_streamlet
+        self._move_on()
+        if self.streamlet_count == 1:
+            return [(0, batch)]
+        if self.stream.typed:
+            if self.stream.key_column is None:
+                return [(keyless, batch)]
+            keys = batch.column(self.stream.key_column)
+        else:
+            column = batch.column("keys")
+            if column.null_count == batch.num_rows:
+                return [(keyless, batch)]
+            keys = primary_keys(column)
+        return split_by_streamlet(batch, keys, self.streamlet_count, keyless)
+
+    def open_chunks(self) -> Sequence[Accumulator]:
+        return list(self._open.values())
+
+    def forget(self, accumulator: Accumulator) -> None:
+        """The open chunk is being closed; the next record opens another."""
+        del self._open[accumulator.streamlet]
+        if accumulator.streamlet == self.sticky_streamlet:
+            self._move_on()
+
+    def _move_on(self) -> None:
+        self.sticky_streamlet = (self.sticky_streamlet + 1) % self.streamlet_count
+
+    def close_open_chunk(self, streamlet: int) -> None:
+        accumulator = self._open.get(streamlet)
+        if accumulator is not None:
+            self._producer.close_chunk(self, accumulator)
+
+    def close_open_chunks(self) -> None:
+        for accumulator in self.open_chunks():
+            self._producer.close_chunk(self, accumulator)
+
+    def abandon(self, error: KeraError) -> None:
+        for accumulator in self._open.values():
+            accumulator.delivered.set_exception(error)
+            accumulator.delivered.exception()
+        self._open.clear()

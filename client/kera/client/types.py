@@ -1,0 +1,207 @@
+"""What the SDK tells about streams, brokers, deliveries and records: plain immutable values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from kera.core.chunk import ChunkHeader, Codec
+from kera.core.ids import EntryId, Position
+from kera.core.schema import schema_from_bytes
+from kera.v1 import broker_pb2, common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """What a stream was created with."""
+
+    streamlets: int
+    brokers: int
+    entries: int
+    group_segments: int
+    durability: str
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker, as the coordinator knows it."""
+
+    broker_id: int
+    node_id: str
+    grpc_address: str
+    frames_address: str
+    frames_unix_path: str
+    segment_bytes: int
+    arena_bytes: int
+    alive: bool
+
+    @classmethod
+    def from_message(cls, info: common_pb2.BrokerInfo) -> BrokerDescription:
+        """From its wire form."""
+        return cls(
+            broker_id=info.broker_id,
+            node_id=info.node_id,
+            grpc_address=info.grpc_address,
+            frames_address=info.frames_address,
+            frames_unix_path=info.frames_unix_path,
+            segment_bytes=info.segment_bytes,
+            arena_bytes=info.arena_bytes,
+            alive=info.alive,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The cluster's id and all brokers it ever had."""
+
+    cluster_id: str
+    brokers: list[BrokerDescription]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Who owns a streamlet."""
+
+    broker_id: int
+    broker_epoch: int
+    first_group_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDescription:
+    """A stream, where its streamlets are, and the brokers that have them."""
+
+    stream_id: int
+    name: str
+    config: StreamConfig
+    schema: pa.Schema
+    schema_id: int
+    typed: bool
+    key_column: str | None
+    timestamp_column: str | None
+    assignments: Mapping[int, Assignment]
+    created_us: int
+    brokers: Mapping[int, BrokerDescription] = field(default_factory=dict)
+
+    @property
+    def codec(self) -> Codec:
+        """Compression of the stream's chunks."""
+        return Codec[self.config.codec.upper()]
+
+    @property
+    def segment_bytes_min(self) -> int:
+        """No chunk of the stream may be larger than this."""
+        return min((broker.segment_bytes for broker in self.brokers.values()), default=0)
+
+    def broker_of(self, streamlet_id: int) -> BrokerDescription | None:
+        """The owner of a streamlet, if it is known."""
+        return self.brokers.get(self.assignments[streamlet_id].broker_id)
+
+    @classmethod
+    def from_message(
+        cls, info: common_pb2.StreamInfo, brokers: Sequence[common_pb2.BrokerInfo] = ()
+    ) -> StreamDescription:
+        """From its wire form; the newest schema counts."""
+        schema = max(info.schemas, key=lambda version: version.schema_id)
+        config = info.config
+        return cls(
+            stream_id=info.stream_id,
+            name=info.name,
+            config=StreamConfig(
+                streamlets=config.streamlets,
+                brokers=config.brokers,
+                entries=config.entries,
+                group_segments=config.group_segments,
+                durability=durability_name(config.durability),
+                codec=common_pb2.Codec.Name(config.codec).removeprefix("CODEC_").lower(),
+            ),
+            schema=schema_from_bytes(schema.arrow_schema),
+            schema_id=schema.schema_id,
+            typed=schema.typed,
+            key_column=schema.key_column or None,
+            timestamp_column=schema.timestamp_column or None,
+            assignments={
+                item.streamlet_id: Assignment(item.broker_id, item.broker_epoch, item.first_group_id)
+                for item in info.assignments
+            },
+            created_us=info.created_us,
+            brokers={broker.broker_id: BrokerDescription.from_message(broker) for broker in brokers},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EntryBounds:
+    """Where an entry of a streamlet starts and ends at this moment."""
+
+    start: Position
+    end: Position
+    """The durable head."""
+    first_record: int
+    next_record: int
+    length_bytes: int
+
+    @classmethod
+    def from_message(cls, info: broker_pb2.EntryInfo) -> EntryBounds:
+        """From its wire form."""
+        return cls(
+            position_of(info.start), position_of(info.end), info.first_record, info.next_record, info.length_bytes
+        )
+
+
+class ChunkBatch(NamedTuple):
+    """The records of one chunk, in place: the columns refer to the memory they were received in, or the broker's."""
+
+    batch: pa.RecordBatch
+    header: ChunkHeader
+    start: Position
+    next: Position
+    """Where the chunk after this one starts."""
+    entry: EntryId
+
+
+class Delivery(NamedTuple):
+    """What became of a record, or of a chunk of a batch: it is stored."""
+
+    stream: str
+    entry: EntryId
+    position: Position
+    record: int
+    """Ordinal of the record (the first one of a chunk) within its entry."""
+    record_count: int
+    durability: str
+    """The level that was reached."""
+    duplicate: bool
+    """An earlier attempt had arrived already; the position is that one's."""
+
+
+class Record(NamedTuple):
+    """One record, as Python values."""
+
+    stream: str
+    streamlet: int
+    entry: int
+    offset: int
+    """Ordinal within the entry, from 0."""
+    timestamp_us: int
+    """When it happened (the stream's timestamp column), or was accepted; microseconds since the Unix epoch."""
+    key: bytes | None
+    """The primary key: the first of `keys`."""
+    keys: tuple[bytes, ...]
+    value: bytes | None
+    headers: Mapping[str, bytes]
+    row: Mapping[str, Any] | None
+    """All columns, for a stream with a schema of its own."""
+
+
+def position_of(cursor: common_pb2.Cursor) -> Position:
+    """The position in a cursor."""
+    return Position(cursor.group_id, cursor.segment_id, cursor.position)
+
+
+def durability_name(value: common_pb2.Durability.ValueType) -> str:
+    """``leader``, ``replicated`` or ``persisted``."""
+    return common_pb2.Durability.Name(value).removeprefix("DURABILITY_").lower()
