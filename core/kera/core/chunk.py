@@ -298,15 +298,19 @@ def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Itera
 def place_chunk(buffer: Any, offset: int, placement: Placement) -> None:
     """Write `placement` and its checksum into the header at `offset`; done once, by the broker that appends."""
     covered = _PLACEMENT.pack(*placement, 0)
-    memoryview(buffer)[offset + _PLACEMENT_AT : offset + HEADER_BYTES] = covered + _CRC.pack(crc32c(covered))
+    view = memoryview(buffer).cast("B")  # Arrow's own view of its memory is of signed bytes, and takes no others
+    view[offset + _PLACEMENT_AT : offset + HEADER_BYTES] = covered + _CRC.pack(crc32c(covered))
 
 
 def decode_payload(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
     """The record batch in a chunk's payload, in place: its columns refer to `payload`'s memory.
 
-    Raises `CorruptChunk` when the bytes are no record batch of `schema`.
+    Raises `CorruptChunk` when the bytes are no record batch of `schema`, or one whose columns reach out of its buffers.
+    What the values are is not looked at, as that would take time per record; the chunk's checksum vouches for them.
     """
     try:
-        return pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
-    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+        batch.validate()
+    except (pa.ArrowException, OSError, EOFError) as error:
         raise CorruptChunk(f"chunk payload is no Arrow record batch of the expected schema: {error}") from error
+    return batch

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from kera.core.errors import StartError
 
@@ -47,7 +47,7 @@ class _TomlSection(PydanticBaseSettingsSource):
         try:
             with path.open("rb") as file:
                 document = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:  # it cannot be read, is no TOML, or not even text
             raise InvalidSettings(f"cannot read settings file {path}: {error}", path=str(path)) from error
         section = getattr(self.settings_cls, "section", "")
         values = document.get(section, {})
@@ -87,19 +87,41 @@ class KeraSettings(BaseSettings):
     def load(cls, config_file: Path | None = None, **flags: Any) -> Self:
         """Settings from all sources; `flags` that are None count as not given.
 
-        Raises `InvalidSettings` that lists each wrong setting on a line.
+        Raises `InvalidSettings` that lists each wrong setting.
         """
-        path = config_file or (Path(os.environ[CONFIG_FILE_VARIABLE]) if CONFIG_FILE_VARIABLE in os.environ else None)
-        token = _config_file.set(path)
+        variable = os.environ.get(CONFIG_FILE_VARIABLE)
+        token = _config_file.set(config_file or (Path(variable) if variable else None))
         try:
-            return cls(**{name: value for name, value in flags.items() if value is not None})
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
-            )
-            raise InvalidSettings(f"invalid [{cls.section}] settings: {problems}") from error
+            problems = [f"{name}: there is no such setting" for name in cls._unknown_variables()]
+            try:
+                settings = cls(**{name: value for name, value in flags.items() if value is not None})
+            except ValidationError as error:
+                problems += [_problem(item["loc"], item["msg"]) for item in error.errors()]
+                raise cls._invalid(problems) from error
+            except SettingsError as error:  # a variable that should be JSON and is none
+                raise cls._invalid([*problems, str(error)]) from error
         finally:
             _config_file.reset(token)
+        if problems:
+            raise cls._invalid(problems)
+        return settings
+
+    @classmethod
+    def _unknown_variables(cls) -> list[str]:
+        """Environment variables of this section without a field. pydantic never looks at them, and so never errs."""
+        prefix = f"KERA_{cls.section}_".upper()
+        known = {prefix + name.upper() for name in cls.model_fields}
+        return sorted(
+            name for name in os.environ if cls.section and name.upper().startswith(prefix) and name.upper() not in known
+        )
+
+    @classmethod
+    def _invalid(cls, problems: list[str]) -> InvalidSettings:
+        return InvalidSettings(f"invalid [{cls.section}] settings: {'; '.join(problems)}")
+
+
+def _problem(location: tuple[int | str, ...], message: str) -> str:
+    return f"{'.'.join(str(part) for part in location)}: {message}" if location else message
 
 
 KIB = 1 << 10

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, start_http_server
 
-from kera.core.errors import PortTaken
+from kera.core.errors import PortTaken, StartError
 
 __all__ = ["CollectorRegistry", "configure_logging", "get_logger", "serve_metrics"]
 
@@ -26,8 +26,11 @@ def get_logger(name: str) -> Any:
 def configure_logging(level: str = "info", **context: Any) -> None:
     """Log to standard error from `level` up: readable lines on a terminal, JSON lines elsewhere.
 
-    `context` is bound to every line (daemon, broker_id).
+    `context` is bound to every line (daemon, broker_id). Raises `StartError` when there is no such level.
     """
+    threshold = logging.getLevelNamesMapping().get(level.upper())
+    if threshold is None:
+        raise StartError(f"log level {level!r} is none of debug, info, warning, error, critical", level=level)
     on_terminal = sys.stderr.isatty()
     renderer: Any = structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer()
     processors: list[Any] = [
@@ -39,7 +42,7 @@ def configure_logging(level: str = "info", **context: Any) -> None:
         processors.append(structlog.processors.format_exc_info)
     structlog.configure(
         processors=[*processors, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -1,6 +1,8 @@
-"""Addresses as text: ``host:port``, with an IPv6 host in brackets as in a URL."""
+"""Addresses as text: ``host:port``, with an IPv6 host in brackets as in a URL; and why one cannot be used."""
 
 from __future__ import annotations
+
+import os
 
 from kera.core.errors import InvalidArgument
 
@@ -21,3 +23,8 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or (":" in host and not bracketed) or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
         raise InvalidArgument(f"{address!r} is no address of the form host:port", address=address)
     return host, int(port)
+
+
+def reason_of(error: OSError) -> str:
+    """What the operating system says, in its words; each event loop has others around them."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
-from kera.core.rpc.address import split_address
+from kera.core.rpc.address import reason_of, split_address
 from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
@@ -58,7 +58,7 @@ class FrameChannel(FrameProtocol):
         except TimeoutError as error:
             raise Unavailable(f"cannot connect to {address} within {timeout_s:g} s", address=address) from error
         except OSError as error:
-            raise Unavailable(f"cannot connect to {address}: {error}", address=address) from error
+            raise Unavailable(f"cannot connect to {address}: {reason_of(error)}", address=address) from error
         return channel  # type: ignore[no-any-return]
 
     @property

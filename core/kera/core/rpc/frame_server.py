@@ -2,7 +2,7 @@
 
 Back-pressure: a connection's requests are left where they are, on the network and in the staging buffer, while the peer
 does not take its replies (`SEND_BUFFER_BYTES_MAX`) or while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an
-answer; so a connection never holds more than that and one reply.
+answer; so what a connection holds is bounded by that and the replies to requests it has taken before.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import socket
 import stat
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kera.core.errors import PathNotWritable, PortTaken, ProtocolError
-from kera.core.rpc.address import join_address
+from kera.core.rpc.address import join_address, reason_of
 from kera.core.rpc.frames import (
     NO_REQUEST,
     FrameHeader,
@@ -39,24 +39,34 @@ _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
 
+@dataclass(slots=True)
+class _Shared:
+    """What the connections of a server have in common."""
+
+    methods: dict[int, tuple[Method[Any, Any], Handler]]
+    bulk_bytes_max: int
+    connections: set[_ServerConnection] = field(default_factory=set)
+    closing: bool = False
+    """A connection that was being accepted when the server closed must not outlive it."""
+
+
 class FrameServer:
     """Listens on any number of addresses for one service."""
 
     def __init__(self, service: Service, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
-        self._methods = {method.number: (method, handler) for method, handler in service.items()}
-        self._bulk_bytes_max = bulk_bytes_max
+        methods = {method.number: (method, handler) for method, handler in service.items()}
+        self._shared = _Shared(methods, bulk_bytes_max)
         self._servers: list[asyncio.Server] = []
-        self._connections: set[_ServerConnection] = set()
         self._unix_paths: list[Path] = []
 
     async def listen_tcp(self, host: str, port: int) -> int:
         """Serve on `host`:`port` (0: any free one); returns the port. Raises `PortTaken`."""
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(lambda: self._connection("tcp"), host, port)
+            server = await loop.create_server(lambda: _ServerConnection(self._shared, "tcp"), host, port)
         except OSError as error:
             raise PortTaken(
-                f"frames: cannot listen on {join_address(host, port)}: {_reason(error)}; choose another port",
+                f"frames: cannot listen on {join_address(host, port)}: {reason_of(error)}; choose another port",
                 host=host,
                 port=port,
             ) from error
@@ -71,20 +81,21 @@ class FrameServer:
         loop = asyncio.get_running_loop()
         try:
             sock = _bind_unix(path)
-            server = await loop.create_unix_server(lambda: self._connection("unix"), sock=sock)
+            server = await loop.create_unix_server(lambda: _ServerConnection(self._shared, "unix"), sock=sock)
         except OSError as error:
-            raise PathNotWritable(f"cannot listen on unix socket {path}: {_reason(error)}", path=str(path)) from error
+            raise PathNotWritable(f"cannot listen on unix socket {path}: {reason_of(error)}", path=str(path)) from error
         self._servers.append(server)
         self._unix_paths.append(path)
 
     async def close(self, grace_s: float = 0.5) -> None:
         """Stop listening and close all connections; replies that are under way get `grace_s` to leave."""
+        self._shared.closing = True
         for server in self._servers:
             server.close()
         for path in self._unix_paths:
             with contextlib.suppress(OSError):
                 path.unlink()
-        connections = list(self._connections)
+        connections = list(self._shared.connections)
         if not connections:
             return
         lost = [connection.lost for connection in connections]
@@ -95,23 +106,13 @@ class FrameServer:
             connection.abort()
         await asyncio.wait(lost, timeout=_ABORT_S)
 
-    def _connection(self, transport: str) -> _ServerConnection:
-        return _ServerConnection(self._methods, transport, self._connections, self._bulk_bytes_max)
-
 
 class _ServerConnection(FrameProtocol):
     """One client. Handlers run inline, in the order of their requests; replies may be deferred."""
 
-    def __init__(
-        self,
-        methods: dict[int, tuple[Method[Any, Any], Handler]],
-        transport: str,
-        connections: set[_ServerConnection],
-        bulk_bytes_max: int,
-    ) -> None:
-        super().__init__(bulk_bytes_max)
-        self._methods = methods
-        self._connections = connections
+    def __init__(self, shared: _Shared, transport: str) -> None:
+        super().__init__(shared.bulk_bytes_max)
+        self._shared = shared
         self._peer = Peer(transport, "")
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
@@ -131,14 +132,17 @@ class _ServerConnection(FrameProtocol):
         super().connection_made(transport)
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES_MAX)
-        self._connections.add(self)
+        self._shared.connections.add(self)
+        if self._shared.closing:
+            transport.abort()  # type: ignore[attr-defined]  # every transport of a connection has it
+            return
         sock: socket.socket = transport.get_extra_info("socket")
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._peer.address = _address(transport.get_extra_info("peername"))
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._connections.discard(self)
+        self._shared.connections.discard(self)
         self.lost.set_result(None)
         for future in self._waiting:
             future.cancel()
@@ -169,7 +173,7 @@ class _ServerConnection(FrameProtocol):
         del staged  # either way the memory is this connection's, and used again after the handler returns
         if header.kind != Kind.REQUEST:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
-        known = self._methods.get(header.method)
+        known = self._shared.methods.get(header.method)
         if known is None:
             error = ProtocolError(f"unknown method {header.method}; is the peer newer?", method=header.method)
             self._send_error(header, None, error)
@@ -248,11 +252,6 @@ def _remove_dead_socket(path: Path) -> None:
         if probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
             raise PortTaken(f"frames: another process listens on unix socket {path}", path=str(path))
     path.unlink(missing_ok=True)
-
-
-def _reason(error: OSError) -> str:
-    """Why, without what asyncio says around it."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _address(peername: Any) -> str:

@@ -17,8 +17,10 @@ from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
 from kera.v1 import common_pb2
 
-_NOT_SENT = ("failed to connect to all addresses", "DNS resolution failed", "empty address list")
-"""How gRPC's texts begin when there was no connection to send anything on. Its status code does not tell."""
+_NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed", "empty address list")
+"""How gRPC's texts begin when there was no connection to send anything on; its status code is the same as for one that
+broke. A text that is not among them counts as the latter, which is the safe side.
+"""
 
 
 class GrpcChannel:
@@ -53,13 +55,13 @@ class GrpcChannel:
         try:
             if self._closed:
                 raise Unavailable(f"connection to {self._address} is closed", address=self._address)
-            pieces = [memoryview(piece).cast("B") for piece in bulk]
-            check_size(method, message.ByteSize(), sum(len(piece) for piece in pieces), self._bulk_bytes_max)
+            bulk_bytes = sum([memoryview(piece).nbytes for piece in bulk])
+            check_size(method, message.ByteSize(), bulk_bytes, self._bulk_bytes_max)
         except KeraError as error:
             future.set_exception(error)
             return future
         if method.bulk:
-            self._stream(method).submit(message, pieces, future, timeout_s)
+            self._stream(method).submit(message, bulk, future, timeout_s)
         else:
             self._start(self._unary(method, message.SerializeToString(), future, timeout_s))
         return future
@@ -124,12 +126,12 @@ class _BulkStream:
         self.done = False
         """Nothing can be submitted any more."""
 
-    def submit(self, message: Any, pieces: list[memoryview], future: asyncio.Future[Any], timeout_s: float) -> None:
+    def submit(self, message: Any, bulk: Sequence[Any], future: asyncio.Future[Any], timeout_s: float) -> None:
         request_id = next(self._ids)
         message.request_id = request_id
         timer = self._loop.call_later(timeout_s, self._timed_out, request_id, timeout_s)
         self._pending[request_id] = (future, timer)
-        self._outgoing.put_nowait(serialize_with_bulk(message, pieces))
+        self._outgoing.put_nowait(serialize_with_bulk(message, bulk))
 
     def cancel(self) -> None:
         self._call.cancel()

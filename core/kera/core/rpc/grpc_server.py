@@ -100,7 +100,8 @@ def _rpc_handler(method: Method[Any, Any], handler: Handler, bulk_bytes_max: int
         try:
             result = run_handler(handler, Call(parse(method.request, data), _NO_BULK, peer))
             reply = result if isinstance(result, Reply) else await _deferred(result)
-            return _encode(method, reply, bulk_bytes_max)
+            _check(method, reply, bulk_bytes_max)
+            return bytes(reply.message.SerializeToString())
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
             return await _abort(context, error_reply(error, method))
         finally:
@@ -126,10 +127,12 @@ async def _abort(context: Any, error: common_pb2.Error) -> NoReturn:
     raise InternalError("gRPC went on after an abort")  # it raises; the type checker cannot know
 
 
-def _encode(method: Method[Any, Any], reply: Reply[Any], bulk_bytes_max: int) -> bytes:
-    pieces = [memoryview(piece).cast("B") for piece in reply.bulk]
-    check_size(method, reply.message.ByteSize(), sum(len(piece) for piece in pieces), bulk_bytes_max)
-    return serialize_with_bulk(reply.message, pieces)
+def _check(method: Method[Any, Any], reply: Reply[Any], bulk_bytes_max: int) -> int:
+    """The bytes of `reply`; raises what makes it impossible to send it."""
+    head_bytes: int = reply.message.ByteSize()
+    bulk_bytes = sum([memoryview(piece).nbytes for piece in reply.bulk])
+    check_size(method, head_bytes, bulk_bytes, bulk_bytes_max)
+    return head_bytes + bulk_bytes
 
 
 class _Stream:
@@ -145,7 +148,7 @@ class _Stream:
         self._bulk_bytes_max = bulk_bytes_max
         self._peer = Peer("grpc", context.peer())
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
-        self._replies: asyncio.Queue[bytes] = asyncio.Queue()  # bounded by `_full`
+        self._replies: asyncio.Queue[tuple[Reply[Any], int]] = asyncio.Queue()  # with their bytes; bounded by `_full`
         self._unsent = 0  # replies that gRPC has not taken yet, and their bytes
         self._unsent_bytes = 0
         self._changed = asyncio.Event()  # `_waiting` or `_unsent` is smaller than it was
@@ -199,28 +202,30 @@ class _Stream:
             return
         try:
             reply.message.request_id = request_id
-            data = _encode(self._method, reply, self._bulk_bytes_max)
+            reply_bytes = _check(self._method, reply, self._bulk_bytes_max)
         except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
             self._answer_error(request_id, error)
             return
-        self._enqueue(data)
+        self._enqueue(reply, reply_bytes)
 
     def _answer_error(self, request_id: int, error: BaseException) -> None:
         answer = self._method.response(request_id=request_id, error=error_reply(error, self._method))
-        self._enqueue(answer.SerializeToString())
+        self._enqueue(Reply(answer), answer.ByteSize())
 
-    def _enqueue(self, data: bytes) -> None:
+    def _enqueue(self, reply: Reply[Any], reply_bytes: int) -> None:
         self._unsent += 1
-        self._unsent_bytes += len(data)
-        self._replies.put_nowait(data)
+        self._unsent_bytes += reply_bytes
+        self._replies.put_nowait((reply, reply_bytes))
 
     async def _send(self) -> None:
         try:
             while True:
-                data = await self._replies.get()
+                reply, reply_bytes = await self._replies.get()
+                data = serialize_with_bulk(reply.message, reply.bulk)  # only now: it is a copy, and one is enough
+                del reply  # and with it the references to the handler's memory
                 await self._context.write(data)
                 self._unsent -= 1
-                self._unsent_bytes -= len(data)
+                self._unsent_bytes -= reply_bytes
                 self._changed.set()
         except Exception as error:  # noqa: BLE001 - gRPC has no one name for it
             log.debug("client is gone", method=self._method.name, error=repr(error))

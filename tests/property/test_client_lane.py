@@ -1,0 +1,282 @@
+"""A lane of the producer against a model of the broker, under losses, refusals and restarts.
+
+The promise: what is acknowledged is stored exactly once, in the order in which it was added; nothing is stored twice,
+whatever became of it; what failed without `Uncertain` is not stored; and a lane never waits for ever. Only a broker
+that has lost its memory may lack what it acknowledged.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import pyarrow as pa
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kera.client.encoding import Payload
+from kera.client.lane import Failure, Lane, LaneIdentity, PendingChunk
+from kera.core.chunk import Codec, read_header
+from kera.core.errors import (
+    ArenaFull,
+    CorruptChunk,
+    KeraError,
+    OutOfSequence,
+    ProducerFenced,
+    Unavailable,
+    Uncertain,
+)
+
+FOR_EVER_S = float("inf")
+RARELY = st.sampled_from([False, False, False, True])
+"""Of rules that are equally likely, some would leave little for others to happen in."""
+REQUEST_CHUNKS_MAX = 3
+
+
+@dataclass
+class BrokerModel:
+    """The broker's rule of deduplication (see `kera.broker.streamlet`), and what it has stored."""
+
+    producer_epoch: int = 0
+    next_sequence: int = 0
+    stored: list[int] = field(default_factory=list)
+
+    def append(self, number: int, epoch: int, sequence: int) -> KeraError | None:
+        """None: the chunk is stored, now or earlier."""
+        if epoch < self.producer_epoch:
+            return ProducerFenced("fenced")
+        expected = self.next_sequence if epoch == self.producer_epoch else 0
+        if sequence > expected:
+            return OutOfSequence("a gap", expected_sequence=expected)
+        if sequence == expected:
+            self.producer_epoch, self.next_sequence = epoch, sequence + 1
+            self.stored.append(number)
+        return None
+
+
+@dataclass(eq=False)
+class Request:
+    """Chunks on their way, as bytes: what the lane makes of a chunk later does not change them."""
+
+    chunks: list[PendingChunk]
+    contents: list[tuple[int, int, int]]
+    """Number, epoch and sequence of each."""
+    answers: list[KeraError | None] | None = None
+    """Set when the broker has answered."""
+    awaited: bool = True
+    """The client still waits for the answer."""
+
+
+class LaneMachine(RuleBasedStateMachine):
+    """Requests go in order over one connection at a time; requests of an old one may still arrive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.loop.close()  # futures need to have one; nothing runs
+        self.broker = BrokerModel()
+        self.connections: list[deque[Request]] = [deque()]
+        """Each with the requests that the broker has not handled or the client has not taken the answer of."""
+        self.now_s = 0.0
+        self.numbers: dict[PendingChunk, int] = {}
+        self.acknowledged: set[int] = set()
+        self.failed: dict[int, KeraError] = {}
+
+    @initialize(epoch=st.integers(1, 3))
+    def start(self, epoch: int) -> None:
+        identity = LaneIdentity(
+            stream="s", stream_id=1, streamlet_id=0, schema_id=1, producer_id=7, codec=Codec.NONE, typed=False
+        )
+        self.lane = Lane(identity, epoch)
+
+    # -- the application ---------------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 4), patience_s=st.sampled_from([1.0, 3.0, FOR_EVER_S]))
+    def add(self, count: int, patience_s: float) -> None:
+        for _ in range(count):
+            number = len(self.numbers)
+            payload = Payload(pa.py_buffer(number.to_bytes(4, "little")), 1, 0, 0)
+            chunk = PendingChunk(self.lane, payload, 0, self.now_s + patience_s, self.loop.create_future())
+            self.numbers[chunk] = number
+            self.lane.add(chunk)
+
+    @rule()
+    def time_goes_on(self) -> None:
+        self.now_s += 1
+
+    # -- the sender --------------------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, REQUEST_CHUNKS_MAX))
+    def send(self, count: int) -> None:
+        chunks: list[PendingChunk] = []
+        while self.lane.ready and len(chunks) < count:
+            chunks.append(self.lane.take())
+        if chunks:
+            self.connections[-1].append(Request(chunks, [self.content(chunk) for chunk in chunks]))
+
+    @rule(happens=RARELY)
+    def cannot_connect(self, happens: bool) -> None:
+        if not happens:
+            return
+        for chunk in [self.lane.take() for _ in range(self.lane.ready_count)]:
+            self.refused(chunk, Unavailable("nobody listens"))
+
+    @rule()
+    def answers_arrive(self) -> None:
+        for request in list(self.connections[-1]):
+            if request.answers is None:
+                return
+            self.connections[-1].remove(request)
+            if request.awaited:
+                self.take_answers(request)
+
+    @rule(which=st.integers(0, 3))
+    def time_is_up(self, which: int) -> None:
+        """The client gives up a request that may yet arrive."""
+        awaited = [request for request in self.connections[-1] if request.awaited and request.answers is None]
+        if awaited:
+            self.give_up(awaited[which % len(awaited)])
+
+    @rule(happens=RARELY, arriving=st.integers(0, 5))
+    def connection_is_lost(self, happens: bool, arriving: int) -> None:
+        if happens:
+            self.lose_connection(arriving)
+
+    def lose_connection(self, arriving: int) -> None:
+        """The first `arriving` requests are on their way to the broker all the same."""
+        lost = self.connections[-1]
+        self.connections.append(deque())
+        for request in list(lost):
+            if request.awaited:
+                self.give_up(request)
+        while len(lost) > arriving:
+            lost.pop()
+
+    # -- the broker --------------------------------------------------------------------------------------------
+
+    @rule(
+        late=RARELY,
+        refusals=st.lists(
+            st.tuples(*[st.sampled_from([None, ArenaFull, CorruptChunk])] * REQUEST_CHUNKS_MAX),
+            min_size=1,
+            max_size=3,
+        ),
+        answered=st.booleans(),
+    )
+    def broker_handles_requests(
+        self, late: bool, refusals: list[tuple[type[KeraError] | None, ...]], answered: bool
+    ) -> None:
+        """The next ones of the connection, or of all that are lost."""
+        queues = self.connections[:-1] if late else self.connections[-1:]
+        unhandled = [request for queue in queues for request in queue if request.answers is None]
+        for request, of_chunks in zip(unhandled, refusals, strict=False):
+            self.handle(request, of_chunks)
+        if answered:
+            self.answers_arrive()
+
+    @rule(rounds=st.integers(1, 3))
+    def all_goes_well(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.send(REQUEST_CHUNKS_MAX)
+            for request in self.connections[-1]:
+                if request.answers is None:
+                    self.handle(request, ())
+            self.answers_arrive()
+
+    def handle(self, request: Request, refusals: Sequence[type[KeraError] | None]) -> None:
+        request.answers = []
+        for refusal, (number, epoch, sequence) in zip_longest(refusals[: len(request.contents)], request.contents):
+            if refusal is CorruptChunk:  # found before anything else
+                request.answers.append(CorruptChunk("a flipped bit"))
+            elif refusal is ArenaFull and not self.is_repeat(epoch, sequence):
+                request.answers.append(ArenaFull("no room"))
+            else:
+                request.answers.append(self.broker.append(number, epoch, sequence))
+
+    def is_repeat(self, epoch: int, sequence: int) -> bool:
+        return epoch == self.broker.producer_epoch and sequence < self.broker.next_sequence
+
+    @rule(happens=RARELY)
+    def broker_is_killed(self, happens: bool) -> None:
+        if not happens:
+            return
+        self.lose_connection(0)
+        for connection in self.connections:
+            connection.clear()
+        self.broker = BrokerModel()
+        self.acknowledged.clear()
+
+    # -- what is promised --------------------------------------------------------------------------------------
+
+    @invariant()
+    def stored_in_order_and_once(self) -> None:
+        assert self.broker.stored == sorted(set(self.broker.stored))
+
+    @invariant()
+    def acknowledged_is_stored(self) -> None:
+        assert self.acknowledged <= set(self.broker.stored)
+
+    @invariant()
+    def not_accepted_is_not_stored(self) -> None:
+        refused = {number for number, error in self.failed.items() if not isinstance(error, Uncertain)}
+        assert not refused & set(self.broker.stored)
+
+    def teardown(self) -> None:
+        """From here on nothing goes wrong any more: then the lane gets rid of all it has, in bounded time."""
+        for queue in self.connections[:-1]:  # late arrivals
+            for request in queue:
+                if request.answers is None:
+                    self.handle(request, ())
+        for _ in range(6 + 2 * len(self.numbers)):
+            self.all_goes_well(1)
+            self.stored_in_order_and_once()
+            self.acknowledged_is_stored()
+            self.not_accepted_is_not_stored()
+        assert self.lane.idle
+        assert not any(chunk.in_flight for chunk in self.numbers)
+
+    # -- helpers -----------------------------------------------------------------------------------------------
+
+    def content(self, chunk: PendingChunk) -> tuple[int, int, int]:
+        assert chunk.encoded is not None
+        header = read_header(chunk.encoded.to_bytes())
+        number = int.from_bytes(chunk.encoded.payload.to_pybytes(), "little")
+        assert (number, header.sequence) == (self.numbers[chunk], chunk.sequence)
+        return number, header.producer_epoch, header.sequence
+
+    def take_answers(self, request: Request) -> None:
+        assert request.answers is not None
+        for chunk, error in zip(request.chunks, request.answers, strict=True):
+            if error is None:
+                self.note(self.lane.acknowledged(chunk))
+                self.acknowledged.add(self.numbers[chunk])
+            else:
+                self.refused(chunk, error)
+
+    def give_up(self, request: Request) -> None:
+        request.awaited = False
+        for chunk in request.chunks:
+            self.refused(chunk, Uncertain("no answer"))
+
+    def refused(self, chunk: PendingChunk, error: KeraError) -> None:
+        self.note(self.lane.refused(chunk, error, self.now_s))
+
+    def note(self, failures: list[Failure]) -> None:
+        for chunk, error in failures:
+            number = self.numbers[chunk]
+            assert number not in self.failed
+            assert number not in self.acknowledged
+            self.failed[number] = error
+
+
+def test_a_lane_delivers_in_order_and_exactly_once() -> None:
+    # Three times the profile's: the machine has many rules, and what matters takes several of them in a row.
+    run_state_machine_as_test(LaneMachine, settings=settings(max_examples=3 * settings().max_examples))

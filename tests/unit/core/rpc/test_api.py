@@ -1,0 +1,72 @@
+"""The tables of methods say what ``proto/kera/v1`` says."""
+
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+
+from kera.core.rpc import Method
+from kera.core.rpc.api import BROKER_METHODS, COORDINATOR_METHODS
+from kera.v1 import broker_pb2, coordinator_pb2
+
+ALL: tuple[Method[Any, Any], ...] = (*BROKER_METHODS, *COORDINATOR_METHODS)
+SERVICES: list[ServiceDescriptor] = [
+    *broker_pb2.DESCRIPTOR.services_by_name.values(),
+    *coordinator_pb2.DESCRIPTOR.services_by_name.values(),
+]
+
+
+def declared(method: Method[Any, Any]) -> MethodDescriptor:
+    (service,) = (service for service in SERVICES if service.full_name == method.service)
+    return service.methods_by_name[method.name]
+
+
+def test_every_declared_method_is_in_a_table() -> None:
+    names = {f"/{service.full_name}/{name}" for service in SERVICES for name in service.methods_by_name}
+
+    assert len(names) > 10
+    assert {method.path for method in ALL} == names
+
+
+def test_the_numbers_in_frames_are_unique() -> None:
+    assert len({method.number for method in ALL}) == len(ALL)
+
+
+def test_the_numbers_in_frames_never_change() -> None:
+    assert {method.name: method.number for method in ALL} == {
+        "MultiWriteChunks": 1,
+        "MultiReadChunks": 2,
+        "GetNextGroups": 3,
+        "GetNextSegments": 4,
+        "GetAvailableGroups": 5,
+        "GetAvailableSegments": 6,
+        "DescribeStreamlets": 7,
+        "OpenStreamlets": 8,
+        "DropStream": 9,
+        "CreateStream": 101,
+        "GetStreamId": 102,
+        "DescribeStream": 103,
+        "ListStreams": 104,
+        "DeleteStream": 105,
+        "DescribeCluster": 106,
+        "InitProducer": 107,
+        "RegisterBroker": 108,
+        "Heartbeat": 109,
+    }
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
+def test_a_method_is_declared_as_the_table_says(method: Method[Any, Any]) -> None:
+    descriptor = declared(method)
+
+    assert descriptor.input_type is method.request.DESCRIPTOR
+    assert descriptor.output_type is method.response.DESCRIPTOR
+    assert descriptor.client_streaming is descriptor.server_streaming is method.bulk
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
+def test_exactly_the_bulk_methods_have_what_bulk_streams_need(method: Method[Any, Any]) -> None:
+    request, response = method.request.DESCRIPTOR.fields_by_name, method.response.DESCRIPTOR.fields_by_name
+
+    assert ("chunks" in request or "chunks" in response) is method.bulk
+    assert ("request_id" in request and "request_id" in response and "error" in response) is method.bulk

@@ -1,0 +1,504 @@
+"""The serving end of framed connections, with peers that no channel would be."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import stat
+import struct
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kera.core.errors import PathNotWritable, PortTaken, ProtocolError, UnknownStream
+from kera.core.rpc import Call, Reply, Service
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.frame_server import FrameServer, _ServerConnection
+from kera.core.rpc.frames import (
+    HEADER_BYTES,
+    NO_REQUEST,
+    FrameHeader,
+    Kind,
+    decode_header,
+    encode_error,
+    encode_frame,
+)
+from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
+from kera.core.rpc.wire import error_from_message
+from kera.v1 import common_pb2
+from tests.unit.core.rpc.fake_transport import FakeTransport, feed
+from tests.unit.core.rpc.transports import (
+    ECHO,
+    HOST,
+    TIMEOUT_S,
+    UNARY,
+    EchoRequest,
+    EchoResponse,
+    UnaryRequest,
+    echo,
+    eventually,
+    numbered,
+    settled,
+    unary_echo,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+def request(number: int, bulk: bytes = b"") -> bytes:
+    return b"".join(encode_frame(Kind.REQUEST, ECHO, number, numbered(number), [bulk], BULK_BYTES_MAX))
+
+
+class RawClient:
+    """A socket of which the test decides each byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def receive(self) -> tuple[FrameHeader, bytes, bytes]:
+        async with asyncio.timeout(TIMEOUT_S):
+            header = decode_header(memoryview(await self.reader.readexactly(HEADER_BYTES)), 0, BULK_BYTES_MAX)
+            head = await self.reader.readexactly(header.head_bytes)
+            return header, head, await self.reader.readexactly(header.bulk_bytes)
+
+    async def ended(self) -> bool:
+        async with asyncio.timeout(TIMEOUT_S):
+            try:
+                return await self.reader.read() == b""
+            except ConnectionResetError:
+                return True
+
+    async def close(self) -> None:
+        self.writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+class Harness:
+    """A server on a real socket, and raw clients."""
+
+    def __init__(self) -> None:
+        self.server = FrameServer({})
+        self.port = 0
+        self._clients: list[RawClient] = []
+
+    async def serve(self, service: Service, **options: Any) -> None:
+        self.server = FrameServer(service, **options)
+        self.port = await self.server.listen_tcp(HOST, 0)
+
+    async def connect(self, receive_bytes: int = 0) -> RawClient:
+        sock = socket.socket()
+        if receive_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (HOST, self.port))
+        self._clients.append(RawClient(*await asyncio.open_connection(sock=sock, limit=KIB)))
+        return self._clients[-1]
+
+    @property
+    def connection(self) -> Any:
+        """The serving end of the only connection."""
+        (connection,) = self.server._shared.connections
+        return connection
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        await self.server.close()
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    harness = Harness()
+    yield harness
+    await harness.close()
+
+
+# --- back-pressure -----------------------------------------------------------------------------------------
+
+
+IN_KERNEL_BYTES = 8 * MIB
+"""What the two ends of a socket hold by themselves, at most."""
+
+
+async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harness: Harness) -> None:
+    handled = 0
+    reply_bytes = 256 * KIB
+    block = memoryview(bytes(reply_bytes))
+
+    def handle(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        nonlocal handled
+        handled += 1
+        return Reply(EchoResponse(arena_path=str(call.message.chunk_count)), [block])
+
+    await harness.serve({ECHO: handle})
+    client = await harness.connect(receive_bytes=64 * KIB)
+    total = 500  # requests so small that all of them arrive with one read
+    await client.send(b"".join(request(number) for number in range(total)))
+
+    await settled(lambda: handled)
+
+    unsent = harness.connection._transport.get_write_buffer_size()
+    assert SEND_BUFFER_BYTES_MAX < unsent <= SEND_BUFFER_BYTES_MAX + 2 * reply_bytes
+    assert handled * reply_bytes <= unsent + IN_KERNEL_BYTES
+    assert handled < total / 2
+
+    for number in range(total):  # and it goes on when the client does
+        header, head, bulk = await client.receive()
+        assert (header.kind, header.request_id, len(bulk)) == (Kind.REPLY, number, reply_bytes)
+        assert EchoResponse.FromString(head).arena_path == str(number)
+    assert handled == total
+
+
+async def test_deferred_replies_that_are_not_taken_are_bounded_by_the_requests_in_flight(harness: Harness) -> None:
+    handled = 0
+    reply_bytes = 64 * KIB
+    block = memoryview(bytes(reply_bytes))
+
+    async def later() -> Reply[EchoResponse]:
+        return Reply(EchoResponse(), [block])
+
+    def handle(_call: Call[EchoRequest]) -> Any:
+        nonlocal handled
+        handled += 1
+        return later()
+
+    await harness.serve({ECHO: handle})
+    client = await harness.connect(receive_bytes=64 * KIB)
+    total = 3 * REQUESTS_IN_FLIGHT_MAX
+    sending = asyncio.ensure_future(client.send(b"".join(request(number) for number in range(total))))
+
+    # Some were answered while there was room; after that, those that had been taken already.
+    assert await settled(lambda: handled) * reply_bytes <= (
+        IN_KERNEL_BYTES + SEND_BUFFER_BYTES_MAX + REQUESTS_IN_FLIGHT_MAX * reply_bytes
+    )
+    for _ in range(total):
+        await client.receive()
+    assert handled == total
+    await sending
+
+
+async def test_memory_of_a_reply_is_let_go_of_only_when_it_was_sent(harness: Harness) -> None:
+    # The owner uses it for something else then, and the client would get that.
+    let_go: list[bool] = []
+    memory = bytearray(b"a" * 16 * MIB)
+
+    def use_again() -> None:
+        let_go.append(True)
+        memory[:] = b"b" * len(memory)
+
+    def handle(_call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        view = memoryview(memory)[MIB:]
+        weakref.finalize(view, use_again)
+        return Reply(EchoResponse(), [view])
+
+    await harness.serve({ECHO: handle})
+    client = await harness.connect(receive_bytes=64 * KIB)
+    await client.send(request(1))
+
+    await eventually(lambda: harness.connection._transport.get_write_buffer_size() > 0)
+    header = decode_header(memoryview(await client.reader.readexactly(HEADER_BYTES)), 0, BULK_BYTES_MAX)
+    if type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
+        assert not let_go  # asyncio's own transport joins what it is given, and so may let go at once
+    assert await client.reader.readexactly(header.bulk_bytes) == b"a" * 15 * MIB
+    await eventually(lambda: let_go)
+
+
+async def test_requests_that_wait_stop_the_reading_exactly_at_the_limit(harness: Harness) -> None:
+    waiting: list[asyncio.Future[Any]] = []
+
+    def wait(_call: Call[EchoRequest]) -> Any:
+        waiting.append(asyncio.get_running_loop().create_future())
+        return waiting[-1]
+
+    await harness.serve({ECHO: wait})
+    client = await harness.connect()
+    total = REQUESTS_IN_FLIGHT_MAX + 100
+    await client.send(b"".join(request(number) for number in range(total)))
+
+    assert await settled(lambda: len(waiting)) == REQUESTS_IN_FLIGHT_MAX
+    waiting[5].set_result(Reply(EchoResponse()))
+    assert (await client.receive())[0].request_id == 5
+    assert await settled(lambda: len(waiting)) == REQUESTS_IN_FLIGHT_MAX + 1
+
+
+# --- peers that misbehave ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "does not speak KerA frames"),
+        (request(1, bytes(MIB + 1)), "over the limits"),
+        (encode_error(ECHO.number, 7, common_pb2.Error()), "a frame of kind 3 and no request"),
+    ],
+    ids=["http", "oversize", "no request"],
+)
+async def test_what_is_no_request_ends_the_connection_and_both_ends_learn_why(
+    harness: Harness, data: bytes, text: str
+) -> None:
+    await harness.serve({ECHO: echo}, bulk_bytes_max=MIB)
+    client, other = await harness.connect(), await harness.connect()
+
+    with capture_logs() as logs:
+        await client.send(request(1) + data)
+        answer, _, _ = await client.receive()
+        refusal, head, _ = await client.receive()
+        assert await client.ended()
+
+    assert (answer.kind, answer.request_id) == (Kind.REPLY, 1)
+    assert (refusal.kind, refusal.request_id) == (Kind.ERROR, NO_REQUEST)
+    error = error_from_message(common_pb2.Error.FromString(head))
+    assert type(error) is ProtocolError
+    assert text in error.message
+    (line,) = logs
+    assert (line["event"], line["log_level"], line["transport"]) == ("connection refused", "warning", "tcp")
+    assert text in line["error"]
+    assert line["peer"].startswith(f"{HOST}:")
+
+    await other.send(request(2))  # others are served on
+    assert (await other.receive())[0].request_id == 2
+
+
+async def test_a_request_that_is_no_message_is_answered_and_ends_nothing(harness: Harness) -> None:
+    await harness.serve({ECHO: echo})
+    client = await harness.connect()
+    bad = bytearray(request(1))
+    bad[HEADER_BYTES:] = b"\xff" * (len(bad) - HEADER_BYTES)
+
+    await client.send(bytes(bad) + request(2))
+
+    header, head, _ = await client.receive()
+    assert (header.kind, header.request_id) == (Kind.ERROR, 1)
+    assert type(error_from_message(common_pb2.Error.FromString(head))) is ProtocolError
+    assert (await client.receive())[0].request_id == 2
+
+
+@pytest.mark.parametrize("bulk_bytes", [0, 10, MIB])
+async def test_a_request_of_which_a_part_came_is_not_handled(harness: Harness, bulk_bytes: int) -> None:
+    handled: list[int] = []
+
+    def handle(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        handled.append(call.message.chunk_count)
+        return echo(call)
+
+    await harness.serve({ECHO: handle})
+    data = request(1, bytes(bulk_bytes))
+    for length in (1, HEADER_BYTES, HEADER_BYTES + 1, len(data) - 1):
+        client = await harness.connect()
+        await client.send(data[:length])
+        await client.close()
+    await eventually(lambda: not harness.server._shared.connections)
+
+    client = await harness.connect()
+    await client.send(request(2))
+    assert (await client.receive())[0].request_id == 2
+    assert handled == [2]
+
+
+async def test_a_handler_sees_the_very_bytes_until_it_returns(harness: Harness) -> None:
+    # The buffer is used again for the next request, so what a handler keeps without a copy would change.
+    kept: list[memoryview] = []
+
+    def keep(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        assert bytes(call.bulk) == bytes([call.message.chunk_count]) * MIB
+        kept.append(call.bulk)
+        return Reply(EchoResponse())
+
+    await harness.serve({ECHO: keep})
+    client = await harness.connect()
+    for number in (1, 2):
+        await client.send(request(number, bytes([number]) * MIB))
+        assert (await client.receive())[0].kind == Kind.REPLY
+
+    assert kept[0].obj is kept[1].obj  # one buffer, however many requests
+
+
+async def test_replies_after_the_client_has_gone_are_nobodys(harness: Harness) -> None:
+    waiting: list[asyncio.Future[Any]] = []
+
+    def wait(_call: Call[EchoRequest]) -> Any:
+        # Not cancelled with the connection, as the shield takes that.
+        waiting.append(asyncio.get_running_loop().create_future())
+        return asyncio.shield(waiting[-1])
+
+    await harness.serve({ECHO: wait})
+    client = await harness.connect()
+    await client.send(request(1) + request(2))
+    await eventually(lambda: len(waiting) == 2)
+    await client.close()
+    await eventually(lambda: not harness.server._shared.connections)
+
+    with capture_logs() as logs:
+        waiting[0].set_result(Reply(EchoResponse()))
+        waiting[1].set_exception(UnknownStream("gone"))
+        await asyncio.sleep(0)
+
+    assert logs == []
+    waiting[1].exception()
+
+
+async def test_a_reply_that_was_not_begun_is_not_left_unawaited(harness: Harness) -> None:
+    # A connection may end in the very turn of the loop in which the request was handled: pytest tells of a
+    # coroutine that nobody awaits.
+    async def wait() -> Reply[EchoResponse]:
+        await asyncio.Event().wait()
+        return Reply(EchoResponse())
+
+    await harness.serve({ECHO: lambda _: wait()})
+    connection = _ServerConnection(harness.server._shared, "tcp")
+    transport = FakeTransport()
+    connection.connection_made(transport)
+
+    feed(connection, request(1))
+    assert len(connection._waiting) == 1
+    transport.close()
+    connection.connection_lost(None)
+
+    await eventually(lambda: not connection._waiting)
+
+
+async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(harness: Harness) -> None:
+    await harness.serve({ECHO: echo})
+    client = await harness.connect()
+    await client.send(request(1))
+    await client.receive()
+    late = _ServerConnection(harness.server._shared, "tcp")
+
+    await harness.server.close()
+    transport = FakeTransport()
+    late.connection_made(transport)
+
+    assert transport.closed
+    late.connection_lost(None)
+    assert not harness.server._shared.connections
+
+
+# --- addresses ---------------------------------------------------------------------------------------------
+
+
+async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
+    await harness.serve({ECHO: echo})
+    other = FrameServer({})
+
+    with pytest.raises(PortTaken) as caught:
+        await other.listen_tcp(HOST, harness.port)
+
+    assert caught.value.message == (
+        f"frames: cannot listen on {HOST}:{harness.port}: Address already in use; choose another port"
+    )
+    assert caught.value.attributes == {"host": HOST, "port": harness.port}
+    await other.close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+async def test_a_host_that_is_not_ours_is_named(host: str) -> None:
+    with pytest.raises(PortTaken, match=f"frames: cannot listen on {host}:0: "):
+        await FrameServer({}).listen_tcp(host, 0)
+
+
+async def test_a_port_is_free_again_when_the_server_is_closed(harness: Harness) -> None:
+    await harness.serve({ECHO: echo})
+    client = await harness.connect()
+    await client.send(request(1))
+    await client.receive()
+    await harness.server.close()
+
+    again = FrameServer({ECHO: echo})
+    assert await again.listen_tcp(HOST, harness.port) == harness.port
+    await again.close()
+
+
+async def test_one_server_listens_on_several_addresses(short_path: Path) -> None:
+    server = FrameServer({UNARY: unary_echo})
+    port = await server.listen_tcp(HOST, 0)
+    await server.listen_unix(short_path / "socket")
+
+    tcp = await FrameChannel.connect_tcp(f"{HOST}:{port}", timeout_s=TIMEOUT_S)
+    unix = await FrameChannel.connect_unix(str(short_path / "socket"), timeout_s=TIMEOUT_S)
+
+    for channel in (tcp, unix):
+        reply = await channel.submit(UNARY, UnaryRequest(name=channel.transport), timeout_s=TIMEOUT_S)
+        assert reply.message.cluster_id == channel.transport
+        await channel.close()
+    await server.close()
+
+
+async def test_a_unix_socket_is_for_its_owner_alone_and_removed_at_close(short_path: Path) -> None:
+    path = short_path / "socket"
+    server = FrameServer({})
+
+    await server.listen_unix(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await server.close()
+
+    assert not path.exists()
+
+
+async def test_a_unix_socket_that_somebody_serves_is_not_taken_over(short_path: Path) -> None:
+    path = short_path / "socket"
+    server, other = FrameServer({UNARY: unary_echo}), FrameServer({})
+    await server.listen_unix(path)
+
+    with pytest.raises(PortTaken, match=f"another process listens on unix socket {path}"):
+        await other.listen_unix(path)
+
+    await other.close()
+    channel = await FrameChannel.connect_unix(str(path), timeout_s=TIMEOUT_S)
+    reply = await channel.submit(UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)
+    assert reply.message.cluster_id == "a"
+    await channel.close()
+    await server.close()
+
+
+async def test_a_unix_socket_of_a_process_that_was_killed_is_replaced(short_path: Path) -> None:
+    path = short_path / "socket"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    server = FrameServer({})
+
+    await server.listen_unix(path)
+
+    channel = await FrameChannel.connect_unix(str(path), timeout_s=TIMEOUT_S)
+    await channel.close()
+    await server.close()
+
+
+async def test_a_file_that_is_no_socket_is_not_removed(short_path: Path) -> None:
+    path = short_path / "data"
+    path.write_text("dear to somebody")
+
+    with pytest.raises(PathNotWritable, match="a file of another kind"):
+        await FrameServer({}).listen_unix(path)
+
+    assert path.read_text() == "dear to somebody"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("missing/socket", os.strerror(errno.ENOENT)), ("x" * 108, "path too long")]
+)
+async def test_a_unix_path_that_cannot_be_used_is_named(short_path: Path, name: str, text: str) -> None:
+    path = short_path / name
+
+    with pytest.raises(PathNotWritable, match=text) as caught:
+        await FrameServer({}).listen_unix(path)
+
+    assert caught.value.attributes == {"path": str(path)}
+
+
+def test_a_refusal_can_be_told_from_answers_to_requests() -> None:
+    assert struct.unpack_from("<Q", encode_error(0, NO_REQUEST, common_pb2.Error()), 8) == (0,)

@@ -1,0 +1,441 @@
+"""What is gRPC's own: foreign clients, reconnecting, health and reflection. See test_conformance.py for the rest."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from kera.core.errors import PortTaken, ProtocolError, StreamExists, Unavailable, Uncertain, UnknownStream
+from kera.core.rpc import Call, Method, Reply, api
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.grpc_options import ERROR_METADATA
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.limits import ERROR_METADATA_BYTES_MAX, SEND_BUFFER_BYTES_MAX
+from kera.core.rpc.method import call
+from kera.core.rpc.wire import error_from_message
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+from kera.v1.broker_pb2 import ChunkStatus
+from tests.unit.core.rpc.transports import (
+    ECHO,
+    HOST,
+    TIMEOUT_S,
+    UNARY,
+    EchoRequest,
+    EchoResponse,
+    UnaryRequest,
+    UnaryResponse,
+    echo,
+    eventually,
+    numbered,
+    settled,
+    unary_echo,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+KIB = 1 << 10
+MIB = 1 << 20
+CALLS: list[tuple[Method[Any, Any], Any]] = [(UNARY, UnaryRequest()), (ECHO, numbered(1))]
+
+
+class Harness:
+    """A server, and a client as somebody else would write one: only what gRPC and protobuf bring."""
+
+    def __init__(self) -> None:
+        self._close: list[Any] = []
+        self.port = 0
+
+    async def serve(self, *services: Any, port: int = 0, **options: Any) -> GrpcServer:
+        server = GrpcServer(services, **options)
+        self.port = await server.listen(HOST, port)
+        self._close.append(server.close)
+        return server
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def foreign(self) -> grpc.aio.Channel:
+        channel = grpc.aio.insecure_channel(self.address)
+        self._close.append(channel.close)
+        return channel
+
+    def channel(self) -> GrpcChannel:
+        channel = GrpcChannel(self.address)
+        self._close.append(channel.close)
+        return channel
+
+    async def close(self) -> None:
+        for close in reversed(self._close):
+            await close()
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    harness = Harness()
+    yield harness
+    await harness.close()
+
+
+# --- foreign clients ---------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_knows_only_the_proto_files_is_served(harness: Harness) -> None:
+    def write(call: Call[broker_pb2.MultiWriteChunksRequest]) -> Reply[broker_pb2.MultiWriteChunksResponse]:
+        return Reply(broker_pb2.MultiWriteChunksResponse(statuses=[ChunkStatus(position=len(call.bulk))]))
+
+    def read(_call: Call[broker_pb2.MultiReadChunksRequest]) -> Reply[broker_pb2.MultiReadChunksResponse]:
+        return Reply(broker_pb2.MultiReadChunksResponse(arena_path="a"), [memoryview(b"bu"), memoryview(b"lk")])
+
+    def get(call: Call[coordinator_pb2.GetStreamIdRequest]) -> Reply[coordinator_pb2.GetStreamIdResponse]:
+        return Reply(coordinator_pb2.GetStreamIdResponse(stream_id=len(call.message.name)))
+
+    await harness.serve({api.MULTI_WRITE_CHUNKS: write, api.MULTI_READ_CHUNKS: read}, {api.GET_STREAM_ID: get})
+    channel = harness.foreign()
+
+    writing: Any = channel.stream_stream(
+        "/kera.v1.Broker/MultiWriteChunks",
+        request_serializer=broker_pb2.MultiWriteChunksRequest.SerializeToString,
+        response_deserializer=broker_pb2.MultiWriteChunksResponse.FromString,
+    )()
+    await writing.write(broker_pb2.MultiWriteChunksRequest(request_id=7, chunk_count=1, chunks=b"abc"))
+    await writing.write(broker_pb2.MultiWriteChunksRequest(request_id=0))  # ids are the client's own business
+    await writing.done_writing()
+    assert [response async for response in writing] == [
+        broker_pb2.MultiWriteChunksResponse(request_id=7, statuses=[ChunkStatus(position=3)]),
+        broker_pb2.MultiWriteChunksResponse(request_id=0, statuses=[ChunkStatus(position=0)]),
+    ]
+
+    reading: Any = channel.stream_stream(
+        "/kera.v1.Broker/MultiReadChunks",
+        request_serializer=broker_pb2.MultiReadChunksRequest.SerializeToString,
+        response_deserializer=broker_pb2.MultiReadChunksResponse.FromString,
+    )()
+    await reading.write(broker_pb2.MultiReadChunksRequest(request_id=8))
+    assert await reading.read() == broker_pb2.MultiReadChunksResponse(request_id=8, arena_path="a", chunks=b"bulk")
+    reading.cancel()
+
+    asking: Any = channel.unary_unary(
+        "/kera.v1.Coordinator/GetStreamId",
+        request_serializer=coordinator_pb2.GetStreamIdRequest.SerializeToString,
+        response_deserializer=coordinator_pb2.GetStreamIdResponse.FromString,
+    )
+    assert (await asking(coordinator_pb2.GetStreamIdRequest(name="orders"))).stream_id == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UnknownStream("no stream 'orders'", stream="orders"), grpc.StatusCode.NOT_FOUND),
+        (StreamExists("there is one", stream="orders"), grpc.StatusCode.ALREADY_EXISTS),
+        (UnknownStream("ä" * 100_000, **{f"a{n}": "x" * 100 for n in range(100)}), grpc.StatusCode.NOT_FOUND),
+        (ValueError("no such luck"), grpc.StatusCode.UNKNOWN),
+    ],
+    ids=["not found", "exists", "much to say", "defect"],
+)
+async def test_an_error_is_a_status_with_the_whole_error_as_metadata(
+    harness: Harness, error: Exception, status: grpc.StatusCode
+) -> None:
+    def fail(_call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
+        raise error
+
+    await harness.serve({UNARY: fail})
+    asking: Any = harness.foreign().unary_unary(UNARY.path)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asking(b"")
+
+    metadata = dict(caught.value.trailing_metadata() or ())
+    message = common_pb2.Error.FromString(metadata[ERROR_METADATA])
+    details = caught.value.details() or ""
+    assert caught.value.code() is status
+    assert message.message.startswith(details[:-1])
+    assert details
+    assert len(message.SerializeToString()) * 4 / 3 + 3 * len(details.encode()) < ERROR_METADATA_BYTES_MAX
+    error_from_message(message)
+
+
+async def test_an_error_of_a_bulk_call_is_in_its_response(harness: Harness) -> None:
+    def fail(_call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        raise UnknownStream("no stream 'orders'", stream="orders")
+
+    await harness.serve({ECHO: fail})
+    stream: Any = harness.foreign().stream_stream(ECHO.path)()
+
+    await stream.write(EchoRequest(request_id=7).SerializeToString())
+    response = EchoResponse.FromString(await stream.read())
+
+    assert response.request_id == 7
+    assert type(error_from_message(response.error)) is UnknownStream
+
+
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "unary"])
+async def test_a_request_that_is_no_message_is_refused(harness: Harness, *, bulk: bool) -> None:
+    await harness.serve({ECHO: echo, UNARY: unary_echo})
+    channel = harness.foreign()
+    stream: Any = channel.stream_stream(ECHO.path)
+    unary: Any = channel.unary_unary(UNARY.path)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (stream(iter([b"\xff"])).read() if bulk else unary(b"\xff"))
+
+    metadata = dict(caught.value.trailing_metadata() or ())
+    error = error_from_message(common_pb2.Error.FromString(metadata[ERROR_METADATA]))
+    assert type(error) is ProtocolError
+    assert "not a kera.v1" in error.message or "cut short" in error.message
+
+
+async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harness: Harness) -> None:
+    handled = 0
+    reply_bytes = 256 * KIB
+    block = memoryview(bytes(reply_bytes))
+
+    def handle(_call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        nonlocal handled
+        handled += 1
+        return Reply(EchoResponse(), [block])
+
+    await harness.serve({ECHO: handle})
+    stream: Any = harness.foreign().stream_stream(ECHO.path)()
+    total = 400
+
+    async def ask() -> None:
+        for number in range(total):
+            await stream.write(EchoRequest(request_id=number).SerializeToString())
+
+    asking = asyncio.ensure_future(ask())
+    count = await settled(lambda: handled)
+
+    in_grpc = 16 * MIB  # what the two ends of a connection hold by themselves, at most
+    assert count * reply_bytes <= SEND_BUFFER_BYTES_MAX + 2 * reply_bytes + in_grpc
+    for number in range(total):
+        assert EchoResponse.FromString(await stream.read()).request_id == number
+    await asking
+    assert handled == total
+
+
+async def test_a_client_that_ends_its_stream_gets_what_it_has_asked_for(harness: Harness) -> None:
+    gate = asyncio.Event()
+
+    async def wait() -> Reply[EchoResponse]:
+        await gate.wait()
+        return Reply(EchoResponse(arena_path="late"))
+
+    await harness.serve({ECHO: lambda call: wait() if call.message.chunk_count else echo(call)})
+    stream: Any = harness.foreign().stream_stream(ECHO.path)()
+    for number in (1, 0):
+        await stream.write(numbered(number).SerializeToString())
+    await stream.done_writing()
+
+    assert EchoResponse.FromString(await stream.read()).arena_path == "0"
+    gate.set()
+    assert EchoResponse.FromString(await stream.read()).arena_path == "late"
+    assert await stream.read() is grpc.aio.EOF
+
+
+async def test_the_server_says_that_it_is_well_and_what_it_serves(harness: Harness) -> None:
+    server = await harness.serve({UNARY: unary_echo}, {ECHO: echo})
+    channel = harness.foreign()
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    watching = health.Watch(health_pb2.HealthCheckRequest(service=ECHO.service))
+
+    checked = await health.Check(health_pb2.HealthCheckRequest(service=ECHO.service))
+    assert checked.status == health_pb2.HealthCheckResponse.SERVING
+    assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
+
+    reflecting: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]  # asyncio's is as good
+    asked = reflecting.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    names = {service.name for service in (await asked.read()).list_services_response.service}
+    assert {ECHO.service, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
+
+    closing = asyncio.ensure_future(server.close())
+    assert (await watching.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    watching.cancel()
+    await closing
+
+
+# --- connections -------------------------------------------------------------------------------------------
+
+
+async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
+    await harness.serve({UNARY: unary_echo})
+    other = GrpcServer([{UNARY: unary_echo}])
+
+    with pytest.raises(PortTaken, match=f"gRPC: cannot listen on {harness.address}: the address is in use") as caught:
+        await other.listen(HOST, harness.port)
+
+    assert caught.value.attributes == {"host": HOST, "port": harness.port}
+    await other.close()
+
+
+async def test_a_channel_finds_a_server_that_came_back(harness: Harness) -> None:
+    server = await harness.serve({UNARY: unary_echo, ECHO: echo})
+    channel = harness.channel()
+    assert (await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)).message.arena_path == "1"
+    await server.close(grace_s=0)
+    for method, request in CALLS:
+        with pytest.raises((Unavailable, Uncertain)):
+            await channel.submit(method, request, timeout_s=TIMEOUT_S)
+
+    await harness.serve({UNARY: unary_echo, ECHO: echo}, port=harness.port)
+
+    async with asyncio.timeout(5):  # gRPC's own patience is two minutes
+        while True:
+            try:
+                assert (await channel.submit(ECHO, numbered(2), timeout_s=TIMEOUT_S)).message.arena_path == "2"
+                break
+            except (Unavailable, Uncertain):
+                await asyncio.sleep(0.02)
+    assert (await call(channel, UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)).cluster_id == "a"
+
+
+async def test_a_host_that_does_not_exist_is_unavailable() -> None:
+    channel = GrpcChannel("no-such-host.invalid:7400")
+
+    with pytest.raises(Unavailable, match=r"cannot connect to no-such-host\.invalid:7400"):
+        await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+
+    await channel.close()
+
+
+SERVER = """
+import asyncio, sys
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.v1.broker_pb2 import ChunkStatus
+from tests.unit.core.rpc.transports import ECHO, UNARY
+
+async def main():
+    def wait(call):
+        print("called", flush=True)
+        return asyncio.get_running_loop().create_future()
+
+    server = GrpcServer([{ECHO: wait, UNARY: wait}])
+    print(await server.listen("127.0.0.1", 0), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "unary"])
+async def test_what_is_in_flight_when_the_server_is_killed_is_uncertain(*, bulk: bool) -> None:
+    # The status is the same as when nothing could be sent, and only one of the two may be sent again as new.
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    channel = GrpcChannel(f"{HOST}:{int(await process.stdout.readline())}")
+    submitted: Any = (
+        channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
+        if bulk
+        else channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+    )
+    assert await process.stdout.readline() == b"called\n"
+
+    process.send_signal(signal.SIGKILL)
+
+    with pytest.raises(Uncertain, match="was lost"):
+        await submitted
+    await process.communicate()
+    await channel.close()
+
+
+async def test_a_peer_that_does_not_speak_grpc_is_no_server() -> None:
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"KF and nothing that gRPC knows")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, HOST, 0)
+    channel = GrpcChannel(f"{HOST}:{server.sockets[0].getsockname()[1]}")
+
+    for method, request in CALLS:
+        with pytest.raises((Unavailable, Uncertain)):
+            await channel.submit(method, request, timeout_s=TIMEOUT_S)
+
+    await channel.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_server_that_answers_garbage_makes_the_call_uncertain(harness: Harness) -> None:
+    async def serve(_request: bytes, _context: Any) -> bytes:
+        return b"\xff"
+
+    async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
+        async for _ in requests:
+            await context.write(b"\xff")
+
+    server = grpc.aio.server()
+    handlers: dict[str, Any] = {
+        "Unary": grpc.unary_unary_rpc_method_handler(serve),
+        "Echo": grpc.stream_stream_rpc_method_handler(serve_stream),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ECHO.service, handlers),))
+    harness.port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
+    channel = harness.channel()
+
+    for method, request in CALLS:
+        with pytest.raises(Uncertain):
+            await channel.submit(method, request, timeout_s=TIMEOUT_S)
+
+    await channel.close()
+    await server.stop(0)
+
+
+async def test_each_channel_has_a_connection_of_its_own(harness: Harness) -> None:
+    peers: set[str] = set()
+
+    def remember(call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
+        peers.add(call.peer.address)
+        return unary_echo(call)
+
+    await harness.serve({UNARY: remember})
+    for _ in range(3):
+        await harness.channel().submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+
+    assert len(peers) == 3
+
+
+async def test_a_call_that_is_over_is_forgotten(harness: Harness) -> None:
+    closed: list[str] = []
+
+    def remember(call: Call[Any]) -> Reply[Any]:
+        call.peer.on_close.append(lambda: closed.append(type(call.message).__name__))
+        return unary_echo(call) if isinstance(call.message, UnaryRequest) else echo(call)
+
+    await harness.serve({UNARY: remember, ECHO: remember})
+    channel = harness.channel()
+    await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+    await eventually(lambda: closed == ["GetStreamIdRequest"])
+
+    await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
+    assert len(channel._tasks) == 2  # the stream's
+    await channel.close()
+
+    assert not channel._tasks
+    await eventually(lambda: closed == ["GetStreamIdRequest", "MultiWriteChunksRequest"])
+
+
+async def test_ipv6_addresses_have_brackets() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    server = GrpcServer([{UNARY: unary_echo}])
+    channel = GrpcChannel(f"[::1]:{await server.listen('::1', 0)}")
+
+    assert (await call(channel, UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)).cluster_id == "a"
+
+    await channel.close()
+    await server.close()

@@ -1,0 +1,210 @@
+"""Messages as bytes: with bulk, they are exactly what protobuf makes of them."""
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.core.errors import ProtocolError
+from kera.core.rpc.wire import BULK_FIELD, parse, parse_with_bulk, serialize_with_bulk
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+TEXT = st.text(max_size=8)
+CURSORS = st.builds(common_pb2.Cursor, stream_id=U64, streamlet_id=U32, entry=U32, group_id=U64, position=U32)
+# At most one attribute: protobuf writes the items of a map in no certain order.
+ERRORS = st.builds(
+    common_pb2.Error,
+    code=TEXT,
+    message=TEXT,
+    retriable=st.booleans(),
+    attributes=st.dictionaries(TEXT, TEXT, max_size=1),
+)
+WRITES = st.builds(
+    broker_pb2.MultiWriteChunksRequest,
+    request_id=U64,
+    durability=st.sampled_from([0, 1, 2, 3]),
+    chunk_count=U32,
+)
+READS = st.builds(
+    broker_pb2.MultiReadChunksResponse,
+    request_id=U64,
+    error=st.none() | ERRORS,
+    results=st.lists(
+        st.builds(broker_pb2.ReadResult, error=st.none() | ERRORS, next=CURSORS, length_bytes=U32, lag_records=U64),
+        max_size=4,
+    ),
+    arena_path=TEXT,
+)
+MESSAGES_WITH_BULK = WRITES | READS
+PIECES = st.lists(st.binary(max_size=300), max_size=4)
+
+
+def by_protobuf(message: Any, bulk: bytes) -> bytes:
+    whole = type(message)()
+    whole.CopyFrom(message)
+    whole.chunks = bulk
+    return bytes(whole.SerializeToString())
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+@st.composite
+def odd_fields(draw: st.DrawFn) -> bytes:
+    """A field as it may come from anybody: known or not, of the right type or not, with the right length or not."""
+    wire_type = draw(st.sampled_from([0, 1, 2, 2, 2, 3, 4, 5, 6, 7]))
+    tag = varint(draw(st.sampled_from([0, 1, 2, 3, 15, 15, 16, 99])) << 3 | wire_type)
+    if wire_type == 0:
+        return tag + varint(draw(U64))
+    if wire_type == 2:
+        content = draw(st.binary(max_size=8))
+        return tag + varint(len(content) + draw(st.sampled_from([0, 0, 0, 0, 1, -1, 1000])) % 2**32) + content
+    return tag + bytes({1: 8, 5: 4}.get(wire_type, 0))
+
+
+ODD_MESSAGES = st.lists(odd_fields(), max_size=5).map(b"".join)
+
+
+def test_bulk_is_the_last_field_wherever_it_is() -> None:
+    described = [message.fields_by_name for message in broker_pb2.DESCRIPTOR.message_types_by_name.values()]
+    with_bulk = [fields for fields in described if "chunks" in fields]
+
+    assert len(with_bulk) == 2
+    for fields in with_bulk:
+        assert fields["chunks"].number == BULK_FIELD == max(field.number for field in fields.values())
+        assert fields["chunks"].type == fields["chunks"].TYPE_BYTES
+
+
+# --- the same bytes as protobuf's --------------------------------------------------------------------------
+
+
+@given(message=MESSAGES_WITH_BULK, pieces=PIECES)
+def test_a_message_with_bulk_is_what_protobuf_makes_of_it(message: Message, pieces: list[bytes]) -> None:
+    assert serialize_with_bulk(message, pieces) == by_protobuf(message, b"".join(pieces))
+
+
+@given(message=MESSAGES_WITH_BULK, bulk=st.binary(max_size=300))
+def test_what_protobuf_has_made_is_read_as_it_was_meant(message: Message, bulk: bytes) -> None:
+    data = by_protobuf(message, bulk)
+
+    parsed, found = parse_with_bulk(type(message), data)
+
+    assert parsed == message
+    assert found == bulk
+    assert not bulk or found.obj is data  # in place
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
+def test_lengths_take_as_many_bytes_as_protobuf_gives_them(size: int) -> None:
+    message = broker_pb2.MultiWriteChunksRequest(request_id=1)
+
+    data = serialize_with_bulk(message, [bytes(size)])
+
+    assert data == by_protobuf(message, bytes(size))
+    assert len(parse_with_bulk(type(message), data)[1]) == size
+
+
+def test_bulk_is_given_in_pieces_of_any_kind() -> None:
+    message = broker_pb2.MultiWriteChunksRequest(request_id=1)
+    pieces = [memoryview(b"ab"), bytearray(b"cd"), memoryview(bytearray(8)).cast("Q"), b""]
+
+    assert serialize_with_bulk(message, pieces) == by_protobuf(message, b"abcd" + bytes(8))
+
+
+# --- what others may send ----------------------------------------------------------------------------------
+
+
+@given(message=MESSAGES_WITH_BULK, bulk=st.binary(min_size=1, max_size=300), field=st.sampled_from([16, 1000]))
+def test_bulk_that_is_not_last_is_found_all_the_same(message: Any, bulk: bytes, field: int) -> None:
+    # A client of a later version of the protocol may have a field after it.
+    later = varint(field << 3 | 2) + b"\x02hi"
+    data = by_protobuf(message, bulk)
+
+    for reordered in (data + later, varint(BULK_FIELD << 3 | 2) + varint(len(bulk)) + bulk + later):
+        parsed, found = parse_with_bulk(type(message), reordered)
+        assert found == bulk
+        assert not parsed.chunks
+
+
+@given(message=MESSAGES_WITH_BULK, first=st.binary(min_size=1, max_size=9), second=st.binary(max_size=9))
+def test_bulk_that_comes_twice_is_the_last_as_in_protobuf(message: Any, first: bytes, second: bytes) -> None:
+    data = by_protobuf(message, first) + b"\x7a" + varint(len(second)) + second
+
+    parsed, found = parse_with_bulk(type(message), data)
+
+    assert found == second == type(message).FromString(data).chunks
+    assert not parsed.chunks
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        varint(20 << 3 | 0) + varint(2**64 - 1),
+        varint(20 << 3 | 1) + bytes(8),
+        varint(20 << 3 | 2) + b"\x03abc",
+        varint(20 << 3 | 5) + bytes(4),
+        varint(20 << 3 | 3) + varint(20 << 3 | 4),
+    ],
+    ids=["varint", "fixed64", "bytes", "fixed32", "group"],
+)
+def test_unknown_fields_of_any_kind_before_the_bulk_are_stepped_over(unknown: bytes) -> None:
+    parsed, found = parse_with_bulk(broker_pb2.MultiWriteChunksRequest, b"\x08\x07" + unknown + b"\x7a\x04bulk")
+
+    assert parsed.request_id == 7
+    assert bytes(found) == b"bulk"
+
+
+@given(message=MESSAGES_WITH_BULK, bulk=st.binary(min_size=1, max_size=50), data=st.data())
+def test_a_message_cut_short_is_refused_or_shorter(message: Any, bulk: bytes, data: st.DataObject) -> None:
+    whole = by_protobuf(message, bulk)
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1), label="length")]
+
+    agrees_with_protobuf(type(message), cut)
+
+
+@given(noise=st.binary() | ODD_MESSAGES)
+def test_noise_is_refused_exactly_when_protobuf_refuses_it(noise: bytes) -> None:
+    agrees_with_protobuf(broker_pb2.MultiWriteChunksRequest, noise)
+    agrees_with_protobuf(broker_pb2.MultiReadChunksResponse, noise)
+
+
+def agrees_with_protobuf(message_type: Any, data: bytes) -> None:
+    try:
+        expected = message_type.FromString(data)
+    except Exception:  # noqa: BLE001 - whatever protobuf finds wrong
+        expected = None
+    try:
+        parsed, bulk = parse_with_bulk(message_type, data)
+    except ProtocolError:
+        assert expected is None
+    else:
+        assert expected is not None
+        assert expected.chunks == bulk
+        expected.ClearField("chunks")
+        assert parsed == expected
+
+
+@pytest.mark.parametrize("data", [b"\x08", b"\x0a\x05abc", b"\xff" * 20, b"\x08" + b"\x80" * 11])
+def test_bytes_that_are_no_message_are_refused_and_the_message_is_named(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        parse_with_bulk(broker_pb2.MultiWriteChunksRequest, data)
+    with pytest.raises(ProtocolError, match=r"not a kera\.v1\.GetStreamIdRequest message"):
+        parse(coordinator_pb2.GetStreamIdRequest, data)
+
+
+def test_a_message_does_not_keep_the_memory_it_was_read_from() -> None:
+    memory = bytearray(coordinator_pb2.GetStreamIdRequest(name="orders").SerializeToString())
+
+    message = parse(coordinator_pb2.GetStreamIdRequest, memoryview(memory))
+    memory[:] = bytes(len(memory))
+
+    assert message.name == "orders"

@@ -1,0 +1,164 @@
+"""The transports with one face, for tests that hold for each of them, and methods to call over them."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kera.core.rpc import Call, Channel, Method, Reply, Service
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.frame_server import FrameServer
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.v1 import broker_pb2, coordinator_pb2
+
+HOST = "127.0.0.1"
+TIMEOUT_S = 20.0
+"""For calls that are to be answered. A test is over long before, unless something is wrong."""
+
+# No method of KerA has bulk in both directions; these have. `arena_path` takes the place of a text to answer with.
+ECHO = Method(
+    "kera.test.Echo",
+    "Echo",
+    9001,
+    broker_pb2.MultiWriteChunksRequest,
+    broker_pb2.MultiReadChunksResponse,
+    bulk=True,
+)
+OTHER_ECHO = Method(
+    "kera.test.Echo",
+    "OtherEcho",
+    9002,
+    broker_pb2.MultiWriteChunksRequest,
+    broker_pb2.MultiReadChunksResponse,
+    bulk=True,
+)
+UNARY = Method(
+    "kera.test.Echo", "Unary", 9003, coordinator_pb2.GetStreamIdRequest, coordinator_pb2.DescribeClusterResponse
+)
+
+EchoRequest = broker_pb2.MultiWriteChunksRequest
+EchoResponse = broker_pb2.MultiReadChunksResponse
+UnaryRequest = coordinator_pb2.GetStreamIdRequest
+UnaryResponse = coordinator_pb2.DescribeClusterResponse
+
+
+def numbered(number: int) -> EchoRequest:
+    """A request that can be told from others."""
+    return EchoRequest(chunk_count=number)
+
+
+def echo(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+    """Answers with what came."""
+    return Reply(EchoResponse(arena_path=str(call.message.chunk_count)), [memoryview(bytes(call.bulk))])
+
+
+def unary_echo(call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
+    """Answers with what came."""
+    return Reply(UnaryResponse(cluster_id=call.message.name))
+
+
+async def eventually(condition: Callable[[], Any], what: str = "") -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what or condition}"
+        await asyncio.sleep(0.002)
+
+
+async def settled(value: Callable[[], int]) -> int:
+    """Wait until `value` is above zero and does not move any more."""
+    unmoved, last = 0, 0
+    while unmoved < 20 or not last:
+        await asyncio.sleep(0.01)
+        now = value()
+        unmoved = unmoved + 1 if now == last else 0
+        last = now
+    return last
+
+
+class Wire(ABC):
+    """One transport. Servers and channels that were not closed by the test are closed after it."""
+
+    name: str
+    address: str
+    """Of the server that was started last."""
+
+    def __init__(self) -> None:
+        self._close: list[Callable[[], Any]] = []
+
+    async def serve(self, service: Service, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> Any:
+        """Start a server; returns it."""
+        server, self.address = await self.start(service, bulk_bytes_max)
+        self._close.append(server.close)
+        return server
+
+    async def connect(self, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> Channel:
+        """A new connection to the server that was started last."""
+        channel = await self.open(bulk_bytes_max)
+        self._close.append(channel.close)
+        return channel
+
+    async def close(self) -> None:
+        for close in reversed(self._close):
+            await close()
+
+    @abstractmethod
+    async def start(self, service: Service, bulk_bytes_max: int) -> tuple[Any, str]: ...
+
+    @abstractmethod
+    async def open(self, bulk_bytes_max: int) -> Channel: ...
+
+    @abstractmethod
+    async def stop(self, server: Any) -> None:
+        """Stop a server without grace: what is in flight is cut off."""
+
+
+class Grpc(Wire):
+    name = "grpc"
+
+    async def start(self, service: Service, bulk_bytes_max: int) -> tuple[Any, str]:
+        server = GrpcServer([service], bulk_bytes_max=bulk_bytes_max)
+        return server, f"{HOST}:{await server.listen(HOST, 0)}"
+
+    async def open(self, bulk_bytes_max: int) -> Channel:
+        return GrpcChannel(self.address, bulk_bytes_max=bulk_bytes_max)
+
+    async def stop(self, server: GrpcServer) -> None:
+        await server.close(grace_s=0)
+
+
+class Tcp(Wire):
+    name = "tcp"
+
+    async def start(self, service: Service, bulk_bytes_max: int) -> tuple[Any, str]:
+        server = FrameServer(service, bulk_bytes_max=bulk_bytes_max)
+        return server, f"{HOST}:{await server.listen_tcp(HOST, 0)}"
+
+    async def open(self, bulk_bytes_max: int) -> Channel:
+        return await FrameChannel.connect_tcp(self.address, timeout_s=TIMEOUT_S, bulk_bytes_max=bulk_bytes_max)
+
+    async def stop(self, server: FrameServer) -> None:
+        await server.close(grace_s=0)
+
+
+class Unix(Wire):
+    name = "unix"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    async def start(self, service: Service, bulk_bytes_max: int) -> tuple[Any, str]:
+        server = FrameServer(service, bulk_bytes_max=bulk_bytes_max)
+        await server.listen_unix(self._path)
+        return server, str(self._path)
+
+    async def open(self, bulk_bytes_max: int) -> Channel:
+        return await FrameChannel.connect_unix(self.address, timeout_s=TIMEOUT_S, bulk_bytes_max=bulk_bytes_max)
+
+    async def stop(self, server: FrameServer) -> None:
+        await server.close(grace_s=0)

@@ -1,0 +1,128 @@
+"""What a daemon's process asks of the operating system."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kera.core import process
+from kera.core.process import DIE_WITH_PARENT_VARIABLE, node_id
+
+# The child tells its own process id and then waits to be killed; the parent waits for it to be ready and goes.
+CHILD = """
+import os, signal
+from kera.core.process import die_with_parent
+die_with_parent()
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE)
+print(child.stdout.readline().decode(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def start_parent(die_with_parent: str | None) -> tuple["subprocess.Popen[str]", psutil.Process]:
+    environment = {name: value for name, value in os.environ.items() if name != DIE_WITH_PARENT_VARIABLE}
+    if die_with_parent is not None:
+        environment[DIE_WITH_PARENT_VARIABLE] = die_with_parent
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    return parent, psutil.Process(int(parent.stdout.readline()))
+
+
+def end(parent: "subprocess.Popen[str]") -> None:
+    parent.kill()
+    parent.communicate()
+
+
+def gone(child: psutil.Process) -> bool:
+    return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_child_that_was_asked_to_dies_with_its_parent() -> None:
+    parent, child = start_parent("1")
+    assert not gone(child)
+
+    end(parent)
+
+    deadline = time.monotonic() + 10
+    while not gone(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone(child)
+
+
+@pytest.mark.parametrize("value", [None, "0", ""])
+def test_a_child_that_was_not_asked_to_outlives_its_parent(value: str | None) -> None:
+    parent, child = start_parent(value)
+    try:
+        end(parent)
+
+        with pytest.raises(psutil.TimeoutExpired):
+            child.wait(timeout=0.2)
+        assert not gone(child)
+    finally:
+        child.send_signal(signal.SIGKILL)
+
+
+def test_a_parent_that_died_before_the_kernel_was_asked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DIE_WITH_PARENT_VARIABLE, "1")
+    parents = iter([os.getppid(), 1])
+    killed: list[tuple[int, int]] = []
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+
+    class Libc:
+        def prctl(self, option: int, number: int) -> None:
+            asked.append((option, number))
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+
+    process.die_with_parent()
+
+    assert asked == [(1, signal.SIGTERM)]
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_the_node_id_is_the_same_in_all_processes_of_a_host() -> None:
+    other = subprocess.run(
+        [sys.executable, "-c", "from kera.core.process import node_id; print(node_id())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert other.stdout.strip() == node_id()
+
+
+def test_the_node_id_differs_between_hosts_and_boots(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = node_id()
+
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        assert node_id() != here
+    with monkeypatch.context() as later:
+        later.setattr(Path, "read_text", lambda *_, **__: "another boot\n")
+        assert node_id() != here
+        assert node_id().endswith("/another boot")
+
+
+def test_a_kernel_without_a_boot_id_still_gives_a_node_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+
+    assert node_id().endswith("/unknown-boot")

@@ -1,0 +1,197 @@
+"""Where settings come from, and what is said about wrong ones."""
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from kera.core.settings import CONFIG_FILE_VARIABLE, InvalidSettings, KeraSettings
+
+
+class ExampleSettings(KeraSettings):
+    section: ClassVar[str] = "example"
+
+    linger_ms: int = Field(5, ge=0, description="For testing.")
+    name: str = "default"
+    hosts: list[str] = Field(default=[])
+
+
+class StrictSettings(KeraSettings):
+    section: ClassVar[str] = "strict"
+
+    low: int = 1
+    high: int = 2
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "StrictSettings":
+        if self.low > self.high:
+            raise ValueError("low must not be over high")
+        return self
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("KERA_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "kera.toml"
+    path.write_text('[example]\nlinger_ms = 10\nname = "file"\n\n[other]\nunknown_here = 1\n')
+    return path
+
+
+# --- precedence --------------------------------------------------------------------------------------------
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    assert ExampleSettings.load() == ExampleSettings()
+    assert ExampleSettings.load().linger_ms == 5
+
+
+def test_the_file_wins_over_defaults(file: Path) -> None:
+    settings = ExampleSettings.load(file)
+
+    assert (settings.linger_ms, settings.name, settings.hosts) == (10, "file", [])
+
+
+def test_the_environment_wins_over_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_EXAMPLE_LINGER_MS", "20")
+
+    settings = ExampleSettings.load(file)
+
+    assert (settings.linger_ms, settings.name) == (20, "file")
+
+
+def test_a_flag_wins_over_all(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_EXAMPLE_LINGER_MS", "20")
+
+    assert ExampleSettings.load(file, linger_ms=30).linger_ms == 30
+
+
+def test_a_flag_that_is_none_counts_as_not_given(file: Path) -> None:
+    assert ExampleSettings.load(file, linger_ms=None).linger_ms == 10
+
+
+def test_a_flag_that_is_false_or_empty_counts(file: Path) -> None:
+    settings = ExampleSettings.load(file, linger_ms=0, name="")
+
+    assert (settings.linger_ms, settings.name) == (0, "")
+
+
+def test_the_environment_can_name_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_FILE_VARIABLE, str(file))
+
+    assert ExampleSettings.load().name == "file"
+
+
+def test_a_file_named_by_flag_wins_over_one_named_by_the_environment(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('[example]\nname = "other"\n')
+    monkeypatch.setenv(CONFIG_FILE_VARIABLE, str(file))
+
+    assert ExampleSettings.load(other).name == "other"
+
+
+def test_an_empty_variable_names_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_FILE_VARIABLE, "")
+
+    assert ExampleSettings.load() == ExampleSettings()
+
+
+def test_a_file_is_forgotten_after_it_was_loaded(file: Path) -> None:
+    ExampleSettings.load(file)
+
+    assert ExampleSettings().name == "default"
+
+
+def test_a_list_comes_from_the_environment_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_EXAMPLE_HOSTS", '["a:1", "b:2"]')
+
+    assert ExampleSettings.load().hosts == ["a:1", "b:2"]
+
+
+def test_sections_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_STRICT_LOW", "2")
+
+    assert ExampleSettings.load() == ExampleSettings()
+    assert StrictSettings.load().low == 2
+
+
+# --- wrong settings ----------------------------------------------------------------------------------------
+
+
+def test_a_wrong_flag_is_named() -> None:
+    with pytest.raises(InvalidSettings, match=r"invalid \[example\] settings: linger_ms: .*greater than or equal to 0"):
+        ExampleSettings.load(linger_ms=-1)
+
+
+def test_all_wrong_settings_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_EXAMPLE_NAMES", "typing error")
+
+    with pytest.raises(InvalidSettings, match=r"KERA_EXAMPLE_NAMES: .*linger_ms: .*hosts: "):
+        ExampleSettings.load(linger_ms="x", hosts=1)
+
+
+def test_an_unknown_flag_is_named() -> None:
+    with pytest.raises(InvalidSettings, match="linger_s: "):
+        ExampleSettings.load(linger_s=1)
+
+
+def test_an_unknown_key_of_the_file_is_named(file: Path) -> None:
+    file.write_text("[example]\nlinger_s = 1\n")
+
+    with pytest.raises(InvalidSettings, match="linger_s: "):
+        ExampleSettings.load(file)
+
+
+@pytest.mark.parametrize("variable", ["KERA_EXAMPLE_LINGER_S", "kera_example_linger_s"])
+def test_an_unknown_variable_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+
+    with pytest.raises(InvalidSettings, match=f"{variable}: there is no such setting"):
+        ExampleSettings.load()
+
+
+def test_a_variable_that_should_be_json_and_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_EXAMPLE_HOSTS", "a:1,b:2")
+
+    with pytest.raises(InvalidSettings, match=r"invalid \[example\] settings: .*hosts"):
+        ExampleSettings.load()
+
+
+def test_a_rule_over_several_settings_is_told_without_a_name_before_it() -> None:
+    with pytest.raises(InvalidSettings, match=r"settings: Value error, low must not be over high$"):
+        StrictSettings.load(low=3)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file"),
+        (b"[example", "Expected"),
+        (b"\xff\xfe", "decode"),
+        (b"example = 1", r"\[example\] in .* must be a table"),
+    ],
+    ids=["missing", "no toml", "no text", "no table"],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:
+    path = tmp_path / "kera.toml"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(InvalidSettings, match=problem) as caught:
+        ExampleSettings.load(path)
+
+    assert str(path) in caught.value.message
+    assert caught.value.attributes == {"path": str(path)}
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        ExampleSettings.load().name = "other"  # type: ignore[misc]  # which says the same

@@ -1,0 +1,144 @@
+"""Logs are lines on standard error; metrics are served over HTTP."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+import prometheus_client
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from kera.core import telemetry
+from kera.core.errors import PortTaken, StartError
+from kera.core.telemetry import configure_logging, serve_metrics
+
+
+@pytest.fixture
+def _ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A daemon serves metrics until it ends; here the servers end with the test."""
+    started: list[tuple[WSGIServer, threading.Thread]] = []
+
+    def start(*arguments: Any, **options: Any) -> tuple[WSGIServer, threading.Thread]:
+        started.append(prometheus_client.start_http_server(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(telemetry, "start_http_server", start)
+    yield
+    for server, thread in started:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Counter("chunks_appended", "Chunks.", registry=registry).inc(3)
+    return registry
+
+
+def get(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        return str(response.read().decode())
+
+
+@pytest.mark.usefixtures("_ended")
+def test_metrics_are_served_on_any_free_port(registry: CollectorRegistry) -> None:
+    port = serve_metrics(registry, "127.0.0.1", 0)
+
+    assert port > 0
+    assert "chunks_appended_total 3.0\n" in get(port)
+
+
+@pytest.mark.usefixtures("_ended")
+def test_metrics_are_served_on_the_port_asked_for(registry: CollectorRegistry) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    assert serve_metrics(registry, "127.0.0.1", port) == port
+    assert "chunks_appended_total" in get(port)
+
+
+@pytest.mark.usefixtures("_ended")
+def test_two_registries_of_one_process_do_not_mix(registry: CollectorRegistry) -> None:
+    first, second = (serve_metrics(each, "127.0.0.1", 0) for each in (registry, CollectorRegistry()))
+
+    assert "chunks_appended_total" in get(first)
+    assert "chunks_appended_total" not in get(second)
+
+
+@pytest.mark.usefixtures("_ended")
+def test_a_port_that_is_taken_is_named(registry: CollectorRegistry) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        with pytest.raises(PortTaken, match=f"metrics: cannot listen on 127.0.0.1:{port}: Address already in use") as e:
+            serve_metrics(registry, "127.0.0.1", port)
+
+    assert e.value.attributes == {"host": "127.0.0.1", "port": port}
+
+
+# Logging is a matter of the whole process, so each of these is one of its own.
+def lines(script: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_a_line_is_json_with_its_context_where_there_is_no_terminal() -> None:
+    (line,) = lines(
+        "from kera.core.telemetry import configure_logging, get_logger\n"
+        "log = get_logger('kera.test')\n"  # modules ask for it before the daemon configures it
+        "configure_logging('info', daemon='broker', broker_id=7)\n"
+        "log.debug('too fine')\n"
+        "log.info('stream created', stream='orders')\n"
+    )
+
+    record = json.loads(line)
+    assert record.pop("timestamp").endswith("Z")
+    assert record == {
+        "event": "stream created",
+        "level": "info",
+        "stream": "orders",
+        "daemon": "broker",
+        "broker_id": 7,
+    }
+
+
+def test_an_exception_is_one_line_with_its_trace() -> None:
+    (line,) = lines(
+        "from kera.core.telemetry import configure_logging, get_logger\n"
+        "configure_logging()\n"
+        "try:\n"
+        "    raise ValueError('no such luck')\n"
+        "except ValueError as error:\n"
+        "    get_logger('kera.test').error('failed', exc_info=error)\n"
+    )
+
+    assert "ValueError: no such luck" in json.loads(line)["exception"]
+
+
+@pytest.mark.parametrize("level", ["debug", "INFO", "warning", "error"])
+def test_a_level_can_be_chosen(level: str) -> None:
+    told = lines(
+        "from kera.core.telemetry import configure_logging, get_logger\n"
+        f"configure_logging({level!r})\n"
+        "log = get_logger('kera.test')\n"
+        "log.debug('a'); log.info('a'); log.warning('a'); log.error('a')\n"
+    )
+
+    assert len(told) == 4 - ["debug", "info", "warning", "error"].index(level.lower())
+
+
+def test_a_level_that_does_not_exist_is_named() -> None:
+    with pytest.raises(StartError, match="'loud' is none of debug, info") as caught:
+        configure_logging("loud")
+
+    assert caught.value.attributes == {"level": "loud"}
