@@ -22,6 +22,7 @@ from kera.broker.stream import Streams
 from kera.core.daemon import ExitCode, run_daemon
 from kera.core.errors import StartError
 from kera.core.process import node_id
+from kera.core.rpc.address import join_address
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.telemetry import serve_metrics
@@ -48,7 +49,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         )
         stack.callback(arena.close)
         streams, counters = Streams(arena), Counters()
-        broker = BrokerService(streams, arena, counters)
+        broker = BrokerService(streams, arena, counters, read_bytes_max=settings.message_bytes_max)
         service = broker.service()
 
         frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max)
@@ -60,17 +61,16 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
         ready: dict[str, Any] = {
-            "grpc_address": f"{settings.host}:{grpc_port}",
-            "frames_address": f"{settings.host}:{frames_port}",
+            "grpc_address": join_address(settings.host, grpc_port),
+            "frames_address": join_address(settings.host, frames_port),
             "frames_unix_path": str(unix_path),
             "arena_path": str(arena.path),
         }
         if settings.metrics_port is not None:
             registry = CollectorRegistry()
             registry.register(BrokerCollector(counters, arena, streams))
-            ready["metrics_address"] = (
-                f"{settings.host}:{serve_metrics(registry, settings.host, settings.metrics_port)}"
-            )
+            metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
+            ready["metrics_address"] = join_address(settings.host, metrics_port)
 
         registration = Registration(settings.coordinator, directory)
         stack.push_async_callback(registration.close)

@@ -64,8 +64,8 @@ class Slot:
 
     def release(self) -> None:
         """End one lease."""
+        invariant(self.leases > 0, "a lease was released twice", slot=self.index)
         self.leases -= 1
-        invariant(self.leases >= 0, "a lease was released twice", slot=self.index)
         if self.retired and not self.leases:
             self._arena.reuse(self)
 
@@ -104,15 +104,13 @@ class Arena:
         slots = arena_bytes // slot_bytes
         slots_at = -(-(HEAD_BYTES + 8 * slots) // PAGE_BYTES) * PAGE_BYTES
         size = slots_at + slots * slot_bytes
-        path = shm_dir / f"kera-{os.getuid()}-{secrets.token_hex(4)}.arena"
         try:
             status = os.statvfs(shm_dir)
             available = status.f_bavail * status.f_frsize
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            path, fd = _create_locked(shm_dir)
         except OSError as error:
             raise PathNotWritable(f"cannot make an arena in {shm_dir}: {error.strerror}", path=str(shm_dir)) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if available < size:
                 raise _too_small(shm_dir, size, available)
             os.posix_fallocate(fd, 0, size)
@@ -181,6 +179,22 @@ class Arena:
         os.close(self._fd)
 
 
+def _create_locked(shm_dir: Path) -> tuple[Path, int]:
+    """A new file and its descriptor, which holds the lock."""
+    while True:
+        path = shm_dir / f"kera-{os.getuid()}-{secrets.token_hex(4)}.arena"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # who holds it is looking for orphans, which is soon done
+            if os.fstat(fd).st_nlink:
+                return path, fd
+        except OSError:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+            raise
+        os.close(fd)  # taken for an orphan between its creation and its lock
+
+
 def _too_small(shm_dir: Path, needed: int, available: int) -> SharedMemoryTooSmall:
     return SharedMemoryTooSmall(
         f"{shm_dir} has {available >> 20} MiB free, the arena needs {-(-needed >> 20)} MiB;"
@@ -201,10 +215,14 @@ def remove_orphans(shm_dir: Path, data_dir: Path) -> list[Path]:
         with _locked(path) as fd:
             if fd is None:
                 continue  # its owner is alive
-            head = _read_head(fd)
-            if head is not None and not head.get("ephemeral") and head.get("data_dir") != str(data_dir):
-                continue  # a broker that may come back for it
-            path.unlink(missing_ok=True)
+            try:
+                head = _read_head(fd)
+                if head is not None and not head.get("ephemeral") and head.get("data_dir") != str(data_dir):
+                    continue  # a broker that may come back for it
+                path.unlink(missing_ok=True)
+            except OSError as error:  # the directory is everybody's: what is called so need not be an arena, nor ours
+                log.warning("cannot remove what looks like an arena", path=str(path), error=str(error))
+                continue
             removed.append(path)
             log.info("removed the arena of a dead broker", path=str(path))
     return removed
@@ -213,7 +231,7 @@ def remove_orphans(shm_dir: Path, data_dir: Path) -> list[Path]:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int | None]:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe by that name must not hold us up
     except OSError:
         yield None
         return

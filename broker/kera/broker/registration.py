@@ -13,10 +13,10 @@ import os
 import uuid
 from pathlib import Path
 
-from kera.core.errors import PathNotWritable, StaleEpoch, StartError, Unavailable, Uncertain
+from kera.core.errors import KeraError, PathNotWritable, StaleEpoch, StartError, Unavailable, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.rpc.method import call
+from kera.core.rpc.method import Method, RequestT, ResponseT, call
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -65,10 +65,16 @@ class DataDirectory:
         except FileNotFoundError:
             return 0, ""
         except (OSError, ValueError) as error:
-            raise StartError(f"cannot read {self._file}: {error}; restore it, or remove it to join anew") from error
-        if content.get("format") != FORMAT:
-            raise StartError(f"{self._file} has format {content.get('format')}, this version knows {FORMAT}")
-        return int(content["broker_id"]), str(content["cluster_id"])
+            raise self._unreadable(str(error)) from error
+        match content:
+            case {"format": found} if found != FORMAT:
+                raise StartError(f"{self._file} has format {found}, this version knows {FORMAT}")
+            case {"format": _, "broker_id": int(broker_id), "cluster_id": str(cluster_id)}:
+                return broker_id, cluster_id
+        raise self._unreadable("it names no broker and cluster")
+
+    def _unreadable(self, reason: str) -> StartError:
+        return StartError(f"cannot read {self._file}: {reason}; restore it, or remove it to join anew")
 
     def store(self, broker_id: int, cluster_id: str) -> None:
         """Remember who this broker is; durable when it returns."""
@@ -80,6 +86,11 @@ class DataDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self._file)
+            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)  # the new name is in there
+            finally:
+                os.close(directory)
         except OSError as error:
             raise PathNotWritable(f"cannot write {self._file}: {error.strerror}", path=str(self._file)) from error
 
@@ -106,27 +117,32 @@ class Registration:
         Waits up to `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
         """
         info.broker_id, cluster_id = self._directory.load()
+        if cluster_id:
+            await self._check_cluster(cluster_id, timeout_s)
         request = coordinator_pb2.RegisterBrokerRequest(broker=info, launch_id=self._launch_id)
-        answer = await self._ask(request, timeout_s)
-        if cluster_id and answer.cluster_id != cluster_id:
-            raise WrongCluster(
-                f"data directory {self._directory.path} belongs to cluster {cluster_id},"
-                f" the coordinator at {self._address} to {answer.cluster_id}",
-                path=str(self._directory.path),
-            )
+        answer = await self._ask(api.REGISTER_BROKER, request, timeout_s)
         self._directory.store(answer.broker_id, answer.cluster_id)
         self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch
         self.heartbeat_interval_s = answer.heartbeat_interval_ms / 1000
         return list(answer.streams)
 
-    async def _ask(
-        self, request: coordinator_pb2.RegisterBrokerRequest, timeout_s: float
-    ) -> coordinator_pb2.RegisterBrokerResponse:
+    async def _check_cluster(self, cluster_id: str, timeout_s: float) -> None:
+        """Raise `WrongCluster`, before anything is registered: elsewhere that would fence the broker with our id."""
+        answer = await self._ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest(), timeout_s)
+        if answer.cluster_id != cluster_id:
+            raise WrongCluster(
+                f"data directory {self._directory.path} belongs to cluster {cluster_id},"
+                f" the coordinator at {self._address} to {answer.cluster_id};"
+                " name the right one with --coordinator, or choose another --data-dir",
+                path=str(self._directory.path),
+            )
+
+    async def _ask(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:
             try:
-                return await call(self._channel, api.REGISTER_BROKER, request, timeout_s=CALL_TIMEOUT_S)
+                return await call(self._channel, method, request, timeout_s=CALL_TIMEOUT_S)
             except (Unavailable, Uncertain) as error:
                 if loop.time() >= deadline:
                     raise CoordinatorUnreachable(
@@ -148,9 +164,10 @@ class Registration:
             except StaleEpoch:
                 log.error("a newer launch of this broker has taken over", broker_id=self.broker_id)
                 raise
-            except (Unavailable, Uncertain) as error:
+            except KeraError as error:
+                # Whatever ails the coordinator: what is in our memory is there only as long as we are.
                 if reachable:
-                    log.warning("coordinator cannot be reached; serving on", address=self._address, error=str(error))
+                    log.warning("heartbeat failed; serving on", address=self._address, error=str(error))
                 reachable = False
             else:
                 if not reachable:

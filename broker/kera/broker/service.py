@@ -16,7 +16,7 @@ from kera.broker.arena import Arena
 from kera.broker.metrics import Counters
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Appended, Entry, Streamlet, Waiter
-from kera.core.chunk import ChunkHeader, verify_header, verify_payload
+from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_header, verify_payload
 from kera.core.errors import CorruptChunk, InvalidArgument, KeraError, SchemaMismatch
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply, Service, api
@@ -29,6 +29,7 @@ READ_BYTES_MAX = 16 << 20
 READ_RANGES_MAX = 65536
 READ_WAIT_MS_MAX = 60_000
 _LEASES = "leases"
+_LEVELS = (common_pb2.DURABILITY_UNSPECIFIED, common_pb2.DURABILITY_LEADER)
 
 _Write = Call[broker_pb2.MultiWriteChunksRequest]
 _Read = Call[broker_pb2.MultiReadChunksRequest]
@@ -37,10 +38,13 @@ _Read = Call[broker_pb2.MultiReadChunksRequest]
 class BrokerService:
     """All handlers of one broker; `service()` gives them to the transports."""
 
-    def __init__(self, streams: Streams, arena: Arena, counters: Counters) -> None:
+    def __init__(
+        self, streams: Streams, arena: Arena, counters: Counters, *, read_bytes_max: int = READ_BYTES_MAX
+    ) -> None:
         self._streams = streams
         self._arena = arena
         self._counters = counters
+        self._read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def registered(self, broker_id: int, owned: Iterable[common_pb2.StreamInfo]) -> None:
@@ -70,10 +74,10 @@ class BrokerService:
         counters = self._counters
         counters.write_requests += 1
         request, bulk = call.message, call.bulk
-        if request.durability > common_pb2.DURABILITY_LEADER:
+        if request.durability not in _LEVELS:
             raise InvalidArgument(
                 "this version acknowledges at level leader only: there are no backups yet",
-                durability=common_pb2.Durability.Name(request.durability),
+                durability=_level_name(request.durability),
             )
         response = broker_pb2.MultiWriteChunksResponse()
         statuses = response.statuses
@@ -82,8 +86,10 @@ class BrokerService:
             try:
                 header = _whole_header(bulk, at)
             except CorruptChunk as error:
-                # Where the next chunk starts is not known: this one and all that follow it are refused.
-                missing = max(1, request.chunk_count - len(statuses))
+                # Where the next chunk starts is not known: this one and all that follow it are refused. Their number
+                # is only claimed, so no more are answered than the bytes have room for.
+                claimed = min(request.chunk_count, end // HEADER_BYTES)
+                missing = max(1, claimed - len(statuses))
                 counters.chunks_refused += missing
                 for _ in range(missing):
                     statuses.add(error=error_to_message(error))
@@ -140,14 +146,17 @@ class BrokerService:
             raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
         if request.by_reference and call.peer.transport != "unix":
             raise InvalidArgument("by_reference works over a unix socket only", transport=call.peer.transport)
-        for slot in request.released_slots:
-            self._release(call.peer, slot)
+        self._release(call.peer, request.released_slots)
         reply, found = self._read(call)
         if found or not request.wait_ms:
             return reply
         return self._read_later(call)
 
     async def _read_later(self, call: _Read) -> Reply[broker_pb2.MultiReadChunksResponse]:
+        # Other requests were handled since the first look, before this task began: whom they woke was not us.
+        reply, found = self._read(call)
+        if found:
+            return reply
         waiter = _FutureWaiter()
         entries = self._entries(call.message)
         for entry in entries:
@@ -176,7 +185,7 @@ class BrokerService:
         if by_reference:
             response.arena_path = str(self._arena.path)
         bulk: list[memoryview] = []
-        budget = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
+        budget = bytes_max = min(request.bytes_max or self._read_bytes_max, self._read_bytes_max)
         found = False
         for wanted in request.ranges:
             result = response.results.add()
@@ -186,7 +195,9 @@ class BrokerService:
                 streamlet = self._streams.get(start.stream_id).streamlet(start.streamlet_id)
                 stop = _position(wanted.end) if wanted.HasField("end") else None
                 # A response whose budget is used up still says where its other ranges stand, at no cost.
-                plan = streamlet.read(start.entry, _position(start), stop, budget) if budget > 0 else None
+                plan = None
+                if budget > 0:
+                    plan = streamlet.read(start.entry, _position(start), stop, budget, strict=budget < bytes_max)
             except KeraError as error:
                 result.error.CopyFrom(error_to_message(error))
                 found = True
@@ -226,12 +237,16 @@ class BrokerService:
             peer.on_close.append(lambda: self._release_all(peer))
         leases[slot_index] += 1
 
-    def _release(self, peer: Peer, slot_index: int) -> None:
+    def _release(self, peer: Peer, slot_indexes: Iterable[int]) -> None:
+        """End leases of this connection: all of them or, when one of them is not leased, none."""
         leases: Counter[int] = peer.state.get(_LEASES, Counter())
-        if leases[slot_index] <= 0:
-            raise InvalidArgument(f"slot {slot_index} is not leased to this reader", slot=slot_index)
-        leases[slot_index] -= 1
-        self._arena.slot(slot_index).release()
+        released = Counter(slot_indexes)
+        for slot_index, times in released.items():
+            if leases[slot_index] < times:
+                raise InvalidArgument(f"slot {slot_index} is not leased to this reader", slot=slot_index)
+        leases.subtract(released)
+        for slot_index in released.elements():
+            self._arena.slot(slot_index).release()
 
     def _release_all(self, peer: Peer) -> None:
         leases: Counter[int] = peer.state.pop(_LEASES, Counter())
@@ -328,8 +343,12 @@ class BrokerService:
         self._streams.open(call.message.stream, broker_id)
         return Reply(broker_pb2.OpenStreamletsResponse())
 
-    def drop_stream(self, call: Call[broker_pb2.DropStreamRequest]) -> Reply[broker_pb2.DropStreamResponse]:
-        """Forget a stream and free its memory."""
+    async def drop_stream(self, call: Call[broker_pb2.DropStreamRequest]) -> Reply[broker_pb2.DropStreamResponse]:
+        """Forget a stream and free its memory.
+
+        Waits like `open_streamlets`: the answer to the registration, if it comes later, may still name the stream.
+        """
+        await asyncio.shield(self._registered)
         self._streams.drop(call.message.stream_id)
         return Reply(broker_pb2.DropStreamResponse())
 
@@ -341,6 +360,12 @@ class _FutureWaiter(Waiter):
     def wake(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
+
+
+def _level_name(durability: int) -> str:
+    """The name of a level, or the number of one that only newer clients know."""
+    known = common_pb2.Durability.DESCRIPTOR.values_by_number.get(durability)
+    return str(known.name) if known is not None else str(durability)
 
 
 def _position(cursor: common_pb2.Cursor) -> Position:

@@ -11,6 +11,10 @@ from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES
 from kera.core.settings import KIB, MIB, KeraSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
+SEGMENT_BYTES_MAX = 512 * MIB
+"""A chunk may be as large, and goes through memory as one piece."""
+MESSAGE_BYTES_MAX = 1024 * MIB
+"""gRPC counts bytes of a message in 31 bits."""
 
 
 class BrokerSettings(KeraSettings):
@@ -60,10 +64,14 @@ class BrokerSettings(KeraSettings):
     def _consistent(self) -> Self:
         if self.segment_bytes < SEGMENT_BYTES_MIN or self.segment_bytes % ALIGNMENT_BYTES:
             raise ValueError(f"segment_bytes must be a multiple of {ALIGNMENT_BYTES}, at least {SEGMENT_BYTES_MIN}")
+        if self.segment_bytes > SEGMENT_BYTES_MAX:
+            raise ValueError(f"segment_bytes must be at most {SEGMENT_BYTES_MAX}")
         if self.arena_bytes < self.segment_bytes:
             raise ValueError("arena_bytes must have room for one segment at least")
         if self.message_bytes_max < self.segment_bytes + HEADER_BYTES:
             raise ValueError("message_bytes_max must have room for a chunk that fills a segment")
+        if self.message_bytes_max > MESSAGE_BYTES_MAX:
+            raise ValueError(f"message_bytes_max must be at most {MESSAGE_BYTES_MAX}")
         return self
 
     @classmethod

@@ -172,7 +172,10 @@ class Streamlet:
         return Appended(entry.index, group.group_id, segment.segment_id, position, first_record, duplicate=False)
 
     def publish(self, appended: Appended) -> None:
-        """Let readers see everything up to the end of `appended`, which has reached its level."""
+        """Let readers see everything up to the end of `appended`, which has reached its level.
+
+        Chunks of one entry are published in the order in which they were appended.
+        """
         entry = self.entries[appended.entry]
         segment = self.groups[appended.group_id].segments[appended.segment_id - 1]
         segment.advance_durable_head(max(segment.durable_head, segment.chunk_end_after(appended.position)))
@@ -216,11 +219,13 @@ class Streamlet:
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    def read(self, entry_index: int, start: Position, end: Position | None, bytes_max: int) -> ReadPlan:
+    def read(
+        self, entry_index: int, start: Position, end: Position | None, bytes_max: int, *, strict: bool = False
+    ) -> ReadPlan:
         """Whole chunks from `start` on, up to `end` or the durable head, of at most `bytes_max` bytes.
 
         One chunk that is larger than `bytes_max` is returned all the same, alone: otherwise no reader would get past.
-        Raises `InvalidCursor` or `DataLost`.
+        Not so if `strict`, for a reader who gets something else. Raises `InvalidCursor` or `DataLost`.
         """
         if not 0 <= entry_index < len(self.entries):
             raise InvalidCursor(
@@ -234,39 +239,37 @@ class Streamlet:
                 return ReadPlan([], EARLIEST)
         group = self._group_of(entry, start)
         segment = self._segment_of(group, start)
-        at = _index_of(entry.groups, group.group_id)
         offset = start.offset
         ranges: list[Range] = []
         budget = bytes_max
         while True:
-            here = (group.group_id, segment.segment_id)
-            if end is not None and here > (end.group_id, end.segment_id):
-                break
-            limit = segment.durable_head
-            if end is not None and here == (end.group_id, end.segment_id):
-                limit = min(limit, end.offset)
+            limit = self._limit(group, segment, end)
             if offset < limit:
                 stop = segment.boundary_within(offset, budget, limit)
-                if stop == offset and not ranges:
+                if stop == offset and not ranges and not strict:
                     stop = segment.chunk_end_after(offset)
                 if stop > offset:
                     ranges.append(Range(segment, offset, stop))
                     budget -= stop - offset
                     offset = stop
-                if offset < limit:
-                    break  # the budget is used up
-            if not segment.closed or segment.durable_head < segment.head:
+            if not segment.closed or offset < segment.head:
+                break  # nothing more to read yet, the budget is used up, or `end` is here
+            following = _following(entry, group, segment)
+            if following is None or (end is not None and Position(group.group_id, segment.segment_id, offset) >= end):
                 break
-            if segment.segment_id < len(group.segments):
-                segment = group.segments[segment.segment_id]
-            elif group.closed and at + 1 < len(entry.groups):
-                at += 1
-                group = entry.groups[at]
-                segment = group.segments[0]
-            else:
-                break
-            offset = 0
+            (group, segment), offset = following, 0
         return ReadPlan(ranges, Position(group.group_id, segment.segment_id, offset))
+
+    def _limit(self, group: Group, segment: Segment, end: Position | None) -> int:
+        """Up to where a reader who stops at `end` may read `segment`. Raises `InvalidCursor`."""
+        here = (group.group_id, segment.segment_id)
+        if end is None or here < end[:2] or (here == end[:2] and end.offset >= segment.durable_head):
+            return segment.durable_head
+        if here > end[:2]:
+            return 0
+        if not segment.is_boundary(end.offset):
+            raise self._no_boundary(end)
+        return end.offset
 
     def lag_records(self, entry_index: int, position: Position) -> int:
         """Records between `position` and the durable head."""
@@ -336,7 +339,7 @@ class Streamlet:
     def _group_of(self, entry: Entry, position: Position) -> Group:
         group = self.groups.get(position.group_id)
         if group is None and position.group_id < self.first_group_id:
-            raise self._lost(position)
+            raise self._lost(position, entry)
         if group is None or group.entry != entry.index:
             raise InvalidCursor(
                 f"entry {entry.index} of streamlet {self.streamlet_id} has no group {position.group_id}",
@@ -351,14 +354,18 @@ class Streamlet:
             segment = group.segments[position.segment_id - 1]
             if position.offset <= segment.durable_head and segment.is_boundary(position.offset):
                 return segment
-        raise InvalidCursor(
+        raise self._no_boundary(position)
+
+    def _no_boundary(self, position: Position) -> InvalidCursor:
+        return InvalidCursor(
             f"{tuple(position)} is no chunk boundary behind the durable head of streamlet {self.streamlet_id}",
             streamlet_id=self.streamlet_id,
             position=list(position),
         )
 
-    def _lost(self, position: Position) -> DataLost:
-        available = Position(self.first_group_id, 1, 0)
+    def _lost(self, position: Position, entry: Entry | None = None) -> DataLost:
+        # The first group of an entry may be a later one, and only there can a reader of the entry go on.
+        available = entry.start if entry is not None and entry.groups else Position(self.first_group_id, 1, 0)
         return DataLost(
             f"streamlet {self.streamlet_id}: what was from {tuple(position)} up to {tuple(available)} is gone"
             " (the broker was started again); read on from the earliest position",
@@ -366,6 +373,14 @@ class Streamlet:
             lost_from=list(position),
             available_from=list(available),
         )
+
+
+def _following(entry: Entry, group: Group, segment: Segment) -> tuple[Group, Segment] | None:
+    """The segment that follows `segment`, with its group."""
+    if segment.segment_id < len(group.segments):
+        return group, group.segments[segment.segment_id]
+    at = _index_of(entry.groups, group.group_id) + 1
+    return (entry.groups[at], entry.groups[at].segments[0]) if at < len(entry.groups) else None
 
 
 def _index_of(groups: list[Group], group_id: int) -> int:

@@ -1,0 +1,49 @@
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kera.broker.arena import Arena
+from tests.unit.broker.support import SLOT_BYTES, Log
+
+
+@pytest.fixture
+def shm_dir() -> Iterator[Path]:
+    """A directory of its own on shared memory. What a test leaves in it is a failure."""
+    path = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
+    try:
+        yield path
+        assert list(path.iterdir()) == []
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def make_arena(shm_dir: Path) -> Iterator[Callable[..., Arena]]:
+    """Makes arenas: number of slots, bytes of a slot."""
+    made = []
+
+    def make(slots: int = 8, slot_bytes: int = SLOT_BYTES) -> Arena:
+        arena = Arena.create(
+            shm_dir, arena_bytes=slots * slot_bytes, slot_bytes=slot_bytes, data_dir=Path("/data"), ephemeral=True
+        )
+        made.append(arena)
+        return arena
+
+    yield make
+    for arena in made:
+        arena.close()
+
+
+@pytest.fixture
+def arena(make_arena: Callable[..., Arena]) -> Arena:
+    """Eight slots, with room for four chunks each."""
+    return make_arena()
+
+
+@pytest.fixture
+def log(arena: Arena) -> Log:
+    """A streamlet of one entry whose groups have two segments."""
+    return Log(arena)

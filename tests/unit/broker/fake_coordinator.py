@@ -1,0 +1,71 @@
+"""A coordinator that answers brokers over gRPC as a test tells it to."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from kera.core.errors import KeraError, StaleEpoch
+from kera.core.rpc import Call, Reply, Service, api
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.v1 import common_pb2, coordinator_pb2
+
+BROKER_ID = 3
+EPOCH = 12
+
+
+class FakeCoordinator:
+    """Remembers what it was asked; errors are raised instead of answers, one for each call until they are used up."""
+
+    def __init__(self, cluster_id: str = "cluster", streams: Iterable[common_pb2.StreamInfo] = ()) -> None:
+        self.cluster_id = cluster_id
+        self.streams = streams
+        self.address = ""
+        self.registered: list[coordinator_pb2.RegisterBrokerRequest] = []
+        self.heartbeats: list[tuple[int, int]] = []
+        self.registration_errors: list[Exception] = []
+        self.heartbeat_errors: list[Exception | None] = []
+
+    def service(self) -> Service:
+        return {
+            api.DESCRIBE_CLUSTER: self._describe,
+            api.REGISTER_BROKER: self._register,
+            api.HEARTBEAT: self._heartbeat,
+        }
+
+    def _describe(self, _call: Call[Any]) -> Reply[Any]:
+        return Reply(coordinator_pb2.DescribeClusterResponse(cluster_id=self.cluster_id))
+
+    def _register(self, call: Call[Any]) -> Reply[Any]:
+        if self.registration_errors:
+            raise self.registration_errors.pop(0)
+        self.registered.append(call.message)
+        answer = coordinator_pb2.RegisterBrokerResponse(
+            cluster_id=self.cluster_id,
+            broker_id=BROKER_ID,
+            broker_epoch=EPOCH,
+            heartbeat_interval_ms=5,
+            streams=self.streams,
+        )
+        return Reply(answer)
+
+    def _heartbeat(self, call: Call[Any]) -> Reply[Any]:
+        self.heartbeats.append((call.message.broker_id, call.message.broker_epoch))
+        error = self.heartbeat_errors.pop(0) if self.heartbeat_errors else None
+        if error is not None:
+            raise error
+        return Reply(coordinator_pb2.HeartbeatResponse())
+
+    def fence(self, *before: KeraError | None) -> None:
+        """Answer the next heartbeats with `before`, and the one after them with the end."""
+        self.heartbeat_errors = [*before, StaleEpoch("a newer launch")]
+
+
+@asynccontextmanager
+async def serving(coordinator: FakeCoordinator, port: int = 0) -> AsyncIterator[FakeCoordinator]:
+    """Serve on `port`, by default any free one."""
+    server = GrpcServer([coordinator.service()])
+    coordinator.address = f"127.0.0.1:{await server.listen('127.0.0.1', port)}"
+    try:
+        yield coordinator
+    finally:
+        await server.close(grace_s=0)

@@ -1,0 +1,253 @@
+import contextlib
+import errno
+import fcntl
+import json
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.broker.arena import HEAD_BYTES, PAGE_BYTES, Arena, remove_orphans
+from kera.core.errors import ArenaFull, InternalError, PathNotWritable, SharedMemoryTooSmall, StartError
+
+MakeArena = Callable[..., Arena]
+
+
+def open_files(folder: Path) -> list[str]:
+    """Files below `folder`, removed ones too, that this process has open."""
+    names = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that the directory was read with
+            names.append(str(descriptor.readlink()))
+    return [name for name in names if name.startswith(f"{folder}/")]
+
+
+def generation_in_file(arena: Arena, slot: int) -> int:
+    """As a reader sees it, who has the file and nothing else."""
+    with arena.path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        at = HEAD_BYTES + 8 * slot
+        return int.from_bytes(memory[at : at + 8], "little")
+
+
+def create(shm_dir: Path, arena_bytes: int = 4096) -> Arena:
+    return Arena.create(shm_dir, arena_bytes=arena_bytes, slot_bytes=1024, data_dir=Path("/data"), ephemeral=False)
+
+
+# --- creation ----------------------------------------------------------------------------------------------
+
+
+def test_the_head_of_the_file_says_where_its_slots_are(shm_dir: Path) -> None:
+    arena = create(shm_dir, arena_bytes=600 * 1024 + 1023)
+    head = json.loads(arena.path.read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
+    slots_at = head.pop("slots_at")
+
+    assert head == {"format": 1, "data_dir": "/data", "ephemeral": False, "slot_bytes": 1024, "slots": 600}
+    assert slots_at % PAGE_BYTES == 0
+    assert slots_at >= HEAD_BYTES + 8 * 600, "the generations must not reach into the first slot"
+    assert [arena.slot(index).arena_offset for index in (0, 1, 599)] == [
+        slots_at,
+        slots_at + 1024,
+        slots_at + 599 * 1024,
+    ]
+    assert arena.path.stat().st_size == slots_at + 600 * 1024
+    assert arena.slot_count == arena.free_slots == 600
+    arena.close()
+
+
+def test_bytes_in_a_slot_are_in_the_file_at_its_offset(arena: Arena) -> None:
+    slot = arena.slot(3)
+    slot.view[5:10] = b"hello"
+
+    assert arena.path.read_bytes()[slot.arena_offset :][:10] == bytes(5) + b"hello"
+
+
+def test_all_memory_is_reserved_at_the_creation(make_arena: MakeArena) -> None:
+    stat = make_arena(slots=64, slot_bytes=4096).path.stat()
+
+    assert stat.st_blocks * 512 >= stat.st_size
+
+
+def test_only_its_own_user_may_open_an_arena(arena: Arena) -> None:
+    assert arena.path.stat().st_mode & 0o777 == 0o600
+    assert arena.path.match(f"kera-{os.getuid()}-*.arena")
+
+
+def test_an_arena_larger_than_the_file_system_is_refused_with_both_sizes_and_the_way_out(shm_dir: Path) -> None:
+    with pytest.raises(SharedMemoryTooSmall) as raised:
+        create(shm_dir, arena_bytes=1 << 50)
+
+    error = raised.value
+    free = os.statvfs(shm_dir).f_bavail * os.statvfs(shm_dir).f_frsize
+    assert error.attributes["path"] == str(shm_dir)
+    assert 1 << 50 < error.attributes["needed_bytes"] < 1 << 51
+    assert error.attributes["available_bytes"] == pytest.approx(free, rel=0.5)
+    assert f"{error.attributes['available_bytes'] >> 20} MiB free" in error.message
+    assert f"needs {-(-error.attributes['needed_bytes'] >> 20)} MiB" in error.message
+    assert "--arena-bytes" in error.message
+    assert "remount" in error.message
+    assert isinstance(error, StartError)
+    assert open_files(shm_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "refused"),
+    [(errno.ENOSPC, SharedMemoryTooSmall), (errno.ENOMEM, SharedMemoryTooSmall), (errno.EIO, PathNotWritable)],
+)
+def test_a_file_that_cannot_be_reserved_is_removed_and_the_reason_told(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch, number: int, refused: type[StartError]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(StartError) as raised:
+        create(shm_dir)
+
+    assert type(raised.value) is refused
+    assert list(shm_dir.iterdir()) == []
+    assert open_files(shm_dir) == []
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_a_directory_that_cannot_take_the_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PathNotWritable, match=name) as raised:
+        create(tmp_path / name)
+
+    assert raised.value.attributes == {"path": str(tmp_path / name)}
+
+
+def test_a_lock_that_cannot_be_had_leaves_no_file(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(PathNotWritable, match="no locks available"):
+        create(shm_dir)
+
+    assert list(shm_dir.iterdir()) == []
+    assert open_files(shm_dir) == []
+
+
+def test_an_arena_is_not_lost_to_another_broker_that_looks_for_orphans_while_it_is_made(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+    removed: list[Path | None] = []
+
+    def other_broker_is_faster(fd: int, operation: int) -> None:
+        if not removed:
+            removed.append(None)
+            removed[:] = remove_orphans(shm_dir, Path("/other"))
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", other_broker_is_faster)
+    arena = create(shm_dir)
+
+    assert len(removed) == 1, "the other broker took the file for an orphan: there was no lock yet"
+    assert list(shm_dir.iterdir()) == [arena.path]
+    assert remove_orphans(shm_dir, Path("/data")) == []
+    arena.close()
+
+
+def test_closing_removes_the_file_and_leaves_mapped_memory_as_it_is(shm_dir: Path) -> None:
+    arena = create(shm_dir)
+    slot = arena.slot(0)
+    slot.view[:5] = b"hello"
+    arena.close()
+
+    assert list(shm_dir.iterdir()) == []
+    assert bytes(slot.view[:5]) == b"hello"
+
+
+# --- slots -------------------------------------------------------------------------------------------------
+
+
+def test_the_slot_that_was_let_go_last_is_used_first(arena: Arena) -> None:
+    first, second, third = (arena.allocate() for _ in range(3))
+    for slot in (second, first, third):
+        slot.retire()
+
+    assert [arena.allocate() for _ in range(3)] == [third, first, second]
+
+
+def test_a_full_arena_says_so_and_goes_on_when_a_slot_is_free(make_arena: MakeArena) -> None:
+    arena = make_arena(slots=2)
+    slot, _ = arena.allocate(), arena.allocate()
+    with pytest.raises(ArenaFull, match="--arena-bytes") as raised:
+        arena.allocate()
+    slot.retire()
+
+    assert raised.value.retriable
+    assert raised.value.attributes == {"slots": 2, "slot_bytes": 1024}
+    assert arena.allocate() is slot
+
+
+def test_the_generation_in_the_file_grows_each_time_a_slot_is_let_go(arena: Arena) -> None:
+    slot = arena.allocate()
+    seen = [generation_in_file(arena, slot.index)]
+    for _ in range(3):
+        slot.retire()
+        seen.append(generation_in_file(arena, slot.index))
+        assert arena.allocate() is slot
+        assert generation_in_file(arena, slot.index) == slot.generation
+
+    assert seen == [1, 2, 3, 4]
+    assert generation_in_file(arena, slot.index + 1) == 1, "other slots keep theirs"
+
+
+def test_a_retired_slot_is_used_again_only_after_its_last_lease(make_arena: MakeArena) -> None:
+    arena = make_arena(slots=1)
+    slot = arena.allocate()
+    slot.view[:4] = b"data"
+    slot.lease()
+    slot.lease()
+    slot.retire()
+    slot.release()
+
+    assert arena.free_slots == 0
+    assert generation_in_file(arena, 0) == 1
+    with pytest.raises(ArenaFull):
+        arena.allocate()
+    assert bytes(slot.view[:4]) == b"data"
+
+    slot.release()
+
+    assert arena.free_slots == 1
+    assert generation_in_file(arena, 0) == 2
+
+
+def test_the_end_of_a_lease_does_not_free_a_slot_that_is_in_use(make_arena: MakeArena) -> None:
+    arena = make_arena(slots=1)
+    arena.allocate().retire()
+    slot = arena.allocate()
+    slot.lease()
+    slot.release()
+
+    assert arena.free_slots == 0
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_retiring_twice_is_a_defect_and_frees_nothing_twice(make_arena: MakeArena, leased: bool) -> None:
+    arena = make_arena(slots=2)
+    slot = arena.allocate()
+    if leased:
+        slot.lease()
+    slot.retire()
+    with pytest.raises(InternalError, match="retired twice"):
+        slot.retire()
+
+    assert arena.free_slots == (1 if leased else 2)
+
+
+def test_releasing_what_is_not_leased_is_a_defect_and_changes_nothing(make_arena: MakeArena) -> None:
+    arena = make_arena(slots=1)
+    slot = arena.allocate()
+    with pytest.raises(InternalError, match="released twice"):
+        slot.release()
+    slot.retire()
+
+    assert arena.free_slots == 1

@@ -1,0 +1,135 @@
+"""Arenas that dead brokers left: which are removed, and by whom."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kera.broker.arena import Arena, remove_orphans
+
+OURS = Path("/data/ours")
+OTHERS = Path("/data/others")
+
+
+def create(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Arena:
+    return Arena.create(shm_dir, arena_bytes=4096, slot_bytes=1024, data_dir=data_dir, ephemeral=ephemeral)
+
+
+def orphan(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Path:
+    """The arena of a broker that is dead: the kernel has ended its lock, and nobody removed the file."""
+    arena = create(shm_dir, data_dir, ephemeral=ephemeral)
+    fcntl.flock(arena._fd, fcntl.LOCK_UN)
+    os.close(arena._fd)
+    return arena.path
+
+
+@pytest.fixture
+def named(shm_dir: Path) -> Iterator[Path]:
+    """A path that is called like an arena of ours."""
+    path = shm_dir / f"kera-{os.getuid()}-00000000.arena"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_the_arena_of_an_earlier_launch_is_removed(shm_dir: Path) -> None:
+    path = orphan(shm_dir, OURS)
+
+    assert remove_orphans(shm_dir, OURS) == [path]
+    assert not path.exists()
+
+
+def test_the_arena_of_a_dead_ephemeral_broker_is_removed_by_any_broker(shm_dir: Path) -> None:
+    path = orphan(shm_dir, OTHERS, ephemeral=True)
+
+    assert remove_orphans(shm_dir, OURS) == [path]
+
+
+def test_the_arena_of_another_broker_that_may_come_back_is_left_alone(shm_dir: Path) -> None:
+    path = orphan(shm_dir, OTHERS)
+
+    assert remove_orphans(shm_dir, OURS) == []
+    assert path.exists()
+    assert remove_orphans(shm_dir, OTHERS) == [path]
+
+
+@pytest.mark.parametrize("data_dir", [OURS, OTHERS])
+@pytest.mark.parametrize("ephemeral", [False, True])
+def test_the_arena_of_a_living_broker_is_left_alone(shm_dir: Path, data_dir: Path, ephemeral: bool) -> None:
+    arena = create(shm_dir, data_dir, ephemeral=ephemeral)
+
+    assert remove_orphans(shm_dir, OURS) == []
+    assert arena.path.exists()
+    arena.close()
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4096), b"{ no json", b"[1, 2]", b"\xff\xfe"])
+def test_a_file_without_a_head_was_left_by_a_start_that_failed_and_is_removed(named: Path, content: bytes) -> None:
+    named.write_bytes(content)
+
+    assert remove_orphans(named.parent, OURS) == [named]
+
+
+def test_all_orphans_are_removed_and_the_others_stay(shm_dir: Path) -> None:
+    removed = sorted([orphan(shm_dir, OURS), orphan(shm_dir, OURS), orphan(shm_dir, OTHERS, ephemeral=True)])
+    living, waiting = create(shm_dir, OURS), orphan(shm_dir, OTHERS)
+
+    assert remove_orphans(shm_dir, OURS) == removed
+    assert sorted(shm_dir.iterdir()) == sorted([living.path, waiting])
+    living.close()
+    waiting.unlink()
+
+
+def test_files_with_other_names_and_of_other_users_are_left_alone(shm_dir: Path) -> None:
+    paths = [
+        shm_dir / name for name in ("psm_1234", f"kera-{os.getuid()}.arena", f"kera-{os.getuid() + 1}-00000000.arena")
+    ]
+    for path in paths:
+        path.touch()
+
+    assert remove_orphans(shm_dir, OURS) == []
+    for path in paths:
+        path.unlink()
+
+
+def test_a_directory_by_the_name_of_an_arena_does_not_keep_a_broker_from_starting(named: Path) -> None:
+    named.mkdir()
+    path = orphan(named.parent, OURS)
+
+    assert remove_orphans(named.parent, OURS) == [path]
+    named.rmdir()
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_by_the_name_of_an_arena_does_not_hold_up_a_start(named: Path) -> None:
+    os.mkfifo(named)
+    path = orphan(named.parent, OURS)
+
+    assert remove_orphans(named.parent, OURS) == [path]
+
+
+def test_a_killed_process_leaves_an_orphan(shm_dir: Path) -> None:
+    program = """
+        import os, sys
+        from pathlib import Path
+        from kera.broker.arena import Arena
+        arena = Arena.create(
+            Path(sys.argv[1]), arena_bytes=4096, slot_bytes=1024, data_dir=Path(sys.argv[2]), ephemeral=False
+        )
+        print(arena.path, flush=True)
+        sys.stdin.read()
+    """
+    lines = "\n".join(line.removeprefix(" " * 8) for line in program.splitlines())
+    with subprocess.Popen(
+        [sys.executable, "-c", lines, shm_dir, OURS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        path = Path(process.stdout.readline().strip())
+        assert remove_orphans(shm_dir, OURS) == [], "it is alive"
+        process.send_signal(signal.SIGKILL)
+
+    assert remove_orphans(shm_dir, OURS) == [path]

@@ -1,0 +1,149 @@
+"""A whole broker in this process, between a coordinator that is a fake and real sockets."""
+
+import asyncio
+import os
+import socket
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.broker.__main__ import UNIX_PATH_BYTES_MAX, _unix_path, serve
+from kera.broker.registration import CoordinatorUnreachable, DataDirectory
+from kera.broker.settings import BrokerSettings
+from kera.core.errors import PathNotWritable, StaleEpoch, StartError
+from kera.core.process import node_id
+from kera.core.rpc import api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.method import call
+from tests.unit.broker.fake_coordinator import BROKER_ID, FakeCoordinator, serving
+from tests.unit.broker.support import STREAM_ID, stream_info
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[FakeCoordinator]:
+    async with serving(FakeCoordinator(streams=[stream_info()])) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def settings(coordinator: FakeCoordinator, tmp_path: Path, shm_dir: Path) -> BrokerSettings:
+    return BrokerSettings.for_testing(tmp_path / "broker", coordinator.address).model_copy(update={"shm_dir": shm_dir})
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+async def describe(channel: Any) -> int:
+    """How many entries the broker says that its streamlet has."""
+    request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID)
+    try:
+        answer = await call(channel, api.DESCRIBE_STREAMLETS, request, timeout_s=5)
+    finally:
+        await channel.close()
+    return len(answer.streamlets[0].entries)
+
+
+async def test_a_broker_serves_its_streams_where_it_says_that_it_is(
+    settings: BrokerSettings, coordinator: FakeCoordinator
+) -> None:
+    async with serve(settings) as ready:
+        assert Path(ready["arena_path"]).parent == settings.shm_dir
+        assert ready["broker_id"] == BROKER_ID
+        assert await describe(GrpcChannel(ready["grpc_address"])) == 1
+        assert await describe(await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)) == 1
+        assert await describe(await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)) == 1
+        broker = coordinator.registered[0].broker
+        assert {name: getattr(broker, name) for name in ("grpc_address", "frames_address", "frames_unix_path")} == {
+            name: ready[name] for name in ("grpc_address", "frames_address", "frames_unix_path")
+        }
+        assert (broker.segment_bytes, broker.arena_bytes) == (settings.segment_bytes, settings.arena_bytes)
+        assert broker.node_id == node_id()
+
+
+async def test_a_broker_that_ends_leaves_its_identity_and_nothing_else(settings: BrokerSettings) -> None:
+    async with serve(settings) as ready:
+        assert Path(ready["frames_unix_path"]).is_socket()
+
+    assert list(settings.shm_dir.iterdir()) == []
+    assert sorted(path.name for path in settings.data_dir.iterdir()) == ["broker.json", "lock"]
+    DataDirectory(settings.data_dir).close()
+
+
+async def test_a_broker_removes_what_its_last_launch_left(settings: BrokerSettings) -> None:
+    (settings.shm_dir / f"kera-{os.getuid()}-00000000.arena").touch()
+    async with serve(settings) as ready:
+        assert list(settings.shm_dir.iterdir()) == [Path(ready["arena_path"])]
+
+
+async def test_metrics_are_served_where_they_are_announced(settings: BrokerSettings) -> None:
+    async with serve(settings.model_copy(update={"metrics_port": 0})) as ready:
+        address = f"http://{ready['metrics_address']}/metrics"
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(address, timeout=10).read().decode())
+
+    assert "kera_broker_arena_slots_free 256.0" in text
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_ipv6_addresses_are_announced_as_clients_take_them(settings: BrokerSettings) -> None:
+    async with serve(settings.model_copy(update={"host": "::1"})) as ready:
+        assert ready["grpc_address"].startswith("[::1]:")
+        assert await describe(GrpcChannel(ready["grpc_address"])) == 1
+        assert await describe(await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)) == 1
+
+
+async def test_a_broker_that_cannot_start_leaves_nothing(settings: BrokerSettings) -> None:
+    unreachable = settings.model_copy(update={"coordinator": "127.0.0.1:1", "coordinator_timeout_ms": 0})
+    with pytest.raises(CoordinatorUnreachable):
+        async with serve(unreachable):
+            pass
+
+    assert list(settings.shm_dir.iterdir()) == []
+    assert [path.name for path in settings.data_dir.iterdir()] == ["lock"]
+    DataDirectory(settings.data_dir).close()
+
+
+async def test_two_brokers_cannot_share_an_identity(settings: BrokerSettings) -> None:
+    async with serve(settings):
+        with pytest.raises(StartError, match="another broker uses"):
+            async with serve(settings):
+                pass
+        assert len(list(settings.shm_dir.iterdir())) == 1, "the arena of the first is left alone"
+
+
+async def test_a_missing_directory_for_the_arena_is_named(settings: BrokerSettings) -> None:
+    with pytest.raises(PathNotWritable, match="nowhere"):
+        async with serve(settings.model_copy(update={"shm_dir": settings.shm_dir / "nowhere"})):
+            pass
+
+
+@pytest.mark.timeout(20)
+async def test_a_broker_ends_when_a_newer_launch_has_taken_over(
+    settings: BrokerSettings, coordinator: FakeCoordinator
+) -> None:
+    coordinator.fence()
+    with pytest.raises(ExceptionGroup) as raised:
+        async with serve(settings):
+            await asyncio.Event().wait()
+
+    assert [type(error) for error in raised.value.exceptions] == [StaleEpoch]
+    assert list(settings.shm_dir.iterdir()) == []
+
+
+def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * UNIX_PATH_BYTES_MAX)
+    other = tmp_path / ("e" * UNIX_PATH_BYTES_MAX)
+
+    assert _unix_path(Path("/data")) == Path("/data/broker.sock")
+    assert _unix_path(deep).parent == Path(tempfile.gettempdir())
+    assert len(bytes(_unix_path(deep))) <= UNIX_PATH_BYTES_MAX
+    assert _unix_path(deep) == _unix_path(deep) != _unix_path(other)

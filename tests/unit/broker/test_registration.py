@@ -1,0 +1,300 @@
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.broker import registration as registration_module
+from kera.broker.registration import CoordinatorUnreachable, DataDirectory, Registration, WrongCluster
+from kera.core.errors import (
+    InternalError,
+    InvalidArgument,
+    PathNotWritable,
+    StaleEpoch,
+    StartError,
+    Unavailable,
+    Uncertain,
+)
+from kera.core.rpc.method import call
+from kera.v1 import common_pb2
+from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
+from tests.unit.broker.support import stream_info
+
+OpenDirectory = Callable[[Path], DataDirectory]
+
+
+@pytest.fixture
+def open_directory() -> Iterator[OpenDirectory]:
+    opened = []
+
+    def open_directory(path: Path) -> DataDirectory:
+        opened.append(DataDirectory(path))
+        return opened[-1]
+
+    yield open_directory
+    for directory in opened:
+        directory.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path, open_directory: OpenDirectory) -> DataDirectory:
+    return open_directory(tmp_path / "a" / "broker")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration_module, "RETRY_INTERVAL_S", 0.01)
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[FakeCoordinator]:
+    async with serving(FakeCoordinator()) as coordinator:
+        yield coordinator
+
+
+@asynccontextmanager
+async def registering(address: str, directory: DataDirectory) -> AsyncIterator[Registration]:
+    registration = Registration(address, directory)
+    try:
+        yield registration
+    finally:
+        await registration.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def info() -> common_pb2.BrokerInfo:
+    return common_pb2.BrokerInfo(grpc_address="here:1")
+
+
+# --- the data directory ------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_new_is_made_and_has_no_identity(directory: DataDirectory) -> None:
+    assert directory.path.is_dir()
+    assert directory.load() == (0, "")
+
+
+def test_an_identity_outlives_the_process(directory: DataDirectory) -> None:
+    directory.store(1, "first")
+    directory.store(4, "cluster")
+    before = sorted(path.name for path in directory.path.iterdir())
+
+    assert directory.load() == (4, "cluster")
+    assert json.loads((directory.path / "broker.json").read_text()) == {
+        "format": 1,
+        "broker_id": 4,
+        "cluster_id": "cluster",
+    }
+    assert before == ["broker.json", "lock"], "nothing is left of the writing"
+
+
+def test_two_brokers_cannot_have_one_directory(tmp_path: Path, open_directory: OpenDirectory) -> None:
+    first = DataDirectory(tmp_path)
+    with pytest.raises(StartError, match="--data-dir") as raised:
+        DataDirectory(tmp_path)
+    first.close()
+
+    assert str(tmp_path) in raised.value.message
+    assert open_directory(tmp_path).load() == (0, "")
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PathNotWritable, match="--data-dir") as raised:
+        DataDirectory(tmp_path / name)
+
+    assert raised.value.attributes == {"path": str(tmp_path / name)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b"7",
+        b"null",
+        b"{}",
+        b'{"format": 1}',
+        b'{"format": 1, "broker_id": 4}',
+        b'{"format": 1, "cluster_id": "c"}',
+        b'{"format": 1, "broker_id": "4", "cluster_id": "c"}',
+        b'{"format": 1, "broker_id": 4, "cluster_id": null}',
+    ],
+)
+def test_a_file_that_cannot_be_understood_stops_the_start_and_is_named(
+    directory: DataDirectory, content: bytes
+) -> None:
+    (directory.path / "broker.json").write_bytes(content)
+    with pytest.raises(StartError, match="remove it to join anew") as raised:
+        directory.load()
+
+    assert str(directory.path / "broker.json") in raised.value.message
+
+
+@pytest.mark.parametrize("content", [{"format": 2, "broker_id": 4, "cluster_id": "c"}, {"format": None}])
+def test_a_file_of_another_version_stops_the_start(directory: DataDirectory, content: dict[str, Any]) -> None:
+    (directory.path / "broker.json").write_text(json.dumps(content))
+    with pytest.raises(StartError, match=rf"has format {content['format']}, this version knows 1"):
+        directory.load()
+
+
+def test_an_identity_that_cannot_be_stored_stops_the_start(directory: DataDirectory) -> None:
+    (directory.path / "broker.tmp").mkdir()
+    with pytest.raises(PathNotWritable) as raised:
+        directory.store(4, "cluster")
+
+    assert raised.value.attributes == {"path": str(directory.path / "broker.json")}
+
+
+# --- registration ------------------------------------------------------------------------------------------
+
+
+async def test_a_new_broker_gets_an_identity_and_keeps_it(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    coordinator.streams = [stream_info(7), stream_info(8)]
+    async with registering(coordinator.address, directory) as registration:
+        owned = await registration.register(info(), timeout_s=5)
+
+    (request,) = coordinator.registered
+    assert (request.broker.broker_id, request.broker.grpc_address) == (0, "here:1")
+    assert request.launch_id
+    assert [stream.stream_id for stream in owned] == [7, 8]
+    assert (registration.broker_id, registration.broker_epoch) == (BROKER_ID, EPOCH)
+    assert registration.heartbeat_interval_s == 0.005
+    assert directory.load() == (BROKER_ID, "cluster")
+
+
+async def test_a_broker_that_comes_back_says_who_it_is_and_that_it_is_another_launch(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    for _ in range(2):
+        async with registering(coordinator.address, directory) as registration:
+            await registration.register(info(), timeout_s=5)
+
+    first, second = coordinator.registered
+    assert second.broker.broker_id == BROKER_ID
+    assert first.launch_id != second.launch_id
+
+
+async def test_a_broker_of_another_cluster_is_refused_before_it_fences_the_one_with_its_id(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    directory.store(BROKER_ID, "other")
+    async with registering(coordinator.address, directory) as registration:
+        with pytest.raises(WrongCluster, match="belongs to cluster other") as raised:
+            await registration.register(info(), timeout_s=5)
+
+    assert isinstance(raised.value, StartError)
+    assert raised.value.attributes == {"path": str(directory.path)}
+    assert coordinator.registered == []
+    assert directory.load() == (BROKER_ID, "other")
+
+
+@pytest.mark.parametrize("error", [Unavailable("later"), Uncertain("perhaps")])
+async def test_a_registration_whose_outcome_is_not_known_is_repeated_as_the_same_launch(
+    coordinator: FakeCoordinator, directory: DataDirectory, error: Exception
+) -> None:
+    coordinator.registration_errors = [error, error]
+    async with registering(coordinator.address, directory) as registration:
+        await registration.register(info(), timeout_s=5)
+
+    assert coordinator.registration_errors == []
+    assert len(coordinator.registered) == 1
+
+
+async def test_a_registration_that_is_refused_is_not_repeated(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    coordinator.registration_errors = [InvalidArgument("no such broker"), InvalidArgument("again")]
+    async with registering(coordinator.address, directory) as registration:
+        with pytest.raises(InvalidArgument, match="no such broker"):
+            await registration.register(info(), timeout_s=5)
+
+    assert len(coordinator.registration_errors) == 1
+    assert directory.load() == (0, "")
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_coordinator_that_cannot_be_reached_in_time_is_named(directory: DataDirectory, known: bool) -> None:
+    if known:
+        directory.store(BROKER_ID, "cluster")
+    address = f"127.0.0.1:{free_port()}"
+    async with registering(address, directory) as registration:
+        with pytest.raises(CoordinatorUnreachable, match="--coordinator") as raised:
+            await registration.register(info(), timeout_s=0.05)
+
+    assert isinstance(raised.value, StartError)
+    assert raised.value.attributes == {"address": address}
+
+
+async def test_a_broker_waits_for_a_coordinator_that_starts_later(
+    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = asyncio.Event()
+
+    async def watched(*arguments: Any, **options: Any) -> Any:
+        try:
+            return await call(*arguments, **options)
+        except Unavailable:
+            failed.set()
+            raise
+
+    monkeypatch.setattr(registration_module, "call", watched)
+    port = free_port()
+    async with registering(f"127.0.0.1:{port}", directory) as registration:
+        registered = asyncio.create_task(registration.register(info(), timeout_s=30))
+        await failed.wait()
+        async with serving(FakeCoordinator(), port):
+            await registered
+
+    assert registration.broker_id == BROKER_ID
+
+
+# --- heartbeats --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "error", [None, Unavailable("away"), Uncertain("perhaps"), InternalError("its disk is full"), InvalidArgument("?")]
+)
+async def test_heartbeats_go_on_whatever_is_answered_until_a_newer_launch_takes_over(
+    coordinator: FakeCoordinator, directory: DataDirectory, error: Any
+) -> None:
+    async with registering(coordinator.address, directory) as registration:
+        await registration.register(info(), timeout_s=5)
+        coordinator.fence(None, error, error, None)
+        with pytest.raises(StaleEpoch):
+            await registration.keep_alive()
+
+    assert coordinator.heartbeats == [(BROKER_ID, EPOCH)] * 5
+
+
+@pytest.mark.timeout(30)
+async def test_heartbeats_go_on_when_the_coordinator_was_away(directory: DataDirectory) -> None:
+    async with serving(FakeCoordinator()) as first:
+        registration = Registration(first.address, directory)
+        await registration.register(info(), timeout_s=5)
+        beating = asyncio.create_task(registration.keep_alive())
+        while not first.heartbeats:
+            await asyncio.sleep(0.001)
+    second = FakeCoordinator()
+    async with serving(second, int(first.address.rpartition(":")[2])):
+        while len(second.heartbeats) < 2:
+            await asyncio.sleep(0.001)
+            assert not beating.done()
+        second.fence()
+        with pytest.raises(StaleEpoch):
+            await beating
+    await registration.close()

@@ -1,0 +1,377 @@
+"""Reading from a broker: results per range, budgets, waiting, references into the arena, leases."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.broker.arena import Arena
+from kera.broker.service import READ_RANGES_MAX
+from kera.core.chunk import verify_chunk
+from kera.core.errors import InvalidArgument
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import Reply, api
+from kera.core.rpc.method import Peer
+from kera.core.rpc.wire import error_from_message
+from tests.unit.broker.support import (
+    BROKER_ID,
+    CHUNK_BYTES,
+    EVERYTHING,
+    STREAM_ID,
+    Broker,
+    chunk,
+    next_of,
+    read_range,
+    sequences_of,
+    stream_info,
+)
+
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+async def broker(arena: Arena) -> Broker:
+    """Owns streamlets 0 and 1 of stream 7, each with two entries; not streamlet 2."""
+    return Broker(arena, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2))
+
+
+def fill(broker: Broker, count: int, producer: int = 2, **fields: Any) -> None:
+    """Chunks of one producer, from sequence 0. Even producers write to entry 0."""
+    assert not any(status.error.code for status in broker.append(*(chunk(producer, n, **fields) for n in range(count))))
+
+
+def waits(result: Any) -> asyncio.Future[Reply[Any]]:
+    """The future of a read that found nothing, as the transport makes it."""
+    assert not isinstance(result, Reply)
+    future: asyncio.Future[Reply[Any]] = asyncio.ensure_future(result)
+    return future
+
+
+async def drop(broker: Broker) -> None:
+    await broker.ask(api.DROP_STREAM, api.DROP_STREAM.request(stream_id=STREAM_ID))
+
+
+def waiting_readers(broker: Broker) -> int:
+    return sum(len(entry.waiters) for entry in broker.streams.get(STREAM_ID).streamlet(0).entries)
+
+
+# --- results -----------------------------------------------------------------------------------------------
+
+
+async def test_each_range_has_a_result_and_its_bytes_follow_in_order(broker: Broker) -> None:
+    fill(broker, 6, producer=2, record_count=10)
+    fill(broker, 3, producer=1)
+    reply = broker.read(read_range(), read_range(entry=1), read_range(Position(1, 1, 512), Position(1, 2, 256)))
+    first, second, third = reply.message.results
+
+    assert [result.length_bytes for result in (first, second, third)] == [6 * 256, 3 * 256, 3 * 256]
+    assert sequences_of(reply) == [0, 1, 2, 3, 4, 5, 0, 1, 2, 2, 3, 4]
+    assert [next_of(result) for result in (first, second, third)] == [(1, 2, 512), (2, 1, 768), (1, 2, 256)]
+    assert [result.lag_records for result in (first, second, third)] == [0, 0, 10]
+    assert {(result.next.stream_id, result.next.streamlet_id) for result in (first, second, third)} == {(7, 0)}
+    assert [result.next.entry for result in (first, second, third)] == [0, 1, 0]
+
+
+async def test_chunks_arrive_as_they_were_stored(broker: Broker) -> None:
+    fill(broker, 1, fill=b"a")
+    (piece,) = broker.read(read_range()).bulk
+    header = verify_chunk(piece)
+
+    assert bytes(piece[128:]) == b"a" * 128
+    assert (header.group_id, header.segment_id, header.broker_epoch) == (1, 1, 9)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        (read_range(stream_id=99), "unknown_stream"),
+        (read_range(streamlet=3), "streamlet_out_of_range"),
+        (read_range(streamlet=2), "not_owner"),
+        (read_range(entry=2), "invalid_cursor"),
+        (read_range(Position(1, 1, 64)), "invalid_cursor"),
+        (read_range(Position(1, 1, 0), Position(1, 1, 64)), "invalid_cursor"),
+    ],
+)
+async def test_a_range_that_cannot_be_read_fails_alone_and_keeps_its_place(
+    broker: Broker, wanted: Any, code: str
+) -> None:
+    fill(broker, 2)
+    reply = broker.read(read_range(), wanted, read_range(), wait_ms=MINUTE_MS)
+
+    assert [result.error.code for result in reply.message.results] == ["", code, ""]
+    assert reply.message.results[1].next == wanted.start
+    assert sequences_of(reply) == [0, 1, 0, 1]
+
+
+async def test_a_loss_is_told_with_its_limits(arena: Arena) -> None:
+    info = stream_info()
+    info.assignments[0].first_group_id = 100
+    broker = Broker(arena, info)
+    fill(broker, 1)
+    (result,) = broker.read(read_range(Position(4, 1, 0))).message.results
+
+    error = error_from_message(result.error)
+    assert (error.code, error.attributes["lost_from"]) == ("data_lost", [4, 1, 0])
+    assert error.attributes["available_from"] == [100, 1, 0]
+
+
+async def test_too_many_ranges_are_refused(broker: Broker) -> None:
+    with pytest.raises(InvalidArgument, match=str(READ_RANGES_MAX)):
+        broker.read(*([read_range()] * (READ_RANGES_MAX + 1)))
+
+
+# --- budgets -----------------------------------------------------------------------------------------------
+
+
+async def test_the_budget_is_for_the_whole_response(broker: Broker) -> None:
+    fill(broker, 4, producer=2)
+    fill(broker, 4, producer=1)
+    reply = broker.read(read_range(), read_range(entry=1), read_range(), bytes_max=6 * CHUNK_BYTES)
+
+    assert [result.length_bytes for result in reply.message.results] == [4 * 256, 2 * 256, 0]
+    assert next_of(reply.message.results[2]) == EARLIEST, "where it stood"
+
+
+async def test_a_chunk_over_the_budget_comes_alone_and_not_beside_others(broker: Broker) -> None:
+    fill(broker, 1, producer=2, size=512)
+    fill(broker, 1, producer=1, size=128)
+    fill(broker, 1, producer=2, size=1024, streamlet_id=1)
+    large, small = read_range(streamlet=1), read_range(entry=1)
+
+    assert [r.length_bytes for r in broker.read(large, small, bytes_max=256).message.results] == [1024, 0]
+    assert [r.length_bytes for r in broker.read(small, large, bytes_max=256).message.results] == [128, 0]
+    assert [r.length_bytes for r in broker.read(small, large, read_range(), bytes_max=640).message.results] == [
+        128,
+        0,
+        512,
+    ], "a range that needs less takes what is left"
+
+
+@pytest.mark.parametrize("asked", [0, 2**32 - 1])
+async def test_a_response_is_never_larger_than_the_transports_can_send(arena: Arena, asked: int) -> None:
+    broker = Broker(arena, stream_info(), read_bytes_max=2 * CHUNK_BYTES)
+    fill(broker, 5)
+
+    assert sequences_of(broker.read(read_range(), bytes_max=asked)) == [0, 1]
+
+
+# --- waiting -----------------------------------------------------------------------------------------------
+
+
+async def test_without_a_time_to_wait_an_empty_answer_comes_at_once(broker: Broker) -> None:
+    reply = broker.read(read_range())
+
+    assert isinstance(reply, Reply)
+    assert [(next_of(r), r.length_bytes) for r in reply.message.results] == [(EARLIEST, 0)]
+
+
+async def test_a_read_that_finds_something_does_not_wait(broker: Broker) -> None:
+    fill(broker, 1)
+
+    assert isinstance(broker.read(read_range(entry=1), read_range(), wait_ms=MINUTE_MS), Reply)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("producer", [1, 2])
+async def test_a_waiting_read_is_answered_by_an_append_to_any_of_its_entries(broker: Broker, producer: int) -> None:
+    read = waits(broker.read(read_range(), read_range(entry=1), wait_ms=MINUTE_MS))
+    while not waiting_readers(broker):
+        await asyncio.sleep(0)
+    fill(broker, 2, producer=producer)
+    reply = await read
+
+    assert sequences_of(reply) == [0, 1]
+    assert [result.length_bytes for result in reply.message.results] == ([0, 512] if producer == 1 else [512, 0])
+    assert waiting_readers(broker) == 0
+
+
+@pytest.mark.timeout(20)
+async def test_an_append_between_the_look_and_the_wait_is_not_missed(broker: Broker) -> None:
+    """Requests that arrive together are handled one after the other, before any task begins to wait."""
+    read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
+    fill(broker, 1)
+
+    assert sequences_of(await read) == [0]
+
+
+@pytest.mark.timeout(20)
+async def test_a_drop_between_the_look_and_the_wait_is_not_missed(broker: Broker) -> None:
+    read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
+    broker.streams.drop(STREAM_ID)
+
+    assert [result.error.code for result in (await read).message.results] == ["unknown_stream"]
+
+
+async def test_an_append_elsewhere_does_not_wake_a_waiting_read(broker: Broker) -> None:
+    read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
+    while not waiting_readers(broker):
+        await asyncio.sleep(0)
+    fill(broker, 1, producer=1)
+    fill(broker, 1, producer=2, streamlet_id=1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not read.done()
+
+    fill(broker, 1)
+
+    assert sequences_of(await read) == [0]
+
+
+@pytest.mark.timeout(20)
+async def test_a_waiting_read_is_told_when_its_stream_is_dropped(broker: Broker) -> None:
+    read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
+    while not waiting_readers(broker):
+        await asyncio.sleep(0)
+    await drop(broker)
+
+    assert [result.error.code for result in (await read).message.results] == ["unknown_stream"]
+
+
+async def test_a_waiting_read_ends_with_an_empty_answer_when_its_time_is_up(broker: Broker) -> None:
+    fill(broker, 1)
+    here = Position(1, 1, 256)
+    reply = await waits(broker.read(read_range(here), wait_ms=20))
+
+    assert [(next_of(r), r.length_bytes, r.lag_records) for r in reply.message.results] == [(here, 0, 0)]
+    assert waiting_readers(broker) == 0
+
+
+async def test_a_read_that_is_given_up_waits_no_longer(broker: Broker) -> None:
+    read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
+    while not waiting_readers(broker):
+        await asyncio.sleep(0)
+    read.cancel()
+    await asyncio.wait([read])
+
+    assert read.cancelled()
+    assert waiting_readers(broker) == 0
+
+
+# --- leases of bytes that are being sent -------------------------------------------------------------------
+
+
+async def test_bytes_on_their_way_keep_their_slots_until_the_last_view_is_gone(broker: Broker) -> None:
+    fill(broker, 5, fill=b"a")
+    reply = broker.read(read_range())
+    kept = reply.bulk[1]
+    await drop(broker)
+    assert broker.arena.free_slots == 6, "both slots are on their way"
+
+    del reply
+    gc.collect()
+    assert broker.arena.free_slots == 7, "the first has left"
+    assert bytes(kept[128:]) == b"a" * 128
+
+    del kept
+    gc.collect()
+    assert broker.arena.free_slots == 8
+
+
+# --- references into the arena -----------------------------------------------------------------------------
+
+
+def references(reply: Reply[Any]) -> list[Any]:
+    return [reference for result in reply.message.results for reference in result.references]
+
+
+async def test_references_lead_to_the_chunks_in_the_arena_file(broker: Broker) -> None:
+    fill(broker, 5, fill=b"a")
+    fill(broker, 1, producer=1)
+    reply = broker.read(read_range(), read_range(entry=1), by_reference=True)
+    memory = Path(reply.message.arena_path).read_bytes()
+    found = [memory[r.arena_offset : r.arena_offset + r.length_bytes] for r in references(reply)]
+
+    assert not reply.bulk
+    assert [len(data) // 256 for data in found] == [4, 1, 1]
+    assert [verify_chunk(data).producer_id for data in found] == [2, 2, 1]
+    assert [result.length_bytes for result in reply.message.results] == [5 * 256, 256]
+    assert [broker.arena.slot(r.slot).generation for r in references(reply)] == [
+        r.generation for r in references(reply)
+    ]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_references_are_given_over_a_unix_socket_only(broker: Broker, transport: str) -> None:
+    fill(broker, 1)
+    with pytest.raises(InvalidArgument, match="unix socket") as raised:
+        broker.read(read_range(), by_reference=True, peer=Peer(transport, ""))
+
+    assert raised.value.attributes == {"transport": transport}
+
+
+async def test_a_slot_is_free_when_every_reference_to_it_was_released(broker: Broker) -> None:
+    fill(broker, 4)
+    slots = [references(broker.read(read_range(), by_reference=True))[0].slot for _ in range(3)]
+    await drop(broker)
+    broker.read(released_slots=slots[:2])
+    assert broker.arena.free_slots == 7
+
+    broker.read(released_slots=slots[2:])
+    assert broker.arena.free_slots == 8
+
+
+async def test_the_end_of_a_connection_ends_its_leases_and_no_others(broker: Broker) -> None:
+    fill(broker, 5)
+    one, two = Peer("unix", "one"), Peer("unix", "two")
+    first, second = references(broker.read(read_range(), by_reference=True, peer=one))
+    broker.read(read_range(), by_reference=True, peer=one)
+    broker.read(read_range(Position(1, 2, 0)), by_reference=True, peer=two)
+    broker.read(released_slots=[first.slot], peer=one)
+    await drop(broker)
+    assert broker.arena.free_slots == 6
+    one.closed()
+    assert broker.arena.free_slots == 7, "the second slot is leased to the other reader as well"
+    assert broker.arena.slot(second.slot).leases == 1
+
+    two.closed()
+    assert broker.arena.free_slots == 8
+
+
+@pytest.mark.parametrize("released", [[0, 0], [0, 1], [1, 0], [1_000_000]])
+async def test_releasing_what_is_not_leased_is_refused_and_releases_nothing(
+    broker: Broker, released: list[int]
+) -> None:
+    fill(broker, 1)
+    (reference,) = references(broker.read(read_range(), by_reference=True))
+    assert reference.slot == 0
+    await drop(broker)
+    with pytest.raises(InvalidArgument, match="not leased"):
+        broker.read(released_slots=released)
+    assert broker.arena.free_slots == 7
+
+    broker.read(released_slots=[0])
+    assert broker.arena.free_slots == 8
+
+
+async def test_the_lease_of_another_connection_cannot_be_released(broker: Broker) -> None:
+    fill(broker, 1)
+    (reference,) = references(broker.read(read_range(), by_reference=True))
+    with pytest.raises(InvalidArgument, match="not leased") as raised:
+        broker.read(released_slots=[reference.slot], peer=Peer("unix", "another"))
+
+    assert raised.value.attributes == {"slot": reference.slot}
+
+
+@pytest.mark.timeout(20)
+async def test_a_waiting_read_may_ask_for_references(broker: Broker) -> None:
+    read = waits(broker.read(read_range(), wait_ms=MINUTE_MS, by_reference=True))
+    while not waiting_readers(broker):
+        await asyncio.sleep(0)
+    fill(broker, 1)
+    (reference,) = references(await read)
+
+    assert broker.arena.slot(reference.slot).leases == 1
+    broker.peer.closed()
+    assert broker.arena.slot(reference.slot).leases == 0
+
+
+async def test_an_answer_without_data_leases_nothing(make_arena: Callable[..., Arena]) -> None:
+    broker = Broker(make_arena(slots=1), stream_info(), read_bytes_max=EVERYTHING)
+    fill(broker, 1)
+    broker.read(read_range(Position(1, 1, 256)), by_reference=True)
+    await drop(broker)
+
+    assert broker.arena.free_slots == 1

@@ -1,0 +1,57 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.broker.settings import BrokerSettings
+from kera.core.settings import KIB, MIB, InvalidSettings
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"segment_bytes": 4 * KIB, "arena_bytes": 4 * KIB},
+        {"segment_bytes": "1MiB", "arena_bytes": "1GiB"},
+        {"segment_bytes": 512 * MIB, "arena_bytes": 512 * MIB, "message_bytes_max": 512 * MIB + 128},
+    ],
+)
+def test_settings_that_fit_each_other_are_taken(values: dict[str, Any]) -> None:
+    assert BrokerSettings.load(**values).segment_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"segment_bytes": 2 * KIB}, "segment_bytes must be a multiple of 64, at least 4096"),
+        ({"segment_bytes": 4 * KIB + 32}, "segment_bytes must be a multiple of 64"),
+        ({"segment_bytes": 8 * MIB, "arena_bytes": 4 * MIB}, "arena_bytes must have room for one segment"),
+        ({"segment_bytes": 8 * MIB, "message_bytes_max": 8 * MIB}, "message_bytes_max must have room for a chunk"),
+        (
+            {"segment_bytes": 1024 * MIB, "arena_bytes": 2048 * MIB, "message_bytes_max": 1025 * MIB},
+            "segment_bytes must be at most 536870912",
+        ),
+        ({"message_bytes_max": 2048 * MIB}, "message_bytes_max must be at most 1073741824"),
+        ({"port": 65536}, "port"),
+        ({"coordinator_timeout_ms": -1}, "coordinator_timeout_ms"),
+        ({"shm_directory": "/dev/shm"}, "shm_directory"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidSettings) as raised:
+        BrokerSettings.load(**values)
+
+    assert problem in raised.value.message
+
+
+@pytest.mark.parametrize("preset", [BrokerSettings.dev, BrokerSettings.for_testing])
+def test_presets_are_consistent_and_differ_from_the_default(preset: Any) -> None:
+    settings = preset(Path("/data"), "coordinator:1")
+
+    assert (settings.data_dir, settings.coordinator) == (Path("/data"), "coordinator:1")
+    assert settings.arena_bytes < BrokerSettings().arena_bytes
+
+
+def test_a_broker_for_tests_leaves_nothing_behind() -> None:
+    assert BrokerSettings.for_testing(Path("/data"), "c:1").ephemeral
+    assert not BrokerSettings().ephemeral

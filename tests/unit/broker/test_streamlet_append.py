@@ -1,0 +1,235 @@
+"""Appending to a streamlet: order, where chunks go, deduplication."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kera.broker.arena import Arena
+from kera.broker.streamlet import Appended
+from kera.core.chunk import verify_chunk
+from kera.core.errors import ArenaFull, KeraError, NotAccepted, OutOfSequence, ProducerFenced, RecordTooLarge
+from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Log, position
+
+MakeArena = Callable[..., Arena]
+
+
+def trace(log: Log) -> Any:
+    """Everything about a streamlet that an append may change."""
+    streamlet = log.streamlet
+    return [
+        (group.group_id, group.entry, group.closed, segment.segment_id, segment.closed, bytes(segment.slot.view))
+        for group in streamlet.groups.values()
+        for segment in group.segments
+    ], [(entry.next_record, entry.start, entry.end, len(entry.groups)) for entry in streamlet.entries]
+
+
+def refuse(log: Log, error: type[KeraError], *arguments: Any, **fields: Any) -> KeraError:
+    """Append what is refused with `error`, which changes nothing."""
+    before = trace(log)
+    with pytest.raises(error) as raised:
+        log.append(*arguments, **fields)
+    assert trace(log) == before
+    return raised.value
+
+
+# --- order and place ---------------------------------------------------------------------------------------
+
+
+def test_chunks_lie_one_after_the_other_and_say_themselves_where(arena: Arena) -> None:
+    log = Log(arena, broker_epoch=77)
+    appended = [log.append(record_count=count) for count in (3, 2, 5)]
+
+    assert appended == [
+        Appended(0, 1, 1, 0, 0, duplicate=False),
+        Appended(0, 1, 1, 256, 3, duplicate=False),
+        Appended(0, 1, 1, 512, 5, duplicate=False),
+    ]
+    view = log.streamlet.groups[1].segments[0].slot.view
+    for chunk in appended:
+        header = verify_chunk(view, chunk.position)
+        assert (header.entry, header.group_id, header.segment_id) == (0, 1, 1)
+        assert (header.first_record, header.broker_epoch) == (chunk.first_record, 77)
+
+
+@pytest.mark.parametrize("entries", [1, 2, 3, 4])
+def test_a_producer_always_uses_the_entry_of_its_id(arena: Arena, entries: int) -> None:
+    log = Log(arena, entries=entries)
+
+    for producer in (1, 2, 3, 4, 5, 2**64 - 1):
+        assert {appended.entry for appended in log.append_many(2, producer)} == {producer % entries}
+
+
+def test_records_are_numbered_per_entry(arena: Arena) -> None:
+    log = Log(arena, entries=2)
+    appended = [log.append(producer, record_count=10) for producer in (1, 2, 1, 3, 2)]
+
+    assert [(chunk.entry, chunk.first_record) for chunk in appended] == [(1, 0), (0, 0), (1, 10), (1, 20), (0, 10)]
+
+
+def test_a_full_segment_closes_and_a_full_group_too(log: Log) -> None:
+    appended = log.append_many(13)
+    groups = log.streamlet.groups
+
+    assert [(chunk.group_id, chunk.segment_id) for chunk in appended] == (
+        [(1, 1)] * 4 + [(1, 2)] * 4 + [(2, 1)] * 4 + [(2, 2)]
+    )
+    assert [groups[1].closed, groups[2].closed] == [True, False]
+    assert [segment.closed for group in groups.values() for segment in group.segments] == [True, True, True, False]
+
+
+def test_a_chunk_that_does_not_fit_behind_the_head_goes_to_the_next_segment(log: Log) -> None:
+    log.append(size=512)
+    appended = [log.append(size=768), log.append(size=256), log.append(size=128)]
+
+    assert [position(chunk) for chunk in appended] == [(1, 2, 0), (1, 2, 768), (2, 1, 0)]
+
+
+def test_group_ids_grow_by_one_over_all_entries(arena: Arena) -> None:
+    log = Log(arena, entries=3, group_segments=1, first_group_id=100)
+    for producer in (3, 1, 2):
+        log.append(producer)
+    log.append_many(4, 1)
+
+    assert [(group.group_id, group.entry) for group in log.streamlet.groups.values()] == [
+        (100, 0),
+        (101, 1),
+        (102, 2),
+        (103, 1),
+    ]
+
+
+def test_a_chunk_may_fill_a_segment_but_not_more(log: Log) -> None:
+    log.append(size=SLOT_BYTES)
+    error = refuse(log, RecordTooLarge, size=SLOT_BYTES + 64)
+
+    assert error.attributes == {"chunk_bytes": SLOT_BYTES + 64, "limit": SLOT_BYTES}
+    assert position(log.append(size=SLOT_BYTES)) == (1, 2, 0), "the producer goes on with the same sequence"
+
+
+# --- no room -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group_segments", [1, 2])
+def test_a_full_arena_leaves_no_trace_and_appends_go_on_when_slots_are_free(
+    make_arena: MakeArena, group_segments: int
+) -> None:
+    arena = make_arena(slots=2)
+    log = Log(arena, group_segments=group_segments)
+    other = Log(arena)
+    other.append()
+    log.append_many(4)
+    for _ in range(2):
+        assert refuse(log, ArenaFull).retriable
+    other.streamlet.drop()
+    appended = log.append()
+
+    expected = (1, 2, 0) if group_segments == 2 else (2, 1, 0)
+    assert (position(appended), appended.first_record, appended.duplicate) == (expected, 4, False)
+
+
+def test_the_first_chunk_of_an_entry_that_finds_no_room_makes_no_group(make_arena: MakeArena) -> None:
+    arena = make_arena(slots=1)
+    log, other = Log(arena, first_group_id=5), Log(arena)
+    other.append()
+    refuse(log, ArenaFull)
+    assert log.streamlet.available_groups() == (0, 0)
+    other.streamlet.drop()
+
+    assert position(log.append()) == (5, 1, 0)
+
+
+def test_small_chunks_are_taken_while_a_large_one_finds_no_room(make_arena: MakeArena) -> None:
+    log = Log(make_arena(slots=1))
+    log.append(size=512)
+    refuse(log, ArenaFull, size=768)
+
+    assert position(log.append(2, size=512)) == (1, 1, 512)
+
+
+# --- deduplication -----------------------------------------------------------------------------------------
+
+
+def test_a_repeat_gives_the_position_of_the_first_time_and_stores_nothing(arena: Arena) -> None:
+    log = Log(arena, entries=2)
+    first = {
+        (producer, sequence): log.append(producer, record_count=2) for sequence in range(8) for producer in (1, 2, 3)
+    }
+    before = trace(log)
+
+    for (producer, sequence), appended in first.items():
+        assert log.append(producer, sequence) == appended._replace(duplicate=True)
+    assert trace(log) == before
+
+
+def test_a_repeat_is_told_even_when_the_arena_is_full_and_the_chunk_too_large(make_arena: MakeArena) -> None:
+    log = Log(make_arena(slots=1))
+    log.append(size=SLOT_BYTES)
+
+    assert log.append(sequence=0, size=2 * SLOT_BYTES).duplicate
+
+
+def test_a_gap_is_refused_and_names_the_sequence_that_is_expected(log: Log) -> None:
+    log.append_many(2)
+    error = refuse(log, OutOfSequence, sequence=3)
+
+    assert error.retriable
+    assert isinstance(error, NotAccepted)
+    assert error.attributes == {"producer_id": 1, "streamlet_id": 0, "sequence": 3, "expected_sequence": 2}
+    assert not log.append(sequence=2).duplicate
+    assert not log.append(sequence=3).duplicate
+
+
+def test_a_producer_that_is_not_known_begins_with_sequence_0(log: Log) -> None:
+    assert refuse(log, OutOfSequence, sequence=1).attributes["expected_sequence"] == 0
+    assert not log.append(sequence=0).duplicate
+
+
+def test_producers_of_one_entry_are_counted_apart(log: Log) -> None:
+    log.append_many(3, 1)
+    refuse(log, OutOfSequence, 2, 3)
+
+    assert not log.append(2, 0).duplicate
+    assert log.append(1, 0).duplicate
+
+
+# --- epochs of producers -----------------------------------------------------------------------------------
+
+
+def test_an_older_epoch_is_fenced_by_a_newer_one(log: Log) -> None:
+    log.append(sequence=0, producer_epoch=4)
+    for sequence in (0, 1):
+        error = refuse(log, ProducerFenced, sequence=sequence, producer_epoch=3)
+        assert error.attributes == {"producer_id": 1, "producer_epoch": 4}
+        assert not error.retriable
+
+    assert not log.append(sequence=1, producer_epoch=4).duplicate
+
+
+def test_a_newer_epoch_counts_from_0_behind_what_is_there(log: Log) -> None:
+    old = [log.append(sequence=sequence, producer_epoch=1) for sequence in range(3)]
+    new = [log.append(sequence=sequence, producer_epoch=2) for sequence in range(2)]
+
+    assert not any(chunk.duplicate for chunk in old + new)
+    assert [chunk.first_record for chunk in old + new] == [0, 1, 2, 3, 4]
+    assert log.append(sequence=0, producer_epoch=2) == new[0]._replace(duplicate=True), "not that of the old epoch"
+    assert refuse(log, OutOfSequence, sequence=3, producer_epoch=2).attributes["expected_sequence"] == 2
+
+
+def test_a_newer_epoch_that_does_not_begin_with_0_is_refused_and_fences_nobody(log: Log) -> None:
+    log.append(sequence=0, producer_epoch=1)
+    error = refuse(log, OutOfSequence, sequence=1, producer_epoch=2)
+
+    assert error.attributes["expected_sequence"] == 0
+    assert not log.append(sequence=1, producer_epoch=1).duplicate, "the old epoch goes on"
+
+
+@pytest.mark.parametrize(("size", "error"), [(SLOT_BYTES + 64, RecordTooLarge), (SLOT_BYTES, ArenaFull)])
+def test_a_newer_epoch_whose_first_chunk_is_not_stored_fences_nobody(
+    make_arena: MakeArena, size: int, error: type[KeraError]
+) -> None:
+    log = Log(make_arena(slots=1))
+    log.append(sequence=0, producer_epoch=1, size=CHUNK_BYTES)
+    refuse(log, error, sequence=0, producer_epoch=2, size=size)
+
+    assert not log.append(sequence=1, producer_epoch=1).duplicate

@@ -1,0 +1,83 @@
+"""Discovery of groups: the operations of thesis tables 6.1 and 6.2 on one streamlet."""
+
+import pytest
+
+from kera.broker.arena import Arena
+from kera.broker.streamlet import Streamlet
+from kera.core.errors import DataLost, UnknownGroup
+from tests.unit.broker.support import Log
+
+
+@pytest.fixture
+def streamlet(arena: Arena) -> Streamlet:
+    """Groups 10 to 14 of two entries, one segment each."""
+    log = Log(arena, entries=2, group_segments=1, first_group_id=10)
+    for producer in (1, 2, 1, 1, 2):
+        log.append(producer, size=1024)
+    return log.streamlet
+
+
+def given(streamlet: Streamlet, application: str, groups_max: int) -> list[int]:
+    return [group.group_id for group in streamlet.next_groups(application, groups_max)]
+
+
+def test_each_group_is_given_to_an_application_once_in_order(streamlet: Streamlet) -> None:
+    assert [given(streamlet, "a", 2) for _ in range(4)] == [[10, 11], [12, 13], [14], []]
+
+
+def test_applications_do_not_take_groups_from_each_other(streamlet: Streamlet) -> None:
+    assert given(streamlet, "a", 3) == [10, 11, 12]
+    assert given(streamlet, "b", 9) == [10, 11, 12, 13, 14]
+    assert given(streamlet, "a", 9) == [13, 14]
+
+
+def test_a_group_that_is_opened_later_is_given_then(arena: Arena) -> None:
+    log = Log(arena, group_segments=1)
+    log.append(size=1024)
+    assert given(log.streamlet, "a", 9) == [1]
+    assert given(log.streamlet, "a", 9) == []
+    log.append(size=1024)
+
+    assert given(log.streamlet, "a", 9) == [2]
+
+
+def test_groups_say_whose_entry_they_are_of(streamlet: Streamlet) -> None:
+    groups = streamlet.next_groups("a", 9)
+
+    assert [(group.entry, group.closed) for group in groups] == [
+        (1, True),
+        (0, True),
+        (1, True),
+        (1, False),
+        (0, False),
+    ]
+
+
+def test_the_groups_that_are_there_are_an_interval(streamlet: Streamlet, arena: Arena) -> None:
+    assert streamlet.available_groups() == (10, 14)
+    assert Log(arena).streamlet.available_groups() == (0, 0)
+
+
+def test_a_group_is_found_by_its_id(streamlet: Streamlet) -> None:
+    assert [streamlet.group(group_id).group_id for group_id in (10, 14)] == [10, 14]
+
+
+def test_a_group_that_was_never_there_is_unknown(streamlet: Streamlet) -> None:
+    with pytest.raises(UnknownGroup) as raised:
+        streamlet.group(15)
+
+    assert raised.value.attributes == {"streamlet_id": 0, "group_id": 15}
+
+
+def test_a_group_of_an_earlier_launch_is_lost(streamlet: Streamlet) -> None:
+    with pytest.raises(DataLost) as raised:
+        streamlet.group(9)
+
+    assert raised.value.attributes == {"streamlet_id": 0, "lost_from": [9, 1, 0], "available_from": [10, 1, 0]}
+
+
+def test_a_dropped_streamlet_has_no_groups(streamlet: Streamlet) -> None:
+    streamlet.drop()
+
+    assert streamlet.available_groups() == (0, 0)
+    assert given(streamlet, "a", 9) == []
