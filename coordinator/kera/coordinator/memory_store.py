@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from kera.coordinator.metadata import Record, Write, check_writes, conflict
 
 
@@ -22,6 +24,7 @@ class MemoryStore:
     async def write(self, *writes: Write) -> None:
         """See `MetadataStore.write`."""
         check_writes(writes)
+        await asyncio.sleep(0)  # others run meanwhile, as with every real store
         for write in writes:
             record = self._records.get(write.key)
             found_version = record.version if record else 0

@@ -1,0 +1,113 @@
+import pytest
+
+from kera.coordinator import catalog as catalog_module
+from kera.coordinator.catalog import GROUPS_PER_LAUNCH, Catalog, broker_ids_of
+from kera.core.errors import InternalError, InvalidArgument, StreamExists, Unavailable, UnknownStream
+from kera.v1 import common_pb2
+
+
+def stream(name: str, stream_id: int, *owners: tuple[int, int]) -> common_pb2.StreamInfo:
+    """A stream whose streamlets have these brokers and epochs."""
+    return common_pb2.StreamInfo(
+        name=name,
+        stream_id=stream_id,
+        assignments=[
+            common_pb2.StreamletAssignment(
+                streamlet_id=number, broker_id=broker_id, broker_epoch=epoch, first_group_id=1
+            )
+            for number, (broker_id, epoch) in enumerate(owners)
+        ],
+    )
+
+
+def owners(info: common_pb2.StreamInfo) -> list[tuple[int, int, int]]:
+    return [(owner.broker_id, owner.broker_epoch, owner.first_group_id) for owner in info.assignments]
+
+
+def test_streams_are_found_by_name_and_by_id_and_listed_by_name() -> None:
+    catalog = Catalog()
+    b, a = stream("b", 1), stream("a", 2)
+    catalog.add(b)
+    catalog.add(a)
+
+    assert catalog.named("a") is a
+    assert catalog.with_id(1) is b
+    assert catalog.streams() == [a, b]
+    assert len(catalog) == 2
+
+
+def test_a_removed_stream_is_unknown_and_its_name_is_free() -> None:
+    catalog = Catalog()
+    catalog.add(stream("a", 1))
+    catalog.remove(catalog.named("a"))
+
+    with pytest.raises(UnknownStream, match="there is no stream 'a'"):
+        catalog.named("a")
+    with pytest.raises(UnknownStream, match="there is no stream with id 1"):
+        catalog.with_id(1)
+    catalog.check_free("a")
+
+
+def test_a_name_belongs_to_one_stream() -> None:
+    catalog = Catalog()
+    catalog.add(stream("a", 1))
+
+    with pytest.raises(StreamExists) as error:
+        catalog.check_free("a")
+    assert error.value.attributes == {"stream": "a", "stream_id": 1}
+    with pytest.raises(InternalError):
+        catalog.add(stream("a", 2))
+
+
+def test_a_stream_that_is_being_created_holds_its_name_and_nobody_sees_it_but_its_brokers() -> None:
+    catalog = Catalog()
+    creating = stream("a", 1, (1, 5), (2, 6))
+    catalog.reserve(creating)
+
+    with pytest.raises(Unavailable, match="is being created"):
+        catalog.check_free("a")
+    with pytest.raises(UnknownStream):
+        catalog.named("a")
+    assert catalog.streams() == []
+    assert len(catalog) == 0
+    assert catalog.of_launch(1, 5) == [creating]
+    assert catalog.of_launch(1, 6) == []
+    assert catalog.streamlet_counts() == {1: 1, 2: 1}
+
+    catalog.release(creating)
+    catalog.check_free("a")
+    assert catalog.of_launch(1, 5) == []
+
+
+def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> None:
+    catalog = Catalog()
+    shared, other = stream("shared", 1, (1, 5), (2, 6), (1, 5)), stream("other", 2, (2, 6))
+    catalog.add(shared)
+    catalog.add(other)
+    catalog.reserve(stream("creating", 3, (1, 5)))
+
+    (moved,) = catalog.relaunched(1, 9)
+
+    assert owners(moved) == [(1, 9, 1 + GROUPS_PER_LAUNCH), (2, 6, 1), (1, 9, 1 + GROUPS_PER_LAUNCH)]
+    assert catalog.with_id(1) is shared  # decided, not done
+    assert owners(shared) == [(1, 5, 1), (2, 6, 1), (1, 5, 1)]
+    catalog.add(moved)
+    assert catalog.of_launch(1, 9) == [moved]
+    assert catalog.streamlet_counts() == {1: 3, 2: 2}
+
+
+def test_the_descriptions_of_all_streams_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = Catalog()
+    catalog.add(stream("a", 1, (1, 1)))
+    catalog.reserve(stream("b", 2, (1, 1)))
+    third = stream("c", 3, (1, 1))
+    monkeypatch.setattr(catalog_module, "CATALOG_BYTES_MAX", 3 * third.ByteSize())
+    catalog.check_room(third)
+
+    monkeypatch.setattr(catalog_module, "CATALOG_BYTES_MAX", 3 * third.ByteSize() - 1)
+    with pytest.raises(InvalidArgument, match="delete streams"):
+        catalog.check_room(third)
+
+
+def test_the_brokers_of_a_stream_are_named_once() -> None:
+    assert broker_ids_of(stream("a", 1, (3, 1), (2, 1), (3, 1))) == [2, 3]

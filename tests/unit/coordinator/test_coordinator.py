@@ -1,0 +1,394 @@
+import asyncio
+
+import pytest
+
+from kera.coordinator.catalog import GROUPS_PER_LAUNCH
+from kera.coordinator.memory_store import MemoryStore
+from kera.coordinator.metadata import MetadataStoreFailed, MetadataStoreFull, Write
+from kera.core.errors import (
+    InternalError,
+    InvalidArgument,
+    NotAccepted,
+    StaleEpoch,
+    StreamExists,
+    Unavailable,
+    Uncertain,
+    UnknownStream,
+)
+from kera.v1 import common_pb2
+from tests.unit.coordinator.fake_cluster import Cluster
+
+
+class FailingStore(MemoryStore):
+    """Fails when told to, after the write if it is uncertain."""
+
+    failure: NotAccepted | MetadataStoreFailed | None = None
+
+    async def write(self, *writes: Write) -> None:
+        if self.failure is None or isinstance(self.failure, MetadataStoreFailed):
+            await super().write(*writes)
+        if self.failure is not None:
+            raise self.failure
+
+
+def owners(stream: common_pb2.StreamInfo) -> list[tuple[int, int, int]]:
+    return [(owner.broker_id, owner.broker_epoch, owner.first_group_id) for owner in stream.assignments]
+
+
+# --- creating streams ------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_is_open_on_its_brokers_when_it_is_answered(cluster: Cluster) -> None:
+    for launch in ("a", "b", "c"):
+        await cluster.register(launch)
+
+    stream = await cluster.create("orders", streamlets=3, brokers=2)
+
+    assert stream.stream_id == 1
+    assert stream.created_us == cluster.clock.now_us()
+    assert [owner.streamlet_id for owner in stream.assignments] == [0, 1, 2]
+    assert owners(stream) == [(1, 1, 1), (2, 2, 1), (1, 1, 1)]
+    assert sorted(cluster.brokers.opened) == [(1, "orders"), (2, "orders")]
+    assert [broker.broker_id for broker in cluster.coordinator.brokers_of(stream)] == [1, 2]
+
+
+async def test_streamlets_go_where_there_are_fewest(cluster: Cluster) -> None:
+    for launch in ("a", "b"):
+        await cluster.register(launch)
+    await cluster.create("one", streamlets=3)
+
+    assert owners(await cluster.create("two", streamlets=1)) == [(2, 2, 1)]
+
+
+async def test_a_stream_needs_live_brokers(cluster: Cluster) -> None:
+    with pytest.raises(Unavailable, match="there is none"):
+        await cluster.create("orders")
+    await cluster.register("a")
+    cluster.clock.advance(3600)
+    with pytest.raises(Unavailable, match="there is none"):
+        await cluster.create("orders")
+    cluster.coordinator.heartbeat(1, 1)
+    assert (await cluster.create("orders")).stream_id == 1
+
+
+async def test_what_is_wrong_with_a_stream_is_told_before_anything_happens(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("orders")
+    before = await cluster.store.list("")
+
+    with pytest.raises(StreamExists):
+        await cluster.create("orders", streamlets=5, brokers=5)
+    with pytest.raises(InvalidArgument):
+        await cluster.create("a b")
+    with pytest.raises(InvalidArgument):
+        await cluster.create("other", streamlets=0)
+
+    assert await cluster.store.list("") == before
+
+
+@pytest.mark.parametrize("failure", [Unavailable("nobody there"), Uncertain("no answer in 3 s")])
+async def test_a_broker_that_gives_no_answer_leaves_no_stream(cluster: Cluster, failure: Exception) -> None:
+    await cluster.register("a")
+    await cluster.register("b")
+    cluster.brokers.failures[2] = failure
+
+    with pytest.raises(Unavailable, match=f"broker 2 at b:1 gives no answer \\({failure}\\)") as error:
+        await cluster.create("orders", streamlets=2)
+
+    assert error.value.attributes == {"stream": "orders", "broker_id": 2}
+    assert cluster.brokers.dropped == [(1, 1)]
+    with pytest.raises(UnknownStream):
+        cluster.coordinator.stream("orders")
+    cluster.brokers.failures.clear()
+    assert (await cluster.create("orders", streamlets=2)).stream_id == 2
+
+
+async def test_a_brokers_refusal_is_what_the_caller_gets(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.failures[1] = InvalidArgument("the group is larger than the arena")
+
+    with pytest.raises(InvalidArgument, match="larger than the arena"):
+        await cluster.create("orders")
+
+
+async def test_a_defect_in_the_conversation_with_a_broker_comes_out(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.failures[1] = ZeroDivisionError("defect")
+
+    with pytest.raises(ZeroDivisionError):
+        await cluster.create("orders")
+
+    cluster.coordinator._catalog.check_free("orders")
+
+
+async def test_a_name_that_is_being_created_can_be_asked_for_again_later(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    first = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+
+    with pytest.raises(Unavailable, match="is being created"):
+        await cluster.create("orders")
+    with pytest.raises(UnknownStream):
+        cluster.coordinator.stream("orders")
+
+    cluster.brokers.answering.set()
+    assert (await first).stream_id == 1
+
+
+async def test_a_broker_that_restarts_meanwhile_fails_the_creation(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    creation = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+
+    _, streams = await cluster.register("b", broker_id=1)
+    assert streams == []
+    cluster.brokers.answering.set()
+
+    with pytest.raises(Unavailable, match="was restarted meanwhile"):
+        await creation
+    assert cluster.coordinator.streams() == []
+    assert cluster.brokers.dropped == [(1, 1)]
+
+
+async def test_a_broker_that_registers_again_meanwhile_is_told_to_keep_what_it_opens(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    creation = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+
+    _, streams = await cluster.register("a", broker_id=1)
+    assert [stream.name for stream in streams] == ["orders"]
+
+    cluster.brokers.answering.set()
+    assert (await creation).stream_id == 1
+
+
+async def test_a_crash_before_the_stream_is_written_leaves_nothing_but_a_used_id(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    creation = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+
+    crashed = cluster.coordinator
+    await cluster.restart()
+    assert cluster.coordinator.streams() == []
+    cluster.brokers.answering.set()
+    assert (await cluster.create("orders")).stream_id == 2
+    _, streams = await cluster.register("a", broker_id=1)
+    assert [stream.stream_id for stream in streams] == [2]
+
+    creation.cancel()
+    await crashed.close()
+
+
+async def test_a_caller_that_gives_up_does_not_stop_a_creation_halfway(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    creation = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+
+    creation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creation
+    cluster.brokers.answering.set()
+    await cluster.coordinator.close()
+
+    assert cluster.coordinator.stream("orders").stream_id == 1
+    assert (await cluster.restart()).stream("orders").stream_id == 1
+
+
+# --- a store that fails ----------------------------------------------------------------------------------------
+
+
+async def test_a_stream_that_cannot_be_written_does_not_exist() -> None:
+    store = FailingStore()
+    cluster = Cluster(store)
+    await cluster.restart()
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    creation = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+    store.failure = MetadataStoreFull("no room")
+    cluster.brokers.answering.set()
+
+    with pytest.raises(MetadataStoreFull):
+        await creation
+
+    assert cluster.coordinator.streams() == []
+    assert cluster.brokers.dropped == [(1, 1)]
+    store.failure = None
+    assert (await cluster.create("orders")).stream_id == 2
+
+
+async def test_a_stream_that_may_have_been_written_is_not_dropped_by_its_brokers() -> None:
+    store = FailingStore()
+    cluster = Cluster(store)
+    await cluster.restart()
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    creation = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+    store.failure = MetadataStoreFailed("input/output error")
+    cluster.brokers.answering.set()
+
+    with pytest.raises(MetadataStoreFailed):
+        await creation
+
+    assert cluster.brokers.dropped == []
+    store.failure = None
+    assert (await cluster.restart()).stream("orders").stream_id == 1
+
+
+async def test_memory_does_not_run_ahead_of_the_store() -> None:
+    store = FailingStore()
+    cluster = Cluster(store)
+    await cluster.restart()
+    await cluster.register("a")
+    await cluster.create("orders")
+    store.failure = MetadataStoreFull("no room")
+
+    for change in (
+        cluster.register("b"),
+        cluster.register("b", 1),
+        cluster.create("other"),
+        cluster.coordinator.delete_stream("orders"),
+        cluster.coordinator.init_producer(),
+    ):
+        with pytest.raises(MetadataStoreFull):
+            await change
+
+    assert [broker.broker_epoch for broker in cluster.coordinator.brokers()] == [1]
+    assert owners(cluster.coordinator.stream("orders")) == [(1, 1, 1)]
+    assert cluster.brokers.dropped == []
+    store.failure = None
+    assert await cluster.coordinator.init_producer() == (1, 1)
+
+
+# --- deleting streams ------------------------------------------------------------------------------------------
+
+
+async def test_a_deleted_stream_is_dropped_by_its_brokers_and_its_id_is_not_used_again(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.register("b")
+    await cluster.create("orders", streamlets=2)
+
+    assert await cluster.coordinator.delete_stream("orders") == 1
+
+    assert sorted(cluster.brokers.dropped) == [(1, 1), (2, 1)]
+    with pytest.raises(UnknownStream):
+        await cluster.coordinator.delete_stream("orders")
+    await cluster.restart()
+    assert (await cluster.create("orders")).stream_id == 2
+
+
+async def test_a_broker_that_was_away_learns_of_a_deletion_when_it_registers(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("gone")
+    await cluster.create("kept")
+    cluster.brokers.failures[1] = Unavailable("nobody there")
+
+    assert await cluster.coordinator.delete_stream("gone") == 1
+
+    _, streams = await cluster.register("a", broker_id=1)
+    assert [stream.name for stream in streams] == ["kept"]
+
+
+# --- brokers ---------------------------------------------------------------------------------------------------
+
+
+async def test_brokers_get_ids_epochs_and_the_cluster(cluster: Cluster) -> None:
+    first, streams = await cluster.register("a")
+    second, _ = await cluster.register("b")
+
+    assert streams == []
+    assert [(info.broker_id, info.broker_epoch) for info in (first, second)] == [(1, 1), (2, 2)]
+    assert len(cluster.coordinator.cluster_id) == 32
+    assert cluster.coordinator.brokers() == [first, second]
+    assert cluster.coordinator.brokers_alive == 2
+
+
+async def test_a_new_launch_owns_its_streamlets_with_a_new_epoch_and_new_groups(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.register("b")
+    await cluster.create("shared", streamlets=2)
+
+    info, streams = await cluster.register("a2", broker_id=1)
+
+    assert (info.broker_id, info.broker_epoch) == (1, 3)
+    assert [owners(stream) for stream in streams] == [[(1, 3, 1 + GROUPS_PER_LAUNCH), (2, 2, 1)]]
+    assert cluster.coordinator.streams() == streams
+    with pytest.raises(StaleEpoch):
+        cluster.coordinator.heartbeat(1, 1)
+    cluster.coordinator.heartbeat(1, 3)
+
+
+async def test_a_launch_that_registers_again_loses_nothing(cluster: Cluster) -> None:
+    await cluster.register("a")
+    stream = await cluster.create("orders")
+
+    info, streams = await cluster.register("a", broker_id=1)
+
+    assert info.broker_epoch == 1
+    assert streams == [stream]
+    assert owners(stream) == [(1, 1, 1)]
+
+
+async def test_a_broker_that_is_not_alive_stays_a_member_and_an_owner(cluster: Cluster) -> None:
+    await cluster.register("a")
+    stream = await cluster.create("orders")
+    cluster.clock.advance(3600)
+
+    assert [broker.alive for broker in cluster.coordinator.brokers()] == [False]
+    assert [broker.alive for broker in cluster.coordinator.brokers_of(stream)] == [False]
+    assert cluster.coordinator.brokers_alive == 0
+
+
+# --- restarts --------------------------------------------------------------------------------------------------
+
+
+async def test_everything_that_was_answered_is_there_after_a_restart(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.register("b")
+    await cluster.create("orders", streamlets=4)
+    await cluster.register("a2", broker_id=1)
+    before = cluster.coordinator
+
+    after = await cluster.restart()
+
+    assert after is not before
+    assert after.cluster_id == before.cluster_id
+    assert after.streams() == before.streams()
+    assert after.brokers() == before.brokers()
+    after.heartbeat(1, 3)
+    assert (await cluster.register("c"))[0].broker_id == 3
+
+
+async def test_producer_ids_are_never_used_again(cluster: Cluster) -> None:
+    assert await cluster.coordinator.init_producer() == (1, 1)
+    assert await cluster.coordinator.init_producer() == (2, 1)
+    assert await (await cluster.restart()).init_producer() == (3, 1)
+
+
+async def test_concurrent_changes_get_numbers_of_their_own(cluster: Cluster) -> None:
+    ids = await asyncio.gather(*(cluster.coordinator.init_producer() for _ in range(20)))
+    assert len({producer_id for producer_id, _ in ids}) == 20
+
+    infos = await asyncio.gather(*(cluster.register(f"launch-{number}") for number in range(10)))
+    assert {info.broker_id for info, _ in infos} == set(range(1, 11))
+    assert {info.broker_epoch for info, _ in infos} == set(range(1, 11))
+
+    streams = await asyncio.gather(*(cluster.create(f"stream-{number}") for number in range(10)))
+    assert {stream.stream_id for stream in streams} == set(range(1, 11))
+    assert len({owner.broker_id for stream in streams for owner in stream.assignments}) == 10
+
+
+async def test_two_streams_of_one_name_in_the_store_are_a_defect_that_is_seen(cluster: Cluster) -> None:
+    await cluster.register("a")
+    stream = await cluster.create("orders")
+    stream.stream_id = 9
+    await cluster.store.write(Write("streams/0000000000000009", stream.SerializeToString(), 0))
+
+    with pytest.raises(InternalError):
+        await cluster.restart()

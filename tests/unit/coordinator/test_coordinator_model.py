@@ -1,0 +1,125 @@
+"""Any history of a cluster, restarts of all parts included, keeps the promises that others rely on."""
+
+import asyncio
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kera.core.errors import KeraError, Unavailable
+from kera.v1 import common_pb2
+from tests.unit.coordinator.fake_cluster import Cluster
+
+STEPS = st.one_of(
+    st.tuples(st.just("launch"), st.just(0) | st.integers(1, 3)),
+    st.tuples(st.just("register again"), st.integers(1, 3)),
+    st.tuples(st.just("create"), st.sampled_from("abc"), st.integers(1, 4), st.integers(0, 2)),
+    st.tuples(st.just("delete"), st.sampled_from("abc")),
+    st.tuples(st.just("broker fails"), st.integers(1, 3)),
+    st.tuples(st.just("silence"), st.integers(1, 4)),
+    st.tuples(st.just("heartbeats")),
+    st.tuples(st.just("producer")),
+    st.tuples(st.just("restart")),
+)
+
+START = [("launch", 0), ("launch", 0), ("create", "a", 2, 0)]
+"""So that most of the steps mean something."""
+
+
+class History:
+    """Runs steps, and checks the promises after each."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.launches: dict[int, str] = {}
+        self.epochs: set[int] = set()
+        self.ids: dict[str, set[int]] = {"stream": set(), "producer": set(), "broker": set()}
+        self.first_groups: dict[tuple[int, int], tuple[int, int]] = {}
+
+    async def run(self, steps: list[tuple[Any, ...]]) -> None:
+        await self.cluster.restart()
+        for step in steps:
+            try:
+                await self.act(*step)
+            except KeraError as error:
+                if error.code in {"internal", "version_conflict"}:
+                    raise
+            await self.check()
+
+    async def act(self, action: str, *arguments: Any) -> None:
+        cluster, coordinator = self.cluster, self.cluster.coordinator
+        match action, *arguments:
+            case "launch", broker_id:
+                launch = f"launch-{len(self.epochs)}"
+                info, streams = await cluster.register(launch, broker_id)
+                assert info.broker_epoch > max(self.epochs, default=0)
+                self.epochs.add(info.broker_epoch)
+                self.launches[info.broker_id] = launch
+                if not broker_id:
+                    self.take("broker", info.broker_id)
+                self.check_owned(info.broker_id, streams)
+            case "register again", broker_id if broker_id in self.launches:
+                info, streams = await cluster.register(self.launches[broker_id], broker_id)
+                assert info.broker_epoch in self.epochs
+                self.check_owned(broker_id, streams)
+            case "create", name, streamlets, brokers:
+                self.take("stream", (await cluster.create(name, streamlets, brokers)).stream_id)
+            case "delete", name:
+                await coordinator.delete_stream(name)
+            case ("producer",):
+                self.take("producer", (await coordinator.init_producer())[0])
+            case _:
+                await self.befall(action, *arguments)
+
+    async def befall(self, event: str, *arguments: Any) -> None:
+        """What happens without being asked for."""
+        cluster, coordinator = self.cluster, self.cluster.coordinator
+        match event, *arguments:
+            case "broker fails", broker_id:
+                if cluster.brokers.failures.pop(broker_id, None) is None:
+                    cluster.brokers.failures[broker_id] = Unavailable("away")
+            case "silence", seconds:
+                cluster.clock.advance(seconds)
+            case ("heartbeats",):
+                for broker in coordinator.brokers():
+                    coordinator.heartbeat(broker.broker_id, broker.broker_epoch)
+            case ("restart",):
+                await cluster.restart()
+
+    def take(self, kind: str, number: int) -> None:
+        assert number not in self.ids[kind], f"{kind} id {number} was given before"
+        self.ids[kind].add(number)
+
+    def check_owned(self, broker_id: int, streams: list[common_pb2.StreamInfo]) -> None:
+        owned = [
+            stream
+            for stream in self.cluster.coordinator.streams()
+            if any(owner.broker_id == broker_id for owner in stream.assignments)
+        ]
+        assert sorted(stream.stream_id for stream in streams) == sorted(stream.stream_id for stream in owned)
+
+    async def check(self) -> None:
+        coordinator = self.cluster.coordinator
+        epochs = {broker.broker_id: broker.broker_epoch for broker in coordinator.brokers()}
+        for stream in coordinator.streams():
+            assert [owner.streamlet_id for owner in stream.assignments] == list(range(stream.config.streamlets))
+            for owner in stream.assignments:
+                assert owner.broker_epoch == epochs[owner.broker_id]
+                key = (stream.stream_id, owner.streamlet_id)
+                epoch, first_group = self.first_groups.get(key, (owner.broker_epoch, owner.first_group_id))
+                assert (owner.broker_epoch > epoch) == (owner.first_group_id > first_group)
+                self.first_groups[key] = (owner.broker_epoch, owner.first_group_id)
+        reloaded = await type(coordinator).load(
+            self.cluster.store, self.cluster.brokers, self.cluster.clock, self.cluster.settings
+        )
+        assert reloaded.streams() == coordinator.streams()
+        assert [broker.broker_id for broker in reloaded.brokers()] == list(epochs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(STEPS, max_size=30))
+def test_any_history_keeps_the_promises(steps: list[tuple[Any, ...]]) -> None:
+    async def run() -> None:
+        await History(Cluster()).run([*START, *steps])
+
+    asyncio.run(run())

@@ -1,0 +1,94 @@
+import os
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from kera.coordinator.data_dir import DataDir, DataDirInUse
+from kera.coordinator.lmdb_store import LmdbStore, UnknownFormat
+from kera.coordinator.metadata import MetadataStoreFailed, MetadataStoreFull, Record, Write
+from kera.core.errors import PathNotWritable, StartError
+
+MIB = 1 << 20
+
+
+def open_store(path: Path, bytes_max: int = 4 * MIB) -> LmdbStore:
+    return LmdbStore(path, bytes_max=bytes_max)
+
+
+async def test_records_and_versions_are_there_after_a_restart(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "new" / "directory")
+    await store.write(Write("a", b"1", 0))
+    await store.write(Write("a", b"2", 1))
+    await store.close()
+
+    store = open_store(tmp_path / "new" / "directory")
+    assert await store.list("") == {"a": Record(b"2", 2)}
+    await store.close()
+
+
+async def test_a_directory_in_use_is_refused_and_names_the_process(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+
+    with pytest.raises(DataDirInUse, match=rf"process {os.getpid()}\) uses data directory {tmp_path}"):
+        open_store(tmp_path)
+
+    await store.close()
+    await open_store(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(PathNotWritable, match="choose another --data-dir") as error:
+        open_store(tmp_path / "file" / "data")
+
+    assert error.value.attributes == {"path": str(tmp_path / "file" / "data")}
+
+
+async def test_metadata_of_another_format_is_refused_and_the_directory_let_go(tmp_path: Path) -> None:
+    await open_store(tmp_path).close()
+    with (
+        lmdb.open(str(tmp_path / "metadata"), max_dbs=2) as environment,
+        environment.begin(db=environment.open_db(b"store"), write=True) as transaction,
+    ):
+        transaction.put(b"format", b"2")
+
+    with pytest.raises(UnknownFormat, match="has format 2, this version knows 1"):
+        open_store(tmp_path)
+
+    DataDir(tmp_path).close()
+
+
+def test_a_file_that_is_no_metadata_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "data.mdb").write_bytes(b"x" * 100_000)
+
+    with pytest.raises(StartError, match="cannot use metadata in"):
+        open_store(tmp_path)
+
+    DataDir(tmp_path).close()
+
+
+async def test_a_full_store_refuses_the_write_says_why_and_goes_on(tmp_path: Path) -> None:
+    store = open_store(tmp_path, MIB)
+    await store.write(Write("a", b"1", 0))
+
+    with pytest.raises(MetadataStoreFull, match="raise metadata_bytes_max"):
+        await store.write(Write("a", b"2", 1), Write("b", b"x" * 900_000, 0), Write("c", b"x" * 900_000, 0))
+
+    assert await store.list("") == {"a": Record(b"1", 1)}
+    await store.write(Write("a", b"2", 1))
+    await store.close()
+
+    larger = open_store(tmp_path, 4 * MIB)
+    await larger.write(Write("b", b"x" * 900_000, 0), Write("c", b"x" * 900_000, 0))
+    await larger.close()
+
+
+async def test_an_error_of_lmdb_does_not_come_out_as_such(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    await store.close()
+
+    with pytest.raises(MetadataStoreFailed):
+        await store.write(Write("a", b"1", 0))

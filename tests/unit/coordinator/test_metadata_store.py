@@ -1,0 +1,158 @@
+"""What every metadata store promises. A new implementation is added to `STORES` and nowhere else."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kera.coordinator.lmdb_store import LmdbStore
+from kera.coordinator.memory_store import MemoryStore
+from kera.coordinator.metadata import (
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    MetadataStore,
+    Record,
+    VersionConflict,
+    Write,
+)
+from kera.core.errors import InternalError, InvalidArgument
+
+STORES: dict[str, Callable[[Path], MetadataStore]] = {
+    "memory": lambda _: MemoryStore(),
+    "lmdb": lambda path: LmdbStore(path, bytes_max=64 << 20),
+}
+
+
+@pytest.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetadataStore]:
+    made = STORES[request.param](tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_a_record_that_was_never_written_is_not_there(store: MetadataStore) -> None:
+    assert await store.get("a") is None
+    assert await store.list("") == {}
+
+
+async def test_versions_count_the_puts_of_a_key(store: MetadataStore) -> None:
+    await store.write(Write("a", b"one", 0))
+    assert await store.get("a") == Record(b"one", 1)
+    await store.write(Write("a", b"", 1))
+    assert await store.get("a") == Record(b"", 2)
+    await store.write(Write("a", None, 2))
+    assert await store.get("a") is None
+    await store.write(Write("a", b"again", 0))
+    assert await store.get("a") == Record(b"again", 1)
+
+
+@pytest.mark.parametrize("expected_version", [0, 1, 3])
+@pytest.mark.parametrize("value", [b"new", None])
+async def test_a_write_that_expects_another_version_is_refused(
+    store: MetadataStore, value: bytes | None, expected_version: int
+) -> None:
+    await store.write(Write("a", b"", 0))
+    await store.write(Write("a", b"there", 1))
+
+    with pytest.raises(VersionConflict) as error:
+        await store.write(Write("a", value, expected_version))
+
+    assert error.value.attributes == {"key": "a", "expected_version": expected_version, "found_version": 2}
+    assert await store.get("a") == Record(b"there", 2)
+
+
+async def test_a_write_that_expects_a_record_where_there_is_none_is_refused(store: MetadataStore) -> None:
+    for value in (b"", None):
+        with pytest.raises(VersionConflict):
+            await store.write(Write("a", value, 1))
+
+
+async def test_a_refused_write_changes_none_of_its_records(store: MetadataStore) -> None:
+    await store.write(Write("a", b"1", 0), Write("b", b"1", 0))
+
+    with pytest.raises(VersionConflict):
+        await store.write(Write("new", b"2", 0), Write("a", None, 1), Write("b", b"2", 7))
+
+    assert await store.list("") == {"a": Record(b"1", 1), "b": Record(b"1", 1)}
+
+
+async def test_a_write_changes_all_of_its_records(store: MetadataStore) -> None:
+    await store.write(Write("a", b"1", 0), Write("b", b"1", 0))
+
+    await store.write(Write("new", b"2", 0), Write("a", None, 1), Write("b", b"2", 1))
+
+    assert await store.list("") == {"b": Record(b"2", 2), "new": Record(b"2", 1)}
+
+
+async def test_a_list_has_the_keys_with_the_prefix_in_order(store: MetadataStore) -> None:
+    for key in ("streams/2", "streams/1", "stream", "streams0", "brokers/1", "ströme/1"):
+        await store.write(Write(key, key.encode(), 0))
+
+    assert list(await store.list("streams/")) == ["streams/1", "streams/2"]
+    assert list(await store.list("t")) == []
+    assert list(await store.list("")) == ["brokers/1", "stream", "streams/1", "streams/2", "streams0", "ströme/1"]
+
+
+async def test_a_value_over_the_limit_is_refused(store: MetadataStore) -> None:
+    await store.write(Write("a", b"x" * VALUE_BYTES_MAX, 0))
+
+    with pytest.raises(InvalidArgument, match=f"the limit is {VALUE_BYTES_MAX}"):
+        await store.write(Write("b", b"x" * (VALUE_BYTES_MAX + 1), 0))
+
+    assert list(await store.list("")) == ["a"]
+
+
+async def test_keys_have_limits(store: MetadataStore) -> None:
+    await store.write(Write("k" * KEY_BYTES_MAX, b"", 0))
+    for key in ("", "k" * (KEY_BYTES_MAX + 1)):
+        with pytest.raises(InternalError):
+            await store.write(Write(key, b"", 0))
+
+
+async def test_one_write_cannot_have_two_values_for_a_record(store: MetadataStore) -> None:
+    with pytest.raises(InternalError):
+        await store.write(Write("a", b"1", 0), Write("a", b"2", 1))
+
+
+async def test_of_concurrent_writes_one_wins(store: MetadataStore) -> None:
+    results = await asyncio.gather(
+        *(store.write(Write("a", bytes([writer]), 0)) for writer in range(8)), return_exceptions=True
+    )
+
+    assert [result for result in results if not isinstance(result, VersionConflict)] == [None]
+    assert await store.get("a") == Record(bytes([results.index(None)]), 1)
+
+
+KEYS = st.sampled_from(["a", "a/", "a/b", "b"])
+WRITES = st.lists(
+    st.builds(Write, KEYS, st.none() | st.binary(max_size=3), st.integers(0, 3)),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda write: write.key,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(WRITES, max_size=20))
+def test_the_real_store_does_what_the_fake_one_does(history: list[list[Write]]) -> None:
+    async def outcome(store: MetadataStore, writes: list[Write]) -> str:
+        try:
+            await store.write(*writes)
+        except VersionConflict as error:
+            return error.message
+        return "written"
+
+    async def compare(path: Path) -> None:
+        fake, real = MemoryStore(), LmdbStore(path, bytes_max=1 << 20)
+        for writes in history:
+            assert await outcome(real, writes) == await outcome(fake, writes)
+            assert await real.list("") == await fake.list("")
+            assert await real.list("a/") == await fake.list("a/")
+        await real.close()
+
+    with TemporaryDirectory() as path:
+        asyncio.run(compare(Path(path)))

@@ -1,0 +1,108 @@
+from collections import Counter
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kera.coordinator.metrics import CoordinatorMetrics
+from kera.coordinator.service import coordinator_service
+from kera.core.errors import InvalidArgument, StaleEpoch, UnknownStream
+from kera.core.rpc import api
+from kera.core.rpc.method import Call, Method, Peer
+from kera.v1 import common_pb2
+from kera.v1 import coordinator_pb2 as messages
+from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import registration as new_registration
+
+
+class Client:
+    """Calls the service as a transport does, and counts what the hook sees."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.seen: Counter[tuple[str, str]] = Counter()
+        self.service = coordinator_service(cluster.coordinator, lambda *seen: self.seen.update([seen]))
+
+    async def call(self, method: Method[Any, Any], message: Any) -> Any:
+        reply: Any = self.service[method](Call(message, memoryview(b""), Peer("test", "test")))
+        return (await reply).message
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Client:
+    return Client(cluster)
+
+
+async def test_every_method_of_the_coordinator_is_served(client: Client) -> None:
+    assert tuple(client.service) == api.COORDINATOR_METHODS
+
+
+async def test_a_stream_goes_from_creation_to_deletion(client: Client) -> None:
+    registered = await client.call(api.REGISTER_BROKER, new_registration("a"))
+    assert registered.cluster_id == client.cluster.coordinator.cluster_id
+    assert (registered.broker_id, registered.broker_epoch, registered.heartbeat_interval_ms) == (1, 1, 100)
+
+    config = common_pb2.StreamConfig(streamlets=2, entries=1, group_segments=4)
+    request = messages.CreateStreamRequest(name="orders", config=config)
+    stream = (await client.call(api.CREATE_STREAM, request)).stream
+    assert (stream.stream_id, stream.name, stream.config.streamlets) == (1, "orders", 2)
+
+    assert (await client.call(api.GET_STREAM_ID, messages.GetStreamIdRequest(name="orders"))).stream_id == 1
+    for described in (messages.DescribeStreamRequest(name="orders"), messages.DescribeStreamRequest(stream_id=1)):
+        answer = await client.call(api.DESCRIBE_STREAM, described)
+        assert answer.stream == stream
+        assert [(broker.broker_id, broker.alive) for broker in answer.brokers] == [(1, True)]
+    assert list((await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())).streams) == [stream]
+    assert (await client.call(api.DELETE_STREAM, messages.DeleteStreamRequest(name="orders"))).stream_id == 1
+    assert not (await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())).streams
+
+
+async def test_a_broker_registers_lives_and_is_fenced(client: Client) -> None:
+    await client.call(api.REGISTER_BROKER, new_registration("a"))
+    await client.call(api.HEARTBEAT, messages.HeartbeatRequest(broker_id=1, broker_epoch=1))
+    await client.call(api.REGISTER_BROKER, new_registration("b", 1))
+    with pytest.raises(StaleEpoch):
+        await client.call(api.HEARTBEAT, messages.HeartbeatRequest(broker_id=1, broker_epoch=1))
+
+    cluster = await client.call(api.DESCRIBE_CLUSTER, messages.DescribeClusterRequest())
+    assert cluster.cluster_id
+    assert [(broker.broker_id, broker.broker_epoch) for broker in cluster.brokers] == [(1, 2)]
+
+
+async def test_producers_get_an_identity(client: Client) -> None:
+    answer = await client.call(api.INIT_PRODUCER, messages.InitProducerRequest(name="loader"))
+    assert (answer.producer_id, answer.producer_epoch) == (1, 1)
+
+
+async def test_a_stream_must_be_named_to_be_described(client: Client) -> None:
+    with pytest.raises(InvalidArgument, match="name or id"):
+        await client.call(api.DESCRIBE_STREAM, messages.DescribeStreamRequest())
+
+
+async def test_every_request_is_seen_once_with_its_outcome(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())
+    with pytest.raises(UnknownStream):
+        await client.call(api.GET_STREAM_ID, messages.GetStreamIdRequest(name="none"))
+    monkeypatch.setattr(client.cluster.coordinator, "init_producer", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await client.call(api.INIT_PRODUCER, messages.InitProducerRequest())
+
+    assert client.seen == {
+        ("ListStreams", "ok"): 1,
+        ("GetStreamId", "unknown_stream"): 1,
+        ("InitProducer", "internal"): 1,
+    }
+
+
+async def test_metrics_have_requests_brokers_and_streams(cluster: Cluster) -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry, cluster.coordinator)
+    await cluster.register("a")
+    await cluster.create("orders")
+    metrics.observe("ListStreams", "ok")
+
+    text = generate_latest(registry).decode()
+
+    assert 'kera_coordinator_requests_total{method="ListStreams",outcome="ok"} 1.0' in text
+    assert "kera_coordinator_brokers_alive 1.0" in text
+    assert "kera_coordinator_streams 1.0" in text

@@ -1,0 +1,212 @@
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.coordinator.validation import (
+    ENTRIES_MAX,
+    GROUP_SEGMENTS_MAX,
+    NAME_CHARS_MAX,
+    SCHEMA_BYTES_MAX,
+    STREAMLETS_MAX,
+    checked_config,
+    checked_name,
+    checked_schema,
+)
+from kera.core.errors import InvalidArgument, SchemaMismatch
+from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
+from kera.v1 import common_pb2
+
+
+@pytest.mark.parametrize("name", ["a", "orders.v2_EU-west", "...", "x" * NAME_CHARS_MAX])
+def test_a_name_may_have_letters_digits_dots_underscores_and_hyphens(name: str) -> None:
+    assert checked_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "straße", "a\n", "x" * (NAME_CHARS_MAX + 1)])
+def test_any_other_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="a name has 1 to 249 letters"):
+        checked_name(name)
+
+
+def config(**changes: int) -> common_pb2.StreamConfig:
+    fields = {"streamlets": 1, "entries": 1, "group_segments": 1, **changes}
+    return common_pb2.StreamConfig(**fields)  # type: ignore[arg-type]  # enums are numbers here
+
+
+@pytest.mark.parametrize(
+    ("field", "limit"),
+    [("streamlets", STREAMLETS_MAX), ("entries", ENTRIES_MAX), ("group_segments", GROUP_SEGMENTS_MAX)],
+)
+def test_each_number_has_limits_and_the_error_names_them(field: str, limit: int) -> None:
+    for value in (1, limit):
+        assert getattr(checked_config(config(**{field: value})), field) == value
+    for value in (0, limit + 1):
+        with pytest.raises(InvalidArgument, match=f"{field} must be between 1 and {limit}, not {value}"):
+            checked_config(config(**{field: value}))
+
+
+def test_the_durability_that_is_left_open_becomes_leader() -> None:
+    for durability in (common_pb2.DURABILITY_UNSPECIFIED, common_pb2.DURABILITY_LEADER):
+        given_config = config(durability=durability)
+        assert checked_config(given_config).durability == common_pb2.DURABILITY_LEADER
+        assert given_config.durability == durability  # the request is not ours to change
+
+
+@pytest.mark.parametrize("level", ["replicated", "persisted"])
+def test_durability_that_needs_backups_is_refused(level: str) -> None:
+    durability = common_pb2.Durability.Value(f"DURABILITY_{level.upper()}")
+
+    with pytest.raises(InvalidArgument, match=f'"{level}" needs backups, which this version does not have'):
+        checked_config(config(durability=durability))
+
+
+@pytest.mark.parametrize("field", ["durability", "codec"])
+def test_values_of_later_versions_are_refused(field: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{field} 99 is not known"):
+        checked_config(config(**{field: 99}))
+
+
+def stream_schema(schema: pa.Schema, key: str = "", timestamp: str = "") -> common_pb2.StreamSchema:
+    return common_pb2.StreamSchema(
+        arrow_schema=schema_to_bytes(schema), key_column=key, timestamp_column=timestamp, schema_id=9
+    )
+
+
+def test_a_stream_without_a_schema_gets_the_default_one() -> None:
+    schema = checked_schema(common_pb2.StreamSchema())
+
+    assert schema_from_bytes(schema.arrow_schema) == DEFAULT_SCHEMA
+    assert (schema.schema_id, schema.typed, schema.key_column, schema.timestamp_column) == (1, False, "", "")
+
+
+def test_the_default_schema_takes_no_columns() -> None:
+    with pytest.raises(InvalidArgument, match="need a schema"):
+        checked_schema(common_pb2.StreamSchema(key_column="keys"))
+
+
+def test_a_stream_with_a_schema_is_typed() -> None:
+    arrow = pa.schema(
+        [
+            pa.field("at", pa.timestamp("ns", tz="Europe/Paris")),
+            pa.field("station", pa.string(), nullable=False),
+            pa.field("values", pa.list_(pa.struct([("x", pa.float32())]))),
+        ],
+        metadata={"unit": "°C"},
+    )
+
+    schema = checked_schema(stream_schema(arrow, key="station", timestamp="at"))
+
+    assert schema_from_bytes(schema.arrow_schema).equals(arrow, check_metadata=True)
+    assert (schema.schema_id, schema.typed) == (1, True)
+    assert (schema.key_column, schema.timestamp_column) == ("station", "at")
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
+    with pytest.raises((SchemaMismatch, InvalidArgument)):
+        checked_schema(common_pb2.StreamSchema(arrow_schema=data))
+
+
+def test_a_schema_cut_short_is_refused() -> None:
+    data = schema_to_bytes(DEFAULT_SCHEMA)
+    for length in range(1, len(data), 7):
+        with pytest.raises(SchemaMismatch):
+            checked_schema(common_pb2.StreamSchema(arrow_schema=data[:length]))
+
+
+def test_a_schema_over_the_limit_is_refused() -> None:
+    arrow = pa.schema([pa.field("a", pa.int8(), metadata={"doc": "x" * SCHEMA_BYTES_MAX})])
+
+    with pytest.raises(InvalidArgument, match=f"the limit is {SCHEMA_BYTES_MAX}"):
+        checked_schema(stream_schema(arrow))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [([], "no column"), ([("a", pa.int8()), ("b", pa.int8()), ("a", pa.int16())], "2 columns named 'a'")],
+)
+def test_a_schema_whose_columns_cannot_be_told_is_refused(fields: list[tuple[str, pa.DataType]], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        checked_schema(stream_schema(pa.schema(fields)))
+
+
+DICTIONARY = pa.dictionary(pa.int8(), pa.string())
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        DICTIONARY,
+        pa.list_(DICTIONARY),
+        pa.large_list(DICTIONARY),
+        pa.list_(DICTIONARY, 3),
+        pa.list_view(DICTIONARY),
+        pa.struct([("x", pa.struct([("y", DICTIONARY)]))]),
+        pa.map_(pa.string(), DICTIONARY),
+        pa.dense_union([pa.field("x", DICTIONARY)]),
+        pa.run_end_encoded(pa.int32(), DICTIONARY),
+    ],
+    ids=str,
+)
+def test_dictionaries_are_refused_wherever_they_are(data_type: pa.DataType) -> None:
+    with pytest.raises(InvalidArgument, match="column 'd' is dictionary-encoded"):
+        checked_schema(stream_schema(pa.schema([("ok", pa.int8()), ("d", data_type)])))
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        pa.list_(pa.int8()),
+        pa.list_(pa.int8(), 2),
+        pa.list_view(pa.int8()),
+        pa.map_(pa.string(), pa.int8()),
+        pa.dense_union([pa.field("x", pa.int8())]),
+        pa.run_end_encoded(pa.int32(), pa.string()),
+        pa.uuid(),
+        pa.null(),
+    ],
+    ids=str,
+)
+def test_other_types_are_columns_like_any(data_type: pa.DataType) -> None:
+    assert checked_schema(stream_schema(pa.schema([("c", data_type)]))).typed
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        pa.int64(),
+        pa.string(),
+        pa.large_binary(),
+        pa.binary(16),
+        pa.bool_(),
+        pa.date32(),
+        pa.decimal128(9, 2),
+        pa.timestamp("us"),
+    ],
+    ids=str,
+)
+def test_a_key_may_be_anything_that_is_equal_or_not(data_type: pa.DataType) -> None:
+    assert checked_schema(stream_schema(pa.schema([("k", data_type)]), key="k")).key_column == "k"
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [pa.float64(), pa.float16(), pa.null(), pa.list_(pa.int8()), pa.struct([("x", pa.int8())])],
+    ids=str,
+)
+def test_a_key_of_another_type_is_refused(data_type: pa.DataType) -> None:
+    with pytest.raises(InvalidArgument, match="key_column 'k' has type"):
+        checked_schema(stream_schema(pa.schema([("k", data_type)]), key="k"))
+
+
+@pytest.mark.parametrize("data_type", [pa.int64(), pa.date32(), pa.string()], ids=str)
+def test_a_timestamp_column_must_have_timestamps(data_type: pa.DataType) -> None:
+    with pytest.raises(InvalidArgument, match=r"timestamp_column 't' has type \w+.*, it must be a timestamp"):
+        checked_schema(stream_schema(pa.schema([("t", data_type)]), timestamp="t"))
+
+
+@pytest.mark.parametrize("setting", ["key", "timestamp"])
+def test_a_column_that_is_not_there_is_refused_and_those_that_are_there_are_named(setting: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{setting}_column 'x' is not in the schema; it has 'a', 'b'"):
+        checked_schema(stream_schema(pa.schema([("a", pa.int8()), ("b", pa.int8())]), **{setting: "x"}))
