@@ -1,7 +1,7 @@
 """Entry point of ``kera`` and ``python -m kera.cli``.
 
-Whatever goes wrong reaches the user here, as one line ``kera: error: …`` and an exit code: 1 for an error, 2 for a
-command line or settings that make no sense, 130 after Ctrl-C.
+Whatever goes wrong reaches the user here, as one line ``kera: error: …`` and an exit code: 1 for an error, 2
+for a command line or settings that make no sense, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("kera"):
             raise
-        print(f"kera: error: {error.name} is missing; install it with: pip install 'kera[cli]'", file=sys.stderr)
+        print(
+            f"kera: error: {error.name} is missing; install it with: pip install 'kera[cli]'", file=sys.stderr
+        )
         return 1
     from kera.cli._run import run_app
 

@@ -1,7 +1,7 @@
 """Columns of typed streams as text: ``fare:float64``, ``pickup:timestamp[us, UTC]``, ``tags:list<string>``.
 
-The names are Arrow's own, as its schemas print them, so that what ``kera stream describe`` shows can be given to
-``kera stream create``.
+The names are Arrow's own, as its schemas print them, so that what ``kera stream describe`` shows can be given
+to ``kera stream create``.
 """
 
 from __future__ import annotations
@@ -45,5 +45,6 @@ def _parse_type(text: str, column: str) -> Any:
     try:
         return pa.type_for_alias(text)
     except ValueError:
-        message = f"--column {column}: Arrow has no type {text}; try int64, float64, string, bool, timestamp[us, UTC]"
+        known = "int64, float64, string, bool, timestamp[us, UTC]"
+        message = f"--column {column}: Arrow has no type {text}; try {known}"
         raise UsageError(message, column=column) from None

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 BOOTSTRAP_VARIABLE = "KERA_BOOTSTRAP"
 BOOTSTRAP_DEFAULT = "127.0.0.1:7400"
 
+FIRST_CONTACT_MS = 2000
+"""How long a command tries to reach the coordinator at all."""
+
 BOOTSTRAP_OPTION = typer.Option(
     BOOTSTRAP_DEFAULT,
     "--bootstrap",
@@ -27,10 +30,19 @@ JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
 @contextlib.asynccontextmanager
 async def connected(bootstrap: str, **settings: Any) -> AsyncIterator[Client]:
-    """A client of the cluster at `bootstrap`; `settings` are fields of `ClientSettings`."""
+    """A client of the cluster at `bootstrap`; `settings` are fields of `ClientSettings`.
+
+    A program rides out a coordinator that is away for half a minute; someone who waits at a terminal, most
+    likely for a cluster that does not run, is told sooner. ``KERA_CLIENT_RETRY_TIMEOUT_MS`` says otherwise.
+    """
     from kera.client import Client, ClientSettings
 
-    client = await Client.connect(bootstrap, ClientSettings.load(**settings))
+    loaded = ClientSettings.load(**settings)
+    if "retry_timeout_ms" not in loaded.model_fields_set:
+        impatient = loaded.model_copy(update={"retry_timeout_ms": FIRST_CONTACT_MS})
+        async with await Client.connect(bootstrap, impatient) as client:
+            await client.admin.describe_cluster()
+    client = await Client.connect(bootstrap, loaded)
     try:
         yield client
     finally:

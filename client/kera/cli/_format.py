@@ -1,13 +1,13 @@
-"""Record batches to text: what ``kera consume`` prints.
+r"""Record batches to text: what ``kera consume`` prints.
 
 A format is text with tokens, as kcat has them:
 
     %s value    %k first key       %T timestamp, microseconds since the epoch    %% a percent sign
     %t stream   %p streamlet       %e entry       %o offset: ordinal of the record within its entry
-    \\n \\t \\r \\\\ \\0 \\xHH
+    \n \t \r \\ \0 \xHH
 
-It is applied to whole columns: Arrow joins them, and the joined column's memory is the output. JSON is made record by
-record, as it needs escaping that Arrow does not offer.
+It is applied to whole columns: Arrow joins them, and the joined column's memory is the output. JSON is made
+record by record, as it needs escaping that Arrow does not offer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def text_formatter(template: str, stream: StreamDescription) -> Formatter:
 def json_formatter(stream: StreamDescription) -> Formatter:
     """One JSON object per line: the row of a typed stream, else the record and where it is."""
 
-    def format_rows(batch: pa.RecordBatch, place: Place) -> bytes:
+    def format_rows(batch: pa.RecordBatch, _: Place) -> bytes:
         return "".join(json.dumps(row, default=_jsonable) + "\n" for row in batch.to_pylist()).encode()
 
     def format_records(batch: pa.RecordBatch, place: Place) -> bytes:
@@ -95,24 +95,25 @@ def _parse(template: str) -> Iterator[bytes | _Token]:
         if match.start() != position:
             break
         position = match.end()
-        token, escape, literal = match.groups()
+        sign, escape, literal = match.groups()
         if literal is not None:
             yield literal.encode()
-        elif token == "%":
+        elif sign == "%":
             yield b"%"
-        elif token is not None:
-            if token not in TOKENS:
+        elif sign is not None:
+            if sign not in TOKENS:
                 known = " ".join("%" + letter for letter in TOKENS)
-                raise UsageError(f"--format: there is no %{token}; there are {known} and %%", token=token)
-            yield _Token(token)
+                raise UsageError(f"--format: there is no %{sign}; there are {known} and %%")
+            yield _Token(sign)
         elif escape.startswith("x") and len(escape) == 3:
             yield bytes.fromhex(escape[1:])
         elif escape in _ESCAPES:
             yield _ESCAPES[escape]
         else:
-            raise UsageError(f"--format: there is no \\{escape}; there are \\n \\t \\r \\0 \\\\ \\xHH", escape=escape)
+            raise UsageError(rf"--format: there is no \{escape}; there are \n \t \r \0 \\ \xHH")
     if position != len(template):
-        raise UsageError(f"--format: {template[position:]!r} is cut short; write %% or \\\\ for the sign itself")
+        rest = template[position:]
+        raise UsageError(rf"--format: {rest!r} is cut short; write %% or \\ for the sign itself")
 
 
 def _column(piece: bytes | _Token, batch: pa.RecordBatch, place: Place, stream: StreamDescription) -> Any:
@@ -127,23 +128,40 @@ def _column(piece: bytes | _Token, batch: pa.RecordBatch, place: Place, stream: 
         case "e":
             return _constant(b"%d" % place.entry)
         case "o":
-            return _digits(pa.array(np.arange(place.first_record, place.first_record + batch.num_rows)))
-        case "T":
-            column = stream.timestamp_column if stream.typed else "timestamp"
-            return _microseconds(batch.column(column)) if column else _constant(b"")
-        case "k" if stream.typed:
-            return _as_text(batch.column(stream.key_column)) if stream.key_column else _constant(b"")
+            return _as_text(pa.array(np.arange(place.first_record, place.first_record + batch.num_rows)))
+        case letter:
+            return (_typed_column if stream.typed else _record_column)(letter, batch, stream)
+
+
+def _record_column(letter: str, batch: pa.RecordBatch, _: StreamDescription) -> Any:
+    """Key, value or time of the records of an untyped stream."""
+    match letter:
         case "k":
             return _first_keys(batch.column("keys"))
-        case _ if stream.typed:
-            return pa.array([json.dumps(row, default=_jsonable).encode() for row in batch.to_pylist()], pa.binary())
-        case _:
-            return batch.column("value")
+        case "T":
+            return _microseconds(batch.column("timestamp"))
+    return batch.column("value")
+
+
+def _typed_column(letter: str, batch: pa.RecordBatch, stream: StreamDescription) -> Any:
+    """The same of a typed stream: its key and timestamp columns, if it has them, and the row as JSON."""
+    match letter:
+        case "k":
+            return _as_text(batch.column(stream.key_column)) if stream.key_column else _constant(b"")
+        case "T":
+            return (
+                _microseconds(batch.column(stream.timestamp_column))
+                if stream.timestamp_column
+                else _constant(b"")
+            )
+    return pa.array([json.dumps(row, default=_jsonable).encode() for row in batch.to_pylist()], pa.binary())
 
 
 def _join(columns: list[Any], count: int) -> Any:
     """The records' texts one after the other, as one buffer."""
-    joined = pc.binary_join_element_wise(*columns, _constant(b""), null_handling="replace", null_replacement=b"")
+    joined = pc.binary_join_element_wise(
+        *columns, _constant(b""), null_handling="replace", null_replacement=b""
+    )
     if isinstance(joined, pa.Scalar):
         return joined.as_py() * count
     _, offsets, data = joined.buffers()
@@ -153,10 +171,6 @@ def _join(columns: list[Any], count: int) -> Any:
 
 def _constant(value: bytes) -> pa.Scalar:
     return pa.scalar(value, pa.binary())
-
-
-def _digits(column: pa.Array) -> pa.Array:
-    return column.cast(pa.string()).cast(pa.binary())
 
 
 def _microseconds(column: pa.Array) -> pa.Array:

@@ -1,7 +1,7 @@
 """Commands whose flags are the fields of a settings class, imported at their first use.
 
-`kera --help` shows a line per command and needs no more than its name; what the command itself takes and does is
-looked at only when it is run, asked for its help, or completed by a shell.
+`kera --help` shows a line per command and needs no more than its name; what the command itself takes and does
+is looked at only when it is run, asked for its help, or completed by a shell.
 """
 
 from __future__ import annotations

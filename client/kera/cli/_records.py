@@ -1,8 +1,9 @@
 """Lines of text to Arrow record batches, column by column: what ``kera produce`` sends.
 
-Three forms of a line: the value itself, key and value with a separator between, and a JSON object. `lines_to_batch`
-handles the first two without a Python object per record; `json_to_batch` needs one where the stream takes any bytes,
-as headers are free-form; for typed streams `rows_to_batch` leaves it all to Arrow's reader.
+Three forms of a line: the value itself, key and value with a separator between, and a JSON object.
+`lines_to_batch` handles the first two without a Python object per record; `json_to_batch` needs one where the
+stream takes any bytes, as headers are free-form; for typed streams `rows_to_batch` leaves it all to Arrow's
+reader.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def lines_to_batch(block: bytes, key_separator: bytes | None = None) -> pa.Recor
     whole = pa.array([block.removesuffix(b"\n")], pa.binary())
     lines = pc.split_pattern(whole, pattern=b"\n").flatten()
     if key_separator is None:
-        return _batch(lines, keys=pa.nulls(len(lines), _KEYS))
+        return _batch(lines, keys=null_column(len(lines), _KEYS))
     split = pc.split_pattern(lines, pattern=key_separator, max_splits=1)
     parts, starts = split.flatten(), split.offsets.to_numpy()
     has_key = np.diff(starts) == 2
@@ -48,8 +49,9 @@ def lines_to_batch(block: bytes, key_separator: bytes | None = None) -> pa.Recor
 def json_to_batch(block: bytes, first_line: int = 1) -> pa.RecordBatch:
     """A record per JSON object in the lines of `block`, with ``key``, ``value``, ``headers``, ``timestamp``.
 
-    A timestamp is microseconds since the epoch or ISO 8601; without one it is now. Keys, values and headers that are
-    no strings are stored as JSON. Raises `SchemaMismatch` naming the line, counted from `first_line`.
+    A timestamp is microseconds since the epoch or ISO 8601; without one it is now. Keys, values and headers
+    that are no strings are stored as JSON. Raises `SchemaMismatch` naming the line, counted from
+    `first_line`.
     """
     now_us = time.time_ns() // 1000
     columns: tuple[list[Any], ...] = ([], [], [], [])
@@ -67,7 +69,7 @@ def json_to_batch(block: bytes, first_line: int = 1) -> pa.RecordBatch:
 
 
 def rows_to_batch(block: bytes, schema: pa.Schema, first_line: int = 1) -> pa.RecordBatch:
-    """A row of `schema` per JSON object in `block`. Raises `SchemaMismatch` naming the lines it was looking at."""
+    """A row of `schema` per JSON object in `block`. Raises `SchemaMismatch` naming the lines of `block`."""
     readable = pa.schema([pa.field(field.name, _readable_type(field.type)) for field in schema])
     try:
         table = pa.json.read_json(
@@ -87,6 +89,11 @@ def rows_to_batch(block: bytes, schema: pa.Schema, first_line: int = 1) -> pa.Re
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema)
 
 
+def null_column(count: int, kind: pa.DataType) -> pa.Array:
+    """`count` nulls. A slice of what `pa.nulls` makes carries the offsets of the whole when it is sent."""
+    return pa.array([None], kind).take(pa.array(np.zeros(count, np.int8)))
+
+
 def _readable_type(kind: pa.DataType) -> pa.DataType:
     """What Arrow's JSON reader is to make of a column, before it is cast to `kind`."""
     if pa.types.is_date(kind):
@@ -99,13 +106,19 @@ def _readable_type(kind: pa.DataType) -> pa.DataType:
 def _batch(values: pa.Array, keys: pa.Array) -> pa.RecordBatch:
     count = len(values)
     now = pa.array(np.full(count, time.time_ns() // 1000)).cast(DEFAULT_SCHEMA.field("timestamp").type)
-    return pa.RecordBatch.from_arrays([now, keys, values, pa.nulls(count, _HEADERS)], schema=DEFAULT_SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [now, keys, values, null_column(count, _HEADERS)], schema=DEFAULT_SCHEMA
+    )
 
 
-def _parse_record(line: bytes, now_us: int) -> tuple[int, list[bytes], bytes | None, list[tuple[str, bytes]] | None]:
+_Columns = tuple[int, list[bytes], bytes | None, list[tuple[str, bytes]] | None]
+"""Of a record: timestamp, keys, value, headers."""
+
+
+def _parse_record(line: bytes, now_us: int) -> _Columns:
     record = json.loads(line)
     if not isinstance(record, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for whatever a line may contain
+        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error, whatever is in a line
     unknown = record.keys() - _FIELDS - _PLACE
     if unknown:
         known = ", ".join(sorted(_FIELDS))
@@ -144,7 +157,7 @@ def _timestamp_us(value: Any, now_us: int) -> int:
     if isinstance(value, int):
         return value
     if not isinstance(value, str):
-        raise ValueError("timestamp must be microseconds since the epoch or ISO 8601 text")
+        raise ValueError("timestamp must be microseconds since the epoch or ISO 8601 text")  # noqa: TRY004 - as above
     moment = datetime.datetime.fromisoformat(value)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)

@@ -1,16 +1,17 @@
 """Runs a command and turns its end, whatever it is, into an exit code and at most one line of text.
 
-`run_app` is for the whole command line, `run_async` for a command that needs an event loop, `extra` for a block that
-imports what an optional extra installs.
+`run_app` is for the whole command line, `run_async` for a command that needs an event loop, `extra` for a
+block that imports what an optional extra installs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 import typer
@@ -88,11 +89,29 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run on uvloop. Ctrl-C cancels `coroutine`, lets it clean up, and ends the command with code 130."""
     import uvloop
 
+    _configure_logging()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(coroutine)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _configure_logging() -> None:
+    """What libraries log from warnings up goes to standard error, in the form of our errors."""
+    import structlog
+
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, _log_line],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _log_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+    level, text = event.pop("level"), event.pop("event")
+    fields = " ".join(f"{name}={value}" for name, value in event.items())
+    return f"kera: {level}: {text}" + (f" ({fields})" if fields else "")
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Flags of a command from the fields of a settings class: one flag per field, nothing written twice.
 
-``arena_bytes: int = Field(256 * MIB, description="Size of …, in bytes.")`` becomes ``--arena-bytes``, with the
-description as its help, the environment variable and the default shown. A flag that is not given stays None, so that
-`KeraSettings.load` can look at the environment, the file and the default; values are checked there and nowhere else.
-The one thing done here is that numbers of bytes may be written as ``256MiB``.
+``arena_bytes: int = Field(256 * MIB, description="Size of …, in bytes.")`` becomes ``--arena-bytes``, with
+the description as its help, the environment variable and the default shown. A flag that is not given stays
+None, so that `KeraSettings.load` can look at the environment, the file and the default; values are checked
+there and nowhere else. The one thing done here is that numbers of bytes may be written as ``256MiB``.
 """
 
 from __future__ import annotations
@@ -31,18 +31,22 @@ def command_function(settings_class: type[KeraSettings], run: Callable[[Any], in
         return run(settings_class.load(config, **_values(settings_class, flags)))
 
     parameters = [_config_parameter(settings_class)]
-    parameters += [_parameter(settings_class, name, field) for name, field in settings_class.model_fields.items()]
+    parameters += [
+        _parameter(settings_class, name, field) for name, field in settings_class.model_fields.items()
+    ]
     command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
 def _values(settings_class: type[KeraSettings], flags: dict[str, Any]) -> dict[str, Any]:
-    values = {name: value for name, value in flags.items() if value is not None and value != []}
-    for name in values:
-        if _is_size(name, _plain_type(settings_class.model_fields[name])):
-            values[name] = parse_size(values[name], name=_flag(name))
-    return values
+    return {
+        name: parse_size(value, name=_flag(name))
+        if _is_size(name, _plain_type(settings_class.model_fields[name]))
+        else value
+        for name, value in flags.items()
+        if value is not None and value != []
+    }
 
 
 def _config_parameter(settings_class: type[KeraSettings]) -> inspect.Parameter:
@@ -60,19 +64,21 @@ def _config_parameter(settings_class: type[KeraSettings]) -> inspect.Parameter:
 
 def _parameter(settings_class: type[KeraSettings], name: str, field: FieldInfo) -> inspect.Parameter:
     plain = _plain_type(field)
-    declaration, annotation, metavar = _flag(name), str | None, _metavar(name, plain)
+    declaration, metavar = _flag(name), _metavar(name, plain)
+    annotation: Any = str | None
     if plain is bool:
-        declaration, annotation, metavar = f"{declaration}/--no-{declaration[2:]}", bool | None, None
-    elif get_origin(plain) in (list, tuple, set, frozenset):
-        annotation = list[str] | None  # type: ignore[assignment]
+        declaration, annotation = f"{declaration}/--no-{declaration[2:]}", bool | None
     variable = f"{settings_class.model_config.get('env_prefix', '')}{name}".upper()
+    is_list = get_origin(plain) in (list, tuple, set, frozenset)
+    if is_list:
+        annotation = list[str] | None
     default = _default_text(name, plain, field)
     notes = [f"env: {variable}"] + ([f"default: {default}"] if default else [])
     option = typer.Option(
         None,
         declaration,
         metavar=metavar,
-        envvar=variable,
+        envvar=None if is_list else variable,  # lists of the environment are JSON, which pydantic reads
         show_envvar=False,  # shown by us, together with the default: typer knows neither's text
         help=f"{field.description or ''}  [{', '.join(notes)}]",
     )
@@ -95,7 +101,9 @@ def _is_size(name: str, plain: Any) -> bool:
     return isinstance(plain, type) and issubclass(plain, int) and "bytes" in name.split("_")
 
 
-def _metavar(name: str, plain: Any) -> str:
+def _metavar(name: str, plain: Any) -> str | None:
+    if plain is bool:
+        return None
     if _is_size(name, plain):
         return "SIZE"
     if get_origin(plain) is Literal:
@@ -108,16 +116,18 @@ def _metavar(name: str, plain: Any) -> str:
 def _default_text(name: str, plain: Any, field: FieldInfo) -> str | None:
     """How the default is shown; None when there is nothing to show."""
     default = field.get_default(call_default_factory=True, validated_data={})
-    if field.is_required():
-        return "none, must be set"
-    if default is None or default == "":
-        return None
-    if plain is bool:
-        return "on" if default else "off"
-    if _is_size(name, plain):
-        return format_size(default)
-    if isinstance(default, enum.Enum):
-        return str(default.value)
-    if isinstance(default, (list, tuple, set, frozenset)):
-        return " ".join(str(item) for item in default) or None
-    return str(default)
+    text: str | None
+    match default:
+        case None | "":
+            text = None
+        case bool():
+            text = "on" if default else "off"
+        case enum.Enum():
+            text = str(default.value)
+        case float():
+            text = f"{default:g}"
+        case list() | tuple() | set() | frozenset():
+            text = " ".join(str(item) for item in default) or None
+        case _:
+            text = format_size(default) if _is_size(name, plain) else str(default)
+    return text

@@ -1,7 +1,8 @@
 """Standard input as blocks of whole lines, without holding up the event loop.
 
-A daemon thread reads, because a terminal, a pipe and a file have nothing else in common; at Ctrl-C it is simply left
-behind. It is a few blocks ahead at most, so that a fast input does not fill the memory of a slow producer.
+A daemon thread reads, because a terminal, a pipe and a file have nothing else in common; at Ctrl-C it is
+simply left behind. It is a few blocks ahead at most, so that a fast input does not fill the memory of a slow
+producer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator
 
 READ_BYTES = 1 << 20
-"""Large enough for the cost per block to vanish (10,000 lines of 100 bytes), small enough to stay in the cache."""
+"""10,000 lines of 100 bytes: the cost per block vanishes among them, and they still fit into the cache."""
 BLOCKS_AHEAD_MAX = 4
 
 

@@ -1,4 +1,7 @@
-"""Aligned text for people: columns with a heading, and name-value lists. No lines, no colours: it may go to a pipe."""
+"""Aligned text for people: columns with a heading, and lists of names and values.
+
+No lines and no colours: it may go to a pipe.
+"""
 
 from __future__ import annotations
 

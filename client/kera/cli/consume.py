@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import enum
 import os
+import select
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,23 +32,28 @@ class Start(enum.StrEnum):
 
 def consume(
     stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
-    start: Start = typer.Option(Start.EARLIEST, "--from", help="Begin with the oldest record, or with the next new one."),
+    start: Start = typer.Option(
+        Start.EARLIEST, "--from", help="Begin with the oldest record, or with the next new one."
+    ),
     count: int | None = typer.Option(None, "--count", "-c", min=1, metavar="N", help="Stop after N records."),
-    until_end: bool = typer.Option(False, "--until-end", "-e", help="Stop at what is the end now; else wait for more."),
+    until_end: bool = typer.Option(
+        False, "--until-end", "-e", help="Stop at what is the end now; else wait for more."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON object per record."),
     template: str | None = typer.Option(
         None,
         "--format",
         "-f",
         metavar="TEXT",
-        help=r"%s value, %k key, %t stream, %p streamlet, %e entry, %o offset, %T timestamp in µs, %%; \n, \t, …",
+        help=r"%s value, %k key, %t stream, %p streamlet, %e entry, %o offset, %T time in µs, %%; \n, \t, …",
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     r"""Print the records of a stream as they come.
 
-    That is the values, one per line, or what --format or --json say. The format is kcat's: -f '%k %s\n' prints key and value. Records of one entry come in their order.
-    Typed streams are printed as JSON rows unless there is a format.
+    That is the values, one per line, or what --format or --json say. The format is kcat's: -f '%k %s\n'
+    prints key and value. Records of one entry come in their order. Typed streams are printed as JSON rows
+    unless there is a format.
     """
     if as_json and template is not None:
         raise UsageError("--json and --format exclude each other")
@@ -54,7 +61,13 @@ def consume(
 
 
 async def _consume(
-    bootstrap: str, name: str, start: Start, count: int | None, until_end: bool, as_json: bool, template: str | None
+    bootstrap: str,
+    name: str,
+    start: Start,
+    count: int | None,
+    until_end: bool,
+    as_json: bool,
+    template: str | None,
 ) -> None:
     async with connected(bootstrap) as client:
         formatter = _formatter(await client.describe(name), as_json, template)
@@ -107,19 +120,21 @@ def _write_all(data: Any) -> None:
 
 @contextlib.contextmanager
 def _cancelled_when_nobody_reads(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
-    """Cancel `task` when the pipe that we write to loses its reader, as ``| head`` does, even if nothing comes."""
+    """Cancel `task` when the pipe that we write to loses its reader (``| head``), even if nothing comes."""
     gone, loop, fd = asyncio.Event(), asyncio.get_running_loop(), sys.stdout.fileno()
 
     def note() -> None:
-        loop.remove_reader(fd)
         gone.set()
         task.cancel()
 
-    is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
-    if is_pipe:
-        loop.add_reader(fd, note)  # a pipe's writing end is never readable: this only tells of its failure
-    try:
-        yield gone
-    finally:
-        if is_pipe:
-            loop.remove_reader(fd)
+    def watch() -> None:
+        # Not on the loop: that would make the pipe non-blocking, for other programs that write to it as well.
+        poll = select.poll()
+        poll.register(fd, 0)  # errors are always told
+        poll.poll()
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(note)
+
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        threading.Thread(target=watch, name="kera-stdout", daemon=True).start()
+    yield gone

@@ -1,7 +1,7 @@
 """``kera coordinator``, ``kera broker``, …: the daemons. A new one is a line in `DAEMONS`.
 
-A daemon's flags are its settings (see `kera.cli._settings_flags`). They are looked up when the command is used, so
-that the other commands do not wait for the import of daemons.
+A daemon's flags are its settings (see `kera.cli._settings_flags`). They are looked up when the command is
+used, so that the other commands do not wait for the import of daemons.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Daemon(NamedTuple):
 
 
 DAEMONS = (
-    Daemon("coordinator", "kera.coordinator", "CoordinatorSettings", "Run a coordinator: streams and membership."),
+    Daemon(
+        "coordinator", "kera.coordinator", "CoordinatorSettings", "Run a coordinator: streams and membership."
+    ),
     Daemon("broker", "kera.broker", "BrokerSettings", "Run a broker: takes, keeps and serves records."),
 )
 

@@ -24,8 +24,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def dev(
     brokers: int = typer.Option(1, min=1, metavar="N", help="Number of brokers."),
-    data_dir: Path | None = typer.Option(None, metavar="DIR", help="Keep the cluster here; absent: temporary."),
-    port: int = typer.Option(7400, min=0, max=65535, metavar="PORT", help="Port of the coordinator; 0 takes any free one."),
+    data_dir: Path | None = typer.Option(
+        None, metavar="DIR", help="Keep the cluster here; absent: temporary."
+    ),
+    port: int = typer.Option(
+        7400, min=0, max=65535, metavar="PORT", help="Port of the coordinator; 0 takes any free one."
+    ),
     host: str = typer.Option("127.0.0.1", metavar="HOST", help="Address to listen on."),
     arena_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Shared memory of each broker."),
     segment_bytes: str = typer.Option("8MiB", metavar="SIZE", help="Size of a segment."),
@@ -85,12 +89,15 @@ def _welcome(cluster: LocalCluster) -> str:
     """Where everything is, and what to try first."""
     from importlib.metadata import version
 
+    segments = format_size(cluster.segment_bytes)
     pairs: list[tuple[str, object]] = [("bootstrap", cluster.bootstrap)]
     for name, ready in cluster.ready.items():
         if ready["ready"] == "broker":
-            pairs.append((name.replace("-", " "), f"grpc {ready['grpc_address']}, frames {ready['frames_address']}"))
+            pairs.append(
+                (name.replace("-", " "), f"grpc {ready['grpc_address']}, frames {ready['frames_address']}")
+            )
     pairs += [
-        ("memory", f"{format_size(cluster.arena_bytes)} per broker, in segments of {format_size(cluster.segment_bytes)}"),
+        ("memory", f"{format_size(cluster.arena_bytes)} per broker, segments of {segments}"),
         ("data", f"{cluster.directory}{' (temporary)' if cluster.ephemeral else ''}"),
         ("logs", cluster.log_dir),
     ]
@@ -105,7 +112,10 @@ def _welcome(cluster: LocalCluster) -> str:
         (
             f"KerA {version('kera')}: a cluster of {plural(cluster.broker_count, 'broker')} on this machine",
             "",
-            fields([*pairs, ("", ""), ("try", "\n".join(commands))], indent="  ").replace("  -\n", "\n"),
+            fields(pairs, indent="  "),
+            "",
+            "Try:",
+            textwrap.indent("\n".join(commands), "  "),
             "",
             "Ctrl-C stops it.",
         )

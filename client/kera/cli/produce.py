@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from kera.client import Producer, StreamDescription
 
 ToBatch = Callable[[bytes, int], "pa.RecordBatch"]
-"""Records in a block of lines, the first of which has the given number."""
+"""Makes records of a block of lines; the number is that of its first line, for messages."""
 
 
 def produce(
     stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
     key_separator: str | None = typer.Option(
-        None, "--key-separator", "-K", metavar="TEXT", help="A line is KEY TEXT VALUE; without TEXT in it, a value."
+        None,
+        "--key-separator",
+        "-K",
+        metavar="TEXT",
+        help="A line is KEY TEXT VALUE; without TEXT in it, a value.",
     ),
     as_json: bool = typer.Option(
         False, "--json", help="A line is an object with key, value, headers, timestamp; typed streams: a row."
@@ -52,8 +56,13 @@ async def _produce(bootstrap: str, name: str, key_separator: str | None, as_json
             sender = _Sender(producer, name)
             try:
                 await _send_all(sender, to_batch)
-            finally:  # after Ctrl-C, too: what was read goes out
+            except asyncio.CancelledError:  # Ctrl-C: what was read goes out
                 await sender.finish()
+                raise
+            except BaseException:
+                sender.print_summary()
+                raise
+            await sender.finish()
 
 
 def _converter(stream: StreamDescription, key_separator: str | None, as_json: bool) -> ToBatch:
@@ -61,12 +70,14 @@ def _converter(stream: StreamDescription, key_separator: str | None, as_json: bo
 
     if stream.typed:
         if not as_json:
-            raise UsageError(f"{stream.name} has a schema of its own: give its rows as JSON objects, with --json")
+            raise UsageError(
+                f"{stream.name} has a schema of its own: give its rows as JSON objects, with --json"
+            )
         return lambda block, first_line: _records.rows_to_batch(block, stream.schema, first_line)
     if as_json:
         return _records.json_to_batch
     separator = None if key_separator is None else key_separator.encode()
-    return lambda block, first_line: _records.lines_to_batch(block, separator)
+    return lambda block, _: _records.lines_to_batch(block, separator)
 
 
 async def _send_all(sender: _Sender, to_batch: ToBatch) -> None:
@@ -88,12 +99,15 @@ class _Sender:
         self._error: BaseException | None = None
         self._records = 0
         self._input_bytes = 0
-        self._started_s = time.perf_counter()
+        self._started_s: float | None = None
+        """When the first batch came: a person may take their time to type it."""
 
     async def send(self, batch: pa.RecordBatch, input_bytes: int) -> None:
         """Hand over `batch` when there is room for it."""
         if self._error is not None:
             raise self._error
+        if self._started_s is None:
+            self._started_s = time.perf_counter()
         pending = await self._producer.send_batch(self._stream, batch)
 
         async def wait() -> None:
@@ -117,15 +131,16 @@ class _Sender:
             if self._waits:
                 await asyncio.wait(self._waits)
         finally:
-            self._print_summary()
+            self.print_summary()
         if self._error is not None:
             raise self._error
 
-    def _print_summary(self) -> None:
-        seconds = max(time.perf_counter() - self._started_s, 1e-9)
-        noun = "record" if self._records == 1 else "records"
-        print(
-            f"{self._records:,} {noun}, {self._input_bytes / 1e6:,.1f} MB in {seconds:.2f} s"
-            f" ({self._records / seconds:,.0f} records/s, {self._input_bytes / 1e6 / seconds:,.1f} MB/s)",
-            file=sys.stderr,
-        )
+    def print_summary(self) -> None:
+        """Say how many records were acknowledged and, where it means something, at which rate."""
+        seconds = 0.0 if self._started_s is None else time.perf_counter() - self._started_s
+        text = f"{self._records:,} {'record' if self._records == 1 else 'records'} in {seconds:.2f} s"
+        if self._records >= 1000:
+            text += (
+                f": {self._records / seconds:,.0f} records/s, {self._input_bytes / 1e6 / seconds:,.1f} MB/s"
+            )
+        print(text, file=sys.stderr)

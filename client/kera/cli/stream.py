@@ -26,21 +26,33 @@ NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
 def create(
     name: str = NAME_ARGUMENT,
     streamlets: int = typer.Option(1, min=1, metavar="M", help="Partitions of the stream; fixed."),
-    brokers: int = typer.Option(0, min=0, metavar="N", help="Over how many brokers they are spread; 0 for all."),
-    entries: int = typer.Option(1, min=1, metavar="Q", help="Append lanes per streamlet; 1 keeps a streamlet totally ordered."),
-    group_segments: int | None = typer.Option(None, min=1, metavar="P", help="Segments per group; absent: the client's default."),
+    brokers: int = typer.Option(
+        0, min=0, metavar="N", help="Over how many brokers they are spread; 0 for all."
+    ),
+    entries: int = typer.Option(
+        1, min=1, metavar="Q", help="Append lanes per streamlet; 1 keeps a streamlet totally ordered."
+    ),
+    group_segments: int | None = typer.Option(
+        None, min=1, metavar="P", help="Segments per group; absent: the client's default."
+    ),
     durability: str = typer.Option("leader", metavar="LEVEL", help="leader, replicated or persisted."),
     codec: str = typer.Option("none", metavar="CODEC", help="Compression of chunks: none, lz4 or zstd."),
     column: list[str] | None = typer.Option(
-        None, metavar="NAME:TYPE", help="Column of a typed stream, Arrow's type names; repeat it. Without: any bytes."
+        None,
+        metavar="NAME:TYPE",
+        help="Column of a typed stream, Arrow's type names; repeat it. Without: any bytes.",
     ),
-    key_column: str | None = typer.Option(None, metavar="NAME", help="Typed: rows of one key stay in one streamlet."),
+    key_column: str | None = typer.Option(
+        None, metavar="NAME", help="Typed: rows of one key stay in one streamlet."
+    ),
     timestamp_column: str | None = typer.Option(None, metavar="NAME", help="Typed: the time of a row."),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Create a stream."""
     if not column and (key_column or timestamp_column):
-        raise UsageError("--key-column and --timestamp-column are for typed streams; give the columns with --column")
+        raise UsageError(
+            "--key-column and --timestamp-column are for typed streams; give the columns with --column"
+        )
     arguments: dict[str, Any] = {
         "streamlets": streamlets,
         "brokers": brokers,
@@ -61,7 +73,8 @@ async def _create(bootstrap: str, name: str, arguments: dict[str, Any]) -> None:
         stream = await client.admin.create_stream(name, **arguments)
     owners = sorted({assignment.broker_id for assignment in stream.assignments.values()})
     where = "broker " + str(owners[0]) if len(owners) == 1 else "brokers " + ", ".join(map(str, owners))
-    print(f"created {stream.name}: id {stream.stream_id}, {plural(stream.config.streamlets, 'streamlet')} on {where}")
+    count = plural(stream.config.streamlets, "streamlet")
+    print(f"created {stream.name}: id {stream.stream_id}, {count} on {where}")
 
 
 @app.command("list")
@@ -98,7 +111,9 @@ async def _list(bootstrap: str, as_json: bool) -> None:
 
 
 @app.command()
-def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+def describe(
+    name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION
+) -> None:
     """Show a stream and what it holds.
 
     Its settings, its schema, and for each entry of its streamlets how many records are there now.
@@ -127,7 +142,16 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
     pairs += [("time column", stream.timestamp_column)] if stream.timestamp_column else []
     print(fields(pairs))
     print()
-    heading = ("STREAMLET", "BROKER", "ENTRY", "RECORDS", "FIRST", "NEXT", "SIZE", "HEAD (GROUP/SEGMENT+OFFSET)")
+    heading = (
+        "STREAMLET",
+        "BROKER",
+        "ENTRY",
+        "RECORDS",
+        "FIRST",
+        "NEXT",
+        "SIZE",
+        "HEAD (GROUP/SEGMENT+OFFSET)",
+    )
     print(table(heading, _entry_rows(stream, bounds)))
 
 
@@ -180,12 +204,17 @@ def _to_json(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | N
         "typed": stream.typed,
         "schema_id": stream.schema_id,
         "schema": [
-            {"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in stream.schema
+            {"name": field.name, "type": str(field.type), "nullable": field.nullable}
+            for field in stream.schema
         ],
         "key_column": stream.key_column,
         "timestamp_column": stream.timestamp_column,
         "streamlets": [
-            {"streamlet": streamlet, "broker_id": assignment.broker_id, "broker_epoch": assignment.broker_epoch}
+            {
+                "streamlet": streamlet,
+                "broker_id": assignment.broker_id,
+                "broker_epoch": assignment.broker_epoch,
+            }
             for streamlet, assignment in sorted(stream.assignments.items())
         ],
     }

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import Any
 
 from kera.client.types import Delivery
+from kera.core.errors import KeraError
 
 
 class Pending(Awaitable[Delivery]):
@@ -31,6 +32,7 @@ class Accumulator:
         "delivered",
         "headers",
         "keys",
+        "opened_s",
         "size",
         "stream",
         "streamlet",
@@ -38,11 +40,15 @@ class Accumulator:
         "values",
     )
 
-    def __init__(self, stream: str, streamlet: int, created_us: int, delivered: asyncio.Future[Delivery]) -> None:
+    def __init__(
+        self, stream: str, streamlet: int, created_us: int, opened_s: float, delivered: asyncio.Future[Delivery]
+    ) -> None:
         self.stream = stream
         self.streamlet = streamlet
         self.created_us = created_us
         """When the first record was accepted."""
+        self.opened_s = opened_s
+        """The same on the loop's clock."""
         self.delivered = delivered
         """Resolved with the delivery of the chunk."""
         self.size = 0
@@ -86,13 +92,31 @@ class Accumulator:
             self._parts.append((first, future))
             first += count
 
+    def fail(self, error: KeraError) -> None:
+        """None of the records will be delivered."""
+        self.delivered.set_exception(error)
+        self.delivered.exception()  # the producer tells it, too: no warning if nobody awaits a record
+
     async def delivery(self, index: int) -> Delivery:
         """The delivery of record number `index`."""
         first, future = 0, self.delivered
-        if self._parts is None and not future.done():
-            await asyncio.wait([future])  # the chunk may yet be split, which happens before it is delivered
+        await _settled(future)  # until then the chunk may be split
         for start, part in self._parts or ():
             if start <= index:
                 first, future = start, part
-        chunk = await asyncio.shield(future)
+        await _settled(future)
+        chunk = future.result()
         return chunk._replace(record=chunk.record + index - first, record_count=1)
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    """Wait until `future` has a result or an error; cancelling the wait leaves it alone, as many records share it."""
+    if not future.done():
+        waiter: asyncio.Future[None] = future.get_loop().create_future()
+
+        def wake(_: asyncio.Future[Any]) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        future.add_done_callback(wake)
+        await waiter

@@ -20,7 +20,7 @@ class Admin:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def create_stream(
+    async def create_stream(  # noqa: PLR0913 - what a stream is made of, each named by the caller
         self,
         name: str,
         *,
@@ -89,7 +89,7 @@ class Admin:
 
 
 def _enum(kind: object, prefix: str, name: str) -> int:
-    names: list[str] = [full.removeprefix(prefix).lower() for full in kind.keys()]  # type: ignore[attr-defined]
+    names: list[str] = [full.removeprefix(prefix).lower() for full in kind.keys()]  # type: ignore[attr-defined]  # noqa: SIM118
     if name not in names or name == "unspecified":
         choices = ", ".join(choice for choice in names if choice != "unspecified")
         raise InvalidArgument(f"{prefix.rstrip('_').lower()} {name!r} is none of {choices}")

@@ -14,7 +14,7 @@ from kera.client.producer import Producer
 from kera.client.retry import retrying
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
-from kera.core.errors import InvalidArgument, NotOwner, Unavailable
+from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, Unavailable
 from kera.core.ids import EntryId, Position
 
 READ_BYTES_MAX = 4 << 20
@@ -94,6 +94,7 @@ class Client:
         """
         settings = settings or ConsumerSettings.load()
         description = await self._cluster.stream(stream)
+        _check_entry(description, streamlet_id, entry)
         entry_id = EntryId(description.stream_id, streamlet_id, entry)
         if end is None:
             end = (await self._cluster.bounds(stream))[streamlet_id][entry].end
@@ -137,6 +138,7 @@ class Client:
                     yield batch
         finally:
             ahead.cancel()
+            ahead.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody wants it any more
 
     async def _fetcher(
         self, stream: str, streamlet_id: int, settings: ConsumerSettings, fetchers: list[Fetcher]
@@ -145,18 +147,30 @@ class Client:
         description = await self._cluster.stream(stream)
         channel = await self._cluster.channel(description, description.assignments[streamlet_id].broker_id)
         if not fetchers or fetchers[-1].channel is not channel:
-            fetchers.append(
-                Fetcher(
-                    channel,
-                    application_id=settings.application_id,
-                    by_reference=settings.shared_memory != "never",
-                )
-            )
+            fetchers.append(Fetcher(channel, settings))
         return fetchers[-1]
 
     async def close(self) -> None:
         """Close all connections. Producers and consumers should be closed before."""
         await self._cluster.close()
+
+
+def _check_entry(stream: StreamDescription, streamlet_id: int, entry: int) -> None:
+    streamlets, entries = stream.config.streamlets, stream.config.entries
+    if not 0 <= streamlet_id < streamlets:
+        raise StreamletOutOfRange(
+            f"stream {stream.name!r} has streamlets 0 to {streamlets - 1}, not {streamlet_id}",
+            stream=stream.name,
+            streamlet_id=streamlet_id,
+            streamlets=streamlets,
+        )
+    if not 0 <= entry < entries:
+        raise InvalidArgument(
+            f"streamlets of stream {stream.name!r} have entries 0 to {entries - 1}, not {entry}",
+            stream=stream.name,
+            entry=entry,
+            entries=entries,
+        )
 
 
 def _merged(kind: Any, settings: Any, overrides: dict[str, Any]) -> Any:

@@ -9,17 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from kera.client.retry import retrying
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import BrokerDescription, ClusterDescription, EntryBounds, StreamDescription
-from kera.core.errors import InvalidArgument, NotOwner, Unavailable
+from kera.core.errors import InvalidArgument, KeraError, NotOwner, Unavailable, Uncertain
 from kera.core.process import node_id
 from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import RequestT, ResponseT, call
 from kera.v1 import broker_pb2, coordinator_pb2
+
+
+class _Connection(NamedTuple):
+    channel: Channel
+    broker_epoch: int
+    """Of the broker's launch, as far as was known: a later one may be elsewhere."""
 
 
 class Cluster:
@@ -37,7 +44,7 @@ class Cluster:
         self._node_id = node_id()
         self._coordinators = [GrpcChannel(address, bulk_bytes_max=settings.message_bytes_max) for address in addresses]
         self._streams: dict[str, StreamDescription] = {}
-        self._channels: dict[int, Channel] = {}
+        self._connections: dict[int, _Connection] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
 
     @property
@@ -54,6 +61,8 @@ class Cluster:
                 try:
                     return await call(channel, method, message, timeout_s=self.request_timeout_s)
                 except Unavailable as error:
+                    if "address" not in error.attributes:
+                        raise  # it was reached, and what it needs is not there
                     last = error
             raise Unavailable(
                 f"no coordinator can be reached ({last.message if last else 'none is known'});"
@@ -111,17 +120,32 @@ class Cluster:
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
         """A live connection to a broker that `stream` names. Raises `Unavailable`."""
-        known = self._channels.get(broker_id)
-        if known is not None and not known.closed:
+        broker_epoch = max(
+            (owner.broker_epoch for owner in stream.assignments.values() if owner.broker_id == broker_id), default=0
+        )
+        known = self._live(broker_id, broker_epoch)
+        if known is not None:
             return known
         broker = stream.brokers.get(broker_id)
         if broker is None:
             raise Unavailable(f"broker {broker_id} of stream {stream.name!r} is not known", broker_id=broker_id)
         async with self._connecting.setdefault(broker_id, asyncio.Lock()):
-            known = self._channels.get(broker_id)
-            if known is None or known.closed:
-                known = self._channels[broker_id] = await self._connect(broker)
-            return known
+            known = self._live(broker_id, broker_epoch)
+            if known is not None:
+                return known
+            old = self._connections.get(broker_id)
+            channel = await self._connect(broker)
+            self._connections[broker_id] = _Connection(channel, broker_epoch)
+        if old is not None:
+            await old.channel.close()
+        return channel
+
+    def _live(self, broker_id: int, broker_epoch: int) -> Channel | None:
+        """The connection to this or a later launch. One over gRPC does not close when the other end has gone."""
+        known = self._connections.get(broker_id)
+        if known is None or known.channel.closed or known.broker_epoch < broker_epoch:
+            return None
+        return known.channel
 
     async def _connect(self, broker: BrokerDescription) -> Channel:
         last: Unavailable | None = None
@@ -157,10 +181,20 @@ class Cluster:
             return await FrameChannel.connect_tcp(
                 broker.frames_address, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max
             )
-        return GrpcChannel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
+        channel = GrpcChannel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
+        try:
+            # It connects with the first call. Without one, a broker that is just away would be "found" here, and with
+            # the slowest transport for good.
+            await call(channel, api.DESCRIBE_STREAMLETS, broker_pb2.DescribeStreamletsRequest(), timeout_s=timeout_s)
+        except (Unavailable, Uncertain) as error:
+            await channel.close()
+            raise Unavailable(error.message, **error.attributes) from error
+        except KeraError:
+            pass  # it answers: no stream has the id 0
+        return channel
 
     async def close(self) -> None:
         """Close all connections."""
-        channels = [*self._channels.values(), *self._coordinators]
-        self._channels.clear()
+        channels = [*(connection.channel for connection in self._connections.values()), *self._coordinators]
+        self._connections.clear()
         await asyncio.gather(*(channel.close() for channel in channels))

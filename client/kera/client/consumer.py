@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Literal, Self
 
 from kera.client.cluster import Cluster
@@ -34,7 +34,8 @@ class Consumer:
 
     ``async for record in consumer`` gives records as Python values; ``async for batch in consumer.batches()`` gives
     Arrow batches without turning values into Python objects, which is a hundred times faster. A consumer with
-    ``end="latest"`` stops at what was there when it started.
+    ``end="latest"`` stops at what was there when it started. Whoever leaves such a loop may begin another one, which
+    goes on where the first one stopped.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Consumer:
         if len(streams) > 1 and not (isinstance(start, str) and (end is None or isinstance(end, str))):
             raise InvalidArgument("explicit positions go with a single stream")
         self._cluster = cluster
-        self._names = streams
+        self._names = tuple(dict.fromkeys(streams))
         self._settings = settings
         self._start = start
         self._end = end
@@ -61,6 +62,15 @@ class Consumer:
         self._queue: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
         self._queued_bytes = 0
         self._room = asyncio.Event()
+        self._running = 0
+        """Tasks whose end has not been taken from the queue."""
+        self._failure: BaseException | None = None
+        """What ended the reading; told to everyone who asks for more."""
+        self._chunks: Iterator[ChunkBatch] = iter(())
+        """The rest of what was taken from the queue last."""
+        self._open: ChunkBatch | None = None
+        """The chunk whose records are being taken."""
+        self._open_records: Iterator[Record] = iter(())
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -74,6 +84,8 @@ class Consumer:
         """Look up the streams, decide where to start, begin to fetch. Raises `UnknownStream`, `InvalidArgument`."""
         if self._tasks:
             return
+        if self._closed:
+            raise ClosedError("the consumer is closed")
         wanted: dict[tuple[str, int], list[Wanted]] = {}
         for name in self._names:
             stream = await self._cluster.stream(name)
@@ -84,6 +96,7 @@ class Consumer:
                 self._positions[item.entry] = item.start
         for (name, broker_id), ranges in wanted.items():
             self._tasks.append(asyncio.create_task(self._run(name, broker_id, ranges)))
+        self._running = len(self._tasks)
 
     async def _ranges(self, stream: StreamDescription) -> list[Wanted]:
         needs_bounds = self._start == "latest" or self._end == "latest"
@@ -105,7 +118,10 @@ class Consumer:
         return ranges
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
-        """Where to go on after what was taken so far, per streamlet and entry; can be given as a new `start`."""
+        """Where to go on after what was taken so far, per streamlet and entry; can be given as a new `start`.
+
+        A chunk counts as taken when it came out of `batches`, or when its last record came out of `records`.
+        """
         name = stream or self._names[0]
         found: dict[int, list[Position]] = {}
         for entry, position in sorted(self._positions.items()):
@@ -120,40 +136,72 @@ class Consumer:
         `CorruptChunk`, and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``.
         """
         await self.start()
-        left = len(self._tasks)
-        while left:
-            if self._closed:
-                raise ClosedError("the consumer is closed")
-            item = await self._queue.get()
-            if item is None:
-                left -= 1
-                continue
-            if isinstance(item, BaseException):
-                raise item
-            self._queued_bytes -= _size(item)
-            self._room.set()
-            stream = self._streams[item.entry.stream_id]
-            for chunk in batches_of(item, stream.schema, stream.schema_id, verify=self._settings.verify_checksums):
-                self._positions[chunk.entry] = chunk.next
-                yield chunk
+        if self._open is not None:  # begun as records, and not taken to its end
+            chunk, self._open, self._open_records = self._open, None, iter(())
+            self._positions[chunk.entry] = chunk.next
+            yield chunk
+        while (chunk_or_end := await self._next_chunk()) is not None:
+            self._positions[chunk_or_end.entry] = chunk_or_end.next
+            yield chunk_or_end
 
     async def records(self) -> AsyncIterator[Record]:
         """Each record as Python values; see `batches` for what is raised."""
-        async for chunk in self.batches():
-            for record in records_of(chunk, self._streams[chunk.entry.stream_id]):
-                yield record
+        await self.start()
+        while True:
+            chunk = self._open
+            if chunk is not None:
+                last = chunk.header.first_record + chunk.batch.num_rows - 1
+                for record in self._open_records:
+                    if record.offset == last:
+                        self._open = None
+                        self._positions[chunk.entry] = chunk.next
+                    yield record
+            self._open = await self._next_chunk()
+            if self._open is None:
+                return
+            self._open_records = records_of(self._open, self._streams[self._open.entry.stream_id])
+
+    async def _next_chunk(self) -> ChunkBatch | None:
+        """The next chunk; None when everything that was asked for has been taken."""
+        while True:
+            if self._closed:
+                raise ClosedError("the consumer is closed")
+            if self._failure is not None:
+                raise self._failure
+            try:
+                for chunk in self._chunks:
+                    return chunk
+            except KeraError as error:
+                self._failure = error
+                raise
+            if not self._running:
+                return None
+            item = await self._queue.get()
+            if item is None:
+                self._running -= 1
+            elif isinstance(item, BaseException):
+                self._failure = item
+            else:
+                self._queued_bytes -= _size(item)
+                self._room.set()
+                stream = self._streams[item.entry.stream_id]
+                verify = self._settings.verify_checksums
+                self._chunks = batches_of(item, stream.schema, stream.schema_id, verify=verify)
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()
 
     async def close(self) -> None:
-        """Stop fetching."""
+        """Stop fetching. Whoever waits for more gets `ClosedError`; batches that were taken stay as they are."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        self._chunks, self._open, self._open_records = iter(()), None, iter(())
+        while not self._queue.empty():
+            self._queue.get_nowait()
         self._queue.put_nowait(None)
 
     # -- fetching ----------------------------------------------------------------------------------------------
@@ -167,26 +215,14 @@ class Consumer:
             self._queue.put_nowait(error)
 
     async def _fetch_all(self, name: str, broker_id: int, ranges: list[Wanted]) -> None:
-        settings = self._settings
         fetcher: Fetcher | None = None
         attempt, deadline_s = 0, 0.0
         loop = asyncio.get_running_loop()
         while ranges:
-            while self._queued_bytes >= settings.prefetch_bytes_max:
-                self._room.clear()
-                await self._room.wait()
+            await self._wait_for_room()
             try:
-                if fetcher is None:
-                    fetcher = await self._connect(name, broker_id)
-                answers = await fetcher.fetch(
-                    ranges,
-                    bytes_max=settings.fetch_bytes_max,
-                    wait_ms=settings.fetch_wait_ms,
-                    timeout_s=self._cluster.request_timeout_s,
-                )
-                for answer in answers:
-                    if answer.error is not None:
-                        raise answer.error
+                fetcher = fetcher or await self._connect(name, broker_id)
+                answers = await self._fetch(fetcher, ranges)
                 attempt = 0
             except KeraError as error:
                 if not error.retriable:
@@ -212,6 +248,24 @@ class Consumer:
             # In turn: a response has a bound, and whoever is asked first must not always be the same.
             ranges = following[1:] + following[:1]
 
+    async def _wait_for_room(self) -> None:
+        while self._queued_bytes >= self._settings.prefetch_bytes_max:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _fetch(self, fetcher: Fetcher, ranges: list[Wanted]) -> list[Fetched]:
+        """One request; an error of a single range is an error of all."""
+        answers = await fetcher.fetch(
+            ranges,
+            bytes_max=self._settings.fetch_bytes_max,
+            wait_ms=self._settings.fetch_wait_ms,
+            timeout_s=self._cluster.request_timeout_s,
+        )
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
+        return answers
+
     async def _connect(self, name: str, broker_id: int) -> Fetcher:
         stream = await self._cluster.stream(name)
         if stream.stream_id not in self._streams:
@@ -219,13 +273,7 @@ class Consumer:
                 f"stream {name!r} was deleted and created again; open it again", stream=name, stream_id=stream.stream_id
             )
         channel = await self._cluster.channel(stream, broker_id)
-        wanted = self._settings.shared_memory
-        if wanted == "always" and channel.transport != "unix":
-            raise InvalidArgument(
-                f"shared_memory is 'always', but broker {broker_id} is reached by {channel.transport}",
-                broker_id=broker_id,
-            )
-        return Fetcher(channel, application_id=self._settings.application_id, by_reference=wanted != "never")
+        return Fetcher(channel, self._settings)
 
 
 def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:

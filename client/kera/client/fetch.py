@@ -1,12 +1,15 @@
 """Fetching chunks: one request to a broker, and its answer as batches in place.
 
 The bytes of an answer are in memory of its own (sockets) or in the broker's arena, mapped read-only (shared memory).
-Either way they become one Arrow buffer per answer and range, and each chunk's batch refers to a slice of it. When the
-last batch that refers to a place in the arena is gone, its slot is handed back with the next request.
+Either way they become one Arrow buffer per answer and range, and each chunk's batch refers to a slice of it. A place in
+the arena is leased to the connection. When the last batch that refers to it is gone, the lease is given back: with the
+next request of this connection, or by itself when there is none for a while, as after the end of a consumer.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import mmap
 import os
 import weakref
@@ -17,11 +20,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, position_of
 from kera.core.chunk import HEADER_BYTES, decode_payload, read_header, verify_chunk
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
-from kera.core.rpc import Channel, api
+from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, common_pb2
 
@@ -47,15 +51,71 @@ class Fetched(NamedTuple):
     error: KeraError | None
 
 
+class _Leases:
+    """What one connection may look at in the broker's arena, as far as it has to be given back."""
+
+    RETURN_DELAY_S = 0.05
+    """How long a lease that has ended waits for a request to go with."""
+    RETURN_TIMEOUT_S = 10.0
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = weakref.ref(channel)
+        self._loop = asyncio.get_running_loop()
+        self._ended: deque[int] = deque()
+        self._return_soon = False
+
+    def end(self, slot: int) -> None:
+        """Called from whatever thread drops a batch, and from the garbage collector."""
+        self._ended.append(slot)
+        if not self._return_soon:
+            self._return_soon = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and all connections with it
+                self._loop.call_soon_threadsafe(self._loop.call_later, self.RETURN_DELAY_S, self._return)
+
+    def end_all(self, reply: asyncio.Future[Reply[broker_pb2.MultiReadChunksResponse]]) -> None:
+        """Nobody wants this reply any more."""
+        if reply.cancelled() or reply.exception() is not None:
+            return
+        for result in reply.result().message.results:
+            for reference in result.references:
+                self.end(reference.slot)
+
+    def take_ended(self) -> Iterator[int]:
+        """Slots to give back, one per lease."""
+        while self._ended:
+            yield self._ended.popleft()
+
+    def _return(self) -> None:
+        self._return_soon = False
+        channel = self._channel()
+        if not self._ended or channel is None or channel.closed:
+            return  # leases end with their connection
+        request = broker_pb2.MultiReadChunksRequest(released_slots=self.take_ended())
+        reply = channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=self.RETURN_TIMEOUT_S)
+        reply.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+_leases: weakref.WeakKeyDictionary[Channel, _Leases] = weakref.WeakKeyDictionary()
+
+
 class Fetcher:
     """Fetches from one broker over one connection."""
 
-    def __init__(self, channel: Channel, *, application_id: str, by_reference: bool) -> None:
+    def __init__(self, channel: Channel, settings: ConsumerSettings) -> None:
+        """Raises `InvalidArgument` when the settings ask for shared memory that this connection cannot give."""
         self.channel = channel
-        self._application_id = application_id
-        self.by_reference = by_reference and channel.transport == "unix"
+        self._application_id = settings.application_id
+        if settings.shared_memory == "always" and channel.transport != "unix":
+            raise InvalidArgument(
+                f"shared_memory is 'always', but the broker is reached by {channel.transport}",
+                transport=channel.transport,
+            )
+        self.by_reference = settings.shared_memory != "never" and channel.transport == "unix"
         self._arena: _ArenaMap | None = None
-        self._released: deque[int] = deque()  # appended to from whatever thread drops a batch
+        leases = _leases.get(channel)
+        if leases is None:
+            leases = _leases[channel] = _Leases(channel)
+        self._leases = leases
 
     async def fetch(self, wanted: Sequence[Wanted], *, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Fetched]:
         """One request. Errors of single ranges are in their `Fetched`."""
@@ -70,9 +130,13 @@ class Fetcher:
             _fill(row.start, item.entry, item.start)
             if item.end is not None:
                 _fill(row.end, item.entry, item.end)
-        while self._released:
-            request.released_slots.append(self._released.popleft())
-        reply = await self.channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
+        request.released_slots.extend(self._leases.take_ended())
+        submitted = self.channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
+        try:
+            reply = await asyncio.shield(submitted)
+        except asyncio.CancelledError:
+            submitted.add_done_callback(self._leases.end_all)  # what it brings is leased to us all the same
+            raise
         bulk = pa.py_buffer(reply.bulk[0]) if reply.bulk else pa.py_buffer(b"")
         at = 0
         fetched = []
@@ -92,13 +156,8 @@ class Fetcher:
         if self._arena is None or self._arena.path != arena_path:
             self._arena = _ArenaMap(arena_path)
         view = self._arena.view(reference.arena_offset, reference.length_bytes)
-        weakref.finalize(view, self._released.append, reference.slot)
+        weakref.finalize(view, self._leases.end, reference.slot).atexit = False
         return pa.py_buffer(view)
-
-
-def can_map_arena(arena_path: str) -> bool:
-    """Whether this process may read a broker's shared memory."""
-    return os.access(arena_path, os.R_OK)
 
 
 class _ArenaMap:

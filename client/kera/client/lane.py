@@ -8,11 +8,14 @@ Chunks go out in the order of their sequences, several requests at a time. When 
 will come back as well (`OutOfSequence`), or have been stored by an attempt whose answer was lost; so the lane waits
 until nothing is in flight, and sends again from the oldest chunk on. The broker's deduplication makes that exact.
 
-A chunk that can never be stored leaves a gap that the broker would not accept. Then the lane begins a new epoch of the
-producer, in which the chunks that are left count from 0. Its producer id stays, and so does the entry, and the order.
+A chunk that is given up leaves a gap: the broker takes nothing behind it. What is before the gap is brought to its end
+first; then the lane begins a new epoch of the producer, in which the chunks that are left count from 0. Its producer id
+stays, and so does the entry, and the order. The broker cannot tell a repeat across epochs. So when it is not known
+whether the chunk of the gap is stored, those behind it of which that is not known either are given up with it: sent in
+the new epoch, they might be there twice.
 
-Invariants: sequences of waiting and in-flight chunks are contiguous and ascending; nothing is taken while any chunk is
-held.
+Invariants: sequences of waiting and in-flight chunks ascend; nothing is taken while any chunk is held; nothing behind a
+gap is taken.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kera.client.encoding import Payload
 from kera.client.types import Delivery
@@ -40,6 +44,8 @@ class PendingChunk:
     sequence: int = 0
     encoded: EncodedChunk | None = None
     chunk_bytes: int = 0
+    in_flight: bool = False
+    """Sent, and not answered yet."""
     uncertain: bool = False
     """An attempt was sent and its outcome is not known."""
 
@@ -57,6 +63,13 @@ class LaneIdentity:
     typed: bool
 
 
+class Failure(NamedTuple):
+    """A chunk that was given up, and why."""
+
+    chunk: PendingChunk
+    error: KeraError
+
+
 class Lane:
     """See the head of this module."""
 
@@ -65,10 +78,9 @@ class Lane:
         self.producer_epoch = producer_epoch
         self.waiting: deque[PendingChunk] = deque()
         self.in_flight = 0
-        self.attempt = 0
-        """How often in a row the lane had to send again."""
         self._held: list[tuple[PendingChunk, KeraError]] = []
-        self._begin_epoch = False
+        self._gap: Failure | None = None
+        """The first chunk that was given up in this epoch."""
         self._next_sequence = 0
 
     @property
@@ -79,12 +91,12 @@ class Lane:
     @property
     def ready(self) -> bool:
         """Whether `take` would return a chunk."""
-        return bool(self.waiting) and not self._held
+        return bool(self.waiting) and not self._held and self._before_gap(self.waiting[0])
 
     @property
     def ready_count(self) -> int:
         """How many times `take` can be called."""
-        return 0 if self._held else len(self.waiting)
+        return sum(map(self._before_gap, self.waiting)) if self.ready else 0
 
     def add(self, chunk: PendingChunk) -> None:
         """Take charge of a chunk: give it the next sequence and encode it."""
@@ -93,48 +105,71 @@ class Lane:
 
     def take(self) -> PendingChunk:
         """The next chunk to send."""
-        invariant(not self._held, "a lane sends nothing while it waits for chunks to come back")
+        invariant(self.ready, "a lane sends nothing while it waits for chunks to come back, and nothing behind a gap")
+        chunk = self.waiting.popleft()
+        chunk.in_flight = True
         self.in_flight += 1
-        return self.waiting.popleft()
+        return chunk
 
-    def acknowledged(self) -> None:
-        """A chunk in flight is stored."""
+    def acknowledged(self, chunk: PendingChunk) -> list[Failure]:
+        """`chunk` is stored. Returns others that are given up now."""
         self.in_flight -= 1
-        self.attempt = 0
-        self._all_returned()
+        chunk.in_flight = False
+        return self._all_returned()
 
-    def refused(self, chunk: PendingChunk, error: KeraError, now_s: float) -> KeraError | None:
-        """`chunk` came back. Returns the error it failed with for good, or None if it will be sent again."""
+    def refused(self, chunk: PendingChunk, error: KeraError, now_s: float) -> list[Failure]:
+        """`chunk` came back. Returns the chunks that are given up now; if it is not among them it is sent again."""
         self.in_flight -= 1
+        chunk.in_flight = False
         chunk.uncertain = chunk.uncertain or isinstance(error, Uncertain)
-        failure: KeraError | None = None
+        failures = []
         if error.retriable and now_s < chunk.deadline_s:
             self._held.append((chunk, error))
         else:
-            self._begin_epoch = True
-            failure = error
             if chunk.uncertain and not isinstance(error, Uncertain):
-                failure = Uncertain(f"not known to be stored; last: {error.message}", **error.attributes)
-        self._all_returned()
-        return failure
+                error = Uncertain(f"not known to be stored; last: {error.message}", **error.attributes)
+            failures.append(Failure(chunk, error))
+            if self._before_gap(chunk):
+                self._gap = failures[0]
+        return failures + self._all_returned()
 
-    def _all_returned(self) -> None:
-        """When nothing is in flight any more: line up what came back, in a new epoch if the old one has a gap."""
+    def _before_gap(self, chunk: PendingChunk) -> bool:
+        return self._gap is None or chunk.sequence < self._gap.chunk.sequence
+
+    def _all_returned(self) -> list[Failure]:
+        """When nothing is in flight any more: line up what came back, in a new epoch if the old one is at its end."""
         if self.in_flight:
-            return
+            return []
         if self._held:
-            self.attempt += 1
             self._held.sort(key=lambda held: held[0].sequence)
-            # Nothing is missing before the oldest chunk, unless the broker has forgotten what it had of this producer.
-            self._begin_epoch = self._begin_epoch or isinstance(self._held[0][1], OutOfSequence)
+            oldest, error = self._held[0]
             self.waiting.extendleft(chunk for chunk, _ in reversed(self._held))
             self._held.clear()
-        if self._begin_epoch:
-            self._begin_epoch = False
-            self.producer_epoch += 1
-            self._next_sequence = 0
-            for chunk in self.waiting:
-                self._encode(chunk)
+            if isinstance(error, OutOfSequence) and self._before_gap(oldest):
+                self._new_epoch()  # nothing is missing before it: the broker has forgotten what it had of this producer
+                return []
+        if self._gap is None or (self.waiting and self._before_gap(self.waiting[0])):
+            return []
+        doubtful = self._remove_doubtful(self._gap.error)
+        self._new_epoch()
+        return doubtful
+
+    def _remove_doubtful(self, cause: KeraError) -> list[Failure]:
+        """Of the chunks behind a gap, those that may be stored, if the one of the gap may be."""
+        if not isinstance(cause, Uncertain):
+            return []
+        doubtful = [chunk for chunk in self.waiting if chunk.uncertain]
+        if doubtful:
+            self.waiting = deque(chunk for chunk in self.waiting if not chunk.uncertain)
+        error = Uncertain(f"not known to be stored, like a chunk before it: {cause.message}", **cause.attributes)
+        return [Failure(chunk, error) for chunk in doubtful]
+
+    def _new_epoch(self) -> None:
+        self._gap = None
+        self.producer_epoch += 1
+        self._next_sequence = 0
+        for chunk in self.waiting:
+            self._encode(chunk)
 
     def _encode(self, chunk: PendingChunk) -> None:
         identity, payload = self.identity, chunk.payload

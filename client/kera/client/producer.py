@@ -10,6 +10,7 @@ Everything runs on the event loop, and nothing is done per record beyond appendi
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from kera.client.accumulator import Accumulator, Pending
 from kera.client.cluster import Cluster
-from kera.client.encoding import Payload, conform, payloads, records_to_batch
+from kera.client.encoding import Payload, check_rows, conform, payloads, records_to_batch
 from kera.client.lane import PendingChunk
 from kera.client.partitioner import streamlet_of
 from kera.client.sender import Sender
@@ -28,8 +29,10 @@ from kera.core.clock import Clock, SystemClock
 from kera.core.errors import (
     BufferFull,
     ClosedError,
+    InvalidArgument,
     KeraError,
     Unavailable,
+    Uncertain,
     UnknownStream,
 )
 from kera.core.rpc import Channel, api
@@ -40,6 +43,8 @@ log = get_logger("kera.producer")
 
 RECORD_OVERHEAD_BYTES = 32
 """Of a record in a chunk, besides its value and keys: timestamp and offsets; estimated from above."""
+_TIMESTAMP_US_MAX = (1 << 63) - 1
+_NO_KEYS = ()
 
 
 class BatchDelivery(Awaitable[list[Delivery]]):
@@ -49,7 +54,8 @@ class BatchDelivery(Awaitable[list[Delivery]]):
         self._futures = futures
 
     def __await__(self) -> Generator[Any, None, list[Delivery]]:
-        return asyncio.gather(*self._futures).__await__()
+        # Shielded: whoever gives up waiting does not undo the delivery for others.
+        return asyncio.gather(*map(asyncio.shield, self._futures)).__await__()
 
 
 class Producer:
@@ -63,6 +69,9 @@ class Producer:
         self.cluster = cluster
         self.settings = settings
         self.clock = clock or SystemClock()
+        self._now_us = self.clock.now_us
+        self._buffer_bytes_max = int(settings.buffer_bytes_max)
+        self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self.loop = asyncio.get_running_loop()
         self._writers: dict[str, StreamWriter] = {}
         self._senders: dict[int, Sender] = {}
@@ -70,8 +79,8 @@ class Producer:
         self._preparing = asyncio.Lock()
         self._buffered_bytes = 0
         self._room = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._room_wanted_bytes = 0
+        """What the last `send` asked for that found the buffer full."""
         self._failure: KeraError | None = None
         self._unfinished: set[PendingChunk] = set()
         self._chunks_since_drain = 0
@@ -106,47 +115,56 @@ class Producer:
         (`prepare`, or any `send_batch`).
 
         Raises `BufferFull` when ``buffer_bytes_max`` is reached (``await drain()`` in a loop of sends),
-        `RecordTooLarge`, `StreamletOutOfRange`, `SchemaMismatch` for a stream with a schema of its own, `ClosedError`.
+        `InvalidArgument` for what is not bytes, `RecordTooLarge`, `StreamletOutOfRange`, `SchemaMismatch` for a stream
+        with a schema of its own, `ClosedError`. Then the record was not accepted, and the others are as they were.
         """
         writer = self._writers.get(stream)
         if writer is None or self.closed:
             raise self._not_ready(stream)
-        now_us = self.clock.now_us()
-        size = RECORD_OVERHEAD_BYTES + (len(value) if value is not None else 0)
-        if keys:
-            if isinstance(keys, bytes):
-                keys = (keys,)
-            for key in keys:
-                size += len(key) + 8
-            if streamlet is None:
-                streamlet = streamlet_of(keys[0], writer.streamlet_count)
-        elif streamlet is None:
-            streamlet = writer.sticky_streamlet
+        now_us = self._now_us()
+        timestamp_us = now_us if timestamp_us is None else _checked_time(timestamp_us)
+        size = RECORD_OVERHEAD_BYTES
+        if value.__class__ is bytes:  # the usual case; half the price of a call
+            size += len(value)
+        elif value is not None:
+            size += _bytes_of("value", value)
+        # What is accepted is kept for a while: keys and headers must not change meanwhile.
+        accepted_keys: Sequence[bytes] | None = None
+        if keys is not _NO_KEYS:
+            accepted_keys = (keys,) if isinstance(keys, bytes) else tuple(keys)
+            size += sum(_bytes_of("key", key) + 8 for key in accepted_keys)
         if headers:
-            size += sum(len(name) + len(content) + 16 for name, content in headers.items())
-        if self._buffered_bytes + size > self.settings.buffer_bytes_max:
-            raise BufferFull(
-                f"{self.settings.buffer_bytes_max} bytes wait to be acknowledged; await drain() before sending more",
-                limit=self.settings.buffer_bytes_max,
+            headers = dict(headers)
+            size += sum(_header_bytes(name, content) for name, content in headers.items())
+        if streamlet is None:
+            streamlet = (
+                streamlet_of(accepted_keys[0], writer.streamlet_count) if accepted_keys else writer.sticky_streamlet
             )
-        accumulator = writer.accumulator(streamlet, size, now_us)
-        pending = accumulator.append(
-            value, keys or None, now_us if timestamp_us is None else timestamp_us, headers, size
-        )
+        if self._buffered_bytes + size > self._buffer_bytes_max and self._buffered_bytes:
+            self._room_wanted_bytes = size
+            raise BufferFull(
+                f"{self._buffer_bytes_max} bytes wait to be acknowledged; await drain() before sending more",
+                limit=self._buffer_bytes_max,
+            )
+        accumulator = writer.open_chunks.get(streamlet)
+        if accumulator is None or size > self._chunk_bytes_max:
+            accumulator = writer.open_chunk(streamlet, size, now_us)
+        pending = accumulator.append(value, accepted_keys or None, timestamp_us, headers or None, size)
         self._buffered_bytes += size
-        if accumulator.size >= self.settings.chunk_bytes_max:
+        if accumulator.size >= self._chunk_bytes_max:
             self.close_chunk(writer, accumulator)
         return pending
 
     async def drain(self) -> None:
         """Wait until there is room in the buffer; costs next to nothing when there is.
 
-        Also lets the event loop run when chunks have been filled since the last call, so that they are sent.
+        Room is half of the buffer, or what the last `send` lacked. Also lets the event loop run when chunks have been
+        filled since the last call, so that they are sent.
         """
-        if self._buffered_bytes * 2 > self.settings.buffer_bytes_max:
-            while self._buffered_bytes * 2 > self.settings.buffer_bytes_max:
-                self._room.clear()
-                await self._room.wait()
+        wanted = max(self._room_wanted_bytes, self._buffer_bytes_max // 2)
+        self._room_wanted_bytes = 0
+        if self._is_full(wanted):
+            await self._wait_for_room(wanted)
         elif self._chunks_since_drain:
             self._chunks_since_drain = 0
             await asyncio.sleep(0)
@@ -158,40 +176,60 @@ class Producer:
 
         The columns are those of the stream's schema; ones that may be null, and the default schema's timestamp, can be
         left out. Rows are partitioned by the stream's key column (default schema: the first of ``keys``), in order.
-        Raises `SchemaMismatch`, `RecordTooLarge`, `StreamletOutOfRange`, `UnknownStream`.
+        Raises `SchemaMismatch`, `RecordTooLarge`, `StreamletOutOfRange`, `UnknownStream`; then no row was accepted.
         """
         writer = await self._writer(stream)
         if self.closed:
             raise self._not_ready(stream)
         futures: list[asyncio.Future[Delivery]] = []
-        for part in [batch] if isinstance(batch, pa.RecordBatch) else batch.to_batches():
-            if not part.num_rows:
-                continue
+        for part in self._checked_parts(writer, batch, streamlet):
             now_us = self.clock.now_us()
-            for place, rows in writer.partition(conform(part, writer.stream, now_us), streamlet):
+            for place, rows in writer.partition(part, streamlet):
                 writer.close_open_chunk(place)  # records that were sent before stay before
-                for payload in payloads(rows, writer.stream, self.settings.chunk_bytes_max, now_us):
-                    await self._wait_for_room(payload.payload.size)
+                for payload in payloads(rows, writer.stream, self._chunk_bytes_max, now_us):
+                    size = payload.payload.size
+                    if self._is_full(size):
+                        await self._wait_for_room(size)
+                        if self.closed:
+                            raise self._not_ready(stream)
+                        writer.close_open_chunk(place)
+                    self._buffered_bytes += size
                     futures.append(self._enqueue(writer, place, payload, now_us, self.loop.create_future()))
-                    self._buffered_bytes += payload.payload.size
         return BatchDelivery(futures)
+
+    def _checked_parts(
+        self, writer: StreamWriter, batch: pa.RecordBatch | pa.Table, streamlet: int | None
+    ) -> list[pa.RecordBatch]:
+        """All that can be wrong with a batch is found before any of its rows is accepted."""
+        if not isinstance(batch, pa.RecordBatch | pa.Table):
+            raise InvalidArgument(f"send_batch takes a pyarrow RecordBatch or Table, not {type(batch).__name__}")
+        if streamlet is not None:
+            writer.check_streamlet(streamlet)
+        now_us = self.clock.now_us()
+        parts = [batch] if isinstance(batch, pa.RecordBatch) else batch.to_batches()
+        conforming = [conform(part, writer.stream, now_us) for part in parts if part.num_rows]
+        for part in conforming:
+            check_rows(part, writer.stream)
+        return conforming
 
     async def flush(self) -> None:
         """Wait until everything accepted so far is delivered or failed.
 
         Raises the first error since the last `flush`.
         """
-        for writer in self._writers.values():
-            writer.close_open_chunks()
-        while self._unfinished:
-            self._idle.clear()
-            await self._idle.wait()
+        self._close_open_chunks()
+        if self._unfinished:
+            await asyncio.wait([chunk.delivered for chunk in self._unfinished])
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     async def close(self, *, flush: bool = True) -> None:
-        """Deliver what was accepted (unless `flush` is False), and take no more."""
+        """Deliver what was accepted, and take no more.
+
+        Without `flush`, records that were not sent fail with `ClosedError`, those that were sent and not acknowledged
+        with `Uncertain`.
+        """
         if self.closed:
             return
         try:
@@ -200,9 +238,9 @@ class Producer:
         finally:
             self.closed = True
             for sender in self._senders.values():
-                await sender.stop()
+                sender.stop()
             for chunk in list(self._unfinished):
-                self.finish(chunk, ClosedError("the producer was closed before the chunk was acknowledged"))
+                self.finish(chunk, _given_up(chunk))
             for writer in self._writers.values():
                 writer.abandon(ClosedError("the producer was closed before the record was sent"))
 
@@ -233,22 +271,50 @@ class Producer:
     def close_chunk(self, writer: StreamWriter, accumulator: Accumulator) -> None:
         """Encode the records of `accumulator` and queue them."""
         writer.forget(accumulator)
-        now_us = self.clock.now_us()
-        batch = records_to_batch(accumulator.values, accumulator.timestamps_us, accumulator.keys, accumulator.headers)
-        # An accumulator is about a chunk's size, but a single record may be as large as a segment.
-        made = list(payloads(batch, writer.stream, max(accumulator.size * 2, self.settings.chunk_bytes_max), now_us))
         self._buffered_bytes -= accumulator.size
+        now_us = self.clock.now_us()
+        # An accumulator is about a chunk's size, but a single record may be as large as a segment.
+        chunk_bytes_max = max(accumulator.size * 2, self._chunk_bytes_max)
+        try:
+            batch = records_to_batch(
+                accumulator.values, accumulator.timestamps_us, accumulator.keys, accumulator.headers
+            )
+            made = list(payloads(batch, writer.stream, chunk_bytes_max, now_us))
+        except (KeraError, pa.ArrowException, ValueError, TypeError) as error:
+            self._cannot_encode(accumulator, error)
+            return
         self._buffered_bytes += sum(payload.payload.size for payload in made)
         futures = [accumulator.delivered] + [self.loop.create_future() for _ in made[1:]]
         accumulator.split([payload.record_count for payload in made], futures)
         for payload, future in zip(made, futures, strict=True):
-            self._enqueue(writer, accumulator.streamlet, payload, accumulator.created_us, future)
+            self._enqueue(
+                writer, accumulator.streamlet, payload, accumulator.created_us, future, accepted_s=accumulator.opened_s
+            )
+
+    def _cannot_encode(self, accumulator: Accumulator, error: Exception) -> None:
+        """`send` checks what it takes, so this is rare. We may have been called by a timer: nobody could catch it."""
+        if not isinstance(error, KeraError):
+            error = InvalidArgument(
+                f"records cannot be encoded: {error}", stream=accumulator.stream, streamlet_id=accumulator.streamlet
+            )
+        self._failure = self._failure or error
+        accumulator.fail(error)
+        self._room.set()
 
     def _enqueue(
-        self, writer: StreamWriter, streamlet: int, payload: Payload, created_us: int, future: asyncio.Future[Delivery]
+        self,
+        writer: StreamWriter,
+        streamlet: int,
+        payload: Payload,
+        created_us: int,
+        future: asyncio.Future[Delivery],
+        *,
+        accepted_s: float | None = None,
     ) -> asyncio.Future[Delivery]:
         lane = writer.lane(streamlet)
-        deadline_s = self.loop.time() + self.settings.delivery_timeout_ms / 1000
+        if accepted_s is None:
+            accepted_s = self.loop.time()
+        deadline_s = accepted_s + self.settings.delivery_timeout_ms / 1000
         chunk = PendingChunk(lane, payload, created_us, deadline_s, future)
         lane.add(chunk)
         self._unfinished.add(chunk)
@@ -256,18 +322,27 @@ class Producer:
         self.sender(writer, streamlet).lane_ready(lane)
         return future
 
-    async def _wait_for_room(self, size: int) -> None:
-        while self._buffered_bytes and self._buffered_bytes + size > self.settings.buffer_bytes_max:
+    def _is_full(self, wanted_bytes: int) -> bool:
+        """Whether there is no room for so much. What is larger than the buffer goes when the buffer is empty."""
+        return bool(self._buffered_bytes) and self._buffered_bytes + wanted_bytes > self._buffer_bytes_max
+
+    async def _wait_for_room(self, wanted_bytes: int) -> None:
+        while self._is_full(wanted_bytes) and not self.closed:
+            self._close_open_chunks()  # room comes from what is sent: nothing lingers now
             self._room.clear()
             await self._room.wait()
 
+    def _close_open_chunks(self) -> None:
+        for writer in self._writers.values():
+            writer.close_open_chunks()
+
     def finish(self, chunk: PendingChunk, outcome: Delivery | KeraError) -> None:
         """`chunk` is delivered, or has failed for good."""
-        self._unfinished.discard(chunk)
+        if chunk not in self._unfinished:
+            return  # the producer was closed before the answer came
+        self._unfinished.remove(chunk)
         self._buffered_bytes -= chunk.payload.payload.size
         self._room.set()
-        if not self._unfinished:
-            self._idle.set()
         future = chunk.delivered
         if isinstance(outcome, KeraError):
             self._failure = self._failure or outcome
@@ -292,7 +367,7 @@ class Producer:
         due_us = now_us - round(self.settings.linger_ms * 1000)
         closed = False
         for writer in self._writers.values():
-            for accumulator in list(writer.open_chunks()):
+            for accumulator in list(writer.open_chunks.values()):
                 owner = writer.stream.assignments[accumulator.streamlet].broker_id
                 if owner == broker_id and accumulator.created_us <= due_us:
                     self.close_chunk(writer, accumulator)
@@ -301,11 +376,13 @@ class Producer:
 
     async def connect(self, broker_id: int) -> Channel:
         """A connection to a broker, found through the streams that it has; raises `Unavailable`."""
-        for name, writer in self._writers.items():
+        for name, writer in list(self._writers.items()):
             try:
-                writer.stream = await self.cluster.stream(name)
-            except UnknownStream:
-                continue  # deleted: the broker will say so, chunk by chunk
+                stream = await self.cluster.stream(name)
+            except (UnknownStream, Unavailable):
+                stream = writer.stream  # deleted: the broker will say so, chunk by chunk; or as it was when last seen
+            if stream.stream_id == writer.stream.stream_id:  # another one may have its name by now
+                writer.stream = stream
             if broker_id in writer.stream.brokers:
                 return await self.cluster.channel(writer.stream, broker_id)
         raise Unavailable(f"broker {broker_id} is not known any more", broker_id=broker_id)
@@ -314,3 +391,36 @@ class Producer:
         """Ask the coordinator again before the next connection."""
         for name in self._writers:
             self.cluster.forget(name)
+
+
+def _bytes_of(what: str, value: bytes) -> int:
+    """Length of what has to be bytes. Raises `InvalidArgument`."""
+    if not isinstance(value, bytes):
+        raise InvalidArgument(f"{what} is {type(value).__name__}, not bytes; encode it first")
+    return len(value)
+
+
+def _header_bytes(name: str, content: bytes) -> int:
+    """Bytes of a header, estimated from above. Raises `InvalidArgument`."""
+    try:
+        return len(name.encode()) + _bytes_of(f"header {name!r}", content) + 16
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgument(f"a header's name is text, not {name!r}") from None
+
+
+def _checked_time(timestamp_us: int) -> int:
+    try:
+        number = int(operator.index(timestamp_us))
+    except TypeError:
+        raise InvalidArgument(
+            f"timestamp_us is whole microseconds since the Unix epoch, not {timestamp_us!r}"
+        ) from None
+    if not -_TIMESTAMP_US_MAX <= number <= _TIMESTAMP_US_MAX:
+        raise InvalidArgument(f"timestamp_us {number} is out of range", timestamp_us=number)
+    return number
+
+
+def _given_up(chunk: PendingChunk) -> KeraError:
+    if chunk.in_flight or chunk.uncertain:
+        return Uncertain("the producer was closed before the chunk was acknowledged", stream=chunk.lane.identity.stream)
+    return ClosedError("the producer was closed before the chunk was sent", stream=chunk.lane.identity.stream)

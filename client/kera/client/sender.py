@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 log = get_logger("kera.producer")
 
+REQUEST_TIMEOUT_S_MIN = 0.05
+"""What the last attempt gets of a chunk whose time is almost up."""
+
 
 class Sender:
     """Requests to one broker."""
@@ -56,7 +59,8 @@ class Sender:
             self._pump_soon = True
             self._producer.loop.call_soon(self._pump)
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
+        """Connect to nobody any more; `_pump` sees by itself that the producer is closed."""
         if self._connecting is not None:
             self._connecting.cancel()
 
@@ -104,7 +108,10 @@ class Sender:
             header, payload, padding = chunk.encoded  # type: ignore[misc]
             bulk += (header, payload, padding) if padding else (header, payload)
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks))
-        timeout_s = self._producer.cluster.request_timeout_s
+        producer = self._producer
+        # Not beyond the deadline of a chunk: it is given up then, answered or not.
+        left_s = min(chunk.deadline_s for chunk in chunks) - producer.loop.time()
+        timeout_s = min(producer.cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
         try:
             future = self._channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
         except KeraError as error:
@@ -142,7 +149,7 @@ class Sender:
 
     def _delivered(self, chunk: PendingChunk, status: broker_pb2.ChunkStatus) -> None:
         lane = chunk.lane
-        lane.acknowledged()
+        given_up = lane.acknowledged(chunk)
         identity = lane.identity
         self._producer.finish(
             chunk,
@@ -156,6 +163,8 @@ class Sender:
                 duplicate=status.duplicate,
             ),
         )
+        for failure in given_up:
+            self._producer.finish(*failure)
         if lane.ready:
             self._requeue(lane)
 
@@ -167,14 +176,20 @@ class Sender:
         producer = self._producer
         now_s = producer.loop.time()
         retried: KeraError | None = None
+        stale = False
         for chunk, error in failed:
-            lane = chunk.lane
-            failure = lane.refused(chunk, error, now_s)
-            if failure is not None:
-                producer.finish(chunk, failure)
-            else:
+            failures = chunk.lane.refused(chunk, error, now_s)
+            for given_up, reason in failures:
+                producer.finish(given_up, reason)
+            if all(given_up is not chunk for given_up, _ in failures):
                 retried = retried or error
-            self._requeue(lane)
+            self._requeue(chunk.lane)
+            if isinstance(error, (NotOwner, Unavailable, Uncertain)):
+                stale = True
+            if isinstance(error, Unavailable):
+                self._channel = None  # gRPC's never closes by itself, and the broker may be elsewhere now
+        if stale:
+            producer.metadata_is_stale()
         if retried is None:
             return
         self._attempt += 1
@@ -183,8 +198,6 @@ class Sender:
         producer.loop.call_later(pause_s + 0.001, self._pump)
         if self._attempt == 1:
             log.warning("broker refused chunks; retrying", broker_id=self._broker_id, error=retried.message)
-        if isinstance(retried, (NotOwner, Unavailable, Uncertain)):
-            producer.metadata_is_stale()
 
     def _requeue(self, lane: Lane) -> None:
         if lane not in self._queued:
@@ -197,9 +210,23 @@ class Sender:
 
     async def _connected(self) -> None:
         """Find the broker and connect to it; while that fails, queued chunks grow older, up to their deadline."""
+        producer = self._producer
+        error: KeraError
         try:
-            self._channel = await self._producer.connect(self._broker_id)
-        except KeraError as error:
-            self._came_back([(lane.take(), error) for lane in list(self._lanes) for _ in range(lane.ready_count)])
+            async with asyncio.timeout_at(self._earliest_deadline_s()):
+                self._channel = await producer.connect(self._broker_id)
+        except KeraError as failure:
+            error = failure
+        except TimeoutError:
+            error = Unavailable(f"broker {self._broker_id} cannot be reached", broker_id=self._broker_id)
+        except Exception as failure:  # noqa: BLE001 - nobody may wait for ever
+            error = InternalError(f"{type(failure).__name__}: {failure}")
+        else:
+            self._pump()
             return
-        self._pump()
+        # Records in open chunks have no deadline yet: they join, so that they are not left behind.
+        producer.close_due_chunks(self._broker_id, producer.clock.now_us())
+        self._came_back([(lane.take(), error) for lane in list(self._lanes) for _ in range(lane.ready_count)])
+
+    def _earliest_deadline_s(self) -> float | None:
+        return min((lane.waiting[0].deadline_s for lane in self._lanes if lane.waiting), default=None)

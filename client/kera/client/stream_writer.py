@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -39,20 +38,23 @@ class StreamWriter:
             )
             for streamlet in range(self.streamlet_count)
         ]
-        self._open: dict[int, Accumulator] = {}
+        self.open_chunks: dict[int, Accumulator] = {}
+        """By streamlet: the chunk that takes its next record."""
 
     def lane(self, streamlet: int) -> Lane:
+        """The lane of a streamlet."""
         return self._lanes[streamlet]
 
-    def accumulator(self, streamlet: int, record_bytes: int, now_us: int) -> Accumulator:
+    def open_chunk(self, streamlet: int, record_bytes: int, now_us: int) -> Accumulator:
         """The open chunk of a streamlet. Raises `StreamletOutOfRange`, `RecordTooLarge`, `SchemaMismatch`."""
-        accumulator = self._open.get(streamlet)
+        accumulator = self.open_chunks.get(streamlet)
         if accumulator is None or record_bytes > self._producer.settings.chunk_bytes_max:
             self._check(streamlet, record_bytes)
         if accumulator is None:
             producer = self._producer
-            accumulator = Accumulator(self.stream.name, streamlet, now_us, producer.loop.create_future())
-            self._open[streamlet] = accumulator
+            loop = producer.loop
+            accumulator = Accumulator(self.stream.name, streamlet, now_us, loop.time(), loop.create_future())
+            self.open_chunks[streamlet] = accumulator
             producer.sender(self, streamlet).chunk_opened()
         return accumulator
 
@@ -61,12 +63,13 @@ class StreamWriter:
             raise SchemaMismatch(
                 f"stream {self.stream.name!r} has a schema of its own; use send_batch", stream=self.stream.name
             )
-        self._check_streamlet(streamlet)
+        self.check_streamlet(streamlet)
         limit = self.stream.segment_bytes_min
         if limit and record_bytes + BATCH_OVERHEAD_BYTES > limit:
             raise too_large(record_bytes, limit, self.stream.name)
 
-    def _check_streamlet(self, streamlet: int) -> None:
+    def check_streamlet(self, streamlet: int) -> None:
+        """Raises `StreamletOutOfRange`."""
         if not 0 <= streamlet < self.streamlet_count:
             raise StreamletOutOfRange(
                 f"stream {self.stream.name!r} has streamlets 0 to {self.streamlet_count - 1}, not {streamlet}",
@@ -76,9 +79,8 @@ class StreamWriter:
             )
 
     def partition(self, batch: pa.RecordBatch, streamlet: int | None) -> list[tuple[int, pa.RecordBatch]]:
-        """`batch` by streamlet."""
+        """`batch` by streamlet, all of it in the one that is given."""
         if streamlet is not None:
-            self._check_streamlet(streamlet)
             return [(streamlet, batch)]
         keyless = self.sticky_streamlet
         self._move_on()
@@ -95,12 +97,9 @@ class StreamWriter:
             keys = primary_keys(column)
         return split_by_streamlet(batch, keys, self.streamlet_count, keyless)
 
-    def open_chunks(self) -> Sequence[Accumulator]:
-        return list(self._open.values())
-
     def forget(self, accumulator: Accumulator) -> None:
         """The open chunk is being closed; the next record opens another."""
-        del self._open[accumulator.streamlet]
+        del self.open_chunks[accumulator.streamlet]
         if accumulator.streamlet == self.sticky_streamlet:
             self._move_on()
 
@@ -108,16 +107,18 @@ class StreamWriter:
         self.sticky_streamlet = (self.sticky_streamlet + 1) % self.streamlet_count
 
     def close_open_chunk(self, streamlet: int) -> None:
-        accumulator = self._open.get(streamlet)
+        """Send what has gathered for a streamlet."""
+        accumulator = self.open_chunks.get(streamlet)
         if accumulator is not None:
             self._producer.close_chunk(self, accumulator)
 
     def close_open_chunks(self) -> None:
-        for accumulator in self.open_chunks():
+        """Send what has gathered."""
+        for accumulator in list(self.open_chunks.values()):
             self._producer.close_chunk(self, accumulator)
 
     def abandon(self, error: KeraError) -> None:
-        for accumulator in self._open.values():
-            accumulator.delivered.set_exception(error)
-            accumulator.delivered.exception()
-        self._open.clear()
+        """Send nothing more; what has gathered fails with `error`."""
+        for accumulator in self.open_chunks.values():
+            accumulator.fail(error)
+        self.open_chunks.clear()

@@ -1,7 +1,7 @@
 """``kera bench``: how fast a cluster takes and gives records, and how long each takes.
 
-Producers and consumers are processes of their own (`_worker`), as they are in life; `_rounds` starts them and puts
-their figures together, `_report` prints them. What exactly is measured is in docs/bench.md.
+Producers and consumers are processes of their own (`_worker`), as they are in life; `_rounds` starts them and
+puts their figures together, `_report` prints them. What exactly is measured is in docs/bench.md.
 """
 
 from __future__ import annotations

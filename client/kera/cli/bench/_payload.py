@@ -10,6 +10,7 @@ import os
 import numpy as np
 import pyarrow as pa
 
+from kera.cli._records import null_column
 from kera.core.chunk import chunk_bytes_of
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -25,10 +26,12 @@ def make_batch(record_bytes: int, records: int) -> pa.RecordBatch:
     offsets = np.arange(0, record_bytes * (records + 1), record_bytes, dtype=np.int32)
     value = pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
     columns = {
-        "timestamp": pa.array(np.full(records, 1_700_000_000_000_000)).cast(DEFAULT_SCHEMA.field("timestamp").type),
-        "keys": pa.nulls(records, DEFAULT_SCHEMA.field("keys").type),
+        "timestamp": pa.array(np.full(records, 1_700_000_000_000_000)).cast(
+            DEFAULT_SCHEMA.field("timestamp").type
+        ),
+        "keys": null_column(records, DEFAULT_SCHEMA.field("keys").type),
         "value": value,
-        "headers": pa.nulls(records, DEFAULT_SCHEMA.field("headers").type),
+        "headers": null_column(records, DEFAULT_SCHEMA.field("headers").type),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=DEFAULT_SCHEMA)
 

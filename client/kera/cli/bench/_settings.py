@@ -14,26 +14,44 @@ MB = 10**6
 class BenchSettings(KeraSettings):
     """Flags of ``kera bench produce``, and of the others where they do not differ."""
 
-    section: ClassVar[str] = "bench"
+    section: ClassVar[str] = "bench_produce"
 
     record_bytes: tuple[ByteSize, ...] = Field(
-        (ByteSize(100),), min_length=1, description="Length of a record's value; repeat it to measure several."
+        (ByteSize(100),),
+        min_length=1,
+        description="Length of a record's value; repeat it to measure several.",
     )
     chunk_bytes: ByteSize = Field(ByteSize(256 * KIB), ge=1 * KIB, description="Size of a full chunk.")
     request_bytes: ByteSize = Field(ByteSize(1 * MIB), description="A request takes chunks up to this size.")
     streamlets: int = Field(1, ge=1, description="M: streamlets of the stream.")
     entries: int = Field(1, ge=1, description="Q: entries per streamlet.")
-    codec: Literal["none", "lz4", "zstd"] = Field("none", description="Compression; values are random hex digits.")
+    codec: Literal["none", "lz4", "zstd"] = Field(
+        "none", description="Compression; values are random hex digits."
+    )
     producers: int = Field(1, ge=1, description="Producers, each a process.")
     mode: Literal["send_batch", "send"] = Field(
-        "send_batch", description="What producers call: send_batch with a ready Arrow batch, or send per record."
+        "send_batch",
+        description="What producers call: send_batch with a ready Arrow batch, or send per record.",
+    )
+    buffer_bytes: ByteSize = Field(
+        ByteSize(64 * MIB),
+        description="What a producer may have waiting; latency without --rate is time in it.",
+    )
+    requests_in_flight: int = Field(
+        5, ge=1, description="Requests of a producer to a broker that wait for an answer."
     )
     linger_ms: float = Field(0.0, ge=0, description="How long an unfilled chunk waits for more records.")
-    rate: float = Field(0.0, ge=0, description="Records per second of all producers together; 0: as fast as it goes.")
-    bytes: ByteSize | None = Field(None, description="Record bytes of a round; default 1 GB, or what --seconds allow.")
+    rate: float = Field(
+        0.0, ge=0, description="Records per second of all producers together; 0: as fast as it goes."
+    )
+    bytes: ByteSize | None = Field(
+        None, description="Record bytes of a round; default 1 GB, or what --seconds allow."
+    )
     records: int | None = Field(None, ge=1, description="Records of a round, in place of --bytes.")
     seconds: float | None = Field(None, gt=0, description="End a round after this time, whatever is left.")
-    rounds: int = Field(3, ge=1, description="Rounds measured; the median, the least and the most are reported.")
+    rounds: int = Field(
+        3, ge=1, description="Rounds measured; the median, the least and the most are reported."
+    )
     transport: Literal["auto", "unix", "tcp", "grpc"] = Field(
         "auto", description="How clients reach brokers; auto: unix socket, else frames over TCP, else gRPC."
     )
@@ -68,7 +86,8 @@ class ConsumeSettings(BenchSettings):
     section: ClassVar[str] = "bench_consume"
 
     read: Literal["batches", "records"] = Field(
-        "batches", description="How the consumer iterates: Arrow batches in place, or records as Python objects."
+        "batches",
+        description="How the consumer iterates: Arrow batches in place, or records as Python objects.",
     )
     shared_memory: Literal["auto", "never", "always"] = Field(
         "auto", description="Whether the consumer reads in the broker's memory."
@@ -84,7 +103,9 @@ class E2eSettings(ConsumeSettings):
     mode: Literal["send_batch", "send"] = Field(
         "send", description="What producers call: send per record, or send_batch with a ready Arrow batch."
     )
-    rate: float = Field(1000.0, ge=0, description="Records per second of all producers; 0: as fast as it goes.")
+    rate: float = Field(
+        1000.0, ge=0, description="Records per second of all producers; 0: as fast as it goes."
+    )
     seconds: float | None = Field(5.0, gt=0, description="End a round after this time, whatever is left.")
 
 
@@ -96,7 +117,7 @@ SETTINGS: dict[str, type[BenchSettings]] = {
 
 
 def arena_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:
-    """Memory that each broker needs for a round: records, what Arrow and chunks add to them, and open segments.
+    """Memory that each broker needs for a round: records, what Arrow and chunks add, and open segments.
 
     Streams are deleted between rounds, so that the memory of one round is all there has to be.
     """

@@ -5,9 +5,8 @@ It is told what to do on standard input and answers on standard output, a JSON o
     ← {"role": "produce", …}        its task, see `Task`
     → {"ready": true}               it is connected and warmed up
     ← go                            it begins
-    ← total 10000                   consumers: so many records there are in all; it stops when it has seen them
-    → {"records": …, "start_ns": …} its result, see `Result`
-    → {"error": "…"}                in place of any answer; the process ends
+    ← total 10000 consumers: so many records there are in all; it stops when it has seen them → {"records": …,
+    "start_ns": …} its result, see `Result` → {"error": "…"} in place of any answer; the process ends
 
 Times are of the monotonic clock, which all processes of a machine share.
 """
@@ -19,24 +18,25 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, Literal
 
 import uvloop
 
 from kera.cli.bench._latency import Latencies
 from kera.cli.bench._payload import make_batch, make_value, records_per_chunk
-from kera.client import BatchDelivery, Client, ClientSettings, Consumer, Pending, Producer
+from kera.client import Client, ClientSettings, Consumer, Producer
 from kera.core.errors import KeraError
 from kera.core.process import die_with_parent
 
 WARM_UP_BYTES = 32_000_000
-"""What a producer sends before it is measured: connections, code and the broker's memory are warm after that."""
+"""What a producer sends before it is measured: then connections, code and the broker's memory are warm."""
 WARM_UP_RECORDS_MAX = 50_000
 SENDS_PER_DRAIN = 100
 CHUNKS_PER_SAMPLE = 4
-"""Of so many chunks one is timed when all go as fast as they can: timing them all would cost what it measures."""
+"""Of so many chunks one is timed when all go as fast as they can: timing costs some of what it measures."""
 SAMPLES_PER_S_MAX = 20_000
+LATE_S_MAX = 1.0
 
 
 @dataclasses.dataclass
@@ -145,15 +145,23 @@ class ProduceWorker:
         return sent
 
     async def _send_at_rate(self, stream: str, records: int, deadline_s: float | None, rate: float) -> int:
-        """Send what is due, at least every millisecond; a delay is made up for, so that the rate is kept."""
+        """Send what is due, every millisecond; a delay is made up for, so that the rate is kept.
+
+        Where it cannot be kept, the time is up a second after it should be.
+        """
         in_batches = self._task.mode == "send_batch"
         records_per_sample = max(1, round(rate / SAMPLES_PER_S_MAX))
         start_s = time.monotonic()
+        if deadline_s is not None:
+            records = min(records, round((deadline_s - start_s) * rate))
+            deadline_s += LATE_S_MAX
         sent = 0
         while sent < records and (deadline_s is None or time.monotonic() < deadline_s):
             due = min(records, int((time.monotonic() - start_s) * rate) + 1) - sent
             if due <= 0:
-                await asyncio.sleep(max(0.0, start_s + sent / rate - time.monotonic()))
+                # uvloop's clock has milliseconds: a shorter sleep is none, and takes the processor from the
+                # broker.
+                await asyncio.sleep(max(0.001, start_s + sent / rate - time.monotonic()))
                 continue
             start_ns = time.perf_counter_ns()
             if in_batches:
@@ -169,7 +177,7 @@ class ProduceWorker:
             sent += due
         return sent
 
-    def _time(self, delivery: Pending | BatchDelivery, start_ns: int, count: int = 1) -> None:
+    def _time(self, delivery: Awaitable[Any], start_ns: int, count: int = 1) -> None:
         async def wait() -> None:
             await delivery
             self._latencies.add((time.perf_counter_ns() - start_ns) / 1000, count)
@@ -227,7 +235,7 @@ class ConsumeWorker:
             self._latencies.encode(),
         )
 
-    def _consumer(self, stream: str, end: str | None = None) -> Consumer:
+    def _consumer(self, stream: str, end: Literal["latest"] | None = None) -> Consumer:
         return self._client.consumer(stream, start="earliest", end=end, **self._task.consumer_settings)
 
     async def _read(self, consumer: Consumer) -> None:
@@ -250,15 +258,14 @@ class ConsumeWorker:
         async for record in consumer:
             self._records += 1
             self._record_bytes += len(record.value or b"")
-            if self._records % 1000 == 0 or self._records == self._total:
-                self._last_ns = time.monotonic_ns()
+            self._last_ns = time.monotonic_ns()
             if self._records == self._total:
                 return
-        self._last_ns = time.monotonic_ns()
 
 
 async def _next_line() -> str:
-    return (await asyncio.to_thread(sys.stdin.readline)).strip()
+    line: str = await asyncio.to_thread(sys.stdin.readline)
+    return line.strip()
 
 
 def _answer(message: dict[str, Any]) -> None:
@@ -266,7 +273,17 @@ def _answer(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _work(task: Task) -> None:
+async def _work(task: Task) -> int:
+    try:
+        await _run(task)
+    except KeraError as error:
+        # Now, and not when the loop has ended: that waits for the thread that reads our input.
+        _answer({"error": error.message})
+        return 1
+    return 0
+
+
+async def _run(task: Task) -> None:
     client = await Client.connect(task.bootstrap, ClientSettings.load(transport=task.transport))
     try:
         worker: Any = (ProduceWorker if task.role == "produce" else ConsumeWorker)(task, client)
@@ -279,15 +296,6 @@ async def _work(task: Task) -> None:
         await client.close()
 
 
-def _run(work: Coroutine[Any, Any, None]) -> int:
-    try:
-        uvloop.run(work)
-    except KeraError as error:
-        _answer({"error": error.message})
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(_run(_work(Task(**json.loads(sys.stdin.readline())))))
+    sys.exit(uvloop.run(_work(Task(**json.loads(sys.stdin.readline())))))

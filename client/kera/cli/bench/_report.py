@@ -1,0 +1,156 @@
+"""What a measurement has found: one JSON object per result for programs, a table for people.
+
+The fields are described in docs/bench.md; they are added to, never renamed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kera.cli._sizes import format_size
+from kera.cli._table import plural, table
+from kera.cli.bench._cpu import cpu_model
+from kera.cli.bench._latency import Latencies
+from kera.cli.bench._settings import BenchSettings, ConsumeSettings
+
+if TYPE_CHECKING:
+    from kera.cli.bench._rounds import Place, Round
+
+_PACKAGES = ("kera", "pyarrow", "grpcio", "uvloop", "numpy")
+_LATENCY_OF = {"produce": "acknowledgement", "consume": None, "e2e": "availability"}
+
+
+def make(
+    name: str, settings: BenchSettings, place: Place, record_bytes: int, rounds: Sequence[Round]
+) -> dict[str, Any]:
+    """One result."""
+    latencies = Latencies()
+    for one in rounds:
+        latencies.add_encoded(one.latencies)
+    return {
+        "bench": name,
+        "record_bytes": record_bytes,
+        "chunk_bytes": int(settings.chunk_bytes),
+        "request_bytes": int(settings.request_bytes),
+        "streamlets": settings.streamlets,
+        "entries": settings.entries,
+        "codec": settings.codec,
+        "producers": settings.producers,
+        "mode": settings.mode if name != "consume" else None,
+        **_consumer_fields(settings),
+        "buffer_bytes": int(settings.buffer_bytes),
+        "requests_in_flight": settings.requests_in_flight,
+        "linger_ms": settings.linger_ms,
+        "rate": settings.rate if name != "consume" else 0.0,
+        "transport": settings.transport,
+        "brokers": settings.brokers if place.own else None,
+        "rounds": len(rounds),
+        "records": _middle(one.records for one in rounds),
+        "seconds": _middle(one.seconds for one in rounds),
+        "mb_per_s": _middle(one.record_bytes / 1e6 / one.seconds for one in rounds),
+        "m_records_per_s": _middle(one.records / 1e6 / one.seconds for one in rounds),
+        "records_per_chunk": _middle(one.records / one.chunks for one in rounds if one.chunks),
+        "latency_of": _LATENCY_OF[name],
+        "latency_us": latencies.summary(),
+        "producers_cpu_s": _middle(one.producers_cpu_s for one in rounds) if name != "consume" else None,
+        "consumers_cpu_s": _middle(one.consumers_cpu_s for one in rounds) if name != "produce" else None,
+        "brokers_cpu_s": _middle(one.brokers_cpu_s for one in rounds if one.brokers_cpu_s is not None),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "cpu": cpu_model(),
+        "versions": _versions(),
+    }
+
+
+def _consumer_fields(settings: BenchSettings) -> dict[str, Any]:
+    if not isinstance(settings, ConsumeSettings):
+        return {"read": None, "shared_memory": None, "verify_checksums": None}
+    return {
+        "read": settings.read,
+        "shared_memory": settings.shared_memory,
+        "verify_checksums": settings.verify_checksums,
+    }
+
+
+def _middle(values: Iterable[float]) -> dict[str, float] | None:
+    """Median, least and most; None when there is no value."""
+    known = list(values)
+    if not known:
+        return None
+    found = {"median": statistics.median(known), "min": min(known), "max": max(known)}
+    return {name: _rounded(value) for name, value in found.items()}
+
+
+def _rounded(value: float) -> float:
+    """Counts as they are; of other numbers four digits, which are more than any measurement is good for."""
+    return int(value) if value == int(value) else float(f"{value:.4g}")
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def to_line(report: dict[str, Any]) -> str:
+    """The report as one line of JSON."""
+    return json.dumps(report)
+
+
+def to_table(reports: Sequence[dict[str, Any]]) -> str:
+    """The reports for people: a row each."""
+    heading = ("RECORD", "CHUNK", "MB/s", "(MIN-MAX)", "M REC/s", "p50 µs", "p95", "p99", "MAX", "CPU")
+    rows = [
+        (
+            f"{report['record_bytes']} B",
+            format_size(report["chunk_bytes"]),
+            _short(report["mb_per_s"]["median"]),
+            f"({_short(report['mb_per_s']['min'])}-{_short(report['mb_per_s']['max'])})",
+            f"{report['m_records_per_s']['median']:.3g}",
+            *_latency_cells(report["latency_us"]),
+            _cpu_cell(report),
+        )
+        for report in reports
+    ]
+    first = reports[0]
+    title = f"kera bench {first['bench']}: median of {plural(first['rounds'], 'round')}"
+    if first["latency_of"]:
+        title += f"; time to {first['latency_of']}"
+    return f"{title}\n\n{table(heading, rows)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _latency_cells(latency: dict[str, int] | None) -> tuple[object, ...]:
+    return tuple(latency[name] for name in ("p50", "p95", "p99", "max")) if latency else (None,) * 4
+
+
+def _cpu_cell(report: dict[str, Any]) -> str:
+    """Processor time of each kind of process: at a fixed rate as share of a core, else per GB of records."""
+    seconds = report["seconds"]["median"]
+    gigabytes = report["mb_per_s"]["median"] * seconds / 1000
+    parts = []
+    for kind in ("producers", "brokers", "consumers"):
+        cpu_s = report[kind + "_cpu_s"]
+        if cpu_s is not None:
+            share = (
+                f"{cpu_s['median'] / seconds:.0%}"
+                if report["rate"]
+                else f"{cpu_s['median'] / gigabytes:.2f} s/GB"
+            )
+            parts.append(f"{kind} {share}")
+    return ", ".join(parts)

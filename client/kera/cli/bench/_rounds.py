@@ -1,0 +1,232 @@
+"""Rounds of a measurement: make streams, start workers together, put their figures together, delete streams.
+
+Each round has fresh streams and fresh processes, and the streams go at its end, so that all rounds use the
+same memory of the brokers. What is prepared (connections, warm-up, for `consume` the records) is done before
+the clock starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from kera.cli._run import extra, run_async
+from kera.cli._sizes import format_size
+from kera.cli._table import plural
+from kera.cli.bench._cpu import cpu_seconds
+from kera.cli.bench._settings import BenchSettings, ConsumeSettings, arena_bytes_of
+from kera.core.settings import MIB
+
+SEGMENT_BYTES = 8 * MIB
+
+
+@dataclasses.dataclass
+class Round:
+    """Figures of one round."""
+
+    records: int
+    record_bytes: int
+    seconds: float
+    """From the first record to the last acknowledgement, or to its arrival at the consumer."""
+    producers_cpu_s: float
+    consumers_cpu_s: float
+    brokers_cpu_s: float | None
+    """None where the brokers are not ours to look at."""
+    chunks: int
+    latencies: list[str]
+
+
+@dataclasses.dataclass
+class Place:
+    """The cluster that is measured."""
+
+    bootstrap: str
+    broker_pids: list[int]
+    """Empty when it is not ours."""
+    own: bool
+
+
+def run(name: str, settings: BenchSettings) -> int:
+    """Run ``kera bench <name>``."""
+    # Without a use for us, and it writes a line whenever we start a process while a client is connected.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    with extra("cli"):
+        import hdrh.histogram  # noqa: F401 - before the work begins, not at its end
+    return run_async(_run(name, settings))
+
+
+async def _run(name: str, settings: BenchSettings) -> int:
+    from kera.cli.bench import _report
+
+    reports = []
+    async with _cluster(settings) as place:
+        for record_bytes in settings.record_bytes:
+            rounds = []
+            for number in range(1, settings.rounds + 1):
+                _say(f"{record_bytes} B records: round {number} of {settings.rounds}")
+                rounds.append(await _round(name, settings, place, int(record_bytes)))
+            report = _report.make(name, settings, place, int(record_bytes), rounds)
+            print(_report.to_line(report), flush=True)
+            reports.append(report)
+    print(f"\n{_report.to_table(reports)}", file=sys.stderr)
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _cluster(settings: BenchSettings) -> AsyncIterator[Place]:
+    """The cluster that was named, or a temporary one with enough memory."""
+    if settings.bootstrap is not None:
+        yield Place(settings.bootstrap, [], own=False)
+        return
+    from kera.client.local_cluster import LocalCluster
+
+    arena_bytes = arena_bytes_of(settings, SEGMENT_BYTES)
+    _say(
+        f"starting {plural(settings.brokers, 'broker')} with {format_size(arena_bytes)} of shared memory each"
+    )
+    cluster = LocalCluster(brokers=settings.brokers, arena_bytes=arena_bytes, segment_bytes=SEGMENT_BYTES)
+    async with cluster:
+        brokers = [pid for name, pid in cluster.processes.items() if name.startswith("broker")]
+        yield Place(cluster.bootstrap, brokers, own=True)
+
+
+async def _round(name: str, settings: BenchSettings, place: Place, record_bytes: int) -> Round:
+    stream = f"kera-bench-{os.getpid()}"
+    warm_up = stream + "-warm-up"
+    async with _streams(settings, place.bootstrap, [stream, warm_up]):
+        tasks = _tasks(name, settings, place.bootstrap, record_bytes, stream, warm_up)
+        return await (_consume_after if name == "consume" else _measure)(tasks, place)
+
+
+@contextlib.asynccontextmanager
+async def _streams(settings: BenchSettings, bootstrap: str, names: Sequence[str]) -> AsyncIterator[None]:
+    from kera.cli._client import connected
+
+    async with connected(bootstrap) as client:
+        made = []
+        try:
+            for name in names:
+                await client.admin.create_stream(
+                    name, streamlets=settings.streamlets, entries=settings.entries, codec=settings.codec
+                )
+                made.append(name)
+            yield
+        finally:
+            for name in made:
+                await client.admin.delete_stream(name)
+
+
+def _tasks(
+    name: str, settings: BenchSettings, bootstrap: str, record_bytes: int, stream: str, warm_up: str
+) -> list[Any]:
+    """A task per producer and, but for `produce`, one for a consumer."""
+    from kera.cli.bench._worker import Task
+
+    records = settings.records_of(record_bytes)
+    shared: dict[str, Any] = {
+        "bootstrap": bootstrap,
+        "stream": stream,
+        "warm_up_stream": warm_up,
+        "record_bytes": record_bytes,
+        "transport": settings.transport,
+    }
+    filling = name == "consume"  # the producers only prepare: as fast as they can, in full chunks
+    tasks = [
+        Task(
+            role="produce",
+            mode="send_batch" if filling else settings.mode,
+            records=records // settings.producers + (number < records % settings.producers),
+            seconds=None if filling else settings.seconds,
+            rate=0 if filling else settings.rate / settings.producers,
+            chunk_bytes=settings.chunk_bytes,
+            producer_settings={
+                "chunk_bytes_max": settings.chunk_bytes,
+                "request_bytes_max": settings.request_bytes,
+                "buffer_bytes_max": settings.buffer_bytes,
+                "requests_in_flight_max": settings.requests_in_flight,
+                "linger_ms": settings.linger_ms,
+            },
+            **shared,
+        )
+        for number in range(settings.producers)
+    ]
+    if isinstance(settings, ConsumeSettings):
+        consumer_settings = {
+            "shared_memory": settings.shared_memory,
+            "verify_checksums": settings.verify_checksums,
+        }
+        tasks.append(Task(role="consume", mode=settings.read, consumer_settings=consumer_settings, **shared))
+    return tasks
+
+
+async def _measure(tasks: list[Any], place: Place) -> Round:
+    """Producers, and consumers if there are any, at the same time."""
+    from kera.cli.bench._processes import workers
+
+    async with workers(tasks) as all_workers:
+        producers = [worker for worker in all_workers if worker.task.role == "produce"]
+        consumers = [worker for worker in all_workers if worker.task.role == "consume"]
+        for group in (
+            producers,
+            consumers,
+        ):  # a consumer's warm-up is to read what producers have sent for theirs
+            await asyncio.gather(*(worker.ready() for worker in group))
+        brokers_cpu_s = cpu_seconds(place.broker_pids)
+        for worker in (*consumers, *producers):
+            worker.go()
+        produced = await asyncio.gather(*(worker.result() for worker in producers))
+        total = sum(result.records for result in produced)
+        for worker in consumers:
+            worker.tell_total(total)
+        consumed = await asyncio.gather(*(worker.result() for worker in consumers))
+        brokers_cpu_s = cpu_seconds(place.broker_pids) - brokers_cpu_s
+    return _put_together(produced, consumed, brokers_cpu_s if place.own else None)
+
+
+async def _consume_after(tasks: list[Any], place: Place) -> Round:
+    """Producers first, unmeasured; then the consumer."""
+    from kera.cli.bench._processes import workers
+
+    async with workers([task for task in tasks if task.role == "produce"]) as producers:
+        await asyncio.gather(*(worker.ready() for worker in producers))
+        for worker in producers:
+            worker.go()
+        produced = await asyncio.gather(*(worker.result() for worker in producers))
+    async with workers([task for task in tasks if task.role == "consume"]) as consumers:
+        await asyncio.gather(*(worker.ready() for worker in consumers))
+        brokers_cpu_s = cpu_seconds(place.broker_pids)
+        for worker in consumers:
+            worker.go()
+            worker.tell_total(sum(result.records for result in produced))
+        consumed = await asyncio.gather(*(worker.result() for worker in consumers))
+        brokers_cpu_s = cpu_seconds(place.broker_pids) - brokers_cpu_s
+    for result in consumed:
+        result.latencies = ""  # the age of what was there before says nothing
+    return _put_together([], consumed, brokers_cpu_s if place.own else None)
+
+
+def _put_together(produced: Sequence[Any], consumed: Sequence[Any], brokers_cpu_s: float | None) -> Round:
+    seen = consumed or produced  # the end of the way that was measured
+    start_ns = min(result.start_ns for result in (*produced, *consumed))
+    if produced:
+        start_ns = min(result.start_ns for result in produced)
+    end_ns = max(result.end_ns for result in seen)
+    return Round(
+        records=sum(result.records for result in seen),
+        record_bytes=sum(result.record_bytes for result in seen),
+        seconds=(end_ns - start_ns) / 1e9,
+        producers_cpu_s=sum(result.cpu_s for result in produced),
+        consumers_cpu_s=sum(result.cpu_s for result in consumed),
+        brokers_cpu_s=brokers_cpu_s,
+        chunks=sum(result.chunks for result in consumed),
+        latencies=[result.latencies for result in seen if result.latencies],
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

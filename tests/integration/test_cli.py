@@ -1,0 +1,383 @@
+"""The `kera` command against a real cluster: what a user types, and what comes out."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kera.client.local_cluster import LocalCluster
+
+BOUND_S = 60
+pytestmark = pytest.mark.xdist_group("cli")  # one cluster for all
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with LocalCluster.running(brokers=2, arena_bytes=64 << 20, segment_bytes=1 << 20) as cluster:
+        yield cluster.bootstrap
+
+
+class Kera:
+    """Runs `kera` for a test, which has a stream name for itself."""
+
+    def __init__(self, bootstrap: str, stream: str) -> None:
+        self.bootstrap = bootstrap
+        self.stream = stream
+        self._environment = {**os.environ, "KERA_BOOTSTRAP": bootstrap}
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        argv = [sys.executable, "-m", "kera.cli", *arguments]
+        return subprocess.Popen(argv, env=self._environment, **(pipes | options))
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        with self.start(*arguments) as process:
+            output, errors = process.communicate(stdin, timeout=BOUND_S)
+        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> bytes:
+        """Standard output of a command that succeeds."""
+        ended = self.run(*arguments, stdin=stdin)
+        assert ended.returncode == 0, ended.stderr.decode()
+        return ended.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json"))
+
+    def fails(self, code: int, *arguments: str, stdin: bytes = b"") -> str:
+        """The one line that a command which fails with `code` writes."""
+        ended = self.run(*arguments, stdin=stdin)
+        assert ended.returncode == code, ended.stderr.decode()
+        (line,) = ended.stderr.decode().splitlines()
+        assert line.startswith("kera: error: ")
+        return line.removeprefix("kera: error: ")
+
+
+@pytest.fixture
+def kera(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[Kera]:
+    stream = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:60].strip("-")
+    kera = Kera(bootstrap, stream)
+    yield kera
+    kera.run("stream", "delete", stream, "--yes")
+
+
+@pytest.fixture
+def stream(kera: Kera) -> str:
+    """An untyped stream of one streamlet."""
+    kera("stream", "create", kera.stream)
+    return kera.stream
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {BOUND_S} s: {what}"
+        time.sleep(0.02)
+
+
+# --- streams and the cluster -------------------------------------------------------------------------------
+
+
+def test_a_stream_is_created_listed_described_and_deleted(kera: Kera) -> None:
+    name = kera.stream
+    created = kera("stream", "create", name, "--streamlets", "3", "--entries", "2", "--codec", "lz4").decode()
+    assert re.fullmatch(rf"created {name}: id \d+, 3 streamlets on brokers 1, 2\n", created)
+
+    (listed,) = [item for item in kera.json("stream", "list") if item["name"] == name]
+    assert listed["config"]["streamlets"] == 3
+    assert re.search(
+        rf"^{name} +\d+ +3 +2 +leader +lz4 +bytes ", kera("stream", "list").decode(), re.MULTILINE
+    )
+
+    described = kera.json("stream", "describe", name)
+    assert [(item["streamlet"], len(item["entries"])) for item in described["streamlets"]] == [
+        (0, 2),
+        (1, 2),
+        (2, 2),
+    ]
+    assert [field["name"] for field in described["schema"]] == ["timestamp", "keys", "value", "headers"]
+
+    assert kera("stream", "delete", name, "--yes") == f"deleted {name}\n".encode()
+    assert name not in kera("stream", "list").decode()
+    assert kera.fails(1, "stream", "describe", name) == f"there is no stream '{name}'"
+
+
+def test_a_description_says_what_the_stream_holds(kera: Kera, stream: str) -> None:
+    kera("produce", stream, stdin=b"a\nb\nc\n")
+
+    text = kera("stream", "describe", stream).decode()
+
+    assert re.search(r"^ +0 +[12] +0 +3 +0 +3 +\d\S* [KMG]?i?B +1/1\+\d+$", text, re.MULTILINE), text
+    (entry,) = kera.json("stream", "describe", stream)["streamlets"][0]["entries"]
+    assert (entry["first_record"], entry["next_record"]) == (0, 3)
+    assert entry["end"]["offset"] == entry["length_bytes"]
+
+
+def test_a_stream_that_exists_or_makes_no_sense_is_refused(kera: Kera, stream: str) -> None:
+    assert stream in kera.fails(1, "stream", "create", stream)
+    assert "durability" in kera.fails(1, "stream", "create", stream + "-2", "--durability", "eternal").lower()
+    assert "Arrow has no type integer" in kera.fails(
+        2, "stream", "create", stream + "-2", "--column", "a:integer"
+    )
+    kera.fails(1, "stream", "delete", stream + "-2", "--yes")
+
+
+def test_a_person_is_asked_before_a_stream_is_deleted(kera: Kera, stream: str) -> None:
+    for answer, code in ((b"n\n", 1), (b"y\n", 0)):
+        ours, theirs = os.openpty()
+        with kera.start("stream", "delete", stream, stdin=theirs) as process:
+            os.close(theirs)
+            os.write(ours, answer)
+            output, errors = process.communicate(timeout=BOUND_S)
+        os.close(ours)
+        assert f"Delete {stream} and all its records?".encode() in output
+        assert process.returncode == code
+        assert errors == (b"" if code == 0 else b"kera: error: not confirmed\n")
+
+
+def test_the_brokers_are_shown(kera: Kera) -> None:
+    cluster = kera.json("cluster", "describe")
+    assert [(broker["broker_id"], broker["alive"]) for broker in cluster["brokers"]] == [(1, True), (2, True)]
+
+    text = kera("cluster", "describe").decode()
+    assert text.startswith(f"cluster {cluster['cluster_id']} at {kera.bootstrap}\n")
+    assert re.search(r"^ +1 +yes +127\.0\.0\.1:\d+ +127\.0\.0\.1:\d+ +64 MiB +1 MiB ", text, re.MULTILINE)
+
+
+# --- records in and out ------------------------------------------------------------------------------------
+
+
+def test_lines_go_in_and_come_out_in_order(kera: Kera, stream: str) -> None:
+    lines = b"".join(b"%d %d\n" % (number, number * number) for number in range(200_000))
+
+    produced = kera.run("produce", stream, stdin=lines)
+
+    assert produced.returncode == 0
+    assert re.fullmatch(rb"200,000 records in [\d.]+ s: [\d,]+ records/s, [\d.]+ MB/s\n", produced.stderr)
+    assert kera("consume", stream, "--until-end") == lines
+    assert kera("consume", stream, "--count", "3") == b"".join(lines.splitlines(keepends=True)[:3])
+
+
+def test_keys_go_in_and_formats_come_out(kera: Kera, stream: str) -> None:
+    kera("produce", stream, "--key-separator", ":", stdin=b"k1:v1\nv2\n")
+
+    printed = kera("consume", stream, "--until-end", "--format", r"%t/%p/%e/%o %k=%s %T\n").decode()
+
+    assert re.fullmatch(rf"{stream}/0/0/0 k1=v1 \d{{16}}\n{stream}/0/0/1 =v2 \d{{16}}\n", printed)
+
+
+def test_json_of_one_stream_can_be_put_into_another(kera: Kera, stream: str) -> None:
+    copy = stream + "-copy"
+    kera("stream", "create", copy, "--codec", "zstd")
+    record = {"key": "k", "value": "é", "headers": {"h": "x"}, "timestamp": "2026-01-02T03:04:05.000006Z"}
+    kera("produce", stream, "--json", stdin=json.dumps(record).encode() + b'\n{"value_base64": "/w=="}\n')
+
+    printed = kera("consume", stream, "--until-end", "--json")
+    kera("produce", copy, "--json", stdin=printed)
+
+    first, second = map(json.loads, printed.splitlines())
+    assert first == record | {"stream": stream, "streamlet": 0, "entry": 0, "offset": 0}
+    assert second["value_base64"] == "/w=="
+    assert kera("consume", copy, "-e", "--json") == printed.replace(
+        stream.encode() + b'"', copy.encode() + b'"'
+    )
+    kera("stream", "delete", copy, "--yes")
+
+
+def test_rows_of_a_typed_stream_go_in_and_come_out(kera: Kera) -> None:
+    columns = ("id:int64", "at:timestamp[us, UTC]", "fare:float64")
+    flags = [word for column in columns for word in ("--column", column)]
+    keyed = ("--key-column", "id", "--timestamp-column", "at")
+    kera("stream", "create", kera.stream, "--streamlets", "4", *flags, *keyed)
+    rows = [{"id": n, "at": f"2026-01-02T03:04:0{n}.000000Z", "fare": n / 2} for n in range(10)]
+
+    kera("produce", kera.stream, "--json", stdin="\n".join(map(json.dumps, rows)).encode())
+
+    printed = [json.loads(line) for line in kera("consume", kera.stream, "--until-end").splitlines()]
+    assert sorted(printed, key=lambda row: int(row["id"])) == rows
+    with_keys = kera("consume", kera.stream, "-e", "-f", r"%k %T\n").splitlines()
+    assert min(with_keys) == b"0 1767323040000000"
+    describe = kera("stream", "describe", kera.stream).decode()
+    assert "at: timestamp[us, tz=UTC]" in describe
+    assert re.search(r"^key column +id$", describe, re.MULTILINE)
+
+
+def test_lines_that_do_not_fit_are_named(kera: Kera, stream: str) -> None:
+    typed = stream + "-typed"
+    kera("stream", "create", typed, "--column", "n:int64")
+
+    assert "give its rows as JSON objects, with --json" in kera.fails(2, "produce", typed, stdin=b"1\n")
+    for arguments, stdin, says in (
+        ((typed, "--json"), b'{"n": "x"}\n', "lines 1 to 1 are no rows of the stream (columns: n)"),
+        ((stream, "--json"), b'{"value": 1}\nx\n', "line 2: "),
+    ):
+        ended = kera.run("produce", *arguments, stdin=stdin)
+        assert ended.returncode == 1
+        summary, error = ended.stderr.decode().splitlines()
+        assert summary.startswith("0 records in ")
+        assert error.startswith("kera: error: " + says)
+    kera("stream", "delete", typed, "--yes")
+
+
+def test_a_consumer_waits_for_what_comes(kera: Kera, stream: str) -> None:
+    with kera.start("produce", stream) as producer, kera.start("consume", stream) as consumer:
+        assert producer.stdin is not None
+        assert consumer.stdout is not None
+        for line in (b"first\n", b"second\n"):
+            producer.stdin.write(line)
+            producer.stdin.flush()
+            assert consumer.stdout.readline() == line, "while the producer's input is still open"
+        producer.stdin.close()
+        assert producer.wait(BOUND_S) == 0
+        consumer.send_signal(signal.SIGINT)
+        _, errors = consumer.communicate(timeout=BOUND_S)
+    assert (consumer.returncode, errors) == (130, b"")
+
+
+def test_from_latest_gives_only_what_is_new(kera: Kera, stream: str) -> None:
+    kera("produce", stream, stdin=b"old\n")
+    with kera.start("consume", stream, "--from", "latest", "--count", "1") as consumer:
+        while consumer.poll() is None:
+            kera("produce", stream, stdin=b"new\n")
+        output, errors = consumer.communicate(timeout=BOUND_S)
+    assert (consumer.returncode, output, errors) == (0, b"new\n", b"")
+
+
+def test_ctrl_c_sends_what_was_read(kera: Kera, stream: str) -> None:
+    with kera.start("produce", stream) as producer:
+        assert producer.stdin is not None
+        producer.stdin.write(b"a\nb\n")
+        producer.stdin.flush()
+        wait_until(lambda: kera("consume", stream, "--until-end") == b"a\nb\n", "the records are there")
+        producer.send_signal(signal.SIGINT)
+        _, errors = producer.communicate(timeout=BOUND_S)
+    assert producer.returncode == 130
+    assert errors.startswith(b"2 records in ")
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_reader_that_goes_away_ends_the_consumer(kera: Kera, stream: str, ahead: bool) -> None:
+    """Whether more records are there (`ahead`), so that it fails to write, or it waits for some."""
+    kera("produce", stream, stdin=b"x" * 99 + b"\n" + (b"y" * 99 + b"\n") * (100_000 if ahead else 0))
+    with kera.start("consume", stream) as consumer:
+        assert consumer.stdout is not None
+        assert consumer.stderr is not None
+        assert consumer.stdout.readline() == b"x" * 99 + b"\n"
+        consumer.stdout.close()
+        assert consumer.wait(BOUND_S) == 0
+        assert consumer.stderr.read() == b""
+
+
+def test_other_writers_to_the_same_pipe_are_not_disturbed(kera: Kera, stream: str) -> None:
+    kera("produce", stream, stdin=b"x\n")
+    reading, writing = os.pipe()
+    with kera.start("consume", stream, "--until-end", stdout=writing) as consumer:
+        assert consumer.wait(BOUND_S) == 0
+    assert os.get_blocking(writing)
+    os.close(reading)
+    os.close(writing)
+
+
+# --- errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments", [("consume", "absent"), ("produce", "absent"), ("stream", "describe", "absent")]
+)
+def test_a_stream_that_is_not_there_is_named(kera: Kera, arguments: tuple[str, ...]) -> None:
+    assert kera.fails(1, *arguments) == "there is no stream 'absent'"
+
+
+def test_a_cluster_that_is_not_there_is_named(kera: Kera) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    message = kera.fails(1, "stream", "list", "--bootstrap", address)
+    assert address in message
+
+
+# --- kera bench --------------------------------------------------------------------------------------------
+
+FIELDS = {
+    "record_bytes",
+    "chunk_bytes",
+    "request_bytes",
+    "mb_per_s",
+    "m_records_per_s",
+    "latency_us",
+    "cores",
+    "versions",
+}
+
+
+def bench(kera: Kera, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """Results and the table."""
+    ended = kera.run("bench", *arguments, "--bootstrap", kera.bootstrap)
+    assert ended.returncode == 0, ended.stderr.decode()
+    results = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert all(result.keys() >= FIELDS for result in results)
+    assert not any(item["name"].startswith("kera-bench") for item in kera.json("stream", "list"))
+    return results, ended.stderr.decode()
+
+
+def test_bench_produce_measures_acknowledgements(kera: Kera) -> None:
+    flags = ("--records", "20000", "--rounds", "2", "--producers", "2", "--streamlets", "2")
+    results, shown = bench(kera, "produce", *flags, "--record-bytes", "100", "--record-bytes", "500")
+
+    assert [result["record_bytes"] for result in results] == [100, 500]
+    for result in results:
+        assert result["records"] == {"median": 20000, "min": 20000, "max": 20000}
+        assert 0 < result["mb_per_s"]["min"] <= result["mb_per_s"]["median"] <= result["mb_per_s"]["max"]
+        assert result["latency_of"] == "acknowledgement"
+        assert 0 < result["latency_us"]["p50"] <= result["latency_us"]["p99"] <= result["latency_us"]["max"]
+        assert result["producers_cpu_s"]["median"] > 0
+        assert result["brokers_cpu_s"] is None, "the brokers are not the benchmark's own"
+    assert "kera bench produce: median of 2 rounds; time to acknowledgement" in shown
+    assert re.search(r"^500 B +256 KiB +[\d.]+ ", shown, re.MULTILINE)
+
+
+def test_bench_consume_reads_all_that_was_sent(kera: Kera) -> None:
+    for read in ("batches", "records"):
+        (result,), _ = bench(kera, "consume", "--records", "20000", "--rounds", "1", "--read", read)
+        assert result["records"]["median"] == 20000
+        assert result["read"] == read
+        assert result["latency_us"] is None
+
+
+def test_bench_e2e_keeps_its_rate_and_measures_availability(kera: Kera) -> None:
+    for mode in ("send", "send_batch"):
+        flags = ("--rate", "2000", "--seconds", "0.5", "--rounds", "1", "--mode", mode)
+        (result,), _ = bench(kera, "e2e", *flags)
+        assert result["records"]["median"] == 1000
+        assert result["seconds"]["median"] >= 0.45
+        assert result["latency_of"] == "availability"
+        assert result["latency_us"]["samples"] == 1000
+
+
+def test_bench_starts_a_cluster_of_its_own_and_says_so(kera: Kera) -> None:
+    ended = kera.run(
+        "bench", "produce", "--records", "1000", "--rounds", "1", "--mode", "send", "--seconds", "20"
+    )
+
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert re.match(r"starting 1 broker with [\d.]+ MiB of shared memory each\n", ended.stderr.decode())
+    (result,) = map(json.loads, ended.stdout.splitlines())
+    assert result["brokers"] == 1
+    assert result["brokers_cpu_s"] is not None
+
+
+def test_bench_tells_why_a_worker_failed(kera: Kera) -> None:
+    ended = kera.run(
+        "bench", "produce", "--records", "10", "--record-bytes", "2MB", "--bootstrap", kera.bootstrap
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.decode().splitlines()[-1].startswith("kera: error: record of ")

@@ -1,0 +1,395 @@
+"""`kera dev` and `LocalCluster`, with real daemons: they start, stop in order, and leave nothing behind.
+
+Each test has a directory of shared memory and one of temporary files for itself, so that "nothing is left"
+can be checked however many clusters run beside it.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.client import Client
+from kera.client.local_cluster import LocalCluster
+from kera.core.errors import InvalidArgument
+
+BOUND_S = 60
+ARENA = ("--arena-bytes", "16MiB", "--segment-bytes", "1MiB")
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {BOUND_S} s: {what}"
+        time.sleep(0.02)
+
+
+@dataclasses.dataclass
+class Surroundings:
+    """Where the processes of a test keep what they might leave behind."""
+
+    shm: Path
+    temporary: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "KERA_BROKER_SHM_DIR": str(self.shm), "TMPDIR": str(self.temporary)}
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in (*self.shm.iterdir(), *self.temporary.iterdir()))
+
+
+@pytest.fixture
+def around() -> Iterator[Surroundings]:
+    # Short paths: a unix socket's has 107 bytes at most.
+    name = f"kera-test-{secrets.token_hex(4)}"
+    places = Surroundings(Path("/dev/shm", name), Path("/tmp", name))
+    places.shm.mkdir()
+    places.temporary.mkdir()
+    yield places
+    shutil.rmtree(places.shm)
+    shutil.rmtree(places.temporary)
+
+
+class Dev:
+    """A running ``kera dev``."""
+
+    def __init__(self, around: Surroundings, *flags: str | Path) -> None:
+        argv = [sys.executable, "-m", "kera.cli", "dev", "--port", "0", *ARENA, *map(str, flags)]
+        self.process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=around.environment
+        )
+
+    def read_welcome(self) -> str:
+        """What it prints when the cluster runs."""
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("Ctrl-C"):
+                return "".join(lines)
+        raise AssertionError(f"it ended: {self.process.communicate()}")
+
+    def children(self) -> dict[str, int]:
+        """Pids of its daemons, by their names (coordinator, broker-1, …)."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                argv = (path / "cmdline").read_text().split("\0")
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self.process.pid and "--data-dir" in argv:
+                    found[Path(argv[argv.index("--data-dir") + 1]).name] = int(path.name)
+        return found
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+        """Signal it; its exit code and what it has written to standard error."""
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=BOUND_S)
+        return self.process.returncode, errors
+
+
+StartDev = Callable[..., Dev]
+
+
+@pytest.fixture
+def start_dev(around: Surroundings) -> Iterator[StartDev]:
+    started = []
+
+    def start(*flags: str | Path) -> Dev:
+        started.append(Dev(around, *flags))
+        return started[-1]
+
+    yield start
+    for dev in started:
+        if dev.process.poll() is None:
+            dev.end(signal.SIGTERM)
+        dev.process.communicate()
+
+
+def exists(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def bootstrap_of(welcome: str) -> str:
+    match = re.search(r"bootstrap +(\S+)", welcome)
+    assert match
+    return match[1]
+
+
+def kera(*arguments: str, stdin: str = "") -> str:
+    argv = [sys.executable, "-m", "kera.cli", *arguments]
+    ended = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+# --- kera dev: its life ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_and_leaves_nothing(
+    start_dev: StartDev, around: Surroundings, number: signal.Signals
+) -> None:
+    dev = start_dev()
+    dev.read_welcome()
+    pids = dev.children().values()
+    assert len(pids) == 2
+    assert len(around.left()) == 2, "an arena and a temporary directory"
+
+    assert dev.end(number) == (0, "")
+
+    assert not any(exists(pid) for pid in pids)
+    assert around.left() == []
+
+
+def test_what_it_shows_is_there_and_what_it_suggests_works(
+    start_dev: StartDev, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcome = start_dev("--brokers", "2").read_welcome()
+
+    assert "a cluster of 2 brokers on this machine" in welcome
+    assert "16 MiB per broker, segments of 1 MiB" in welcome
+    cluster = json.loads(kera("cluster", "describe", "--json", "--bootstrap", bootstrap_of(welcome)))
+    for broker in cluster["brokers"]:
+        assert (
+            f"broker {broker['broker_id']}   grpc {broker['grpc_address']}, frames {broker['frames_address']}"
+            in welcome
+        )
+    assert len(cluster["brokers"]) == 2
+
+    export, create, produce, consume = welcome.partition("Try:\n")[2].strip().splitlines()[:4]
+    variable, _, value = export.strip().removeprefix("export ").partition("=")
+    monkeypatch.setenv(variable, value)
+    kera(*create.split()[1:])
+    echo, _, command = produce.partition(" | ")
+    kera(*command.split()[1:], stdin=echo.split()[1] + "\n")
+    assert kera(*consume.split()[1:], "--until-end") == "hello\n"
+
+
+def test_brokers_stop_before_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
+    dev = start_dev("--brokers", "2", "--log-dir", tmp_path / "logs")
+    dev.read_welcome()
+
+    assert dev.end() == (0, "")
+
+    def time_of(event: str, name: str) -> str:
+        records = map(json.loads, (tmp_path / "logs" / f"{name}.log").read_text().splitlines())
+        (time_of_event,) = (record["timestamp"] for record in records if record["event"] == event)
+        return str(time_of_event)
+
+    assert max(time_of("stopped", f"broker-{n}") for n in (1, 2)) < time_of("stopping", "coordinator")
+
+
+def test_a_signal_during_the_start_stops_it(start_dev: StartDev, around: Surroundings) -> None:
+    dev = start_dev()
+    wait_until(lambda: bool(dev.children()), "the coordinator is being started")
+
+    code, errors = dev.end(signal.SIGTERM)
+
+    assert (code, errors) == (0, "")
+    assert dev.children() == {}
+    assert around.left() == []
+
+
+def test_a_broker_that_dies_is_told_and_ends_the_others(start_dev: StartDev, around: Surroundings) -> None:
+    dev = start_dev("--brokers", "2")
+    dev.read_welcome()
+    pids = dev.children()
+
+    os.kill(pids["broker-2"], signal.SIGKILL)
+    _, errors = dev.process.communicate(timeout=BOUND_S)
+
+    assert dev.process.returncode == 1
+    first, *tail = errors.splitlines()
+    assert first == "kera: error: broker-2 was killed by SIGKILL; stopping the others. The end of its log:"
+    assert any("info ready" in line and "broker_id=2" in line for line in tail)
+    assert not any(exists(pid) for pid in pids.values())
+    assert around.left() == []
+
+
+# --- kera dev: the same place twice ------------------------------------------------------------------------
+
+
+def test_a_directory_or_port_that_is_in_use_is_refused(start_dev: StartDev, tmp_path: Path) -> None:
+    dev = start_dev("--data-dir", tmp_path / "data")
+    bootstrap = bootstrap_of(dev.read_welcome())
+
+    same_directory = start_dev("--data-dir", tmp_path / "data")
+    _, errors = same_directory.process.communicate(timeout=BOUND_S)
+    assert same_directory.process.returncode == 2
+    assert (
+        errors
+        == f"kera: error: another local cluster uses {tmp_path}/data; stop it or choose another directory\n"
+    )
+
+    same_port = start_dev("--port", bootstrap.partition(":")[2])
+    _, errors = same_port.process.communicate(timeout=BOUND_S)
+    assert same_port.process.returncode == 2
+    (line,) = errors.splitlines()
+    assert line.startswith("kera: error: coordinator: ")
+    assert bootstrap in line
+
+
+def test_memory_that_is_not_there_is_told_in_one_line(start_dev: StartDev, around: Surroundings) -> None:
+    dev = start_dev("--arena-bytes", "1PiB")
+    _, errors = dev.process.communicate(timeout=BOUND_S)
+
+    assert dev.process.returncode == 2
+    (line,) = errors.splitlines()
+    assert line.startswith(f"kera: error: broker-1: {around.shm} has ")
+    assert around.left() == []
+
+
+def test_a_cluster_comes_back_with_its_streams(start_dev: StartDev, tmp_path: Path) -> None:
+    first = start_dev("--brokers", "2", "--data-dir", tmp_path / "data")
+    kera("stream", "create", "kept", "--streamlets", "2", "--bootstrap", bootstrap_of(first.read_welcome()))
+    assert first.end() == (0, "")
+
+    second = start_dev("--brokers", "2", "--data-dir", tmp_path / "data")
+    bootstrap = bootstrap_of(second.read_welcome())
+
+    assert [stream["name"] for stream in json.loads(kera("stream", "list", "--json", "-b", bootstrap))] == [
+        "kept"
+    ]
+    kera("produce", "kept", "-b", bootstrap, stdin="after\n")
+    assert "after\n" in kera("consume", "kept", "--until-end", "-b", bootstrap)
+
+
+# --- kera dev: crashes -------------------------------------------------------------------------------------
+
+
+def test_children_go_when_the_supervisor_is_killed(start_dev: StartDev, around: Surroundings) -> None:
+    dev = start_dev("--brokers", "2")
+    dev.read_welcome()
+    pids = dev.children().values()
+
+    dev.end(signal.SIGKILL)
+
+    wait_until(lambda: not any(exists(pid) for pid in pids), "the children are gone")
+    assert list(around.shm.iterdir()) == [], "they stopped cleanly"
+
+
+def test_children_that_are_being_started_go_when_the_supervisor_is_killed(start_dev: StartDev) -> None:
+    dev = start_dev()
+    wait_until(lambda: bool(dev.children()), "the coordinator is being started")
+    pids = dev.children().values()
+
+    dev.end(signal.SIGKILL)
+
+    wait_until(lambda: not any(exists(pid) for pid in pids), "the children are gone")
+
+
+@pytest.mark.parametrize("ephemeral", [True, False])
+def test_after_a_crash_of_everything_the_next_start_removes_what_was_left(
+    start_dev: StartDev, around: Surroundings, tmp_path: Path, ephemeral: bool
+) -> None:
+    flags = [] if ephemeral else ["--data-dir", str(tmp_path / "data")]
+    crashed = start_dev("--brokers", "2", *flags)
+    crashed.read_welcome()
+    pids = [crashed.process.pid, *crashed.children().values()]
+    crashed.process.send_signal(signal.SIGSTOP)  # it shall not see its children die
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(exists(pid) for pid in pids), "all are gone")
+    left = set(around.left())
+    assert len(left) == 2 + ephemeral, "two arenas, and a temporary directory"
+
+    dev = start_dev("--brokers", "2", *flags)
+    dev.read_welcome()
+
+    assert left.isdisjoint(around.left())
+    assert dev.end() == (0, "")
+    assert around.left() == []
+
+
+# --- LocalCluster ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_surroundings(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> Surroundings:
+    """A `LocalCluster` of this process leaves its traces there, too."""
+    for name in ("KERA_BROKER_SHM_DIR", "TMPDIR"):
+        monkeypatch.setenv(name, around.environment[name])
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return around
+
+
+SMALL: dict[str, Any] = {"arena_bytes": 16 << 20, "segment_bytes": 1 << 20}
+
+
+async def test_a_local_cluster_serves_and_leaves_nothing(in_surroundings: Surroundings) -> None:
+    async with LocalCluster(brokers=2, **SMALL) as cluster:
+        assert list(cluster.processes) == ["coordinator", "broker-1", "broker-2"]
+        assert [cluster.ready[f"broker-{n}"]["broker_id"] for n in (1, 2)] == [1, 2]
+        async with await Client.connect(cluster.bootstrap) as client:
+            brokers = (await client.admin.describe_cluster()).brokers
+            assert [(broker.broker_id, broker.alive) for broker in brokers] == [(1, True), (2, True)]
+            assert {broker.arena_bytes for broker in brokers} == {16 << 20}
+        assert await cluster.stop() == []
+        assert cluster.processes == {}
+        assert in_surroundings.left() == []
+
+
+async def test_a_killed_child_is_no_news_and_can_be_restarted(in_surroundings: Surroundings) -> None:
+    async with LocalCluster(brokers=2, **SMALL) as cluster:
+        death = asyncio.create_task(cluster.wait())
+        bootstrap = cluster.bootstrap
+        for name in ("broker-2", "coordinator"):
+            pid = cluster.processes[name]
+            await cluster.kill(name)
+            assert name not in cluster.processes
+            await cluster.restart(name)
+            assert cluster.processes[name] != pid
+        await cluster.restart("broker-1")
+        assert cluster.bootstrap == bootstrap
+        assert cluster.ready["broker-2"]["broker_id"] == 2
+        assert not death.done()
+
+        os.kill(cluster.processes["broker-1"], signal.SIGKILL)
+
+        assert (await asyncio.wait_for(death, BOUND_S)).name == "broker-1"
+        with pytest.raises(
+            InvalidArgument, match="no child is called broker-3; there are: coordinator, broker-1"
+        ):
+            await cluster.kill("broker-3")
+    assert in_surroundings.left() == []
+
+
+@pytest.mark.usefixtures("in_surroundings")
+async def test_the_environment_gives_any_other_setting(tmp_path: Path) -> None:
+    cluster = LocalCluster(env={"KERA_BROKER_METRICS_PORT": "0"}, log_dir=tmp_path / "logs", **SMALL)
+    async with cluster:
+        assert "metrics_address" in cluster.ready["broker-1"]
+        assert "metrics_address" not in cluster.ready["coordinator"]
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["broker-1.log", "coordinator.log"]
+
+
+async def test_a_cluster_without_a_broker_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="at least one broker"):
+        LocalCluster(brokers=0)
+
+
+def test_synchronous_code_has_a_cluster_as_well(in_surroundings: Surroundings) -> None:
+    with LocalCluster.running(brokers=1, **SMALL) as cluster:
+        kera("stream", "create", "s", "--bootstrap", cluster.bootstrap)
+        cluster.kill("broker-1")
+        assert list(cluster.processes) == ["coordinator"]
+        cluster.restart("broker-1")
+        assert list(cluster.processes) == ["coordinator", "broker-1"]
+        assert (cluster.log_dir / "broker-1.log").exists()
+    assert in_surroundings.left() == []

@@ -1,0 +1,160 @@
+"""`kera.cli._format`: record batches as text."""
+
+import datetime
+import decimal
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.cli._format import Place, json_formatter, text_formatter
+from kera.cli._records import json_to_batch, rows_to_batch
+from kera.cli._run import UsageError
+from kera.client.types import StreamConfig, StreamDescription
+from kera.core.schema import DEFAULT_SCHEMA
+
+PLACE = Place(streamlet=3, entry=1, first_record=41)
+
+
+def stream(schema: pa.Schema = DEFAULT_SCHEMA, **fields: Any) -> StreamDescription:
+    arguments: dict[str, Any] = {
+        "stream_id": 1,
+        "name": "demo",
+        "config": StreamConfig(1, 0, 1, 1, "leader", "none"),
+        "schema": schema,
+        "schema_id": 1,
+        "typed": schema is not DEFAULT_SCHEMA,
+        "key_column": None,
+        "timestamp_column": None,
+        "assignments": {},
+        "created_us": 0,
+    }
+    return StreamDescription(**(arguments | fields))
+
+
+def records(*values: dict[str, Any]) -> pa.RecordBatch:
+    return json_to_batch("\n".join(json.dumps(value) for value in values).encode())
+
+
+RECORDS = records(
+    {"key": "k1", "value": "v1", "timestamp": 5},
+    {"value": "v2", "timestamp": 6},
+    {"keys": ["k3", "second"], "value": None, "timestamp": 7},
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (r"%s\n", b"v1\nv2\n\n"),
+        (r"%k %s\n", b"k1 v1\n v2\nk3 \n"),
+        (r"%t/%p/%e/%o@%T;", b"demo/3/1/41@5;demo/3/1/42@6;demo/3/1/43@7;"),
+        (r"%o%%\t\x41\\\0\r", b"41%\tA\\\0\r42%\tA\\\0\r43%\tA\\\0\r"),
+        ("é", "ééé".encode()),
+        ("%t,", b"demo,demo,demo,"),
+        ("", b""),
+    ],
+)
+def test_a_format_is_applied_to_each_record(template: str, text: bytes) -> None:
+    assert bytes(text_formatter(template, stream())(RECORDS, PLACE)) == text
+
+
+def test_a_slice_of_a_batch_gives_its_own_records() -> None:
+    assert bytes(text_formatter(r"%k=%s,", stream())(RECORDS.slice(1, 2), PLACE)) == b"=v2,k3=,"
+    assert bytes(text_formatter("%s", stream())(RECORDS.slice(0, 0), PLACE)) == b""
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("%x", "there is no %x; there are %s %k"),
+        (r"\q", r"there is no \\q"),
+        ("a%", "'%' is cut short"),
+        ("\\", "cut short"),
+    ],
+)
+def test_a_token_that_does_not_exist_is_named(template: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        text_formatter(template, stream())
+
+
+def test_json_has_the_record_and_its_place() -> None:
+    batch = records(
+        {"key": "k", "value": "é", "headers": {"h": "x"}, "timestamp": 1_767_323_045_000_006},
+        {"value_base64": "/w==", "timestamp": 0},
+        {"keys": ["a", "b"], "timestamp": 0},
+    )
+    lines = bytes(json_formatter(stream())(batch, PLACE)).decode().splitlines()
+
+    place = {"stream": "demo", "streamlet": 3, "entry": 1}
+    assert [json.loads(line) for line in lines] == [
+        {
+            **place,
+            "offset": 41,
+            "timestamp": "2026-01-02T03:04:05.000006Z",
+            "key": "k",
+            "value": "é",
+            "headers": {"h": "x"},
+        },
+        {**place, "offset": 42, "timestamp": "1970-01-01T00:00:00.000000Z", "value_base64": "/w=="},
+        {
+            **place,
+            "offset": 43,
+            "timestamp": "1970-01-01T00:00:00.000000Z",
+            "keys": ["a", "b"],
+            "value": None,
+        },
+    ]
+
+
+def test_what_consume_prints_as_json_can_be_produced_again() -> None:
+    for batch in (
+        RECORDS,
+        records({"key_base64": "/w==", "value": "x", "headers": {"a": "b"}, "timestamp": 9}),
+    ):
+        assert json_to_batch(bytes(json_formatter(stream())(batch, PLACE))).equals(batch)
+
+
+TYPED = pa.schema(
+    [("id", pa.int64()), ("at", pa.timestamp("ms", tz="UTC")), ("day", pa.date32()), ("name", pa.string())]
+)
+
+
+def test_a_typed_stream_is_printed_as_rows() -> None:
+    batch = rows_to_batch(
+        b'{"id": 7, "at": "2026-01-02T03:04:05Z", "day": "2026-01-02", "name": "x"}\n{}\n', TYPED
+    )
+    description = stream(TYPED, key_column="id", timestamp_column="at")
+
+    printed = bytes(json_formatter(description)(batch, PLACE))
+
+    assert [json.loads(line) for line in printed.splitlines()] == [
+        {"id": 7, "at": "2026-01-02T03:04:05.000000Z", "day": "2026-01-02", "name": "x"},
+        {"id": None, "at": None, "day": None, "name": None},
+    ]
+    assert rows_to_batch(printed, TYPED).equals(batch)
+    assert bytes(text_formatter(r"%k %T\n", description)(batch, PLACE)) == b"7 1767323045000000\n \n"
+    assert bytes(text_formatter("%k%T", stream(TYPED))(batch, PLACE)) == b""
+    assert json.loads(bytes(text_formatter("%s", description)(batch.slice(0, 1), PLACE)))["id"] == 7
+
+
+def test_other_types_are_printed_as_text() -> None:
+    schema = pa.schema(
+        [
+            ("raw", pa.binary()),
+            ("price", pa.decimal128(5, 2)),
+            ("at", pa.timestamp("us")),
+            ("t", pa.time64("us")),
+        ]
+    )
+    batch = pa.RecordBatch.from_pylist(
+        [{"raw": b"\xffx", "price": decimal.Decimal("1.50"), "at": None, "t": datetime.time(1, 2)}], schema
+    )
+
+    assert json.loads(bytes(json_formatter(stream(schema))(batch, PLACE))) == {
+        "raw": "�x",
+        "price": "1.50",
+        "at": None,
+        "t": "01:02:00",
+    }

@@ -1,0 +1,171 @@
+"""`kera.cli._run`, `__main__` and `app`: ends of commands as exit codes and lines."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from kera.cli._run import MissingExtra, UsageError, extra, run_app, run_async
+from kera.cli.app import app as kera
+from kera.core.errors import InvalidArgument, PortTaken
+
+
+def app_that(action: object) -> typer.Typer:
+    app = typer.Typer(rich_markup_mode=None)
+
+    @app.command()
+    def command() -> object:
+        return action() if callable(action) else action
+
+    return app
+
+
+def raises(error: BaseException) -> object:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "text"),
+    [
+        (lambda: None, 0, ""),
+        (lambda: 5, 5, ""),
+        (raises(typer.Exit(4)), 4, ""),
+        (raises(InvalidArgument("no good")), 1, "kera: error: no good\n"),
+        (raises(UsageError("say what")), 2, "kera: error: say what\n"),
+        (raises(PortTaken("port 1 is taken")), 2, "kera: error: port 1 is taken\n"),
+        (raises(typer.Abort()), 1, "kera: error: not confirmed\n"),
+        (raises(typer.BadParameter("bad")), 2, "kera: error: Invalid value: bad\n"),
+    ],
+)
+def test_each_end_has_its_code_and_line(
+    action: object, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app_that(action), []) == code
+    assert capsys.readouterr().err == text
+
+
+def test_a_defect_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_app(app_that(lambda: 1 / 0), [])
+
+
+def test_ctrl_c_cancels_lets_clean_up_and_ends_with_130() -> None:
+    cleaned = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    assert run_app(app_that(lambda: run_async(work())), []) == 130
+    assert cleaned == [True]
+
+
+def test_warnings_of_libraries_look_like_ours() -> None:
+    program = (
+        "import asyncio\nfrom kera.cli._run import run_async\nfrom kera.core.telemetry import get_logger\n"
+        "async def work():\n"
+        "    get_logger('kera.test').info('not shown')\n"
+        "    get_logger('kera.test').warning('slow broker', broker_id=1)\n"
+        "run_async(work())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "kera: warning: slow broker (broker_id=1)\n")
+
+
+def test_a_missing_package_is_an_error_that_names_the_extra() -> None:
+    with (
+        pytest.raises(MissingExtra, match=r"no_such_package is missing; .* pip install 'kera\[server\]'"),
+        extra("server"),
+    ):
+        import no_such_package  # type: ignore[import-not-found]  # noqa: F401
+
+    with pytest.raises(ModuleNotFoundError), extra("server"):
+        import kera.no_such_part  # type: ignore[import-untyped]  # noqa: F401
+
+
+def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = f"import sys\n{code}\nfrom kera.cli.__main__ import main\nsys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra_name"),
+    [
+        ("typer", ["--version"], "cli"),
+        ("lmdb", ["coordinator"], "server"),
+        ("hdrh", ["bench", "produce"], "cli"),
+    ],
+)
+def test_without_an_extra_the_command_says_what_to_install(
+    package: str, arguments: list[str], extra_name: str
+) -> None:
+    ended = run_main(f"sys.modules[{package!r}] = None", *arguments)
+
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"kera: error: {package}")
+    assert line.endswith(f"is missing; install it with: pip install 'kera[{extra_name}]'")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["stream", "create", "--help"], ["consume", "--help"]]
+)
+def test_help_and_version_do_not_wait_for_large_packages(arguments: list[str]) -> None:
+    report = (
+        "import atexit\n"
+        "large = ('pyarrow', 'grpc', 'numpy', 'pydantic_settings', 'structlog', 'rich')\n"
+        "atexit.register(lambda: print([name for name in large if name in sys.modules], file=sys.stderr))"
+    )
+    ended = run_main(report, *arguments)
+    assert ended.returncode == 0
+    assert ended.stdout
+    assert ended.stderr == "[]\n"
+
+
+def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(kera, ["stream"]) == 2
+    assert "describe  Show a stream" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing"], "No such command 'nothing'. See kera --help"),
+        (["stream", "delete"], "Missing argument 'NAME'. See kera stream delete --help"),
+        (["stream", "delete", "x"], "deleting x needs --yes where nobody can be asked"),
+        (["stream", "create", "x", "--key-column", "a"], "give the columns with --column"),
+        (["consume", "x", "--json", "--format", "%s"], "--json and --format exclude each other"),
+        (["produce", "x", "--json", "-K", ":"], "--json and --key-separator exclude each other"),
+        (["produce", "x", "-K", ""], "--key-separator must not be empty"),
+        (["dev", "--brokers", "0"], "Invalid value for '--brokers'"),
+        (["dev", "--arena-bytes", "much"], "--arena-bytes: 'much' is no size"),
+        (["broker", "--port", "70000"], "port: Input should be less than or equal to 65535"),
+        (["bench", "produce", "--records", "1", "--bytes", "1"], "records and bytes exclude each other"),
+        (
+            ["bench", "produce", "--records", "1", "--producers", "2"],
+            "a round has fewer records than producers",
+        ),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_one_line_and_code_2(
+    arguments: list[str], says: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path(os.devnull).open() as nobody:
+        monkeypatch.setattr(sys, "stdin", nobody)
+        assert run_app(kera, arguments) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("kera: error: ")
+    assert says in line

@@ -1,0 +1,78 @@
+"""`kera.cli._stdin`: blocks of whole lines."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kera.cli import _stdin
+from kera.cli._stdin import line_blocks
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for fd in ends:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+async def test_lines_come_as_soon_as_they_are_there(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    blocks = line_blocks(reading)
+
+    os.write(writing, b"one\ntwo\nthr")
+    assert await anext(blocks) == b"one\ntwo\n"
+    os.write(writing, b"ee\n")
+    assert await anext(blocks) == b"three\n"
+    os.write(writing, b"last")
+    os.close(writing)
+    assert [block async for block in blocks] == [b"last"]
+
+
+async def test_lines_of_a_file_are_whole_whatever_the_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stdin, "READ_BYTES", 7)
+    text = b"".join(b"%d\n" % 3**n for n in range(200))
+    (tmp_path / "lines").write_bytes(text)
+
+    with (tmp_path / "lines").open("rb") as file:
+        blocks = [block async for block in line_blocks(file.fileno())]
+
+    assert b"".join(blocks) == text
+    assert all(block.endswith(b"\n") for block in blocks)
+
+
+async def test_no_input_gives_no_block() -> None:
+    with Path(os.devnull).open("rb") as file:
+        assert [block async for block in line_blocks(file.fileno())] == []
+
+
+async def test_reading_is_not_far_ahead_of_a_slow_taker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stdin, "READ_BYTES", 10)
+    (tmp_path / "lines").write_bytes(b"123456789\n" * 100)
+
+    with (tmp_path / "lines").open("rb") as file:
+        blocks = line_blocks(file.fileno())
+        await anext(blocks)
+        while os.lseek(file.fileno(), 0, os.SEEK_CUR) < 10 * _stdin.BLOCKS_AHEAD_MAX:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) <= 10 * (_stdin.BLOCKS_AHEAD_MAX + 1)
+        assert len([block async for block in blocks]) == 99
+
+
+async def test_an_input_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(IsADirectoryError):
+            await anext(line_blocks(fd))
+    finally:
+        os.close(fd)

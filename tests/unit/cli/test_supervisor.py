@@ -1,0 +1,236 @@
+"""`kera.client._supervisor` and its log reader, with small programs in place of daemons."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from kera.client._supervisor import Child, ChildStartError
+from kera.client._supervisor_log import log_tail
+
+READY = """
+import json, os, sys
+print(json.dumps({"ready": "stub", "pid": os.getpid()}), flush=True)
+"""
+SERVE = READY + "import signal\nsignal.pause()\n"
+STUBBORN = (
+    "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "while True: signal.pause()\n"
+)
+
+MakeChild = Callable[..., Child]
+
+
+def exists(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], bound_s: float = 30) -> None:
+    deadline = time.monotonic() + bound_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+async def make_child(tmp_path: Path) -> AsyncIterator[MakeChild]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        def make(program: str, on_death: Callable[[Child], None] | None = None) -> Child:
+            argv = [sys.executable, "-c", program]
+            child = Child(
+                "stub", argv, env=os.environ, log_path=tmp_path / "logs" / "stub.log", on_death=on_death
+            )
+            stack.push_async_callback(child.kill)
+            return child
+
+        yield make
+
+
+async def test_start_returns_the_ready_line(make_child: MakeChild) -> None:
+    child = make_child('print("some banner")\n' + SERVE)
+
+    ready = await child.start(ready_timeout_s=30)
+
+    assert ready == child.ready == {"ready": "stub", "pid": child.pid}
+
+
+async def test_stop_ends_the_child_with_sigterm(make_child: MakeChild) -> None:
+    child = make_child(SERVE)
+    await child.start(ready_timeout_s=30)
+    pid = child.pid
+    assert pid is not None
+
+    assert await child.stop(grace_s=30)
+
+    assert not exists(pid)
+    assert child.pid is None
+    assert child.returncode == -signal.SIGTERM
+    assert await child.stop(grace_s=30), "stop may be called again"
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(make_child: MakeChild) -> None:
+    child = make_child(STUBBORN)
+    await child.start(ready_timeout_s=30)
+
+    assert not await child.stop(grace_s=0.05)
+
+    assert child.returncode == -signal.SIGKILL
+
+
+async def test_a_child_that_holds_the_pipe_open_in_a_grandchild_is_ended_with_it(
+    make_child: MakeChild,
+) -> None:
+    child = make_child("import subprocess, sys\nsubprocess.Popen(['sleep', '1000'])\n" + STUBBORN)
+    await child.start(ready_timeout_s=30)
+
+    assert not await child.stop(grace_s=0.05)
+
+    assert child.pid is None
+
+
+async def test_a_child_that_prints_a_lot_is_not_held_up(make_child: MakeChild, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    child = make_child(
+        SERVE.replace("import signal", f"print('x' * 1_000_000)\nopen({str(done)!r}, 'w')\nimport signal")
+    )
+    await child.start(ready_timeout_s=30)
+
+    while not done.exists():
+        await asyncio.sleep(0.01)
+
+
+async def test_a_death_is_told_and_an_asked_for_end_is_not(make_child: MakeChild) -> None:
+    deaths: asyncio.Queue[Child] = asyncio.Queue()
+    child = make_child(SERVE, deaths.put_nowait)
+    await child.start(ready_timeout_s=30)
+    assert child.pid is not None
+
+    os.kill(child.pid, signal.SIGUSR1)
+
+    assert await asyncio.wait_for(deaths.get(), 30) is child
+    assert child.describe_exit() == "was killed by SIGUSR1"
+
+    await child.start(ready_timeout_s=30)
+    await child.kill()
+    await child.start(ready_timeout_s=30)
+    await child.stop(grace_s=30)
+    assert deaths.empty()
+
+
+async def test_a_failed_start_gives_the_reason_from_the_log(make_child: MakeChild) -> None:
+    child = make_child("import sys\nsys.exit('some log\\nkera: error: port 7400 is taken')")
+
+    with pytest.raises(ChildStartError) as caught:
+        await child.start(ready_timeout_s=30)
+
+    assert caught.value.message == "stub: port 7400 is taken"
+    assert caught.value.attributes["log_tail"] == "some log\nkera: error: port 7400 is taken"
+
+
+async def test_a_failed_start_without_a_reason_gives_the_end_of_the_log(make_child: MakeChild) -> None:
+    child = make_child("1 / 0")
+
+    with pytest.raises(ChildStartError, match=r"stub exited with code 1 \(log: .*(?s:.)*ZeroDivisionError"):
+        await child.start(ready_timeout_s=30)
+
+
+async def test_the_reason_of_an_earlier_run_is_not_given(make_child: MakeChild) -> None:
+    child = make_child("import sys\nsys.exit('kera: error: first')")
+    with pytest.raises(ChildStartError, match="stub: first"):
+        await child.start(ready_timeout_s=30)
+
+    child.argv[-1] = "import sys\nsys.exit(3)"
+
+    with pytest.raises(ChildStartError, match="stub exited with code 3"):
+        await child.start(ready_timeout_s=30)
+
+
+async def test_a_child_that_stays_silent_is_killed_and_told(make_child: MakeChild) -> None:
+    child = make_child("import signal\nsignal.pause()")
+
+    with pytest.raises(ChildStartError, match=r"was not ready within 0\.3 s"):
+        await child.start(ready_timeout_s=0.3)
+
+    assert child.pid is None
+
+
+async def test_an_endless_line_is_no_ready_line(make_child: MakeChild) -> None:
+    child = make_child("while True: print('x' * 100_000, end='')")
+
+    with pytest.raises(ChildStartError, match="endless line"):
+        await child.start(ready_timeout_s=30)
+
+    assert child.pid is None
+
+
+async def test_a_cancelled_start_leaves_no_process(make_child: MakeChild) -> None:
+    child = make_child("import signal\nsignal.pause()")
+    start = asyncio.create_task(child.start(ready_timeout_s=30))
+    while child.pid is None:
+        await asyncio.sleep(0.01)
+    pid = child.pid
+
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+
+    assert not exists(pid)
+
+
+def test_a_child_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    child_program = "from kera.core.process import die_with_parent\ndie_with_parent()\n" + SERVE
+    supervisor_program = f"""
+import asyncio, json, os, sys
+from pathlib import Path
+from kera.client._supervisor import Child
+async def main():
+    argv = [sys.executable, "-c", {child_program!r}]
+    child = Child("stub", argv, env=os.environ, log_path=Path({str(tmp_path)!r}, "log"))
+    print((await child.start(ready_timeout_s=30))["pid"], flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", supervisor_program], stdout=subprocess.PIPE, text=True
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        child_pid = int(supervisor.stdout.readline())
+        assert exists(child_pid)
+
+        supervisor.kill()
+
+        wait_until(lambda: not exists(child_pid))
+
+
+def test_the_tail_of_a_log_shows_json_lines_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    record = {
+        "event": "stream created",
+        "level": "info",
+        "timestamp": "2026-01-02T03:04:05.678901Z",
+        "stream": "a",
+    }
+    path.write_text(
+        f"old\n{json.dumps(record)}\n{json.dumps({'event': 'failed', 'exception': 'Trace'})}\n[1]\nplain\n"
+    )
+
+    assert log_tail(path, lines=4).splitlines() == [
+        "03:04:05.678 info stream created stream=a",
+        "failed",
+        "Trace",
+        "[1]",
+        "plain",
+    ]
+    assert log_tail(tmp_path / "absent") == ""

@@ -1,0 +1,69 @@
+"""`kera.client._supervisor_dir`: one supervisor per directory, nothing left of killed ones."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kera.client._supervisor_dir import ClusterDirectory, DirectoryInUse, remove_abandoned
+from kera.core.errors import PathNotWritable
+
+
+@pytest.fixture(autouse=True)
+def temporary_files_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_directory_is_used_by_one_at_a_time(tmp_path: Path) -> None:
+    first = ClusterDirectory.open(tmp_path / "deep" / "data")
+
+    with pytest.raises(DirectoryInUse, match="data"):
+        ClusterDirectory.open(tmp_path / "deep" / "data")
+
+    first.release()
+    first.release()
+    ClusterDirectory.open(tmp_path / "deep" / "data").release()
+    assert (tmp_path / "deep" / "data").is_dir()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(PathNotWritable, match="file/data"):
+        ClusterDirectory.open(tmp_path / "file" / "data")
+
+
+def test_a_temporary_directory_goes_with_its_release() -> None:
+    directory = ClusterDirectory.make_temporary()
+    (directory.path / "broker-1").mkdir()
+
+    directory.release()
+
+    assert not directory.path.exists()
+
+
+def test_what_a_killed_supervisor_has_left_is_removed_and_what_is_in_use_is_kept(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, tempfile\n"
+        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from kera.client._supervisor_dir import ClusterDirectory\n"
+        "directory = ClusterDirectory.make_temporary()\n"
+        "print(directory.path, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
+    abandoned = Path(ended.stdout.strip())
+    assert abandoned.is_dir()
+    somebody_elses = tmp_path / "kera-local-no-lock"
+    somebody_elses.mkdir()
+    used = ClusterDirectory.make_temporary()
+
+    assert not abandoned.exists()
+    assert remove_abandoned() == []
+    assert used.path.is_dir()
+    assert somebody_elses.is_dir()
+    used.release()
+    assert list(tmp_path.iterdir()) == [somebody_elses]
