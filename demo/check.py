@@ -1,0 +1,89 @@
+"""The right answer, computed from the source tables without KerA or Spark, to compare with what came through both.
+
+Everything is compared in whole numbers: a row that is lost, doubled or joined with the wrong hour shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from demo.data import Data
+
+SKIES = ("fair", "rain", "murk", "unknown")
+"""Rain (or snow); visibility below 3 miles without it; unknown: there is no observation of that hour."""
+VISIBILITY_LOW_MILES = 3.0
+
+
+class Tally(NamedTuple):
+    """What is known of some flights."""
+
+    flights: int = 0
+    departed: int = 0
+    dep_delay: int = 0
+    """Sum over those that departed, in minutes."""
+    arrived: int = 0
+    arr_delay: int = 0
+    distance: int = 0
+
+    def __add__(self, other: tuple[int, ...]) -> Tally:  # type: ignore[override]  # sums, where tuples concatenate
+        return Tally(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+Tallies = dict[tuple[str, str], Tally]
+"""By carrier and sky."""
+
+
+def expected(data: Data) -> Tallies:
+    """The tallies of the source tables."""
+    flights = data.flights.append_column("hour", pc.floor_temporal(data.flights["event_time"], unit="hour"))
+    joined = flights.join(data.weather, ["origin", "hour"], join_type="left outer")
+    murky = pc.less(joined["visib"], VISIBILITY_LOW_MILES)
+    rainy = pc.greater(joined["precip"], 0)
+    sky = pc.if_else(
+        joined["precip"].is_null(), "unknown", pc.if_else(rainy, "rain", pc.if_else(murky, "murk", "fair"))
+    )
+    grouped = (
+        joined.append_column("sky", sky)
+        .group_by(["carrier", "sky"])
+        .aggregate(
+            [
+                ([], "count_all"),
+                ("dep_delay", "count"),
+                ("dep_delay", "sum"),
+                ("arr_delay", "count"),
+                ("arr_delay", "sum"),
+                ("distance", "sum"),
+            ]
+        )
+    )
+    return tallies(grouped.rename_columns(["carrier", "sky", *Tally._fields]))
+
+
+def tallies(table: pa.Table) -> Tallies:
+    """The rows of `table`, added up by carrier and sky. A sum over nothing is 0."""
+    found: Tallies = {}
+    for row in table.to_pylist():
+        key = row["carrier"], row["sky"]
+        found[key] = found.get(key, Tally()) + tuple(row[name] or 0 for name in Tally._fields)
+    return found
+
+
+def total(some: Iterable[Tally]) -> Tally:
+    """All of them together."""
+    return sum(some, start=Tally())
+
+
+def differences(found: Tallies, right: Tallies) -> list[str]:
+    """Where the two disagree, in words."""
+    return [
+        f"{carrier}, {sky}: {name} is {its:,}, should be {should:,}"
+        for carrier, sky in sorted(found.keys() | right.keys())
+        for name, its, should in zip(
+            Tally._fields, found.get((carrier, sky), Tally()), right.get((carrier, sky), Tally()), strict=True
+        )
+        if its != should
+    ]

@@ -1,0 +1,89 @@
+"""The feeder, a process of its own: it replays the tables into KerA as if they were happening.
+
+Six hours at a time: first the weather of these hours, then the flights, and the next only when KerA has acknowledged
+these. So at any moment what readers can see is a piece of history without a hole older than six hours, whatever the
+speed. At the end a last row in either stream, a year later, tells event-time queries that history is over.
+
+It reports each step on stdout as a line of JSON: how many rows are acknowledged, up to which event time, and when.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime as dt
+import json
+import time
+from bisect import bisect_left
+
+import pyarrow as pa
+
+from demo.data import STREAMS, Data, load
+from kera.client import Client
+from kera.core.process import die_with_parent
+
+STEP_US = 6 * 3600 * 1_000_000
+YEAR = dt.timedelta(days=365)
+
+
+async def create_streams(bootstrap: str) -> None:
+    """Create both streams, with the columns of the tables."""
+    async with await Client.connect(bootstrap) as client:
+        for name, settings in STREAMS.items():
+            await client.admin.create_stream(name, **settings)
+
+
+async def replay(bootstrap: str, data: Data, seconds: float) -> None:
+    """Write both tables within about `seconds`."""
+    flight_times, weather_times = _times(data.flights["event_time"]), _times(data.weather["hour"])
+    steps = range(min(flight_times[0], weather_times[0]), max(flight_times[-1], weather_times[-1]) + 1, STEP_US)
+    async with await Client.connect(bootstrap) as client, client.producer() as producer:
+        flights_done = weather_done = 0
+        began = time.monotonic()
+        for step in steps:
+            flights_now, weather_now = (bisect_left(times, step + STEP_US) for times in (flight_times, weather_times))
+            for stream, rows in (
+                ("weather", data.weather[weather_done:weather_now]),
+                ("flights", data.flights[flights_done:flights_now]),
+            ):
+                if rows.num_rows:
+                    await producer.send_batch(stream, rows)
+                    await producer.flush()
+            flights_done, weather_done = flights_now, weather_now
+            report = {
+                "flights": flights_done,
+                "weather": weather_done,
+                "event_time_us": step + STEP_US,
+                "at": time.time(),
+            }
+            print(json.dumps(report), flush=True)
+            due = began + seconds * flights_done / data.flights.num_rows
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+        for stream, table in (("weather", data.weather), ("flights", data.flights)):
+            await producer.send_batch(stream, _a_year_later(table[-1:]))
+
+
+def _times(column: pa.ChunkedArray) -> list[int]:
+    times: list[int] = column.cast(pa.int64()).to_pylist()
+    return times
+
+
+def _a_year_later(row: pa.Table) -> pa.Table:
+    values = row.to_pylist()[0]
+    moved = {name: value + YEAR if isinstance(value, dt.datetime) else value for name, value in values.items()}
+    return pa.Table.from_pylist([moved], schema=row.schema)
+
+
+def main() -> None:
+    """Run by `demo.__main__`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bootstrap")
+    parser.add_argument("--flights", type=int)
+    parser.add_argument("--seconds", type=float, required=True)
+    arguments = parser.parse_args()
+    die_with_parent()
+    asyncio.run(replay(arguments.bootstrap, load(arguments.flights), arguments.seconds))
+
+
+if __name__ == "__main__":
+    main()

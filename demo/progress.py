@@ -1,0 +1,121 @@
+"""What is known while the demo runs: how far the feeder is, how far Spark is, and what Spark has found.
+
+The feeder's reports, the query's progress and its results come in from different threads; each is one assignment.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from demo.check import Tallies, Tally, tallies, total
+from demo.data import Data
+
+
+class Step(NamedTuple):
+    """The feeder had so many flights acknowledged, at this time on the clock and in history."""
+
+    flights: int
+    at: float
+    event_time: dt.datetime
+
+
+class Week(NamedTuple):
+    """A window of the result."""
+
+    carrier: str
+    start: dt.datetime
+
+
+class Progress:
+    """Collects the reports and answers what the screen asks."""
+
+    def __init__(self, data: Data) -> None:
+        self.flights = data.flights.num_rows
+        self.carriers = data.carriers
+        self.steps: list[Step] = []
+        self.weather = 0
+        self.processed = 0
+        """Flights in the micro-batches that Spark has finished."""
+        self.latencies: list[tuple[float, int]] = []
+        """Seconds from acknowledged to processed, and for how many flights."""
+        self._batch = -1
+        self._results: dict[int, pa.Table] = {}
+
+    def feeder_reports(self, line: str) -> None:
+        """A line of `demo.feeder`."""
+        report = json.loads(line)
+        event_time = dt.datetime.fromtimestamp(report["event_time_us"] / 1e6, dt.UTC)
+        self.weather = report["weather"]
+        self.steps.append(Step(report["flights"], report["at"], event_time))
+
+    def take(self, batch: int, results: pa.Table) -> None:
+        """The results of a micro-batch; a repeated one replaces itself."""
+        self._results[batch] = results
+
+    def query_reports(self, report: dict[str, Any] | None) -> None:
+        """Spark's progress after a micro-batch. The offsets that it shows say how many records are behind them."""
+        if not report or report["batchId"] <= self._batch:
+            return
+        self._batch = report["batchId"]
+        ends = [json.loads(source["endOffset"]) for source in report["sources"]]
+        lanes = next(end["streamlets"].values() for end in ends if end["stream"] == "flights")
+        processed = sum(records for lane in lanes for _, _, _, records in lane)
+        started = dt.datetime.fromisoformat(report["timestamp"]).timestamp()
+        finished = started + report["durationMs"]["triggerExecution"] / 1000
+        before = self.processed
+        for step in self.steps:
+            if self.processed < step.flights <= processed:
+                self.latencies.append((finished - step.at, step.flights - before))
+                before = step.flights
+        self.processed = min(processed, self.flights)  # the feeder's last row is no flight
+
+    @property
+    def fed(self) -> int:
+        """Flights that KerA has acknowledged."""
+        return self.steps[-1].flights if self.steps else 0
+
+    @property
+    def event_time(self) -> dt.datetime | None:
+        """How far the replay is in history."""
+        return self.steps[-1].event_time if self.steps else None
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest flight that Spark has not processed yet."""
+        waiting = next((step for step in self.steps if step.flights > self.processed), None)
+        return time.time() - waiting.at if waiting else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Flights per second that went in, over the last seconds."""
+        recent = [step for step in self.steps[-200:] if step.at > time.time() - 5]
+        if len(recent) < 2:
+            return 0.0
+        return (recent[-1].flights - recent[0].flights) / max(recent[-1].at - recent[0].at, 1e-3)
+
+    def latency_s(self, part: float) -> float:
+        """What `part` of the flights stayed below, from acknowledged to processed."""
+        left = part * sum(flights for _, flights in self.latencies)
+        for seconds, flights in sorted(self.latencies):
+            left -= flights
+            if left <= 0:
+                return seconds
+        return 0.0
+
+    def found(self) -> Tallies:
+        """Spark's results so far."""
+        return tallies(pa.concat_tables(self._results.values())) if self._results else {}
+
+    def weeks(self) -> dict[Week, Tally]:
+        """Spark's results so far, per carrier and week."""
+        weeks: dict[Week, list[Tally]] = {}
+        for table in list(self._results.values()):
+            for row in table.to_pylist():
+                tally = Tally(*(row[name] or 0 for name in Tally._fields))
+                weeks.setdefault(Week(row["carrier"], row["week"]), []).append(tally)
+        return {week: total(parts) for week, parts in weeks.items()}

@@ -1,0 +1,233 @@
+"""A chunk's Arrow batch as the columns that Spark sees. Pure, and column by column: nothing here looks at a record.
+
+A typed stream has its own columns. Any other stream has these, and Kafka's users know most of them:
+
+    key binary        the record's first key        stream string      name of the stream
+    keys array        all of its keys               streamlet int      partition
+    value binary                                    entry int          append lane in the streamlet
+    headers array     of struct<key, value>         offset bigint      ordinal of the record in its entry
+                                                    timestamp timestamp
+
+Spark compares the Arrow schema of what it gets with the one it expects, down to the names inside of lists. Types that
+Spark does not have are widened (unsigned integers, half floats, other time units, dictionaries, ...); a batch that
+fits already passes untouched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kera.core.chunk import ChunkHeader
+from kera.core.errors import SchemaMismatch
+
+RECORD_COLUMNS = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("keys", ArrayType(BinaryType())),
+        StructField("value", BinaryType()),
+        StructField("stream", StringType()),
+        StructField("streamlet", IntegerType()),
+        StructField("entry", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField(
+            "headers",
+            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+        ),
+    ]
+)
+"""Columns of a stream without a schema of its own."""
+
+PRECISION_MAX = 38
+"""Digits of Spark's largest decimal."""
+
+_WIDENED: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.time32("s"): pa.time64("ns"),
+    pa.time32("ms"): pa.time64("ns"),
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
+}
+
+
+def columns_of(schema: pa.Schema, *, typed: bool) -> StructType:
+    """The columns of a stream with this Arrow schema; raises `SchemaMismatch` where Spark has no such type."""
+    if not typed:
+        return RECORD_COLUMNS
+    fields = []
+    for field in schema:
+        try:
+            column = from_arrow_type(_widened(field.type))
+            if isinstance(column, DecimalType) and column.precision > PRECISION_MAX:
+                raise ValueError(f"at most {PRECISION_MAX} digits")
+            fields.append(StructField(field.name, column, field.nullable))
+        except Exception as error:  # whichever of its errors Spark raises for a type that it does not have
+            raise SchemaMismatch(
+                f"column '{field.name}' has the Arrow type {field.type}, which Spark does not have",
+                column=field.name,
+                type=str(field.type),
+            ) from error
+    return StructType(fields)
+
+
+def check_columns(wanted: StructType, there: StructType, stream: str) -> None:
+    """Raise `SchemaMismatch` unless `wanted` (given by ``.schema(...)``) is some of the columns that are `there`."""
+    types = {field.name: field.dataType for field in there}
+    for field in wanted:
+        if field.name not in types:
+            close = difflib.get_close_matches(field.name, types, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(types)}"
+            raise SchemaMismatch(f"stream '{stream}' has no column '{field.name}': {hint}", column=field.name)
+        if field.dataType.simpleString() != types[field.name].simpleString():
+            raise SchemaMismatch(
+                f"column '{field.name}' of stream '{stream}' is {types[field.name].simpleString()},"
+                f" not {field.dataType.simpleString()}",
+                column=field.name,
+            )
+
+
+class Shaper:
+    """Turns chunks of one entry into batches with exactly the columns `wanted`, in their order."""
+
+    def __init__(self, wanted: StructType, *, stream: str, typed: bool) -> None:
+        self._schema = to_arrow_schema(wanted, timezone="UTC")
+        self._stream = stream
+        self._typed = typed
+        self._sources = set(wanted.names) | ({"keys"} if "key" in wanted.names and not typed else set())
+        """The chunks' columns that `wanted` is made of."""
+
+    def shape(self, batches: Sequence[pa.RecordBatch], header: ChunkHeader) -> Iterator[pa.RecordBatch]:
+        """One batch for `batches`, the content of chunks that follow each other from the one with `header` on.
+
+        (One for each run of them with the same schema, should it have changed in between.)
+        """
+        first_record = header.first_record
+        for schema, run in itertools.groupby(map(self._needed, batches), key=lambda batch: batch.schema):
+            batch = _merged(list(run), schema)
+            yield self._shaped(batch, header._replace(first_record=first_record))
+            first_record += batch.num_rows
+
+    def _needed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = [name for name in batch.schema.names if name in self._sources]
+        if len(names) == batch.num_columns:
+            return batch
+        return batch.select(names) if names else batch  # a batch without columns would forget its length
+
+    def _shaped(self, batch: pa.RecordBatch, header: ChunkHeader) -> pa.RecordBatch:
+        if self._typed and batch.schema.equals(self._schema):
+            return batch
+        if self._typed:
+            columns = [self._column(field, batch) for field in self._schema]
+        else:
+            content = _Content(batch, header, self._stream)
+            columns = [_RECORD[field.name](content) for field in self._schema]
+        fitting = [_fit(column, field) for column, field in zip(columns, self._schema, strict=True)]
+        return pa.RecordBatch.from_arrays(fitting, schema=self._schema)
+
+    def _column(self, field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
+        at = batch.schema.get_field_index(field.name)
+        if at >= 0:
+            return batch.column(at)
+        if field.nullable:  # a chunk that is older than the column
+            return pa.nulls(batch.num_rows, field.type)
+        raise SchemaMismatch(
+            f"a chunk of stream '{self._stream}' has no column '{field.name}', which is not nullable",
+            column=field.name,
+        )
+
+
+def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([batch.column(index) for batch in batches]) for index in range(len(schema))]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _fit(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type == field.type and not pa.types.is_nested(column.type):
+        return column
+    # Of nested types the inner names differ, too: Arrow says "item" where Spark says "element". The cast of such a
+    # type keeps the buffers.
+    return column.cast(field.type)
+
+
+def _widened(at: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(at):
+        return _widened(at.value_type)
+    if pa.types.is_list(at) or pa.types.is_large_list(at) or pa.types.is_fixed_size_list(at):
+        return pa.list_(at.value_field.with_type(_widened(at.value_type)))
+    if pa.types.is_map(at):
+        return pa.map_(_widened(at.key_type), at.item_field.with_type(_widened(at.item_type)))
+    if pa.types.is_struct(at):
+        return pa.struct([field.with_type(_widened(field.type)) for field in at])
+    return _WIDENED.get(at, at)
+
+
+class _Content(NamedTuple):
+    """What the columns of a record are made of."""
+
+    batch: pa.RecordBatch
+    header: ChunkHeader
+    stream: str
+
+
+def _first_keys(content: _Content) -> pa.Array:
+    keys = content.batch.column("keys")
+    if keys.null_count == len(keys):
+        return pa.nulls(len(keys), pa.binary())
+    offsets = keys.offsets
+    first = offsets.slice(0, len(keys))
+    has_key = pc.greater(offsets.slice(1), first)
+    if keys.null_count:
+        has_key = pc.and_(has_key, keys.is_valid())
+    return keys.values.take(pc.if_else(has_key, first, None))
+
+
+def _ordinals(content: _Content) -> pa.Array:
+    first = content.header.first_record
+    return pa.array(np.arange(first, first + content.batch.num_rows, dtype=np.int64))
+
+
+def _own(name: str) -> Callable[[_Content], pa.Array]:
+    return lambda content: content.batch.column(name)
+
+
+def _constant(at: pa.DataType, value: Callable[[_Content], object]) -> Callable[[_Content], pa.Array]:
+    return lambda content: pa.repeat(pa.scalar(value(content), at), content.batch.num_rows)
+
+
+_RECORD: dict[str, Callable[[_Content], pa.Array]] = {
+    "key": _first_keys,
+    "keys": _own("keys"),
+    "value": _own("value"),
+    "stream": _constant(pa.string(), lambda content: content.stream),
+    "streamlet": _constant(pa.int32(), lambda content: content.header.streamlet_id),
+    "entry": _constant(pa.int32(), lambda content: content.header.entry),
+    "offset": _ordinals,
+    "timestamp": _own("timestamp"),
+    "headers": _own("headers"),
+}

@@ -1,0 +1,129 @@
+"""Calls from Spark's synchronous code into the asynchronous client.
+
+Spark's planner and its Python workers are synchronous processes that live across many queries, micro-batches and
+tasks. A `Portal` is a connected client on an event loop of its own thread:
+
+* the client connects when it is first needed, in the process that needs it: a portal is never pickled;
+* `shared` keeps one portal per coordinator address and process, so that a task of the next micro-batch finds
+  connections and metadata ready;
+* `iterate` fetches ahead, so that the network works while Spark takes what has arrived.
+
+Errors of the client come out of every call as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import uvloop
+
+from kera.core.errors import InternalError, KeraError
+
+if TYPE_CHECKING:
+    from kera.client import Client
+
+T = TypeVar("T")
+
+_shared: dict[tuple[int, str], Portal] = {}
+_shared_lock = threading.Lock()
+
+
+class Portal:
+    """A client of the coordinators at `bootstrap`, usable from synchronous code of any thread."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._client: Client | None = None
+        self._connecting: asyncio.Lock | None = None
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kera-portal", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def call(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """What `work` gives when it is awaited on the portal's loop."""
+
+        async def run() -> T:
+            return await work(await self._connected())
+
+        return self._submit(run())
+
+    def iterate(self, work: Callable[[Client], AsyncGenerator[T, None]], ahead: int) -> Iterator[T]:
+        """What `work` yields, up to `ahead` items of it fetched before they are asked for.
+
+        Closing the iterator early stops the fetching and closes what `work` returned.
+        """
+        items: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        room = asyncio.Semaphore(ahead)
+
+        async def pump() -> None:
+            try:
+                async with contextlib.aclosing(work(await self._connected())) as source:
+                    async for item in source:
+                        items.put((True, item))
+                        await room.acquire()
+            except BaseException as error:
+                items.put((False, error))
+                raise
+            items.put((False, None))
+
+        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while True:
+                is_item, value = items.get()
+                if not is_item:
+                    if value is not None:
+                        raise value
+                    return
+                self._loop.call_soon_threadsafe(room.release)
+                yield value
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Close the client and end the thread; calling it again does nothing."""
+        if self._loop.is_closed() or not self._thread.is_alive():
+            return
+        if self._client is not None:
+            with contextlib.suppress(Exception):  # the process is on its way out: there is nobody to tell
+                self._submit(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    async def _connected(self) -> Client:
+        if self._connecting is None:
+            self._connecting = asyncio.Lock()
+        async with self._connecting:
+            if self._client is None:
+                from kera.client import Client  # late: Spark imports this module only to look for data sources
+
+                self._client = await Client.connect(self._bootstrap)
+        return self._client
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except InternalError:
+            raise
+        except KeraError as error:
+            # Spark shows users the whole traceback, and this error says all there is to know in one line.
+            raise error.with_traceback(None) from None
+
+
+def shared(bootstrap: str) -> Portal:
+    """The portal of this process for `bootstrap`. It lives as long as the process."""
+    key = (os.getpid(), bootstrap)  # Spark forks its workers: a parent's portal has no thread here
+    with _shared_lock:
+        if key not in _shared:
+            _shared[key] = Portal(bootstrap)
+        return _shared[key]

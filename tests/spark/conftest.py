@@ -1,0 +1,67 @@
+"""One Spark session and one cluster for all tests of this folder: each takes seconds to start.
+
+Tests do not share streams: every test makes its own, with the name that the fixture `stream` gives it.
+"""
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kera.client.local_cluster import LocalCluster, RunningCluster
+from tests.spark.support import Kera, with_kera
+
+HERE = Path(__file__).parent
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))  # one session on one worker
+            # Said on import by Spark, which is used without pandas here.
+            item.add_marker(pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RunningCluster]:
+    with LocalCluster.running(brokers=2, arena_bytes=128 << 20) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    folder = tmp_path_factory.mktemp("spark")
+    builder = SparkSession.builder.master("local[2]").appName("kera tests")
+    for name, value in {
+        "spark.driver.memory": "1g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }.items():
+        builder = builder.config(name, value)
+    session = with_kera(builder.getOrCreate())
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def kera(spark: SparkSession, cluster: RunningCluster) -> Kera:
+    return Kera(spark, cluster.bootstrap)
+
+
+@pytest.fixture
+def stream(request: pytest.FixtureRequest) -> str:
+    """A name of its own for the test's stream."""
+    return f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower())[:40].strip('-')}-{next(_numbers)}"

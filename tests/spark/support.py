@@ -1,0 +1,125 @@
+"""What the tests with Spark have in common: producing, and reading through the connector."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kera.client import Client, Delivery
+from kera.spark_connector import KeraDataSource
+
+T = TypeVar("T")
+
+
+def with_kera(spark: SparkSession) -> SparkSession:
+    """`spark`, with the connector also where Spark does not look for it: when the path of Python has a space."""
+    if " " in sys.executable:
+        spark.dataSource.register(KeraDataSource)
+    return spark
+
+
+class Sent(NamedTuple):
+    """A record as it was sent, and where it came to lie."""
+
+    streamlet: int
+    entry: int
+    offset: int
+    key: bytes
+    value: bytes
+
+
+class Kera:
+    """A cluster as a user of Spark sees it."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str) -> None:
+        self.spark = spark
+        self.bootstrap = bootstrap
+
+    def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """What `work` gives with a client of the cluster."""
+
+        async def connected() -> T:
+            async with await Client.connect(self.bootstrap) as client:
+                return await work(client)
+
+        return asyncio.run(connected())
+
+    def create(self, stream: str, **arguments: Any) -> int:
+        """Create a stream; gives its id."""
+
+        async def create(client: Client) -> int:
+            return (await client.admin.create_stream(stream, **arguments)).stream_id
+
+        return self.run(create)
+
+    def send(self, stream: str, numbers: Iterable[int], *, flush_every: int = 0, **settings: Any) -> list[Sent]:
+        """Send one record per number (key ``k<n mod 7>``, value ``v<n>``); a flush every so often makes chunks."""
+
+        async def send(client: Client) -> list[Sent]:
+            async with client.producer(**settings) as producer:
+                await producer.prepare(stream)
+                waiting: list[tuple[bytes, bytes, Awaitable[Delivery]]] = []
+                for count, number in enumerate(numbers, start=1):
+                    key, value = b"k%d" % (number % 7), b"v%d" % number
+                    waiting.append((key, value, producer.send(stream, value, keys=key, timestamp_us=number)))
+                    if flush_every and count % flush_every == 0:
+                        await producer.flush()
+                await producer.flush()
+                found = [(key, value, await delivery) for key, value, delivery in waiting]
+            return [Sent(d.entry.streamlet_id, d.entry.entry, d.record, key, value) for key, value, d in found]
+
+        return self.run(send)
+
+    def read(self, stream: str, **options: str) -> DataFrame:
+        """The stream as a batch."""
+        reader = self.spark.read.format("kera").option("kera.bootstrap.servers", self.bootstrap)
+        return reader.options(**options).load(stream)
+
+    def stream(self, stream: str, **options: str) -> DataFrame:
+        """The stream as a stream."""
+        reader = self.spark.readStream.format("kera").option("kera.bootstrap.servers", self.bootstrap)
+        return reader.options(**options).load(stream)
+
+    def read_new(self, stream: str, checkpoint: Path, **options: str) -> tuple[list[Sent], StreamingQuery]:
+        """What a query with this checkpoint finds that it has not seen yet, and the query, which has ended."""
+        found: dict[int, list[Sent]] = {}
+        query = start(self.stream(stream, **options), checkpoint, found, available_now=True)
+        query.awaitTermination()
+        return [record for batch in found.values() for record in batch], query
+
+
+def start(
+    frame: DataFrame, checkpoint: Path, found: dict[int, list[Sent]], *, available_now: bool = False
+) -> StreamingQuery:
+    """A query that puts the records of each micro-batch into `found`, under its number."""
+
+    def take(batch: DataFrame, number: int) -> None:
+        found[number] = sent(batch)
+
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+    return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+
+def sent(frame: DataFrame) -> list[Sent]:
+    """The records of `frame`."""
+    return [
+        Sent(row.streamlet, row.entry, row.offset, bytes(row.key), bytes(row.value))
+        for row in frame.select(*Sent._fields).collect()
+    ]
+
+
+def wait_until(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:.0f} s for {what}")
+        time.sleep(0.02)

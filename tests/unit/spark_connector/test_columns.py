@@ -1,0 +1,225 @@
+"""Chunks become the columns that Spark expects, by column and without looking at records."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from kera.core.chunk import ChunkHeader
+from kera.core.errors import SchemaMismatch
+from kera.spark_connector.columns import RECORD_COLUMNS, Shaper, check_columns, columns_of
+
+DEFAULT_SCHEMA = pa.schema(
+    [
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("keys", pa.list_(pa.binary())),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+    ]
+)
+
+
+def header(**fields: int) -> ChunkHeader:
+    zeros: dict[str, Any] = dict.fromkeys(ChunkHeader._fields, 0)
+    return ChunkHeader(**{**zeros, **fields})
+
+
+def records(**columns: list[Any]) -> pa.RecordBatch:
+    count = len(next(iter(columns.values())))
+    arrays = [pa.array(columns.get(field.name, [None] * count), field.type) for field in DEFAULT_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
+
+
+def shape(batch: pa.RecordBatch, wanted: StructType = RECORD_COLUMNS, **fields: int) -> pa.RecordBatch:
+    (shaped,) = Shaper(wanted, stream="events", typed=False).shape([batch], header(**fields))
+    assert shaped.schema.equals(to_arrow_schema(wanted, timezone="UTC"))  # what Spark compares it with
+    shaped.validate(full=True)
+    return shaped
+
+
+def typed(batch: pa.RecordBatch, wanted: StructType | None = None) -> pa.RecordBatch:
+    wanted = wanted or columns_of(batch.schema, typed=True)
+    (shaped,) = Shaper(wanted, stream="flights", typed=True).shape([batch], header())
+    assert shaped.schema.equals(to_arrow_schema(wanted, timezone="UTC"))
+    shaped.validate(full=True)
+    return shaped
+
+
+def test_a_record_has_kafkas_columns_and_its_place_in_the_stream() -> None:
+    batch = records(
+        timestamp=[1, 2],
+        keys=[[b"a", b"b"], [b"c"]],
+        value=[b"x", None],
+        headers=[[("h", b"1"), ("g", None)], None],
+    )
+
+    shaped = shape(batch, streamlet_id=3, entry=1, first_record=100)
+
+    assert shaped.drop_columns(["timestamp"]).to_pylist() == [
+        {
+            "key": b"a",
+            "keys": [b"a", b"b"],
+            "value": b"x",
+            "stream": "events",
+            "streamlet": 3,
+            "entry": 1,
+            "offset": 100,
+            "headers": [{"key": "h", "value": b"1"}, {"key": "g", "value": None}],
+        },
+        {
+            "key": b"c",
+            "keys": [b"c"],
+            "value": None,
+            "stream": "events",
+            "streamlet": 3,
+            "entry": 1,
+            "offset": 101,
+            "headers": None,
+        },
+    ]
+    assert shaped["timestamp"].cast(pa.int64()).to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [None, None],
+        [[], []],
+        [[], [b"a"], None, [b"b", b"c"], [None], []],
+        [[b"a"], [b"b"], [b"c"]],
+    ],
+)
+def test_the_key_is_the_first_of_the_keys_or_null(keys: list[Any]) -> None:
+    expected = [row[0] if row else None for row in keys]
+
+    assert shape(records(keys=keys))["key"].to_pylist() == expected
+    sliced = shape(records(keys=keys).slice(1))
+    assert sliced["key"].to_pylist() == expected[1:]
+    assert sliced["keys"].to_pylist() == keys[1:]
+
+
+def test_headers_of_a_slice_are_its_own() -> None:
+    batch = records(headers=[[("a", b"1")], None, [("b", b"2")], []])
+
+    assert shape(batch.slice(1))["headers"].to_pylist() == [None, [{"key": "b", "value": b"2"}], []]
+
+
+def test_values_are_not_copied() -> None:
+    batch = records(keys=[[b"a"]], value=[b"x"])
+
+    shaped = shape(batch)
+
+    assert shaped["value"].buffers()[2].address == batch["value"].buffers()[2].address
+    assert shaped["keys"].values.buffers()[2].address == batch["keys"].values.buffers()[2].address
+
+
+def test_only_the_columns_that_are_asked_for_are_made() -> None:
+    wanted = StructType([StructField("offset", LongType()), RECORD_COLUMNS["value"]])
+
+    assert shape(records(value=[b"x"]), wanted, first_record=5).to_pylist() == [{"offset": 5, "value": b"x"}]
+
+
+def test_a_column_of_the_place_alone_has_as_many_rows_as_the_chunk() -> None:
+    wanted = StructType([RECORD_COLUMNS["offset"], RECORD_COLUMNS["stream"]])
+
+    assert shape(records(value=[b"x", b"y"]), wanted, first_record=5).to_pylist() == [
+        {"offset": 5, "stream": "events"},
+        {"offset": 6, "stream": "events"},
+    ]
+
+
+def test_chunks_that_follow_each_other_become_one_batch_with_ordinals_going_on() -> None:
+    chunks = [records(keys=[[b"a"], []], value=[b"1", b"2"]), records(keys=[None], value=[b"3"])]
+
+    (merged,) = Shaper(RECORD_COLUMNS, stream="events", typed=False).shape(chunks, header(first_record=7))
+
+    assert merged["offset"].to_pylist() == [7, 8, 9]
+    assert merged["key"].to_pylist() == [b"a", None, None]
+    assert merged["value"].to_pylist() == [b"1", b"2", b"3"]
+
+
+def test_chunks_before_and_after_a_change_of_schema_are_kept_apart() -> None:
+    old = pa.RecordBatch.from_arrays([pa.array([1])], names=["a"])
+    new = pa.RecordBatch.from_arrays([pa.array([2]), pa.array(["x"])], names=["a", "b"])
+    wanted = columns_of(new.schema, typed=True)
+
+    shaped = Shaper(wanted, stream="flights", typed=True).shape([old, old, new], header())
+
+    assert [batch.to_pydict() for batch in shaped] == [{"a": [1, 1], "b": [None, None]}, {"a": [2], "b": ["x"]}]
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    assert shape(records(value=[])).num_rows == 0
+
+
+def test_a_typed_batch_that_fits_passes_untouched() -> None:
+    schema = pa.schema(
+        [("t", pa.timestamp("us", tz="UTC")), pa.field("n", pa.int64(), nullable=False), ("s", pa.string())]
+    )
+    batch = pa.RecordBatch.from_arrays([pa.array([1], schema[0].type), pa.array([2]), pa.array(["x"])], schema=schema)
+
+    assert typed(batch) is batch
+
+
+@pytest.mark.parametrize(
+    ("values", "at", "spark"),
+    [
+        ([1, 255], pa.uint8(), "smallint"),
+        ([1, 65535], pa.uint16(), "int"),
+        ([1, 2**32 - 1], pa.uint32(), "bigint"),
+        ([1, 2**64 - 1], pa.uint64(), "decimal(20,0)"),
+        ([1.5], pa.float16(), "float"),
+        ([1], pa.timestamp("s", tz="UTC"), "timestamp"),
+        ([1], pa.timestamp("ms", tz="Europe/Paris"), "timestamp"),
+        ([1000], pa.timestamp("ns"), "timestamp_ntz"),
+        ([86_400_000], pa.date64(), "date"),
+        ([1], pa.time32("s"), "time(6)"),
+        ([1], pa.duration("s"), "interval day to second"),
+        (["a", "b", "a"], pa.dictionary(pa.int32(), pa.string()), "string"),
+        (["a"], pa.large_string(), "string"),
+        (["a"], pa.string_view(), "string"),
+        ([b"a"], pa.large_binary(), "binary"),
+        ([b"abcd"], pa.binary(4), "binary"),
+        ([[1], None, []], pa.large_list(pa.uint16()), "array<int>"),
+        ([[1, 2]], pa.list_(pa.int32(), 2), "array<int>"),
+        ([{"a": 1, "b": ["x"]}], pa.struct([("a", pa.uint8()), ("b", pa.list_(pa.string()))]), None),
+        ([[("k", 1)]], pa.map_(pa.string(), pa.uint8()), "map<string,smallint>"),
+        ([[["x"]], [None]], pa.list_(pa.list_(pa.large_string())), "array<array<string>>"),
+        ([True, None], pa.bool_(), "boolean"),
+    ],
+)
+def test_types_that_spark_lacks_are_widened(values: list[Any], at: pa.DataType, spark: str | None) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array(values, at)], names=["c"])
+    columns = columns_of(batch.schema, typed=True)
+
+    shaped = typed(batch, columns)
+
+    assert spark is None or columns["c"].dataType.simpleString() == spark
+    assert len(shaped["c"]) == len(values)
+    assert shaped["c"].null_count == batch["c"].null_count
+
+
+def test_a_type_without_a_counterpart_names_its_column() -> None:
+    with pytest.raises(SchemaMismatch, match="column 'd' has the Arrow type decimal256"):
+        columns_of(pa.schema([("d", pa.decimal256(50, 2))]), typed=True)
+
+
+def test_a_chunk_older_than_a_column_gets_nulls() -> None:
+    old = pa.RecordBatch.from_arrays([pa.array([1])], names=["a"])
+    wanted = StructType([StructField("a", LongType()), StructField("b", StringType())])
+
+    assert typed(old, wanted).to_pylist() == [{"a": 1, "b": None}]
+    with pytest.raises(SchemaMismatch, match="'b', which is not nullable"):
+        typed(old, StructType([StructField("a", LongType()), StructField("b", StringType(), nullable=False)]))
+
+
+def test_wanted_columns_must_be_there_with_their_types() -> None:
+    there = StructType([StructField("carrier", StringType()), StructField("distance", LongType())])
+
+    check_columns(StructType([there["distance"]]), there, "flights")
+    with pytest.raises(SchemaMismatch, match="no column 'carier': did you mean 'carrier'"):
+        check_columns(StructType([StructField("carier", StringType())]), there, "flights")
+    with pytest.raises(SchemaMismatch, match="is bigint, not int"):
+        check_columns(StructType([StructField("distance", IntegerType())]), there, "flights")

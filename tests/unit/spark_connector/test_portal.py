@@ -1,0 +1,108 @@
+"""Synchronous code gets the client's answers and its errors, and leaves nothing running."""
+
+import threading
+from collections.abc import AsyncGenerator, Iterator
+
+import pytest
+
+from kera.client import Client
+from kera.core.errors import InternalError, Unavailable, UnknownStream
+from kera.spark_connector.portal import Portal, shared
+from tests.unit.spark_connector.fakes import FakeClient
+
+
+@pytest.fixture
+def portal(cluster: FakeClient) -> Iterator[Portal]:  # noqa: ARG001  # it is what the portal finds
+    portal = Portal("h:1")
+    yield portal
+    portal.close()
+
+
+def test_the_client_connects_once_and_only_when_it_is_needed(portal: Portal, cluster: FakeClient) -> None:
+    assert cluster.connected == 0
+
+    for _ in range(2):
+        portal.call(lambda client: client.describe("numbers"))
+
+    assert cluster.connected == 1
+
+
+def test_an_error_comes_out_as_it_is_and_without_the_way_it_took(portal: Portal) -> None:
+    with pytest.raises(UnknownStream, match="nothing") as caught:
+        portal.call(lambda client: client.describe("nothing"))
+
+    assert len(caught.traceback) == 3  # this test, `call`, and the line that raises
+
+
+def test_the_error_of_a_defect_keeps_its_traceback(portal: Portal) -> None:
+    async def fail(_: Client) -> None:
+        raise InternalError("a defect")
+
+    with pytest.raises(InternalError) as caught:
+        portal.call(fail)
+
+    assert caught.traceback[-1].name == "fail"
+
+
+def test_what_is_iterated_comes_in_order_and_then_ends(portal: Portal) -> None:
+    async def numbers(_: Client) -> AsyncGenerator[int, None]:
+        for number in range(100):
+            yield number
+
+    assert list(portal.iterate(numbers, ahead=2)) == list(range(100))
+
+
+def test_no_more_is_fetched_ahead_than_allowed(portal: Portal) -> None:
+    fetched: list[int] = []
+
+    async def numbers(_: Client) -> AsyncGenerator[int, None]:
+        for number in range(100):
+            fetched.append(number)
+            yield number
+
+    for taken in portal.iterate(numbers, ahead=2):
+        assert len(fetched) <= taken + 1 + 2 + 1  # what was taken, what may wait, and the one in hand
+
+
+def test_an_error_comes_after_what_was_there_before_it(portal: Portal) -> None:
+    async def numbers(_: Client) -> AsyncGenerator[int, None]:
+        yield 1
+        raise Unavailable("gone")
+
+    taken: list[int] = []
+    with pytest.raises(Unavailable, match="gone"):
+        taken.extend(portal.iterate(numbers, ahead=2))
+    assert taken == [1]
+
+
+def test_an_iteration_that_ends_early_closes_what_it_iterates(portal: Portal) -> None:
+    closed = threading.Event()
+
+    async def numbers(_: Client) -> AsyncGenerator[int, None]:
+        try:
+            for number in range(100):
+                yield number
+        finally:
+            closed.set()
+
+    iteration = portal.iterate(numbers, ahead=2)
+    assert next(iteration) == 0
+    iteration.close()  # type: ignore[attr-defined]  # it is a generator
+
+    assert closed.wait(10)
+
+
+def test_closing_closes_the_client_and_ends_the_thread_also_twice(portal: Portal, cluster: FakeClient) -> None:
+    portal.call(lambda client: client.describe("numbers"))
+
+    portal.close()
+    portal.close()
+
+    assert cluster.closed
+    assert "kera-portal" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_process_shares_one_portal_per_address() -> None:
+    assert shared("h:1") is shared("h:1")
+    assert shared("h:1") is not shared("h:2")
