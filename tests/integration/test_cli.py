@@ -93,9 +93,7 @@ def test_a_stream_is_created_listed_described_and_deleted(kera: Kera) -> None:
 
     (listed,) = [item for item in kera.json("stream", "list") if item["name"] == name]
     assert listed["config"]["streamlets"] == 3
-    assert re.search(
-        rf"^{name} +\d+ +3 +2 +leader +lz4 +bytes ", kera("stream", "list").decode(), re.MULTILINE
-    )
+    assert re.search(rf"^{name} +\d+ +3 +2 +leader +lz4 +bytes ", kera("stream", "list").decode(), re.MULTILINE)
 
     described = kera.json("stream", "describe", name)
     assert [(item["streamlet"], len(item["entries"])) for item in described["streamlets"]] == [
@@ -124,9 +122,7 @@ def test_a_description_says_what_the_stream_holds(kera: Kera, stream: str) -> No
 def test_a_stream_that_exists_or_makes_no_sense_is_refused(kera: Kera, stream: str) -> None:
     assert stream in kera.fails(1, "stream", "create", stream)
     assert "durability" in kera.fails(1, "stream", "create", stream + "-2", "--durability", "eternal").lower()
-    assert "Arrow has no type integer" in kera.fails(
-        2, "stream", "create", stream + "-2", "--column", "a:integer"
-    )
+    assert "Arrow has no type integer" in kera.fails(2, "stream", "create", stream + "-2", "--column", "a:integer")
     kera.fails(1, "stream", "delete", stream + "-2", "--yes")
 
 
@@ -186,9 +182,7 @@ def test_json_of_one_stream_can_be_put_into_another(kera: Kera, stream: str) -> 
     first, second = map(json.loads, printed.splitlines())
     assert first == record | {"stream": stream, "streamlet": 0, "entry": 0, "offset": 0}
     assert second["value_base64"] == "/w=="
-    assert kera("consume", copy, "-e", "--json") == printed.replace(
-        stream.encode() + b'"', copy.encode() + b'"'
-    )
+    assert kera("consume", copy, "-e", "--json") == printed.replace(stream.encode() + b'"', copy.encode() + b'"')
     kera("stream", "delete", copy, "--yes")
 
 
@@ -290,9 +284,7 @@ def test_other_writers_to_the_same_pipe_are_not_disturbed(kera: Kera, stream: st
 # --- errors ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments", [("consume", "absent"), ("produce", "absent"), ("stream", "describe", "absent")]
-)
+@pytest.mark.parametrize("arguments", [("consume", "absent"), ("produce", "absent"), ("stream", "describe", "absent")])
 def test_a_stream_that_is_not_there_is_named(kera: Kera, arguments: tuple[str, ...]) -> None:
     assert kera.fails(1, *arguments) == "there is no stream 'absent'"
 
@@ -363,9 +355,7 @@ def test_bench_e2e_keeps_its_rate_and_measures_availability(kera: Kera) -> None:
 
 
 def test_bench_starts_a_cluster_of_its_own_and_says_so(kera: Kera) -> None:
-    ended = kera.run(
-        "bench", "produce", "--records", "1000", "--rounds", "1", "--mode", "send", "--seconds", "20"
-    )
+    ended = kera.run("bench", "produce", "--records", "1000", "--rounds", "1", "--mode", "send", "--seconds", "20")
 
     assert ended.returncode == 0, ended.stderr.decode()
     assert re.match(r"starting 1 broker with [\d.]+ MiB of shared memory each\n", ended.stderr.decode())
@@ -375,9 +365,7 @@ def test_bench_starts_a_cluster_of_its_own_and_says_so(kera: Kera) -> None:
 
 
 def test_bench_tells_why_a_worker_failed(kera: Kera) -> None:
-    ended = kera.run(
-        "bench", "produce", "--records", "10", "--record-bytes", "2MB", "--bootstrap", kera.bootstrap
-    )
+    ended = kera.run("bench", "produce", "--records", "10", "--record-bytes", "2MB", "--bootstrap", kera.bootstrap)
 
     assert ended.returncode == 1
     assert ended.stderr.decode().splitlines()[-1].startswith("kera: error: record of ")

@@ -232,10 +232,7 @@ def test_a_directory_or_port_that_is_in_use_is_refused(start_dev: StartDev, tmp_
     same_directory = start_dev("--data-dir", tmp_path / "data")
     _, errors = same_directory.process.communicate(timeout=BOUND_S)
     assert same_directory.process.returncode == 2
-    assert (
-        errors
-        == f"kera: error: another local cluster uses {tmp_path}/data; stop it or choose another directory\n"
-    )
+    assert errors == f"kera: error: another local cluster uses {tmp_path}/data; stop it or choose another directory\n"
 
     same_port = start_dev("--port", bootstrap.partition(":")[2])
     _, errors = same_port.process.communicate(timeout=BOUND_S)
@@ -263,9 +260,7 @@ def test_a_cluster_comes_back_with_its_streams(start_dev: StartDev, tmp_path: Pa
     second = start_dev("--brokers", "2", "--data-dir", tmp_path / "data")
     bootstrap = bootstrap_of(second.read_welcome())
 
-    assert [stream["name"] for stream in json.loads(kera("stream", "list", "--json", "-b", bootstrap))] == [
-        "kept"
-    ]
+    assert [stream["name"] for stream in json.loads(kera("stream", "list", "--json", "-b", bootstrap))] == ["kept"]
     kera("produce", "kept", "-b", bootstrap, stdin="after\n")
     assert "after\n" in kera("consume", "kept", "--until-end", "-b", bootstrap)
 
@@ -363,9 +358,7 @@ async def test_a_killed_child_is_no_news_and_can_be_restarted(in_surroundings: S
         os.kill(cluster.processes["broker-1"], signal.SIGKILL)
 
         assert (await asyncio.wait_for(death, BOUND_S)).name == "broker-1"
-        with pytest.raises(
-            InvalidArgument, match="no child is called broker-3; there are: coordinator, broker-1"
-        ):
+        with pytest.raises(InvalidArgument, match="no child is called broker-3; there are: coordinator, broker-1"):
             await cluster.kill("broker-3")
     assert in_surroundings.left() == []
 

@@ -16,9 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("kera"):
             raise
-        print(
-            f"kera: error: {error.name} is missing; install it with: pip install 'kera[cli]'", file=sys.stderr
-        )
+        print(f"kera: error: {error.name} is missing; install it with: pip install 'kera[cli]'", file=sys.stderr)
         return 1
     from kera.cli._run import run_app
 

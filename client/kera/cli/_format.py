@@ -149,19 +149,13 @@ def _typed_column(letter: str, batch: pa.RecordBatch, stream: StreamDescription)
         case "k":
             return _as_text(batch.column(stream.key_column)) if stream.key_column else _constant(b"")
         case "T":
-            return (
-                _microseconds(batch.column(stream.timestamp_column))
-                if stream.timestamp_column
-                else _constant(b"")
-            )
+            return _microseconds(batch.column(stream.timestamp_column)) if stream.timestamp_column else _constant(b"")
     return pa.array([json.dumps(row, default=_jsonable).encode() for row in batch.to_pylist()], pa.binary())
 
 
 def _join(columns: list[Any], count: int) -> Any:
     """The records' texts one after the other, as one buffer."""
-    joined = pc.binary_join_element_wise(
-        *columns, _constant(b""), null_handling="replace", null_replacement=b""
-    )
+    joined = pc.binary_join_element_wise(*columns, _constant(b""), null_handling="replace", null_replacement=b"")
     if isinstance(joined, pa.Scalar):
         return joined.as_py() * count
     _, offsets, data = joined.buffers()

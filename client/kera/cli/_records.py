@@ -106,9 +106,7 @@ def _readable_type(kind: pa.DataType) -> pa.DataType:
 def _batch(values: pa.Array, keys: pa.Array) -> pa.RecordBatch:
     count = len(values)
     now = pa.array(np.full(count, time.time_ns() // 1000)).cast(DEFAULT_SCHEMA.field("timestamp").type)
-    return pa.RecordBatch.from_arrays(
-        [now, keys, values, null_column(count, _HEADERS)], schema=DEFAULT_SCHEMA
-    )
+    return pa.RecordBatch.from_arrays([now, keys, values, null_column(count, _HEADERS)], schema=DEFAULT_SCHEMA)
 
 
 _Columns = tuple[int, list[bytes], bytes | None, list[tuple[str, bytes]] | None]

@@ -26,9 +26,7 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _kera(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Show the version."
-    ),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
 ) -> None:
     pass
 

@@ -36,9 +36,7 @@ def consume(
         Start.EARLIEST, "--from", help="Begin with the oldest record, or with the next new one."
     ),
     count: int | None = typer.Option(None, "--count", "-c", min=1, metavar="N", help="Stop after N records."),
-    until_end: bool = typer.Option(
-        False, "--until-end", "-e", help="Stop at what is the end now; else wait for more."
-    ),
+    until_end: bool = typer.Option(False, "--until-end", "-e", help="Stop at what is the end now; else wait for more."),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON object per record."),
     template: str | None = typer.Option(
         None,

@@ -33,9 +33,7 @@ class Daemon(NamedTuple):
 
 
 DAEMONS = (
-    Daemon(
-        "coordinator", "kera.coordinator", "CoordinatorSettings", "Run a coordinator: streams and membership."
-    ),
+    Daemon("coordinator", "kera.coordinator", "CoordinatorSettings", "Run a coordinator: streams and membership."),
     Daemon("broker", "kera.broker", "BrokerSettings", "Run a broker: takes, keeps and serves records."),
 )
 

@@ -24,9 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def dev(
     brokers: int = typer.Option(1, min=1, metavar="N", help="Number of brokers."),
-    data_dir: Path | None = typer.Option(
-        None, metavar="DIR", help="Keep the cluster here; absent: temporary."
-    ),
+    data_dir: Path | None = typer.Option(None, metavar="DIR", help="Keep the cluster here; absent: temporary."),
     port: int = typer.Option(
         7400, min=0, max=65535, metavar="PORT", help="Port of the coordinator; 0 takes any free one."
     ),
@@ -93,9 +91,7 @@ def _welcome(cluster: LocalCluster) -> str:
     pairs: list[tuple[str, object]] = [("bootstrap", cluster.bootstrap)]
     for name, ready in cluster.ready.items():
         if ready["ready"] == "broker":
-            pairs.append(
-                (name.replace("-", " "), f"grpc {ready['grpc_address']}, frames {ready['frames_address']}")
-            )
+            pairs.append((name.replace("-", " "), f"grpc {ready['grpc_address']}, frames {ready['frames_address']}"))
     pairs += [
         ("memory", f"{format_size(cluster.arena_bytes)} per broker, segments of {segments}"),
         ("data", f"{cluster.directory}{' (temporary)' if cluster.ephemeral else ''}"),

@@ -70,9 +70,7 @@ def _converter(stream: StreamDescription, key_separator: str | None, as_json: bo
 
     if stream.typed:
         if not as_json:
-            raise UsageError(
-                f"{stream.name} has a schema of its own: give its rows as JSON objects, with --json"
-            )
+            raise UsageError(f"{stream.name} has a schema of its own: give its rows as JSON objects, with --json")
         return lambda block, first_line: _records.rows_to_batch(block, stream.schema, first_line)
     if as_json:
         return _records.json_to_batch
@@ -140,7 +138,5 @@ class _Sender:
         seconds = 0.0 if self._started_s is None else time.perf_counter() - self._started_s
         text = f"{self._records:,} {'record' if self._records == 1 else 'records'} in {seconds:.2f} s"
         if self._records >= 1000:
-            text += (
-                f": {self._records / seconds:,.0f} records/s, {self._input_bytes / 1e6 / seconds:,.1f} MB/s"
-            )
+            text += f": {self._records / seconds:,.0f} records/s, {self._input_bytes / 1e6 / seconds:,.1f} MB/s"
         print(text, file=sys.stderr)

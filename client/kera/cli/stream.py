@@ -26,9 +26,7 @@ NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
 def create(
     name: str = NAME_ARGUMENT,
     streamlets: int = typer.Option(1, min=1, metavar="M", help="Partitions of the stream; fixed."),
-    brokers: int = typer.Option(
-        0, min=0, metavar="N", help="Over how many brokers they are spread; 0 for all."
-    ),
+    brokers: int = typer.Option(0, min=0, metavar="N", help="Over how many brokers they are spread; 0 for all."),
     entries: int = typer.Option(
         1, min=1, metavar="Q", help="Append lanes per streamlet; 1 keeps a streamlet totally ordered."
     ),
@@ -42,17 +40,13 @@ def create(
         metavar="NAME:TYPE",
         help="Column of a typed stream, Arrow's type names; repeat it. Without: any bytes.",
     ),
-    key_column: str | None = typer.Option(
-        None, metavar="NAME", help="Typed: rows of one key stay in one streamlet."
-    ),
+    key_column: str | None = typer.Option(None, metavar="NAME", help="Typed: rows of one key stay in one streamlet."),
     timestamp_column: str | None = typer.Option(None, metavar="NAME", help="Typed: the time of a row."),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Create a stream."""
     if not column and (key_column or timestamp_column):
-        raise UsageError(
-            "--key-column and --timestamp-column are for typed streams; give the columns with --column"
-        )
+        raise UsageError("--key-column and --timestamp-column are for typed streams; give the columns with --column")
     arguments: dict[str, Any] = {
         "streamlets": streamlets,
         "brokers": brokers,
@@ -111,9 +105,7 @@ async def _list(bootstrap: str, as_json: bool) -> None:
 
 
 @app.command()
-def describe(
-    name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION
-) -> None:
+def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
     """Show a stream and what it holds.
 
     Its settings, its schema, and for each entry of its streamlets how many records are there now.
@@ -204,8 +196,7 @@ def _to_json(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | N
         "typed": stream.typed,
         "schema_id": stream.schema_id,
         "schema": [
-            {"name": field.name, "type": str(field.type), "nullable": field.nullable}
-            for field in stream.schema
+            {"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in stream.schema
         ],
         "key_column": stream.key_column,
         "timestamp_column": stream.timestamp_column,

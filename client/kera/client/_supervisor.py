@@ -181,7 +181,7 @@ class Child:
     def _start_error(self, what: str) -> ChildStartError:
         tail = self.log_tail()
         reason = failure_reason(self.log_path, since=self._log_start)
-        message = f"{self.name}: {reason}" if reason else f"{self.name} {what} (log: {self.log_path})"
+        message = f"{self.name}: {reason}" if reason else f"{self.name} {what}"
         if not reason and tail:
             message += "\n" + tail
         return ChildStartError(message, child=self.name, log_path=str(self.log_path), log_tail=tail)

@@ -24,6 +24,8 @@ class Cluster(Protocol):
     @property
     def processes(self) -> dict[str, int]: ...
     @property
+    def ready(self) -> dict[str, dict[str, Any]]: ...
+    @property
     def log_dir(self) -> Path: ...
     async def start(self) -> None: ...
     async def stop(self) -> list[str]: ...
@@ -47,6 +49,11 @@ class RunningCluster:
     def processes(self) -> dict[str, int]:
         """Name to process id, of the children that run."""
         return self._cluster.processes
+
+    @property
+    def ready(self) -> dict[str, dict[str, Any]]:
+        """Name to ready line (addresses, broker id), of all children that were started."""
+        return self._cluster.ready
 
     @property
     def log_dir(self) -> Path:

@@ -28,6 +28,8 @@ def split_by_streamlet(
     """
     if streamlets == 1:
         return [(0, batch)]
+    if pa.types.is_nested(keys.type):
+        raise SchemaMismatch(f"a key column of type {keys.type} cannot partition a stream; use a scalar column")
     encoded = pc.dictionary_encode(keys)
     hashes = [keyless if key is None else streamlet_of(key, streamlets) for key in _as_bytes(encoded.dictionary)]
     table = np.array([*hashes, keyless], dtype=np.int64)
@@ -56,6 +58,4 @@ def _as_bytes(values: pa.Array) -> list[bytes | None]:
         return [None if value is None else value.encode() for value in values.to_pylist()]
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return values.to_pylist()  # type: ignore[no-any-return]
-    if pa.types.is_nested(kind):
-        raise SchemaMismatch(f"a key column of type {kind} cannot partition a stream; use a scalar column")
     return [None if value is None else str(value).encode() for value in values.to_pylist()]

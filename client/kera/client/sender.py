@@ -194,6 +194,9 @@ class Sender:
             return
         self._attempt += 1
         pause_s = backoff_s(producer.cluster.settings, self._attempt)
+        deadline_s = self._earliest_deadline_s()
+        if deadline_s is not None:
+            pause_s = min(pause_s, max(0.0, deadline_s - now_s))  # then there is one attempt left
         self._retry_at_s = now_s + pause_s
         producer.loop.call_later(pause_s + 0.001, self._pump)
         if self._attempt == 1:

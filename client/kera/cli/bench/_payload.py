@@ -26,9 +26,7 @@ def make_batch(record_bytes: int, records: int) -> pa.RecordBatch:
     offsets = np.arange(0, record_bytes * (records + 1), record_bytes, dtype=np.int32)
     value = pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
     columns = {
-        "timestamp": pa.array(np.full(records, 1_700_000_000_000_000)).cast(
-            DEFAULT_SCHEMA.field("timestamp").type
-        ),
+        "timestamp": pa.array(np.full(records, 1_700_000_000_000_000)).cast(DEFAULT_SCHEMA.field("timestamp").type),
         "keys": null_column(records, DEFAULT_SCHEMA.field("keys").type),
         "value": value,
         "headers": null_column(records, DEFAULT_SCHEMA.field("headers").type),

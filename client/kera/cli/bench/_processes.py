@@ -86,9 +86,7 @@ class Worker:
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), timeout_s)
         except TimeoutError:
-            raise WorkerFailed(
-                f"the {self.task.role} process did not answer within {timeout_s:g} s"
-            ) from None
+            raise WorkerFailed(f"the {self.task.role} process did not answer within {timeout_s:g} s") from None
         if not line:
             raise WorkerFailed(f"the {self.task.role} process ended with code {await self._process.wait()}")
         message: dict[str, Any] = json.loads(line)

@@ -147,10 +147,6 @@ def _cpu_cell(report: dict[str, Any]) -> str:
     for kind in ("producers", "brokers", "consumers"):
         cpu_s = report[kind + "_cpu_s"]
         if cpu_s is not None:
-            share = (
-                f"{cpu_s['median'] / seconds:.0%}"
-                if report["rate"]
-                else f"{cpu_s['median'] / gigabytes:.2f} s/GB"
-            )
+            share = f"{cpu_s['median'] / seconds:.0%}" if report["rate"] else f"{cpu_s['median'] / gigabytes:.2f} s/GB"
             parts.append(f"{kind} {share}")
     return ", ".join(parts)

@@ -86,9 +86,7 @@ async def _cluster(settings: BenchSettings) -> AsyncIterator[Place]:
     from kera.client.local_cluster import LocalCluster
 
     arena_bytes = arena_bytes_of(settings, SEGMENT_BYTES)
-    _say(
-        f"starting {plural(settings.brokers, 'broker')} with {format_size(arena_bytes)} of shared memory each"
-    )
+    _say(f"starting {plural(settings.brokers, 'broker')} with {format_size(arena_bytes)} of shared memory each")
     cluster = LocalCluster(brokers=settings.brokers, arena_bytes=arena_bytes, segment_bytes=SEGMENT_BYTES)
     async with cluster:
         brokers = [pid for name, pid in cluster.processes.items() if name.startswith("broker")]

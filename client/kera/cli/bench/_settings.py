@@ -25,9 +25,7 @@ class BenchSettings(KeraSettings):
     request_bytes: ByteSize = Field(ByteSize(1 * MIB), description="A request takes chunks up to this size.")
     streamlets: int = Field(1, ge=1, description="M: streamlets of the stream.")
     entries: int = Field(1, ge=1, description="Q: entries per streamlet.")
-    codec: Literal["none", "lz4", "zstd"] = Field(
-        "none", description="Compression; values are random hex digits."
-    )
+    codec: Literal["none", "lz4", "zstd"] = Field("none", description="Compression; values are random hex digits.")
     producers: int = Field(1, ge=1, description="Producers, each a process.")
     mode: Literal["send_batch", "send"] = Field(
         "send_batch",
@@ -37,21 +35,13 @@ class BenchSettings(KeraSettings):
         ByteSize(64 * MIB),
         description="What a producer may have waiting; latency without --rate is time in it.",
     )
-    requests_in_flight: int = Field(
-        5, ge=1, description="Requests of a producer to a broker that wait for an answer."
-    )
+    requests_in_flight: int = Field(5, ge=1, description="Requests of a producer to a broker that wait for an answer.")
     linger_ms: float = Field(0.0, ge=0, description="How long an unfilled chunk waits for more records.")
-    rate: float = Field(
-        0.0, ge=0, description="Records per second of all producers together; 0: as fast as it goes."
-    )
-    bytes: ByteSize | None = Field(
-        None, description="Record bytes of a round; default 1 GB, or what --seconds allow."
-    )
+    rate: float = Field(0.0, ge=0, description="Records per second of all producers together; 0: as fast as it goes.")
+    bytes: ByteSize | None = Field(None, description="Record bytes of a round; default 1 GB, or what --seconds allow.")
     records: int | None = Field(None, ge=1, description="Records of a round, in place of --bytes.")
     seconds: float | None = Field(None, gt=0, description="End a round after this time, whatever is left.")
-    rounds: int = Field(
-        3, ge=1, description="Rounds measured; the median, the least and the most are reported."
-    )
+    rounds: int = Field(3, ge=1, description="Rounds measured; the median, the least and the most are reported.")
     transport: Literal["auto", "unix", "tcp", "grpc"] = Field(
         "auto", description="How clients reach brokers; auto: unix socket, else frames over TCP, else gRPC."
     )
@@ -103,9 +93,7 @@ class E2eSettings(ConsumeSettings):
     mode: Literal["send_batch", "send"] = Field(
         "send", description="What producers call: send per record, or send_batch with a ready Arrow batch."
     )
-    rate: float = Field(
-        1000.0, ge=0, description="Records per second of all producers; 0: as fast as it goes."
-    )
+    rate: float = Field(1000.0, ge=0, description="Records per second of all producers; 0: as fast as it goes.")
     seconds: float | None = Field(5.0, gt=0, description="End a round after this time, whatever is left.")
 
 

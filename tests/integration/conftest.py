@@ -1,0 +1,21 @@
+"""Real daemons for the tests of this folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kera.client.local_cluster import LocalCluster, RunningCluster
+from kera.core.settings import KIB, MIB
+
+SHM = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    """Two brokers with small segments, shared by the tests of a module; they use streams of their own."""
+    with LocalCluster.running(brokers=2, arena_bytes=256 * MIB, segment_bytes=512 * KIB) as running:
+        arenas = [Path(ready["arena_path"]) for name, ready in running.ready.items() if name.startswith("broker")]
+        assert all(path.parent == SHM and path.exists() for path in arenas)
+        yield running
+    assert not any(path.exists() for path in arenas), "a cluster that has stopped leaves nothing in shared memory"
