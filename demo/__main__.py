@@ -32,17 +32,14 @@ def main() -> int:
         prog="python -m demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="the quick form, for CI")
-    parser.add_argument("--seconds", type=float, help="how long the replay takes (default 60, with --check 5)")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kera-demo-"))
     try:
         running.prepare(folder / "logs")
         running.interrupt_once()
-        return run(
-            folder,
-            flights_max=FLIGHTS_OF_CHECK if arguments.check else None,
-            seconds=arguments.seconds or (5.0 if arguments.check else 60.0),
-        )
+        if arguments.check:
+            return run(folder, flights_max=FLIGHTS_OF_CHECK, seconds=5)
+        return run(folder, flights_max=None, seconds=60)
     except running.Failed as error:
         print(f"demo: {error}\ndemo: logs are in {folder / 'logs'}", file=sys.stderr)
         return 1
@@ -82,7 +79,7 @@ def run(folder: Path, *, flights_max: int | None, seconds: float) -> int:
         began = time.monotonic()
         stored = job.stored(spark, cluster.bootstrap)
         batch_s = time.monotonic() - began
-    differences = check.differences(progress.found(), right)
+    differences = check.differences(progress.found, right)
     show.final(progress, screen.verdict(progress, right, differences, stored, batch_s), folder / "logs")
     return 1 if differences else 0
 

@@ -5,13 +5,14 @@ Everything is compared in whole numbers: a row that is lost, doubled or joined w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from demo.data import Data
+
+K = TypeVar("K")
 
 SKIES = ("fair", "rain", "murk", "unknown")
 """Rain (or snow); visibility below 3 miles without it; unknown: there is no observation of that hour."""
@@ -28,9 +29,6 @@ class Tally(NamedTuple):
     arrived: int = 0
     arr_delay: int = 0
     distance: int = 0
-
-    def __add__(self, other: tuple[int, ...]) -> Tally:  # type: ignore[override]  # sums, where tuples concatenate
-        return Tally(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 Tallies = dict[tuple[str, str], Tally]
@@ -60,21 +58,23 @@ def expected(data: Data) -> Tallies:
             ]
         )
     )
-    return tallies(grouped.rename_columns(["carrier", "sky", *Tally._fields]))
+    rows = grouped.rename_columns(["carrier", "sky", *Tally._fields]).to_pylist()
+    return {(row["carrier"], row["sky"]): tally_of(row) for row in rows}
 
 
-def tallies(table: pa.Table) -> Tallies:
-    """The rows of `table`, added up by carrier and sky. A sum over nothing is 0."""
-    found: Tallies = {}
-    for row in table.to_pylist():
-        key = row["carrier"], row["sky"]
-        found[key] = found.get(key, Tally()) + tuple(row[name] or 0 for name in Tally._fields)
-    return found
+def tally_of(row: Mapping[str, int | None]) -> Tally:
+    """The tally in a row of results. A sum over nothing is 0."""
+    return Tally(*(row[name] or 0 for name in Tally._fields))
+
+
+def add(tallies: dict[K, Tally], key: K, tally: Tally) -> None:
+    """Add `tally` to the one of `key`."""
+    tallies[key] = total([tallies.get(key, Tally()), tally])
 
 
 def total(some: Iterable[Tally]) -> Tally:
     """All of them together."""
-    return sum(some, start=Tally())
+    return Tally(*(sum(column) for column in zip(Tally(), *some, strict=True)))
 
 
 def differences(found: Tallies, right: Tallies) -> list[str]:

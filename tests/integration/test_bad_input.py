@@ -1,9 +1,11 @@
 """Bad input and bad surroundings: a clear error that names the thing and the way out; what was there is not lost."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,8 +23,9 @@ from kera.core.errors import (
     UnknownStream,
     error_from_wire,
 )
-from kera.core.rpc import api
+from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.settings import KIB, MIB
 from kera.v1 import broker_pb2
@@ -89,10 +92,14 @@ async def test_streamlet_out_of_range(cluster: RunningCluster) -> None:
         assert await values(client, "range") == [*FIRST, b"kept"]
 
 
-async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_stored(cluster: RunningCluster) -> None:
+@pytest.mark.parametrize("transport", ["unix", "grpc"])
+async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_stored(
+    cluster: RunningCluster, transport: str
+) -> None:
+    name = f"checksum-{transport}"
     async with await Client.connect(cluster.bootstrap) as client:
-        await create(client, "checksum", streamlets=3)
-        stream = await client.describe("checksum")
+        await create(client, name, streamlets=3)
+        stream = await client.describe(name)
         owner = stream.broker_of(0)
         assert owner is not None
         mine = [streamlet for streamlet, item in stream.assignments.items() if item.broker_id == owner.broker_id]
@@ -118,7 +125,9 @@ async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_store
         bad = chunk(mine[0], b"bad")
         bad[-100] ^= 1
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=2)
-        channel = await FrameChannel.connect_unix(owner.frames_unix_path, timeout_s=TIMEOUT_S)
+        channel: Channel = GrpcChannel(owner.grpc_address)
+        if transport == "unix":
+            channel = await FrameChannel.connect_unix(owner.frames_unix_path, timeout_s=TIMEOUT_S)
         reply = await channel.submit(
             api.MULTI_WRITE_CHUNKS, request, [bytes(bad), bytes(chunk(mine[1], b"good"))], timeout_s=TIMEOUT_S
         )
@@ -137,7 +146,7 @@ async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_store
         )
         assert not again.message.statuses[0].HasField("error")
         await channel.close()
-        assert sorted(filter(None, await values(client, "checksum"))) == sorted([*FIRST, b"good", b"mended"])
+        assert sorted(filter(None, await values(client, name))) == sorted([*FIRST, b"good", b"mended"])
 
 
 async def test_record_that_fits_into_no_segment(cluster: RunningCluster) -> None:
@@ -215,6 +224,27 @@ def test_shared_memory_too_small(tmp_path: Path) -> None:
     assert f"{shm_dir} has " in line
     assert "the arena needs 104857" in line, "in MiB"
     assert "smaller --arena-bytes" in line
+
+
+@pytest.fixture
+def small_mount(tmp_path: Path) -> Iterator[Path]:
+    """Shared memory of 4 MiB, as a container may have it."""
+    path = tmp_path / "shm"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_shared_memory_that_is_almost_full(small_mount: Path, tmp_path: Path) -> None:
+    """The arena would fit, but for what is there already; it would be a bus error later if it was not noticed now."""
+    (small_mount / "other").write_bytes(bytes(3 * MIB))
+    sizes = ("--arena-bytes", "2MiB", "--segment-bytes", "512KiB")
+    line = refused(start("broker", "--data-dir", str(tmp_path / "data"), "--shm-dir", str(small_mount), *sizes))
+    assert f"{small_mount} has 1 MiB free, the arena needs 3 MiB" in line
+    assert [path.name for path in small_mount.iterdir()] == ["other"]
 
 
 @pytest.mark.parametrize("daemon", ["coordinator", "broker"])

@@ -54,6 +54,7 @@ class StreamletMachine(RuleBasedStateMachine):
         self.launches = 0
         self.leases: list[Lease] = []
         self.generations = [1] * SLOTS
+        self.users: dict[int, tuple[tuple[int, int, int], int]] = {}
         self.budget = 1
 
     @initialize(entries=st.integers(1, 4))
@@ -373,6 +374,11 @@ class StreamletMachine(RuleBasedStateMachine):
         for slot, before in zip(self.arena._slots, self.generations, strict=True):
             assert self.arena._generations[slot.index] == slot.generation >= before
         self.generations = [slot.generation for slot in self.arena._slots]
+        for group, segment in self.segments():
+            user = (self.launches, group.group_id, segment.segment_id)
+            before_user, generation = self.users.get(segment.slot.index, (user, 0))
+            assert user == before_user or segment.slot.generation > generation, "a reader could not tell"
+            self.users[segment.slot.index] = (user, segment.slot.generation)
         self.check_leases()
 
     def check_leases(self) -> None:

@@ -3,6 +3,7 @@
 Tests do not share streams: every test makes its own, with the name that the fixture `stream` gives it.
 """
 
+import contextlib
 import itertools
 import os
 import re
@@ -14,12 +15,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kera.client.local_cluster import LocalCluster, RunningCluster
+from kera.core.errors import UnknownStream
 from tests.spark.support import Kera, with_kera
 
 HERE = Path(__file__).parent
 _numbers = itertools.count(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
@@ -31,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RunningCluster]:
-    with LocalCluster.running(brokers=2, arena_bytes=128 << 20) as running:
+    # Small segments: each entry holds one, and a stream that is longer than one is soon written.
+    with LocalCluster.running(brokers=2, arena_bytes=128 << 20, segment_bytes=1 << 20) as running:
         yield running
 
 
@@ -62,6 +66,9 @@ def kera(spark: SparkSession, cluster: RunningCluster) -> Kera:
 
 
 @pytest.fixture
-def stream(request: pytest.FixtureRequest) -> str:
-    """A name of its own for the test's stream."""
-    return f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower())[:40].strip('-')}-{next(_numbers)}"
+def stream(request: pytest.FixtureRequest, kera: Kera) -> Iterator[str]:
+    """A name of its own for the test's stream, which is deleted afterwards."""
+    name = f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower())[:40].strip('-')}-{next(_numbers)}"
+    yield name
+    with contextlib.suppress(UnknownStream):
+        kera.delete(name)

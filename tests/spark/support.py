@@ -57,6 +57,10 @@ class Kera:
 
         return self.run(create)
 
+    def delete(self, stream: str) -> None:
+        """Delete a stream."""
+        self.run(lambda client: client.admin.delete_stream(stream))
+
     def send(self, stream: str, numbers: Iterable[int], *, flush_every: int = 0, **settings: Any) -> list[Sent]:
         """Send one record per number (key ``k<n mod 7>``, value ``v<n>``); a flush every so often makes chunks."""
 

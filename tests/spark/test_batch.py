@@ -108,6 +108,23 @@ def test_a_typed_stream_has_its_own_columns_and_values(kera: Kera, stream: str) 
         assert read[name].cast(table[name].type).to_pylist() == table[name].to_pylist(), name
 
 
+def test_a_stream_of_many_segments_and_groups_is_read_whole(kera: Kera, stream: str) -> None:
+    table = pa.table({"n": range(200_000), "text": ["x" * 20] * 200_000})
+    kera.create(stream, streamlets=2, group_segments=2, schema=table.schema)
+
+    async def send(client: Client) -> int:
+        async with client.producer(chunk_bytes_max=64 << 10) as producer:
+            for first in range(0, table.num_rows, 10_000):
+                await producer.send_batch(stream, table[first : first + 10_000])
+        bounds = await client.bounds(stream)
+        return max(entries[0].end.group_id for entries in bounds.values())
+
+    assert kera.run(send) > 1
+    read = kera.read(stream)
+
+    assert sorted(read.select("n").toArrow()["n"].to_pylist()) == list(range(200_000))
+
+
 def test_an_empty_stream_is_an_empty_frame(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
 

@@ -11,73 +11,62 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark import killed_job
 from tests.spark.support import Kera, Sent, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 
 Row = tuple[int, int, int, str]
 
 
-def command(kera: Kera, stream: str, folder: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "tests.spark.killed_job", kera.bootstrap, stream, str(folder), *more]
-
-
 @contextmanager
-def job(kera: Kera, stream: str, folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A job in a session of its own, of which nothing is left when the block ends."""
-    with (folder / "job.log").open("a") as log:
+def job_to_be_killed(kera: Kera, stream: str, folder: Path, *how: str) -> Iterator[subprocess.Popen[str]]:
+    """The job in a process of its own, which is killed when the block ends."""
+    argv = [sys.executable, "-m", "tests.spark.killed_job", kera.bootstrap, stream, str(folder), *how]
+    with (folder / "job.log").open("w") as log:
         process = subprocess.Popen(
-            command(kera, stream, folder, *more),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
+            argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )
     try:
-        with process:
-            yield process
-            # The driver and the JVM, without a chance to say goodbye; Spark's Python workers end when the JVM is gone.
-            os.killpg(process.pid, signal.SIGKILL)
+        yield process
+        assert process.poll() is None, f"the job has ended by itself:\n{(folder / 'job.log').read_text()[-4000:]}"
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def finish(kera: Kera, stream: str, folder: Path, *more: str) -> None:
-    finished = subprocess.run(
-        command(kera, stream, folder, *more), cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
+        # The driver and the JVM, without a chance to say goodbye; Spark's Python workers end when the JVM is gone.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def rows(produced: list[Sent]) -> list[Row]:
     return sorted((record.streamlet, record.entry, record.offset, record.value.decode()) for record in produced)
 
 
-@pytest.mark.parametrize("point", ["before-output", "after-output"])
+def batches_written(folder: Path) -> dict[str, list[Row]]:
+    return {
+        path.name: sorted((*place, value) for *place, value in json.loads(path.read_text()))
+        for path in (folder / "output").glob("*.json")
+    }
+
+
+@pytest.mark.parametrize(("point", "written"), [("before-output", 2), ("after-output", 3)])
 def test_a_job_killed_in_a_micro_batch_takes_it_again_as_it_was(
-    kera: Kera, stream: str, tmp_path: Path, point: str
+    kera: Kera, stream: str, tmp_path: Path, point: str, written: int
 ) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(700), flush_every=10)
-    with job(kera, stream, tmp_path, "--sink", "batches", "--stop-at", point) as process:
+    with job_to_be_killed(kera, stream, tmp_path, "batches", point) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n", (tmp_path / "job.log").read_text()[-4000:]
-    before = {path.name: path.read_text() for path in (tmp_path / "output").glob("*.json")}
+    before = batches_written(tmp_path)
+    assert len(before) == written
     produced += kera.send(stream, range(700, 800), flush_every=10)
 
-    finish(kera, stream, tmp_path, "--sink", "batches")
+    killed_job.start(kera, stream, tmp_path, "batches").awaitTermination()
 
-    after = {path.name: path.read_text() for path in (tmp_path / "output").glob("*.json")}
-    assert len(before) == (2 if point == "before-output" else 3)
-    assert {name: sorted(json.loads(after[name])) for name in before} == {
-        name: sorted(json.loads(text)) for name, text in before.items()
-    }
-    assert sorted(tuple(row) for text in after.values() for row in json.loads(text)) == rows(produced)
+    after = batches_written(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert sorted(row for batch in after.values() for row in batch) == rows(produced)
 
 
 def test_a_job_with_a_file_sink_killed_at_any_moment_writes_every_record_once(
@@ -85,14 +74,11 @@ def test_a_job_with_a_file_sink_killed_at_any_moment_writes_every_record_once(
 ) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(2000), flush_every=10)
-    with job(kera, stream, tmp_path, "--sink", "files") as process:
-        wait_until(
-            lambda: (tmp_path / "checkpoint" / "commits" / "3").exists() or process.poll() is not None,
-            "the fourth micro-batch",
-        )
-        assert process.poll() is None, (tmp_path / "job.log").read_text()[-4000:]
+    with job_to_be_killed(kera, stream, tmp_path, "files", "nowhere") as process:
+        committed = tmp_path / "checkpoint" / "commits" / "3"
+        wait_until(lambda: committed.exists() or process.poll() is not None, "the fourth micro-batch", 120)
 
-    finish(kera, stream, tmp_path, "--sink", "files")
+    killed_job.start(kera, stream, tmp_path, "files").awaitTermination()
 
     written = kera.spark.read.parquet(str(tmp_path / "output")).collect()
     assert sorted((row.streamlet, row.entry, row.offset, row.value.decode()) for row in written) == rows(produced)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from kera.client import Client
 from tests.spark.support import Kera, Sent, start, wait_until
 
 
@@ -107,10 +106,7 @@ def test_a_checkpoint_of_a_deleted_stream_is_refused(kera: Kera, stream: str, tm
     kera.send(stream, range(10))
     kera.read_new(stream, tmp_path / "checkpoint", startingOffsets="earliest")
 
-    async def delete(client: Client) -> None:
-        await client.admin.delete_stream(stream)
-
-    kera.run(delete)
+    kera.delete(stream)
     kera.create(stream)
     kera.send(stream, range(10))
 

@@ -17,10 +17,10 @@ from kera.broker.metrics import Counters
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Appended, Entry, Streamlet, Waiter
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_header, verify_payload
-from kera.core.errors import CorruptChunk, InvalidArgument, KeraError, SchemaMismatch
+from kera.core.errors import CorruptChunk, InvalidArgument, KeraError, SchemaMismatch, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply, Service, api
-from kera.core.rpc.method import Peer
+from kera.core.rpc.method import Handler, Peer
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
 
@@ -56,16 +56,26 @@ class BrokerService:
     def service(self) -> Service:
         """The handlers by method."""
         return {
-            api.MULTI_WRITE_CHUNKS: self.multi_write_chunks,
-            api.MULTI_READ_CHUNKS: self.multi_read_chunks,
-            api.GET_NEXT_GROUPS: self.get_next_groups,
-            api.GET_NEXT_SEGMENTS: self.get_next_segments,
-            api.GET_AVAILABLE_GROUPS: self.get_available_groups,
-            api.GET_AVAILABLE_SEGMENTS: self.get_available_segments,
-            api.DESCRIBE_STREAMLETS: self.describe_streamlets,
+            api.MULTI_WRITE_CHUNKS: self._once_registered(self.multi_write_chunks),
+            api.MULTI_READ_CHUNKS: self._once_registered(self.multi_read_chunks),
+            api.GET_NEXT_GROUPS: self._once_registered(self.get_next_groups),
+            api.GET_NEXT_SEGMENTS: self._once_registered(self.get_next_segments),
+            api.GET_AVAILABLE_GROUPS: self._once_registered(self.get_available_groups),
+            api.GET_AVAILABLE_SEGMENTS: self._once_registered(self.get_available_segments),
+            api.DESCRIBE_STREAMLETS: self._once_registered(self.describe_streamlets),
             api.OPEN_STREAMLETS: self.open_streamlets,
             api.DROP_STREAM: self.drop_stream,
         }
+
+    def _once_registered(self, handler: Handler) -> Handler:
+        """Refuse what comes earlier: a client who was here before the restart would be told that its stream is gone."""
+
+        def checked(call: Call[Any]) -> Reply[Any] | Awaitable[Reply[Any]]:
+            if not self._registered.done():
+                raise Unavailable("the broker is starting and does not know its streams yet; try again")
+            return handler(call)
+
+        return checked
 
     # -- writing -----------------------------------------------------------------------------------------------
 

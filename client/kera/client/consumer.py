@@ -92,13 +92,15 @@ class Consumer:
             self._streams[stream.stream_id] = stream
             for item in await self._ranges(stream):
                 owner = stream.assignments[item.entry.streamlet_id].broker_id
-                wanted.setdefault((name, owner), []).append(item)
                 self._positions[item.entry] = item.start
+                if item.end is None or item.start < item.end:
+                    wanted.setdefault((name, owner), []).append(item)
         for (name, broker_id), ranges in wanted.items():
             self._tasks.append(asyncio.create_task(self._run(name, broker_id, ranges)))
         self._running = len(self._tasks)
 
     async def _ranges(self, stream: StreamDescription) -> list[Wanted]:
+        """What to read of each entry, those included that have nothing to read."""
         needs_bounds = self._start == "latest" or self._end == "latest"
         bounds = await self._cluster.bounds(stream.name) if needs_bounds else {}
         ranges = []
@@ -113,8 +115,7 @@ class Consumer:
                     end = bounds[streamlet_id][entry].end
                 elif self._end is not None:
                     end = _given(self._end, streamlet_id, entry, stream)
-                if end is None or start < end:
-                    ranges.append(Wanted(EntryId(stream.stream_id, streamlet_id, entry), start, end))
+                ranges.append(Wanted(EntryId(stream.stream_id, streamlet_id, entry), start, end))
         return ranges
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:

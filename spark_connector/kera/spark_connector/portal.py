@@ -37,8 +37,10 @@ _shared_lock = threading.Lock()
 class Portal:
     """A client of the coordinators at `bootstrap`, usable from synchronous code of any thread."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, *, retry_timeout_ms: int | None = None) -> None:
+        """`retry_timeout_ms`: how long to go on trying; None: what the client's settings say."""
         self._bootstrap = bootstrap
+        self._retry_timeout_ms = retry_timeout_ms
         self._client: Client | None = None
         self._connecting: asyncio.Lock | None = None
         self._loop = uvloop.new_event_loop()
@@ -105,9 +107,10 @@ class Portal:
             self._connecting = asyncio.Lock()
         async with self._connecting:
             if self._client is None:
-                from kera.client import Client  # late: Spark imports this module only to look for data sources
+                from kera.client import Client, ClientSettings  # late: Spark imports this to look for data sources
 
-                self._client = await Client.connect(self._bootstrap)
+                settings = ClientSettings.load(retry_timeout_ms=self._retry_timeout_ms)
+                self._client = await Client.connect(self._bootstrap, settings)
         return self._client
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> T:

@@ -6,6 +6,7 @@ the options' text: connections belong to the processes that use them (``portal``
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
@@ -14,11 +15,14 @@ from pyspark.sql.types import StructType
 from kera.spark_connector.batch import KeraBatchReader
 from kera.spark_connector.columns import columns_of
 from kera.spark_connector.options import parse_options
-from kera.spark_connector.portal import shared
+from kera.spark_connector.portal import Portal
 from kera.spark_connector.streaming import KeraStreamReader
 
 if TYPE_CHECKING:
     from kera.client import Client, StreamDescription
+
+LOOK_UP_TIMEOUT_MS = 5_000
+"""How long `load` goes on trying to reach the coordinator: somebody waits who may have mistyped the address."""
 
 
 class KeraDataSource(DataSource):
@@ -36,7 +40,8 @@ class KeraDataSource(DataSource):
         async def describe(client: Client) -> StreamDescription:
             return await client.admin.describe_stream(options.stream)
 
-        description = shared(options.bootstrap).call(describe)
+        with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
+            description = portal.call(describe)
         return columns_of(description.schema, typed=description.typed)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -75,7 +75,10 @@ def test_only_its_own_user_may_open_an_arena(arena: Arena) -> None:
     assert arena.path.match(f"kera-{os.getuid()}-*.arena")
 
 
-def test_an_arena_larger_than_the_file_system_is_refused_with_both_sizes_and_the_way_out(shm_dir: Path) -> None:
+def test_an_arena_larger_than_the_file_system_is_refused_with_both_sizes_and_the_way_out(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("filled up what others need as well"))
     with pytest.raises(SharedMemoryTooSmall) as raised:
         create(shm_dir, arena_bytes=1 << 50)
 

@@ -104,6 +104,13 @@ def test_a_directory_by_the_name_of_an_arena_does_not_keep_a_broker_from_startin
     named.rmdir()
 
 
+def test_a_link_to_nowhere_by_the_name_of_an_arena_does_not_keep_a_broker_from_starting(named: Path) -> None:
+    named.symlink_to("nowhere")
+    path = orphan(named.parent, OURS)
+
+    assert remove_orphans(named.parent, OURS) == [path]
+
+
 @pytest.mark.timeout(10)
 def test_a_pipe_by_the_name_of_an_arena_does_not_hold_up_a_start(named: Path) -> None:
     os.mkfifo(named)

@@ -1,6 +1,7 @@
 """A whole broker in this process, between a coordinator that is a fake and real sockets."""
 
 import asyncio
+import json
 import os
 import socket
 import tempfile
@@ -11,17 +12,20 @@ from typing import Any
 
 import pytest
 
-from kera.broker.__main__ import UNIX_PATH_BYTES_MAX, _unix_path, serve
+from kera.broker.__main__ import UNIX_PATH_BYTES_MAX, _unix_path, main, serve
+from kera.broker.arena import HEAD_BYTES
 from kera.broker.registration import CoordinatorUnreachable, DataDirectory
 from kera.broker.settings import BrokerSettings
+from kera.core.daemon import ExitCode
 from kera.core.errors import PathNotWritable, StaleEpoch, StartError
 from kera.core.process import node_id
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
+from kera.core.settings import KIB
 from tests.unit.broker.fake_coordinator import BROKER_ID, FakeCoordinator, serving
-from tests.unit.broker.support import STREAM_ID, stream_info
+from tests.unit.broker.support import STREAM_ID, chunk, read_range, sequences_of, stream_info
 
 
 @pytest.fixture
@@ -68,6 +72,27 @@ async def test_a_broker_serves_its_streams_where_it_says_that_it_is(
         }
         assert (broker.segment_bytes, broker.arena_bytes) == (settings.segment_bytes, settings.arena_bytes)
         assert broker.node_id == node_id()
+
+
+@pytest.mark.parametrize("ephemeral", [False, True])
+async def test_the_arena_says_whose_it_is(settings: BrokerSettings, ephemeral: bool) -> None:
+    async with serve(settings.model_copy(update={"ephemeral": ephemeral})) as ready:
+        head = json.loads(Path(ready["arena_path"]).read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
+
+    assert (head["data_dir"], head["ephemeral"]) == (str(settings.data_dir), ephemeral)
+
+
+async def test_a_read_without_a_bound_gives_what_the_transport_can_send(settings: BrokerSettings) -> None:
+    async with serve(settings.model_copy(update={"message_bytes_max": 65 * KIB})) as ready:
+        channel = await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)
+        for sequence in range(2):
+            request = api.MULTI_WRITE_CHUNKS.request(chunk_count=1)
+            await channel.submit(api.MULTI_WRITE_CHUNKS, request, [chunk(1, sequence, size=40 * KIB)], timeout_s=5)
+        everything = api.MULTI_READ_CHUNKS.request(ranges=[read_range()])
+        reply = await channel.submit(api.MULTI_READ_CHUNKS, everything, timeout_s=5)
+        await channel.close()
+
+    assert sequences_of(reply) == [0]
 
 
 async def test_a_broker_that_ends_leaves_its_identity_and_nothing_else(settings: BrokerSettings) -> None:
@@ -137,6 +162,17 @@ async def test_a_broker_ends_when_a_newer_launch_has_taken_over(
 
     assert [type(error) for error in raised.value.exceptions] == [StaleEpoch]
     assert list(settings.shm_dir.iterdir()) == []
+
+
+def test_wrong_settings_end_the_start_with_a_line_that_names_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KERA_BROKER_PORT", "none")
+
+    assert main() == ExitCode.NOT_STARTED
+    line = capsys.readouterr().err
+    assert line.startswith("kera: error: ")
+    assert "port" in line
 
 
 def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(tmp_path: Path) -> None:

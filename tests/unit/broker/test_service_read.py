@@ -280,14 +280,15 @@ def references(reply: Reply[Any]) -> list[Any]:
 async def test_references_lead_to_the_chunks_in_the_arena_file(broker: Broker) -> None:
     fill(broker, 5, fill=b"a")
     fill(broker, 1, producer=1)
-    reply = broker.read(read_range(), read_range(entry=1), by_reference=True)
+    inside = read_range(Position(1, 1, 512), Position(1, 1, 768))
+    reply = broker.read(read_range(), read_range(entry=1), inside, by_reference=True)
     memory = Path(reply.message.arena_path).read_bytes()
     found = [memory[r.arena_offset : r.arena_offset + r.length_bytes] for r in references(reply)]
 
     assert not reply.bulk
-    assert [len(data) // 256 for data in found] == [4, 1, 1]
-    assert [verify_chunk(data).producer_id for data in found] == [2, 2, 1]
-    assert [result.length_bytes for result in reply.message.results] == [5 * 256, 256]
+    assert [len(data) // 256 for data in found] == [4, 1, 1, 1]
+    assert [(h.producer_id, h.sequence) for h in map(verify_chunk, found)] == [(2, 0), (2, 4), (1, 0), (2, 2)]
+    assert [result.length_bytes for result in reply.message.results] == [5 * 256, 256, 256]
     assert [broker.arena.slot(r.slot).generation for r in references(reply)] == [
         r.generation for r in references(reply)
     ]

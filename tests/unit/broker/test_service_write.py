@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kera.broker.arena import Arena
-from kera.core.errors import InvalidArgument, OutOfSequence
+from kera.core.errors import InvalidArgument, OutOfSequence, Unavailable
 from kera.core.ids import EARLIEST
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
@@ -125,6 +125,13 @@ async def test_a_chunk_that_is_cut_short_is_refused(broker: Broker, cut: int) ->
     assert stored(broker) == [0]
 
 
+async def test_a_chunk_that_claims_the_bytes_of_those_behind_it_fails_with_them(broker: Broker) -> None:
+    statuses = broker.append(chunk(1, 0, size=1024)[:CHUNK_BYTES], chunk(2, 0))
+
+    assert codes(statuses) == ["corrupt_chunk", "corrupt_chunk"]
+    assert stored(broker) == []
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 2**32 - 1])
 async def test_no_more_statuses_are_made_than_the_bytes_have_room_for(broker: Broker, count: int) -> None:
     """A number that a client claims must not fill the broker's memory."""
@@ -231,6 +238,20 @@ async def test_a_stream_is_opened_written_and_dropped(broker: Broker) -> None:
 
     assert codes(broker.append(chunk(1, 2, stream_id=8))) == ["unknown_stream"]
     assert broker.arena.free_slots == broker.arena.slot_count
+
+
+async def test_a_broker_that_does_not_know_its_streams_yet_asks_to_try_again(arena: Arena) -> None:
+    """Told that the stream is unknown, a producer who was here before the broker's restart would give up."""
+    broker = Broker(arena)
+    for method in api.BROKER_METHODS:
+        if method not in {api.OPEN_STREAMLETS, api.DROP_STREAM}:
+            with pytest.raises(Unavailable) as raised:
+                broker.start(method, method.request(), chunk(1, 0))
+            assert raised.value.retriable
+    broker.broker.registered(BROKER_ID, [stream_info()])
+
+    reply = broker.start(api.MULTI_WRITE_CHUNKS, api.MULTI_WRITE_CHUNKS.request(chunk_count=1), chunk(1, 0))
+    assert codes(reply.message.statuses) == [""]
 
 
 @pytest.mark.parametrize("dropped", [False, True])

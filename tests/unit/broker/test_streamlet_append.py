@@ -169,6 +169,13 @@ def test_a_repeat_is_told_even_when_the_arena_is_full_and_the_chunk_too_large(ma
     assert log.append(sequence=0, size=2 * SLOT_BYTES).duplicate
 
 
+def test_a_repeat_of_what_has_been_removed_since_is_a_repeat_without_a_place(log: Log) -> None:
+    log.append_many(2)
+    log.streamlet.entries[0].groups.clear()
+
+    assert log.append(sequence=1) == Appended(0, 0, 0, 0, 0, duplicate=True)
+
+
 def test_a_gap_is_refused_and_names_the_sequence_that_is_expected(log: Log) -> None:
     log.append_many(2)
     error = refuse(log, OutOfSequence, sequence=3)

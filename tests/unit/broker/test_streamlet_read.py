@@ -78,6 +78,7 @@ def test_what_is_not_published_is_not_read_even_in_a_closed_segment(log: Log) ->
     log.append_many(3)
     last = [log.append(publish=False) for _ in range(3)]
     assert log.read() == ([0, 1, 2], Position(1, 1, 768))
+    assert log.streamlet.entries[0].end == Position(1, 1, 768)
 
     log.streamlet.publish(last[0])
 
@@ -321,6 +322,13 @@ def test_a_reader_is_woken_when_the_durable_head_of_its_entry_moves(arena: Arena
     log.streamlet.publish(unpublished)
 
     assert sleeper.woken == 1
+
+
+def test_publishing_a_chunk_does_not_publish_those_behind_it(log: Log) -> None:
+    first, _ = log.append(publish=False), log.append(publish=False)
+    log.streamlet.publish(first)
+
+    assert log.read()[0] == [0]
 
 
 def test_publishing_again_moves_nothing_back(log: Log) -> None:

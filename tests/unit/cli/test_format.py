@@ -122,9 +122,7 @@ TYPED = pa.schema(
 
 
 def test_a_typed_stream_is_printed_as_rows() -> None:
-    batch = rows_to_batch(
-        b'{"id": 7, "at": "2026-01-02T03:04:05Z", "day": "2026-01-02", "name": "x"}\n{}\n', TYPED
-    )
+    batch = rows_to_batch(b'{"id": 7, "at": "2026-01-02T03:04:05Z", "day": "2026-01-02", "name": "x"}\n{}\n', TYPED)
     description = stream(TYPED, key_column="id", timestamp_column="at")
 
     printed = bytes(json_formatter(description)(batch, PLACE))

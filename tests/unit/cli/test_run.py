@@ -96,9 +96,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra() -> None:
 
 def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = f"import sys\n{code}\nfrom kera.cli.__main__ import main\nsys.exit(main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +107,7 @@ def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("hdrh", ["bench", "produce"], "cli"),
     ],
 )
-def test_without_an_extra_the_command_says_what_to_install(
-    package: str, arguments: list[str], extra_name: str
-) -> None:
+def test_without_an_extra_the_command_says_what_to_install(package: str, arguments: list[str], extra_name: str) -> None:
     ended = run_main(f"sys.modules[{package!r}] = None", *arguments)
 
     assert ended.returncode == 1

@@ -52,9 +52,7 @@ def app(seen: list[ExampleSettings]) -> typer.Typer:
     return app
 
 
-def test_flags_become_settings_and_the_result_the_exit_code(
-    app: typer.Typer, seen: list[ExampleSettings]
-) -> None:
+def test_flags_become_settings_and_the_result_the_exit_code(app: typer.Typer, seen: list[ExampleSettings]) -> None:
     flags = {
         "--address": "host:2",
         "--arena-bytes": "1GiB",

@@ -34,9 +34,7 @@ async def test_lines_come_as_soon_as_they_are_there(pipe: tuple[int, int]) -> No
     assert [block async for block in blocks] == [b"last"]
 
 
-async def test_lines_of_a_file_are_whole_whatever_the_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lines_of_a_file_are_whole_whatever_the_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_stdin, "READ_BYTES", 7)
     text = b"".join(b"%d\n" % 3**n for n in range(200))
     (tmp_path / "lines").write_bytes(text)
@@ -53,9 +51,7 @@ async def test_no_input_gives_no_block() -> None:
         assert [block async for block in line_blocks(file.fileno())] == []
 
 
-async def test_reading_is_not_far_ahead_of_a_slow_taker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_is_not_far_ahead_of_a_slow_taker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_stdin, "READ_BYTES", 10)
     (tmp_path / "lines").write_bytes(b"123456789\n" * 100)
 

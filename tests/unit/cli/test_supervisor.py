@@ -21,9 +21,7 @@ import json, os, sys
 print(json.dumps({"ready": "stub", "pid": os.getpid()}), flush=True)
 """
 SERVE = READY + "import signal\nsignal.pause()\n"
-STUBBORN = (
-    "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "while True: signal.pause()\n"
-)
+STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "while True: signal.pause()\n"
 
 MakeChild = Callable[..., Child]
 
@@ -49,9 +47,7 @@ async def make_child(tmp_path: Path) -> AsyncIterator[MakeChild]:
 
         def make(program: str, on_death: Callable[[Child], None] | None = None) -> Child:
             argv = [sys.executable, "-c", program]
-            child = Child(
-                "stub", argv, env=os.environ, log_path=tmp_path / "logs" / "stub.log", on_death=on_death
-            )
+            child = Child("stub", argv, env=os.environ, log_path=tmp_path / "logs" / "stub.log", on_death=on_death)
             stack.push_async_callback(child.kill)
             return child
 
@@ -142,7 +138,7 @@ async def test_a_failed_start_gives_the_reason_from_the_log(make_child: MakeChil
 async def test_a_failed_start_without_a_reason_gives_the_end_of_the_log(make_child: MakeChild) -> None:
     child = make_child("1 / 0")
 
-    with pytest.raises(ChildStartError, match=r"stub exited with code 1 \(log: .*(?s:.)*ZeroDivisionError"):
+    with pytest.raises(ChildStartError, match=r"stub exited with code 1\n(?s:.)*ZeroDivisionError"):
         await child.start(ready_timeout_s=30)
 
 
@@ -202,9 +198,7 @@ async def main():
     await asyncio.Event().wait()
 asyncio.run(main())
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", supervisor_program], stdout=subprocess.PIPE, text=True
-    ) as supervisor:
+    with subprocess.Popen([sys.executable, "-c", supervisor_program], stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
         child_pid = int(supervisor.stdout.readline())
         assert exists(child_pid)
@@ -222,9 +216,7 @@ def test_the_tail_of_a_log_shows_json_lines_as_text(tmp_path: Path) -> None:
         "timestamp": "2026-01-02T03:04:05.678901Z",
         "stream": "a",
     }
-    path.write_text(
-        f"old\n{json.dumps(record)}\n{json.dumps({'event': 'failed', 'exception': 'Trace'})}\n[1]\nplain\n"
-    )
+    path.write_text(f"old\n{json.dumps(record)}\n{json.dumps({'event': 'failed', 'exception': 'Trace'})}\n[1]\nplain\n")
 
     assert log_tail(path, lines=4).splitlines() == [
         "03:04:05.678 info stream created stream=a",

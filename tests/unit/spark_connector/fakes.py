@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from kera.client import ClientSettings
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import UnknownStream
 from kera.core.ids import EntryId, Position
@@ -41,7 +42,7 @@ class FakeClient:
         self.read_ranges_open = 0
         self.connected = 0
 
-    async def connect(self, bootstrap: str) -> Self:
+    async def connect(self, bootstrap: str, settings: ClientSettings) -> Self:
         self.connected += 1
         return self
 

@@ -36,7 +36,10 @@ SENDS_PER_DRAIN = 100
 CHUNKS_PER_SAMPLE = 4
 """Of so many chunks one is timed when all go as fast as they can: timing costs some of what it measures."""
 SAMPLES_PER_S_MAX = 20_000
+RECORDS_PER_TICK_MAX = 1000
+"""More would overrun the producer's buffer between two looks at it."""
 LATE_S_MAX = 1.0
+"""How long after its time a round at a fixed rate may go on to send what is due."""
 
 
 @dataclasses.dataclass
@@ -157,18 +160,18 @@ class ProduceWorker:
             deadline_s += LATE_S_MAX
         sent = 0
         while sent < records and (deadline_s is None or time.monotonic() < deadline_s):
+            # A millisecond at least, even when records are due: who is always behind would send them one by one,
+            # and never let the producer do its work. Less is no sleep at all: uvloop's clock has milliseconds.
+            await asyncio.sleep(max(0.001, start_s + sent / rate - time.monotonic()))
             due = min(records, int((time.monotonic() - start_s) * rate) + 1) - sent
             if due <= 0:
-                # uvloop's clock has milliseconds: a shorter sleep is none, and takes the processor from the
-                # broker.
-                await asyncio.sleep(max(0.001, start_s + sent / rate - time.monotonic()))
                 continue
             start_ns = time.perf_counter_ns()
             if in_batches:
                 due = min(due, self._batch.num_rows)
                 self._time(await self._producer.send_batch(stream, self._batch.slice(0, due)), start_ns, due)
             else:
-                due = min(due, SENDS_PER_DRAIN)
+                due = min(due, RECORDS_PER_TICK_MAX)
                 for number in range(sent, sent + due):
                     pending = self._producer.send(stream, self._value)
                     if number % records_per_sample == 0:

@@ -1,7 +1,6 @@
 """Every test of a transport runs on uvloop, as the daemons do, and on asyncio's own loop, as a user's program may."""
 
 import asyncio
-import contextlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -38,12 +37,16 @@ async def wire(request: pytest.FixtureRequest, short_path: Path) -> AsyncIterato
     await wire.close()
 
 
+def is_grpcs_own(context: dict[str, Any]) -> bool:
+    """gRPC has one queue of events per process, and so tells this test's loop of a loop that ended with another."""
+    return "PollerCompletionQueue" in context["message"]
+
+
 @pytest.fixture(autouse=True)
 async def _no_lost_exceptions() -> AsyncIterator[None]:
     """What the loop would only log (a callback that failed, a task that nobody awaited) fails the test."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
     yield
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(0)
-    assert told == []
+    await asyncio.sleep(0)
+    assert [context for context in told if not is_grpcs_own(context)] == []

@@ -24,7 +24,7 @@ from kera.core.rpc.frames import (
 from kera.core.rpc.limits import HEAD_BYTES_MAX
 from kera.v1 import common_pb2
 from tests.unit.core.rpc.fake_transport import FakeTransport, feed
-from tests.unit.core.rpc.transports import ECHO, UNARY, EchoRequest, UnaryRequest, numbered
+from tests.unit.core.rpc.transports import ECHO, UNARY, EchoRequest, UnaryRequest, eventually, numbered
 
 BULK_BYTES_MAX = 1 << 20
 
@@ -236,6 +236,22 @@ def test_frames_that_are_held_come_later_in_order_and_once(sent: list[Frame], da
         assert recorder.frames == sent
 
     run(scenario())
+
+
+async def test_holding_and_releasing_while_a_frame_is_handled_gives_each_frame_once() -> None:
+    # As when a reply fills the transport's buffer and the peer takes it at once.
+    class Fickle(Recorder):
+        def frame_received(self, *arguments: Any, **options: Any) -> None:
+            super().frame_received(*arguments, **options)
+            self.hold_frames()
+            self.release_frames()
+
+    fickle = Fickle()
+    sent = [Frame(1, 2, number, b"head", b"bulk") for number in range(5)]
+    feed(fickle, b"".join(map(encode, sent)))
+    await eventually(lambda: len(fickle.frames) == 5 and fickle.transport.reading)
+
+    assert fickle.frames == sent
 
 
 async def test_a_frame_that_arrives_whole_is_handled_where_it_is() -> None:

@@ -1,0 +1,86 @@
+"""Whatever a batch looks like, its chunks have its rows, in order, and none is larger than a segment.
+
+And what `send` estimates is never less than what a record takes.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.client.encoding import check_rows, payloads, records_to_batch
+from kera.client.partitioner import primary_keys, split_by_streamlet, streamlet_of
+from kera.client.producer import RECORD_OVERHEAD_BYTES, _bytes_of, _header_bytes
+from kera.client.stream_writer import BATCH_OVERHEAD_BYTES
+from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, decode_payload, padded
+from kera.core.errors import RecordTooLarge
+from kera.core.schema import DEFAULT_SCHEMA
+from kera.v1 import common_pb2
+from tests.property.batches import RECORDS, default_batch
+from tests.unit.client.support import description
+
+SEGMENT_BYTES = 8 << 10
+SMALL = st.binary(max_size=300)
+LARGE = st.integers(0, SEGMENT_BYTES * 2).map(lambda size: b"x" * size)
+PYTHON_RECORDS = st.lists(
+    st.tuples(
+        st.none() | SMALL | LARGE,
+        st.none() | st.lists(SMALL, max_size=3).map(tuple),
+        st.none() | st.dictionaries(st.text(max_size=20), SMALL, max_size=3),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(RECORDS.filter(bool), st.integers(512, 2 * SEGMENT_BYTES), st.sampled_from(common_pb2.Codec.values()))
+def test_chunks_have_the_rows_of_the_batch_and_fit(
+    records: list[dict[str, Any]], chunk_bytes_max: int, codec: int
+) -> None:
+    batch = default_batch(records)
+    stream = description(segment_bytes=SEGMENT_BYTES, codec=codec)
+    try:
+        check_rows(batch, stream)
+    except RecordTooLarge:
+        rows = [batch.slice(row, 1) for row in range(batch.num_rows)]
+        assert max(map(chunk_bytes_of, rows)) > SEGMENT_BYTES
+        return
+    made = list(payloads(batch, stream, chunk_bytes_max, now_us=0))
+    assert all(HEADER_BYTES + padded(payload.payload.size) <= SEGMENT_BYTES for payload in made)
+    decoded = [decode_payload(payload.payload, DEFAULT_SCHEMA) for payload in made]
+    assert [batch.num_rows for batch in decoded] == [payload.record_count for payload in made]
+    assert pa.Table.from_batches(decoded, DEFAULT_SCHEMA).equals(pa.Table.from_batches([batch], DEFAULT_SCHEMA))
+
+
+@given(PYTHON_RECORDS)
+def test_the_size_of_records_is_estimated_from_above(records: list[tuple[Any, Any, Any]]) -> None:
+    values, keys, headers = ([*column] for column in zip(*records, strict=True))
+    batch = records_to_batch(values, [0] * len(records), keys, headers)
+    estimates = [
+        RECORD_OVERHEAD_BYTES
+        + (len(value) if value is not None else 0)
+        + sum(_bytes_of("key", key) + 8 for key in record_keys or ())
+        + sum(_header_bytes(name, content) for name, content in (record_headers or {}).items())
+        for value, record_keys, record_headers in records
+    ]
+    assert chunk_bytes_of(batch) <= sum(estimates) + BATCH_OVERHEAD_BYTES
+
+
+@given(RECORDS, st.integers(1, 9), st.data())
+def test_a_key_finds_its_streamlet_in_a_batch_as_it_does_alone(
+    records: list[dict[str, Any]], streamlets: int, data: st.DataObject
+) -> None:
+    keyless = data.draw(st.integers(0, streamlets - 1))
+    batch = default_batch(records)
+    parts = split_by_streamlet(batch, primary_keys(batch.column("keys")), streamlets, keyless)
+    expected: dict[int, list[int]] = {}
+    for row, record in enumerate(records):
+        key = record["keys"][0] if record["keys"] else None
+        expected.setdefault(keyless if key is None else streamlet_of(key, streamlets), []).append(row)
+    if streamlets > 1 and not records:
+        assert sum(part.num_rows for _, part in parts) == 0
+        return
+    assert {streamlet for streamlet, part in parts if part.num_rows} == set(expected)
+    for streamlet, part in parts:
+        assert part.equals(batch.take(pa.array(expected.get(streamlet, []), pa.int64())))

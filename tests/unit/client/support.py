@@ -1,0 +1,281 @@
+"""What the client's tests are made with: a broker without processes and sockets, whose connection can be disturbed."""
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kera.broker.arena import Arena
+from kera.broker.metrics import Counters
+from kera.broker.service import BrokerService
+from kera.broker.stream import Streams
+from kera.client.settings import ClientSettings
+from kera.client.types import EntryBounds, StreamDescription
+from kera.core.chunk import ChunkHeader, decode_payload, iterate_chunks
+from kera.core.errors import KeraError, Unavailable, Uncertain, UnknownStream
+from kera.core.rpc import Channel, Method, Reply, api
+from kera.core.rpc.method import Call, Peer
+from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+
+BROKER_ID = 3
+BROKER_EPOCH = 9
+SEGMENT_BYTES = 64 << 10
+WAIT_S = 20.0
+"""Bound on everything that is waited for: long, since it only ends a test that fails."""
+
+
+def stream_info(
+    name: str = "s",
+    stream_id: int = 7,
+    *,
+    streamlets: int = 1,
+    entries: int = 1,
+    codec: int = common_pb2.CODEC_NONE,
+    schema: pa.Schema | None = None,
+    key_column: str = "",
+    timestamp_column: str = "",
+) -> common_pb2.StreamInfo:
+    return common_pb2.StreamInfo(
+        stream_id=stream_id,
+        name=name,
+        config=common_pb2.StreamConfig(
+            streamlets=streamlets,
+            entries=entries,
+            group_segments=2,
+            durability=common_pb2.DURABILITY_LEADER,
+            codec=codec,  # type: ignore[arg-type]
+        ),
+        schemas=[
+            common_pb2.StreamSchema(
+                schema_id=1,
+                arrow_schema=schema_to_bytes(DEFAULT_SCHEMA if schema is None else schema),
+                key_column=key_column,
+                timestamp_column=timestamp_column,
+                typed=schema is not None,
+            )
+        ],
+        assignments=[
+            common_pb2.StreamletAssignment(
+                streamlet_id=streamlet, broker_id=BROKER_ID, broker_epoch=BROKER_EPOCH, first_group_id=1
+            )
+            for streamlet in range(streamlets)
+        ],
+    )
+
+
+def broker_info(segment_bytes: int = SEGMENT_BYTES) -> common_pb2.BrokerInfo:
+    return common_pb2.BrokerInfo(broker_id=BROKER_ID, segment_bytes=segment_bytes, alive=True)
+
+
+def description(segment_bytes: int = SEGMENT_BYTES, **fields: Any) -> StreamDescription:
+    return StreamDescription.from_message(stream_info(**fields), [broker_info(segment_bytes)])
+
+
+class Fault(enum.Enum):
+    """What becomes of a request."""
+
+    NONE = enum.auto()
+    NOT_SENT = enum.auto()
+    """`Unavailable`: the broker never sees it."""
+    LOST = enum.auto()
+    """`Uncertain`, and the broker never sees it."""
+    ANSWER_LOST = enum.auto()
+    """`Uncertain`, and the broker has handled it."""
+    NO_ANSWER = enum.auto()
+    """Handled, and not answered until its time is up."""
+    HELD = enum.auto()
+    """Neither handled nor answered until `release`."""
+
+
+class LoopbackChannel:
+    """A connection to a `BrokerService` in this process. See `kera.core.rpc.Channel`."""
+
+    def __init__(self, service: BrokerService, transport: str = "tcp") -> None:
+        self.transport = transport
+        self.closed = False
+        self.faults: deque[Fault] = deque()
+        """Of the next writes, in order; then all goes well."""
+        self.default_fault = Fault.NONE
+        self.read_faults: deque[Fault] = deque()
+        """The same, of the next reads."""
+        self.refuse: Callable[[], KeraError | None] = lambda: None
+        """Asked for each write: an error for the request as a whole."""
+        self.writes: list[list[ChunkHeader]] = []
+        """Headers of the chunks of each write that was submitted."""
+        self.in_flight = 0
+        self.in_flight_max = 0
+        self.held: list[Callable[[], None]] = []
+        self._handlers = service.service()
+        self._peer = Peer(transport, "loopback")
+        self._loop = asyncio.get_running_loop()
+
+    def submit(
+        self, method: Method[Any, Any], message: Any, bulk: Sequence[Any] = (), *, timeout_s: float
+    ) -> asyncio.Future[Reply[Any]]:
+        future: asyncio.Future[Reply[Any]] = self._loop.create_future()
+        request = method.request.FromString(message.SerializeToString())
+        data = memoryview(b"".join(bytes(memoryview(piece).cast("B")) for piece in bulk))
+        fault = Fault.NONE
+        if method is api.MULTI_WRITE_CHUNKS:
+            fault = self.faults.popleft() if self.faults else self.default_fault
+            self.writes.append([header for header, _ in iterate_chunks(data)])
+            self.in_flight += 1
+            self.in_flight_max = max(self.in_flight_max, self.in_flight)
+            future.add_done_callback(self._ended)
+        elif method is api.MULTI_READ_CHUNKS and self.read_faults:
+            fault = self.read_faults.popleft()
+        self._loop.call_soon(self._carry, fault, method, Call(request, data, self._peer), future, timeout_s)
+        return future
+
+    def _ended(self, _: object) -> None:
+        self.in_flight -= 1
+
+    def _carry(
+        self, fault: Fault, method: Method[Any, Any], call: Call[Any], future: asyncio.Future[Reply[Any]], time_s: float
+    ) -> None:
+        if self.closed or fault is Fault.NOT_SENT:
+            _fail(future, Unavailable("nobody listens"))
+        elif fault is Fault.LOST:
+            _fail(future, Uncertain("connection was lost"))
+        elif fault is Fault.ANSWER_LOST:
+            self._handlers[method](call)
+            _fail(future, Uncertain("connection was lost"))
+        elif fault is Fault.NO_ANSWER:
+            self._handlers[method](call)
+            self._loop.call_later(time_s, _fail, future, Uncertain(f"no answer within {time_s:g} s"))
+        elif fault is Fault.HELD:
+            self.held.append(lambda: self._carry(Fault.NONE, method, call, future, time_s))
+        else:
+            self._handle(method, call, future)
+
+    def release(self) -> None:
+        """Let go on what was held, in order."""
+        held, self.held = self.held, []
+        for go_on in held:
+            go_on()
+
+    def _handle(self, method: Method[Any, Any], call: Call[Any], future: asyncio.Future[Reply[Any]]) -> None:
+        try:
+            error = self.refuse() if method is api.MULTI_WRITE_CHUNKS else None
+            if error is not None:
+                raise error
+            result = self._handlers[method](call)
+        except KeraError as error:
+            _fail(future, error)
+            return
+        if isinstance(result, Reply):
+            _answer(future, result)
+        else:
+            task = asyncio.ensure_future(result)
+            task.add_done_callback(lambda done: _answer(future, done.result()) if not done.cancelled() else None)
+
+    async def close(self) -> None:
+        """The broker frees what this connection has leased."""
+        self.closed = True
+        self._peer.closed()
+
+
+def _fail(future: asyncio.Future[Any], error: KeraError) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _answer(future: asyncio.Future[Any], reply: Reply[Any]) -> None:
+    if not future.done():
+        data = b"".join(reply.bulk)
+        future.set_result(Reply(reply.message, (memoryview(data),) if data else ()))
+
+
+class FakeCluster:
+    """Stands in for `kera.client.cluster.Cluster`: one broker, in this process."""
+
+    def __init__(
+        self, directory: Path, *infos: common_pb2.StreamInfo, segment_bytes: int = SEGMENT_BYTES, slots: int = 64
+    ) -> None:
+        self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=10_000)
+        self.request_timeout_s = 10.0
+        self.arena = Arena.create(
+            directory, arena_bytes=slots * segment_bytes, slot_bytes=segment_bytes, data_dir=directory, ephemeral=True
+        )
+        self.infos = {info.name: info for info in infos or (stream_info(),)}
+        self.broker_info = broker_info(segment_bytes)
+        self.counters = Counters()
+        self.transport = "tcp"
+        self.producer_id = 0
+        self.connects: deque[KeraError] = deque()
+        """Errors of the next attempts to connect."""
+        self.forgotten: list[str] = []
+        self.restart_broker()
+
+    def restart_broker(self) -> None:
+        """A new launch: nothing of the old one is left."""
+        self.streams = Streams(self.arena)
+        self.service = BrokerService(self.streams, self.arena, self.counters)
+        self.service.registered(BROKER_ID, self.infos.values())
+        self.open_channel: LoopbackChannel | None = None
+
+    @property
+    def loopback(self) -> LoopbackChannel:
+        """The connection that the client uses, or will use."""
+        if self.open_channel is None or self.open_channel.closed:
+            self.open_channel = LoopbackChannel(self.service, self.transport)
+        return self.open_channel
+
+    async def stream(self, name: str) -> StreamDescription:
+        if name not in self.infos:
+            raise UnknownStream(f"there is no stream {name!r}", stream=name)
+        return StreamDescription.from_message(self.infos[name], [self.broker_info])
+
+    async def ask(self, method: Method[Any, Any], _: Any) -> Any:
+        assert method is api.INIT_PRODUCER
+        self.producer_id += 1
+        return coordinator_pb2.InitProducerResponse(producer_id=self.producer_id, producer_epoch=1)
+
+    async def channel(self, _: StreamDescription, broker_id: int) -> Channel:
+        assert broker_id == BROKER_ID
+        if self.connects:
+            raise self.connects.popleft()
+        return self.loopback
+
+    async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
+        request = broker_pb2.DescribeStreamletsRequest(stream_id=self.infos[name].stream_id)
+        answer = self.service.describe_streamlets(Call(request, memoryview(b""), Peer("tcp", "loopback"))).message
+        return {
+            each.streamlet_id: [EntryBounds.from_message(entry) for entry in each.entries] for each in answer.streamlets
+        }
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+
+    # -- what is stored ----------------------------------------------------------------------------------------
+
+    def chunks(self, name: str = "s", streamlet: int = 0, entry: int = 0) -> Iterator[tuple[ChunkHeader, memoryview]]:
+        """Header and payload of each chunk that readers can see, in order."""
+        groups = self.streams.get(self.infos[name].stream_id).streamlet(streamlet).entries[entry].groups
+        for group in groups:
+            for segment in group.segments:
+                for header, at in iterate_chunks(segment.slot.view, 0, segment.durable_head):
+                    payload_at = at + header.header_bytes
+                    yield header, segment.slot.view[payload_at : payload_at + header.payload_bytes]
+
+    def stored(self, name: str = "s", streamlet: int = 0, entry: int = 0) -> pa.Table:
+        """All rows of an entry."""
+        schema = StreamDescription.from_message(self.infos[name]).schema
+        batches = [decode_payload(bytes(payload), schema) for _, payload in self.chunks(name, streamlet, entry)]
+        return pa.Table.from_batches(batches, schema)
+
+    def values(self, name: str = "s", streamlet: int = 0) -> list[bytes]:
+        """The column ``value`` of a streamlet with one entry."""
+        return self.stored(name, streamlet)["value"].to_pylist()  # type: ignore[no-any-return]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until `condition` holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)

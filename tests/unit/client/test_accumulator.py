@@ -1,0 +1,89 @@
+"""Records of a chunk to come, and what becomes of each of them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kera.client.accumulator import Accumulator
+from kera.client.types import Delivery
+from kera.core.errors import ClosedError
+from kera.core.ids import EntryId, Position
+
+ENTRY = EntryId(1, 2, 0)
+
+
+def accumulator() -> Accumulator:
+    return Accumulator("s", 2, 0, 0.0, asyncio.get_running_loop().create_future())
+
+
+def delivery(first: int, count: int, offset: int = 0) -> Delivery:
+    return Delivery("s", ENTRY, Position(1, 1, offset), first, count, "leader", duplicate=False)
+
+
+def append(to: Accumulator, value: bytes = b"v", **fields: Any) -> Any:
+    return to.append(value, fields.get("keys"), fields.get("timestamp_us", 0), fields.get("headers"), size=10)
+
+
+async def test_each_record_has_its_ordinal_in_the_chunk() -> None:
+    open_chunk = accumulator()
+    pending = [append(open_chunk) for _ in range(3)]
+    open_chunk.split([3], [open_chunk.delivered])
+    open_chunk.delivered.set_result(delivery(100, 3))
+    assert [await each for each in pending] == [delivery(100 + index, 1) for index in range(3)]
+
+
+async def test_records_that_are_awaited_before_the_chunk_is_closed() -> None:
+    open_chunk = accumulator()
+    waiting = [asyncio.ensure_future(append(open_chunk)) for _ in range(4)]
+    await asyncio.sleep(0)
+    later = asyncio.get_running_loop().create_future()
+    open_chunk.split([1, 3], [open_chunk.delivered, later])
+    open_chunk.delivered.set_result(delivery(7, 1))
+    later.set_result(delivery(20, 3, offset=64))
+    assert [each.record for each in await asyncio.gather(*waiting)] == [7, 20, 21, 22]
+
+
+async def test_records_of_a_chunk_that_was_split_fail_or_not_one_by_one() -> None:
+    open_chunk = accumulator()
+    pending = [append(open_chunk) for _ in range(2)]
+    later = asyncio.get_running_loop().create_future()
+    open_chunk.split([1, 1], [open_chunk.delivered, later])
+    open_chunk.delivered.set_result(delivery(0, 1))
+    later.set_exception(ClosedError("closed"))
+    assert (await pending[0]).record == 0
+    with pytest.raises(ClosedError):
+        await pending[1]
+
+
+async def test_who_gives_up_waiting_leaves_the_others_waiting() -> None:
+    open_chunk = accumulator()
+    impatient, patient = [asyncio.ensure_future(append(open_chunk)) for _ in range(2)]
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await asyncio.sleep(0)
+    open_chunk.delivered.set_result(delivery(0, 2))
+    assert (await patient).record == 1
+    assert impatient.cancelled()
+
+
+async def test_a_failure_reaches_every_record_and_nobody_has_to_look() -> None:
+    open_chunk = accumulator()
+    pending = append(open_chunk)
+    append(open_chunk)  # nobody awaits this one: no warning (they are errors here)
+    open_chunk.fail(ClosedError("closed"))
+    with pytest.raises(ClosedError):
+        await pending
+
+
+async def test_columns_without_anything_stay_away() -> None:
+    open_chunk = accumulator()
+    append(open_chunk, b"a", timestamp_us=5)
+    assert (open_chunk.keys, open_chunk.headers) == (None, None)
+    append(open_chunk, b"b", keys=(b"k",))
+    append(open_chunk, b"c", headers={"h": b"x"})
+    assert open_chunk.values == [b"a", b"b", b"c"]
+    assert open_chunk.timestamps_us == [5, 0, 0]
+    assert open_chunk.keys == [None, (b"k",), None]
+    assert open_chunk.headers == [None, None, {"h": b"x"}]
+    assert open_chunk.size == 30

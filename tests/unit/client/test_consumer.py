@@ -1,0 +1,266 @@
+"""The consumer against a real broker service without processes. What needs processes is in tests/integration."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client.consumer import Consumer
+from kera.client.settings import ConsumerSettings
+from kera.core.chunk import HEADER_BYTES
+from kera.core.errors import ClosedError, CorruptChunk, InvalidArgument, Uncertain, UnknownStream
+from kera.core.ids import EARLIEST, Position
+from tests.unit.client.conftest import MakeCluster, MakeProducer
+from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info, until
+
+CHUNKS, ROWS = 20, 5
+EXPECTED = [b"%d" % number for number in range(CHUNKS * ROWS)]
+
+MakeConsumer = Callable[..., Consumer]
+
+
+@pytest.fixture
+async def make_consumer() -> AsyncIterator[MakeConsumer]:
+    async with AsyncExitStack() as stack:
+
+        def make(
+            cluster: FakeCluster, *streams: str, start: Any = "earliest", end: Any = "latest", **settings: Any
+        ) -> Consumer:
+            options = ConsumerSettings(**{"fetch_wait_ms": 0, **settings})
+            consumer = Consumer(cluster, streams or ("s",), options, start=start, end=end)  # type: ignore[arg-type]
+            stack.push_async_callback(consumer.close)
+            return consumer
+
+        yield make
+
+
+@pytest.fixture
+async def filled(cluster: FakeCluster, make_producer: MakeProducer) -> FakeCluster:
+    await fill(cluster, make_producer)
+    return cluster
+
+
+async def fill(cluster: FakeCluster, make_producer: MakeProducer, stream: str = "s") -> None:
+    producer = make_producer(cluster)
+    for first in range(0, CHUNKS * ROWS, ROWS):
+        await producer.send_batch(stream, pa.record_batch({"value": EXPECTED[first : first + ROWS]}))
+    await producer.flush()
+
+
+async def take_records(consumer: Consumer, count: int = len(EXPECTED)) -> list[bytes | None]:
+    """So many values, or all there are; leaves the loop as an application does."""
+    taken: list[bytes | None] = []
+    async with asyncio.timeout(WAIT_S):
+        async for record in consumer:
+            taken.append(record.value)
+            if len(taken) == count:
+                break
+    return taken
+
+
+async def take_batches(consumer: Consumer, count: int = CHUNKS) -> list[bytes | None]:
+    taken: list[bytes | None] = []
+    async with asyncio.timeout(WAIT_S):
+        async for chunk in consumer.batches():
+            taken += chunk.batch["value"].to_pylist()
+            count -= 1
+            if not count:
+                break
+    return taken
+
+
+@pytest.mark.parametrize("count", [1, ROWS, ROWS + 1, 7, len(EXPECTED)])
+async def test_a_new_loop_goes_on_where_the_last_one_stopped(
+    filled: FakeCluster, make_consumer: MakeConsumer, count: int
+) -> None:
+    consumer, taken = make_consumer(filled), []
+    while some := await take_records(consumer, count):
+        taken += some
+    assert taken == EXPECTED
+    assert await take_records(consumer) == []
+    assert await take_batches(consumer) == []
+
+
+async def test_a_new_loop_over_batches_goes_on_where_the_last_one_stopped(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
+    consumer, taken = make_consumer(filled), []
+    while some := await take_batches(consumer, 3):
+        taken += some
+    assert taken == EXPECTED
+
+
+async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer(filled)
+    await take_batches(consumer, 7)
+    following = make_consumer(filled, start=consumer.positions())
+    assert await take_batches(following) == EXPECTED[7 * ROWS :]
+
+
+@pytest.mark.parametrize(("taken", "expected"), [(ROWS, ROWS), (ROWS + 1, ROWS), (2 * ROWS - 1, ROWS), (0, 0)])
+async def test_a_chunk_counts_as_taken_with_its_last_record(
+    filled: FakeCluster, make_consumer: MakeConsumer, taken: int, expected: int
+) -> None:
+    consumer = make_consumer(filled)
+    await consumer.start()
+    if taken:
+        await take_records(consumer, taken)
+    following = make_consumer(filled, start=consumer.positions())
+    assert await take_records(following) == EXPECTED[expected:]
+
+
+async def test_a_chunk_begun_as_records_is_given_whole_as_a_batch(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
+    consumer = make_consumer(filled)
+    await take_records(consumer, ROWS + 2)
+    assert await take_batches(consumer) == EXPECTED[ROWS:]
+
+
+async def test_start_and_end_can_be_positions(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    marks = make_consumer(filled)
+    await take_batches(marks, 4)
+    start = marks.positions()
+    await take_batches(marks, 5)
+    assert (
+        await take_batches(make_consumer(filled, start=start, end=marks.positions())) == EXPECTED[4 * ROWS : 9 * ROWS]
+    )
+
+
+async def test_from_latest_to_latest_there_is_nothing(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    assert await take_batches(make_consumer(filled, start="latest")) == []
+
+
+async def test_several_streams_are_read_and_one_named_twice_once(
+    make_cluster: MakeCluster, make_producer: MakeProducer, make_consumer: MakeConsumer
+) -> None:
+    cluster = make_cluster(stream_info("s", 7), stream_info("t", 8))
+    await fill(cluster, make_producer, "s")
+    await fill(cluster, make_producer, "t")
+    consumer = make_consumer(cluster, "s", "t", "s")
+    taken: dict[str, list[bytes | None]] = {"s": [], "t": []}
+    async with asyncio.timeout(WAIT_S):
+        async for record in consumer:
+            taken[record.stream].append(record.value)
+    assert taken == {"s": EXPECTED, "t": EXPECTED}
+    assert list(consumer.positions("t")) == [0]
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST])
+async def test_a_fetch_that_fails_is_made_again(filled: FakeCluster, make_consumer: MakeConsumer, fault: Fault) -> None:
+    filled.loopback.read_faults.extend([Fault.NONE, fault, Fault.NONE, fault, fault])
+    assert await take_batches(make_consumer(filled, fetch_bytes_max=2000)) == EXPECTED
+
+
+async def test_what_fails_for_good_is_told_again_and_again(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer(filled, end=None)
+    assert await take_records(consumer, ROWS) == EXPECTED[:ROWS]
+    filled.streams.drop(7)
+    for _ in range(2):
+        with pytest.raises(UnknownStream):
+            await take_records(consumer)
+
+
+async def test_nothing_is_skipped_after_a_corrupt_chunk(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    segment = filled.streams.get(7).streamlet(0).groups[1].segments[0]
+    segment.slot.view[segment.chunk_ends[2] + HEADER_BYTES + 8] ^= 1
+    consumer = make_consumer(filled)
+    assert await take_batches(consumer, 3) == EXPECTED[: 3 * ROWS]
+    for _ in range(2):
+        with pytest.raises(CorruptChunk):
+            await take_batches(consumer)
+
+
+async def test_what_is_fetched_ahead_is_bounded(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer(filled, fetch_bytes_max=2000, prefetch_bytes_max=4000)
+    assert await take_batches(consumer, 1) == EXPECTED[:ROWS]
+    await until(lambda: consumer._queued_bytes >= 4000)
+    read = filled.counters.bytes_read
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert filled.counters.bytes_read == read <= 2000 + 4000 + 2000
+    assert await take_batches(consumer) == EXPECTED[ROWS:]
+
+
+async def test_who_waits_when_a_consumer_is_closed_is_told(
+    make_cluster: MakeCluster, make_consumer: MakeConsumer
+) -> None:
+    cluster = make_cluster(stream_info(streamlets=2))
+    for start in ("earliest", "latest"):
+        consumer = make_consumer(cluster, start=start, end=None, fetch_wait_ms=60_000)
+        waiting = asyncio.ensure_future(take_records(consumer))
+        await until(lambda seen=consumer: bool(seen._tasks))  # type: ignore[misc]
+        await consumer.close()
+        with pytest.raises(ClosedError):
+            await waiting
+        with pytest.raises(ClosedError):
+            await take_records(consumer)
+
+
+async def test_a_consumer_that_was_never_started_can_be_closed(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
+    consumer = make_consumer(filled)
+    await consumer.close()
+    with pytest.raises(ClosedError):
+        await consumer.start()
+
+
+async def test_closing_gives_back_all_of_the_shared_memory(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    filled.transport = "unix"
+    filled.open_channel = None
+    consumer = make_consumer(filled, end=None, fetch_wait_ms=60_000)
+    taken = await take_batches(consumer, 2)
+    assert taken == EXPECTED[: 2 * ROWS]
+    await consumer.close()
+    await until(lambda: not any(slot.leases for slot in filled.arena._slots))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"start": {1: [Position(1, 1, 0)]}}, "no position is given for streamlet 0"),
+        ({"start": {0: []}}, "no position is given for streamlet 0, entry 0"),
+        ({"shared_memory": "always"}, "reached by tcp"),
+    ],
+)
+async def test_what_cannot_be_is_refused(
+    filled: FakeCluster, make_consumer: MakeConsumer, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        await take_batches(make_consumer(filled, **options))
+
+
+async def test_a_consumer_needs_a_stream_and_positions_go_with_one(filled: FakeCluster) -> None:
+    settings = ConsumerSettings()
+    with pytest.raises(InvalidArgument, match="needs a stream"):
+        Consumer(filled, (), settings)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="single stream"):
+        Consumer(filled, ("s", "t"), settings, start={0: [Position(1, 1, 0)]})  # type: ignore[arg-type]
+
+
+async def test_a_broker_that_stays_away_is_an_error_in_the_end(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
+    filled.settings = filled.settings.model_copy(update={"retry_timeout_ms": 30})
+    filled.loopback.read_faults.extend([Fault.LOST] * 10_000)
+    with pytest.raises(Uncertain):
+        await take_batches(make_consumer(filled))
+
+
+async def test_positions_name_every_entry_also_those_without_records(
+    make_cluster: MakeCluster, make_producer: MakeProducer, make_consumer: MakeConsumer
+) -> None:
+    """They stand in lists, by entry: one that is left out would move the others."""
+    cluster = make_cluster(stream_info(streamlets=2, entries=2))
+    producer = make_producer(cluster)  # gets the producer id 1, and so writes to entry 1
+    await producer.send_batch("s", pa.record_batch({"value": EXPECTED}), streamlet=1)
+    await producer.flush()
+    consumer = make_consumer(cluster)
+    assert await take_batches(consumer) == EXPECTED
+    end = (await cluster.bounds("s"))[1][1].end
+    assert consumer.positions() == {0: [EARLIEST, EARLIEST], 1: [EARLIEST, end]}
+    assert await take_batches(make_consumer(cluster, start=consumer.positions())) == []

@@ -1,0 +1,204 @@
+"""Records as batches, and batches as payloads of chunks."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kera.client.encoding import check_rows, conform, null_column, payloads, records_to_batch
+from kera.client.types import StreamDescription
+from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, decode_payload, padded
+from kera.core.errors import RecordTooLarge, SchemaMismatch
+from kera.core.schema import DEFAULT_SCHEMA
+from kera.v1 import common_pb2
+from tests.unit.client.support import SEGMENT_BYTES, description
+
+NOW_US = 1_700_000_000_000_000
+CHUNK_BYTES = 8 << 10
+KEYS = DEFAULT_SCHEMA.field("keys").type
+HEADERS = DEFAULT_SCHEMA.field("headers").type
+TYPED = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), pa.field("at", pa.timestamp("ms"))]
+)
+
+
+def values(*sizes: int) -> pa.RecordBatch:
+    batch = pa.record_batch({"value": pa.array([b"x" * size for size in sizes], pa.binary())})
+    return conform(batch, description(), NOW_US)
+
+
+def pieces(batch: pa.RecordBatch, stream: StreamDescription, chunk_bytes_max: int = CHUNK_BYTES) -> list[int]:
+    """Sizes of the chunks; their rows are checked to be those of the batch."""
+    made = list(payloads(batch, stream, chunk_bytes_max, NOW_US))
+    assert sum(payload.record_count for payload in made) == batch.num_rows
+    decoded = [decode_payload(payload.payload, stream.schema) for payload in made]
+    assert pa.Table.from_batches(decoded, stream.schema).equals(pa.Table.from_batches([batch], stream.schema))
+    return [HEADER_BYTES + padded(payload.payload.size) for payload in made]
+
+
+class TestConform:
+    def test_columns_are_brought_into_the_order_of_the_schema(self) -> None:
+        batch = pa.record_batch({"name": ["a"], "at": pa.array([5], pa.timestamp("ms")), "id": [1]})
+        conforming = conform(batch, description(schema=TYPED), NOW_US)
+        assert conforming.schema == TYPED
+        assert conforming.to_pylist() == [{"id": 1, "name": "a", "at": batch["at"][0].as_py()}]
+
+    def test_columns_that_may_be_null_can_be_left_out(self) -> None:
+        conforming = conform(pa.record_batch({"id": [1, 2]}), description(schema=TYPED), NOW_US)
+        assert conforming.to_pydict() == {"id": [1, 2], "name": [None] * 2, "at": [None] * 2}
+
+    def test_records_without_a_timestamp_get_the_time_of_now(self) -> None:
+        batch = conform(pa.record_batch({"value": [b"a"]}), description(), NOW_US)
+        assert batch["timestamp"].cast(pa.int64()).to_pylist() == [NOW_US]
+        assert batch.to_pydict()["keys"] == [None]
+
+    def test_no_value_is_copied(self) -> None:
+        value = pa.array([b"a"] * 100, pa.binary())
+        batch = conform(pa.record_batch({"value": value}), description(), NOW_US)
+        assert batch["value"].buffers()[2].address == value.buffers()[2].address
+
+    @pytest.mark.parametrize(
+        ("columns", "text"),
+        [
+            ({"id": [1], "extra": [1]}, "no column 'extra'"),
+            ({"name": ["a"]}, "needs column 'id'"),
+            ({"id": pa.array([1], pa.int32())}, "column 'id' is int64, the batch has int32"),
+            ({"id": pa.array([1, None], pa.int64())}, "column 'id' takes no nulls, the batch has 1"),
+        ],
+    )
+    def test_what_differs_is_refused_by_name(self, columns: dict[str, Any], text: str) -> None:
+        with pytest.raises(SchemaMismatch, match=text) as caught:
+            conform(pa.record_batch(columns), description(schema=TYPED), NOW_US)
+        assert caught.value.attributes["stream"] == "s"
+
+    def test_nulls_are_refused_even_if_the_schema_says_that_there_are_none(self) -> None:
+        """Arrow does not hold a batch to its schema."""
+        columns = [pa.array([None], pa.int64()), pa.array(["a"]), pa.array([None], pa.timestamp("ms"))]
+        batch = pa.RecordBatch.from_arrays(columns, schema=TYPED)
+        with pytest.raises(SchemaMismatch, match="takes no nulls"):
+            conform(batch, description(schema=TYPED), NOW_US)
+
+    def test_two_columns_of_one_name_are_refused(self) -> None:
+        """Looked up by its name, such a column is not found: it would be stored as nulls."""
+        batch = pa.RecordBatch.from_arrays([pa.array([b"a"]), pa.array([b"b"])], names=["value", "value"])
+        with pytest.raises(SchemaMismatch, match="several columns 'value'"):
+            conform(batch, description(), NOW_US)
+
+
+class TestPayloads:
+    def test_a_batch_that_fits_becomes_one_chunk(self) -> None:
+        assert len(pieces(values(*[100] * 10), description())) == 1
+
+    def test_chunks_are_about_as_large_as_asked_for(self) -> None:
+        sizes = pieces(values(*[100] * 2000), description())
+        assert len(sizes) > 20
+        assert all(CHUNK_BYTES * 0.7 < size <= CHUNK_BYTES * 1.1 for size in sizes[:-1])
+
+    def test_no_chunk_is_larger_than_a_segment_whatever_the_rows(self) -> None:
+        rows = [100] * 500 + [SEGMENT_BYTES - 1024] + [60_000, 10] * 3 + [100] * 500
+        sizes = pieces(values(*rows), description(), chunk_bytes_max=SEGMENT_BYTES * 4)
+        assert max(sizes) <= SEGMENT_BYTES
+
+    def test_a_row_that_fits_into_no_segment_is_refused_with_the_limit(self) -> None:
+        batch = values(100, SEGMENT_BYTES, 100)
+        with pytest.raises(RecordTooLarge, match=str(SEGMENT_BYTES)) as caught:
+            list(payloads(batch, description(), CHUNK_BYTES, NOW_US))
+        assert caught.value.attributes["limit"] == SEGMENT_BYTES
+        with pytest.raises(RecordTooLarge):
+            check_rows(batch, description())
+
+    def test_rows_are_checked_one_by_one(self) -> None:
+        check_rows(values(*[SEGMENT_BYTES - 1024] * 3, *[1] * 1000), description())
+
+    @pytest.mark.parametrize("codec", [common_pb2.CODEC_LZ4, common_pb2.CODEC_ZSTD])
+    def test_what_cannot_be_compressed_fits_all_the_same(self, codec: int) -> None:
+        """Compressed, it is larger: a chunk that would just have filled a segment is cut."""
+        stream = description(codec=codec)
+        noise = np.random.default_rng(1).bytes(4 * SEGMENT_BYTES)
+        rows = pa.array([noise[at : at + 512] for at in range(0, len(noise), 512)], pa.binary())
+        batch = conform(pa.record_batch({"value": rows}), stream, NOW_US)
+        assert max(pieces(batch, stream, chunk_bytes_max=SEGMENT_BYTES)) <= SEGMENT_BYTES
+
+    @pytest.mark.parametrize("codec", [common_pb2.CODEC_LZ4, common_pb2.CODEC_ZSTD])
+    def test_what_can_be_compressed_is(self, codec: int) -> None:
+        (size,) = pieces(values(*[100] * 60), description(codec=codec))
+        assert size < 2000
+
+    def test_each_chunk_carries_the_times_of_its_rows(self) -> None:
+        times = pa.array(range(1000)).cast(pa.timestamp("us", "UTC"))
+        batch = conform(pa.record_batch({"timestamp": times, "value": [b"x" * 100] * 1000}), description(), NOW_US)
+        ranges = [(made.min_timestamp_us, made.max_timestamp_us) for made in payloads(batch, description(), 8192, 0)]
+        assert len(ranges) > 5
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] == 999
+        assert all(last + 1 == first for (_, last), (first, _) in pairwise(ranges))
+
+    def test_the_timestamp_column_of_a_typed_stream_is_taken_in_microseconds(self) -> None:
+        stream = description(schema=TYPED, timestamp_column="at")
+        columns = {"id": [1, 2, 3], "at": pa.array([7, None, 5], pa.timestamp("ms"))}
+        (made,) = payloads(conform(pa.record_batch(columns), stream, NOW_US), stream, CHUNK_BYTES, NOW_US)
+        assert (made.min_timestamp_us, made.max_timestamp_us) == (5000, 7000)
+
+    @pytest.mark.parametrize("timestamp_column", ["", "at"])
+    def test_without_times_the_time_of_now_stands_in(self, timestamp_column: str) -> None:
+        stream = description(schema=TYPED, timestamp_column=timestamp_column)
+        (made,) = payloads(conform(pa.record_batch({"id": [1]}), stream, NOW_US), stream, CHUNK_BYTES, NOW_US)
+        assert (made.min_timestamp_us, made.max_timestamp_us) == (NOW_US, NOW_US)
+
+
+class TestHollowColumns:
+    """Arrow's writer puts the offsets of a whole list column into each slice of it that has no values."""
+
+    ROWS = 200_000
+
+    def test_columns_that_are_left_out_take_no_more_room_than_their_rows(self) -> None:
+        batch = conform(pa.record_batch({"value": pa.array([b"x" * 10] * self.ROWS)}), description(), NOW_US)
+        sizes = [
+            HEADER_BYTES + padded(made.payload.size) for made in payloads(batch, description(), CHUNK_BYTES, NOW_US)
+        ]
+        assert max(sizes) <= CHUNK_BYTES * 1.1
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            pa.nulls(ROWS, KEYS),
+            pa.array([[b"k"]] * (ROWS // 2) + [[]] * (ROWS // 4) + [None] * (ROWS // 4), KEYS),
+        ],
+        ids=["all null", "the second half without keys"],
+    )
+    def test_so_do_columns_of_the_callers(self, keys: pa.Array) -> None:
+        columns = {"value": pa.array([b"x" * 10] * self.ROWS), "keys": keys, "headers": pa.nulls(self.ROWS, HEADERS)}
+        batch = conform(pa.record_batch(columns), description(), NOW_US)
+        assert max(pieces(batch, description())) <= CHUNK_BYTES * 1.5
+        check_rows(batch, description())
+
+    def test_lists_in_structs_and_in_lists_count_too(self) -> None:
+        kind = pa.struct([("tags", pa.list_(pa.list_(pa.string())))])
+        rows = [{"tags": [["a"]]}] * 50_000 + [{"tags": [[]]}] * 50_000
+        stream = description(schema=pa.schema([pa.field("row", kind)]))
+        assert max(pieces(pa.record_batch({"row": pa.array(rows, kind)}), stream)) <= CHUNK_BYTES * 1.5
+
+    @pytest.mark.parametrize("kind", [KEYS, HEADERS, pa.int8(), pa.string(), pa.struct([("a", KEYS)])])
+    @pytest.mark.parametrize("count", [0, 1, 2, 1000])
+    def test_a_column_of_nulls(self, kind: pa.DataType, count: int) -> None:
+        column = null_column(count, kind)
+        column.validate(full=True)
+        assert (len(column), column.null_count, column.type) == (count, count, kind)
+        assert chunk_bytes_of(pa.record_batch({"a": column})) < 1024 + 20 * count
+
+
+class TestRecords:
+    def test_lists_become_columns(self) -> None:
+        batch = records_to_batch([b"a", None], [1, -1], [None, (b"k", b"l")], [{"h": b"v"}, None])
+        batch.validate(full=True)
+        assert batch.schema == DEFAULT_SCHEMA
+        assert batch["timestamp"].cast(pa.int64()).to_pylist() == [1, -1]
+        assert batch["value"].to_pylist() == [b"a", None]
+        assert batch["keys"].to_pylist() == [None, [b"k", b"l"]]
+        assert batch["headers"].to_pylist() == [[("h", b"v")], None]
+
+    def test_without_keys_and_headers_the_columns_are_null(self) -> None:
+        batch = records_to_batch([b"a"] * 3, [0] * 3, None, None)
+        assert (batch["keys"].null_count, batch["headers"].null_count) == (3, 3)

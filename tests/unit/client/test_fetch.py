@@ -1,0 +1,209 @@
+"""Fetching from a real broker service without processes: positions, and leases of shared memory."""
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client.fetch import Fetched, Fetcher, Wanted, batches_of
+from kera.client.settings import ConsumerSettings
+from kera.client.types import ChunkBatch
+from kera.core.chunk import HEADER_BYTES
+from kera.core.errors import CorruptChunk, DataLost, InvalidArgument, SchemaMismatch, UnknownStream
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.schema import DEFAULT_SCHEMA
+from tests.unit.client.conftest import MakeProducer
+from tests.unit.client.support import FakeCluster, until
+
+ENTRY = EntryId(7, 0, 0)
+EVERYTHING = 1 << 24
+
+
+def fetcher(cluster: FakeCluster, **settings: Any) -> Fetcher:
+    return Fetcher(cluster.loopback, ConsumerSettings(**settings))
+
+
+async def fetch(
+    of: Fetcher, start: Position = EARLIEST, end: Position | None = None, *, bytes_max: int = EVERYTHING
+) -> Fetched:
+    (fetched,) = await of.fetch([Wanted(ENTRY, start, end)], bytes_max=bytes_max, wait_ms=0, timeout_s=10)
+    return fetched
+
+
+def chunks(fetched: Fetched) -> list[ChunkBatch]:
+    return list(batches_of(fetched, DEFAULT_SCHEMA, 1, verify=True))
+
+
+def values(batches: Sequence[ChunkBatch]) -> list[bytes]:
+    return [value for chunk in batches for value in chunk.batch["value"].to_pylist()]
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Over unix, chunks are read in place."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def filled(cluster: FakeCluster, make_producer: MakeProducer, transport: str) -> FakeCluster:
+    """A stream of several segments and groups, with chunks of different sizes."""
+    cluster.transport = transport
+    producer = make_producer(cluster, chunk_bytes_max=1024)
+    for number in range(30):
+        rows = pa.record_batch({"value": [b"%d-" % number + b"x" * (800 * number)]})
+        await producer.send_batch("s", rows)
+    await producer.flush()
+    assert len(cluster.streams.get(7).streamlet(0).groups) > 2
+    return cluster
+
+
+async def test_each_chunk_knows_its_place(filled: FakeCluster) -> None:
+    """A fetch from the place of any chunk begins with that chunk."""
+    reader = fetcher(filled)
+    found = chunks(await fetch(reader))
+    assert values(found) == filled.values()
+    assert [chunk.start for chunk in found] == sorted({chunk.start for chunk in found})
+    for chunk, following in zip(found, [*found[1:], None], strict=True):
+        again = chunks(await fetch(reader, chunk.start, bytes_max=1))
+        assert [(each.start, each.next, each.entry) for each in again] == [(chunk.start, chunk.next, ENTRY)]
+        assert again[0].batch.equals(chunk.batch)
+        assert (chunk.header.group_id, chunk.header.segment_id) == chunk.start[:2]
+        rest = chunks(await fetch(reader, chunk.next))
+        assert (rest[0].start if rest else None) == (following.start if following else None)
+
+
+async def test_a_range_ends_exactly_where_it_is_told(filled: FakeCluster) -> None:
+    reader = fetcher(filled)
+    found = chunks(await fetch(reader))
+    for first, last in ((0, 0), (0, 7), (3, 20), (11, 29)):
+        part = await fetch(reader, found[first].start, found[last].next)
+        assert values(chunks(part)) == values(found[first : last + 1])
+
+
+async def test_an_answer_is_bounded_and_the_next_one_goes_on(filled: FakeCluster) -> None:
+    reader, position, found = fetcher(filled), EARLIEST, []
+    while True:
+        fetched = await fetch(reader, position, bytes_max=30_000)
+        if not fetched.buffers:
+            break
+        assert sum(buffer.size for buffer in fetched.buffers) <= 30_000
+        found += chunks(fetched)
+        assert found[-1].next <= fetched.next
+        position = fetched.next
+    assert values(found) == filled.values()
+
+
+async def test_several_ranges_share_an_answer(filled: FakeCluster) -> None:
+    found = chunks(await fetch(fetcher(filled)))
+    wanted = [Wanted(ENTRY, chunk.start, chunk.next) for chunk in found[::-7]]
+    answers = await fetcher(filled).fetch(wanted, bytes_max=EVERYTHING, wait_ms=0, timeout_s=10)
+    assert [values(chunks(answer)) for answer in answers] == [values([chunk]) for chunk in found[::-7]]
+
+
+async def test_the_error_of_a_range_is_its_own(filled: FakeCluster) -> None:
+    wanted = [Wanted(EntryId(99, 0, 0), EARLIEST, None), Wanted(ENTRY, EARLIEST, None)]
+    unknown, good = await fetcher(filled).fetch(wanted, bytes_max=EVERYTHING, wait_ms=0, timeout_s=10)
+    assert isinstance(unknown.error, UnknownStream)
+    assert good.error is None
+    assert values(chunks(good)) == filled.values()
+
+
+async def test_a_lost_range_tells_the_gap(filled: FakeCluster) -> None:
+    filled.infos["s"].assignments[0].first_group_id = 1000
+    filled.restart_broker()
+    fetched = await fetch(fetcher(filled), Position(2, 1, 0))
+    assert isinstance(fetched.error, DataLost)
+    assert fetched.error.attributes["lost_from"] == [2, 1, 0]
+    assert fetched.error.attributes["available_from"] == [1000, 1, 0]
+
+
+async def test_another_schema_is_refused(filled: FakeCluster) -> None:
+    fetched = await fetch(fetcher(filled))
+    with pytest.raises(SchemaMismatch, match="open it again"):
+        list(batches_of(fetched, DEFAULT_SCHEMA, 2, verify=True))
+
+
+async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: FakeCluster, filled: FakeCluster) -> None:
+    found = chunks(await fetch(fetcher(filled)))
+    group = cluster.streams.get(7).streamlet(0).groups[found[5].start.group_id]
+    view = group.segments[found[5].start.segment_id - 1].slot.view
+    view[found[5].start.offset + HEADER_BYTES + 100] ^= 1
+    reading = batches_of(await fetch(fetcher(filled)), DEFAULT_SCHEMA, 1, verify=True)
+    assert values([next(reading) for _ in range(5)]) == values(found[:5])
+    with pytest.raises(CorruptChunk):
+        next(reading)
+
+
+class TestLeases:
+    """Chunks that are read in place keep their slot until nobody looks at them."""
+
+    @pytest.fixture
+    def transport(self) -> str:
+        return "unix"
+
+    def leases(self, cluster: FakeCluster) -> int:
+        return sum(slot.leases for slot in cluster.arena._slots)
+
+    async def test_batches_lie_in_the_arena_and_hold_it(self, filled: FakeCluster) -> None:
+        reader = fetcher(filled)
+        found = chunks(await fetch(reader))
+        assert self.leases(filled) > 0
+        expected = values(found)
+        filled.streams.drop(7)
+        assert values(found) == expected
+        free = filled.arena.free_slots
+        column = found[-1].batch["value"].slice(0, 1)
+        del found[:-1]
+        await until(lambda: self.leases(filled) == 1)
+        assert filled.arena.free_slots > free
+        found.clear()
+        gc.collect()
+        assert self.leases(filled) == 1  # the column is enough to hold it
+        del column
+        await until(lambda: self.leases(filled) == 0)
+        assert filled.arena.free_slots == filled.arena.slot_count
+
+    async def test_what_is_let_go_is_given_back_with_the_next_request(self, filled: FakeCluster) -> None:
+        reader = fetcher(filled)
+        found = chunks(await fetch(reader))
+        held = self.leases(filled)
+        found.clear()
+        await fetch(reader, bytes_max=1)
+        assert self.leases(filled) == 1 < held
+
+    async def test_what_comes_after_the_reader_has_gone_is_given_back(self, filled: FakeCluster) -> None:
+        """The connection lives on: nothing else would end these leases."""
+        requests = filled.counters.read_requests
+        task = asyncio.ensure_future(fetch(fetcher(filled)))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await until(lambda: filled.counters.read_requests == requests + 1)
+        assert self.leases(filled) > 0
+        await until(lambda: self.leases(filled) == 0)
+
+    async def test_leases_end_with_their_connection(self, filled: FakeCluster) -> None:
+        found = chunks(await fetch(fetcher(filled)))
+        expected = values(found)
+        await filled.loopback.close()
+        assert self.leases(filled) == 0
+        assert values(found) == expected  # still mapped; what was not used again is as it was
+
+    async def test_without_shared_memory_bytes_are_copied(self, filled: FakeCluster) -> None:
+        found = chunks(await fetch(fetcher(filled, shared_memory="never")))
+        assert self.leases(filled) == 0
+        assert values(found) == filled.values()
+
+    async def test_an_arena_that_cannot_be_mapped_is_named(self, filled: FakeCluster) -> None:
+        filled.arena.path.unlink()
+        with pytest.raises(InvalidArgument, match="shared_memory to never"):
+            await fetch(fetcher(filled))
+
+
+async def test_shared_memory_always_needs_a_unix_socket(cluster: FakeCluster) -> None:
+    with pytest.raises(InvalidArgument, match="reached by tcp"):
+        fetcher(cluster, shared_memory="always")

@@ -1,0 +1,95 @@
+"""Which streamlet a record goes to."""
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+
+from kera.client.partitioner import primary_keys, split_by_streamlet, streamlet_of
+from kera.core.errors import SchemaMismatch
+from kera.core.schema import DEFAULT_SCHEMA
+
+KEYS = DEFAULT_SCHEMA.field("keys").type
+KEYLESS = 2
+
+
+def split(keys: pa.Array, streamlets: int = 4) -> dict[int, list[int]]:
+    """Row numbers by streamlet."""
+    batch = pa.record_batch({"row": pa.array(range(len(keys)))})
+    parts = split_by_streamlet(batch, keys, streamlets, KEYLESS)
+    assert len({streamlet for streamlet, _ in parts}) == len(parts)
+    return {streamlet: rows.column("row").to_pylist() for streamlet, rows in parts}
+
+
+def test_the_hash_is_part_of_the_contract_between_all_producers() -> None:
+    assert [streamlet_of(key, 8) for key in (b"", b"a", b"key", b"\0\xff")] == [
+        crc32c(key) % 8 for key in (b"", b"a", b"key", b"\0\xff")
+    ]
+    assert [crc32c(b"123456789"), streamlet_of(b"123456789", 1000)] == [0xE3069283, 0xE3069283 % 1000]
+
+
+def test_rows_keep_their_order_and_none_is_lost() -> None:
+    keys = [b"%d" % (number % 7) for number in range(1000)]
+    parts = split(pa.array(keys))
+    assert all(rows == sorted(rows) for rows in parts.values())
+    assert sorted(row for rows in parts.values() for row in rows) == list(range(1000))
+    assert all(streamlet_of(keys[row], 4) == streamlet for streamlet, rows in parts.items() for row in rows)
+
+
+def test_rows_without_a_key_stay_together() -> None:
+    assert split(pa.array([None, None], pa.binary())) == {KEYLESS: [0, 1]}
+    keys = pa.array([b"a", None, b"b", None], pa.binary())
+    assert {1, 3} <= set(split(keys)[KEYLESS])
+
+
+def test_one_streamlet_takes_all_without_a_look_at_the_keys() -> None:
+    assert split(pa.array([None, b"a"], pa.binary()), streamlets=1) == {0: [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "as_bytes"),
+    [
+        (pa.binary(), b"\xff\0", b"\xff\0"),
+        (pa.large_binary(), b"a", b"a"),
+        (pa.binary(2), b"ab", b"ab"),
+        (pa.string(), "é", "é".encode()),
+        (pa.large_string(), "a", b"a"),
+        (pa.int64(), -12, b"-12"),
+        (pa.uint8(), 12, b"12"),
+        (pa.bool_(), True, b"True"),
+        (pa.date32(), datetime.date(2026, 1, 2), b"2026-01-02"),
+    ],
+)
+def test_a_key_of_any_type_is_hashed_as_its_text(kind: pa.DataType, value: Any, as_bytes: bytes) -> None:
+    keys = pa.array([value], kind)
+    assert split(keys, 1000) == {streamlet_of(as_bytes, 1000): [0]}
+
+
+def test_a_nested_key_is_refused() -> None:
+    with pytest.raises(SchemaMismatch, match="list"):
+        split(pa.array([[b"a"]], KEYS))
+
+
+def test_dictionary_and_sliced_columns_are_as_good_as_others() -> None:
+    keys = pa.array([b"x", b"a", b"b", None, b"a"], pa.binary())
+    assert split(keys.slice(1)) == split(pa.array([b"a", b"b", None, b"a"], pa.binary()))
+
+
+@pytest.mark.parametrize(
+    ("lists", "first"),
+    [
+        ([], []),
+        ([[b"a"], [b"b", b"c"]], [b"a", b"b"]),
+        ([None, [], [None], [None, b"x"], [b""]], [None, None, None, None, b""]),
+        ([None, None], [None, None]),
+        ([[], [b"a"], None, [b"b"]], [None, b"a", None, b"b"]),
+    ],
+)
+def test_the_primary_key_is_the_first_of_the_list(lists: list[Any], first: list[bytes | None]) -> None:
+    keys = pa.array(lists, KEYS)
+    assert primary_keys(keys).to_pylist() == first
+    padded = pa.array([[b"before"], *lists, [b"after"]], KEYS)
+    assert primary_keys(padded.slice(1, len(lists))).to_pylist() == first
+    assert primary_keys(pa.chunked_array([keys, keys])).to_pylist() == first * 2

@@ -1,0 +1,71 @@
+"""Chunks as records."""
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from kera.client.records import records_of
+from kera.client.types import ChunkBatch, StreamDescription
+from kera.core.chunk import encode_chunk, encode_payload, read_header
+from kera.core.ids import EntryId, Position
+from kera.core.schema import DEFAULT_SCHEMA
+from tests.unit.client.support import description
+
+MIN_TIMESTAMP_US = 77
+
+
+def chunk_of(batch: pa.RecordBatch, stream: StreamDescription) -> ChunkBatch:
+    encoded = encode_chunk(
+        encode_payload(batch), record_count=batch.num_rows, stream_id=stream.stream_id, streamlet_id=3, schema_id=1,
+        producer_id=1, producer_epoch=1, sequence=0, created_us=0, min_timestamp_us=MIN_TIMESTAMP_US,
+        max_timestamp_us=99,
+    )  # fmt: skip
+    header = read_header(encoded.header)._replace(first_record=100)
+    return ChunkBatch(batch, header, Position(1, 1, 0), Position(1, 1, 64), EntryId(stream.stream_id, 3, 1))
+
+
+def test_records_of_the_default_schema() -> None:
+    rows: list[dict[str, Any]] = [
+        {"timestamp": 5, "keys": [b"k", b"l"], "value": b"v", "headers": [("h", b"x"), ("h", b"y")]},
+        {"timestamp": -1, "keys": [], "value": None, "headers": None},
+        {"timestamp": 0, "keys": None, "value": b"", "headers": []},
+    ]
+    arrays = [pa.array([row[field.name] for row in rows], field.type) for field in DEFAULT_SCHEMA]
+    stream = description()
+    first, second, third = records_of(
+        chunk_of(pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA), stream), stream
+    )
+    assert (first.stream, first.streamlet, first.entry, first.offset, first.timestamp_us) == ("s", 3, 1, 100, 5)
+    assert (first.key, first.keys, first.value, first.headers, first.row) == (
+        b"k",
+        (b"k", b"l"),
+        b"v",
+        {"h": b"y"},
+        None,
+    )
+    assert (second.offset, second.key, second.keys, second.value, second.headers) == (101, None, (), None, {})
+    assert (third.timestamp_us, third.value, third.headers) == (0, b"", {})
+
+
+def test_records_of_a_typed_stream_are_rows() -> None:
+    schema = pa.schema([("at", pa.timestamp("ms", "UTC")), ("id", pa.int64())])
+    stream = description(schema=schema, key_column="id", timestamp_column="at")
+    batch = pa.RecordBatch.from_arrays([pa.array([5, None], schema[0].type), pa.array([12, None])], schema=schema)
+    first, second = records_of(chunk_of(batch, stream), stream)
+    time = datetime.datetime.fromtimestamp(0.005, datetime.UTC)
+    assert (first.key, first.keys, first.timestamp_us, first.row) == (b"12", (b"12",), 5000, {"at": time, "id": 12})
+    assert (second.key, second.keys, second.timestamp_us, second.value) == (None, (), MIN_TIMESTAMP_US, None)
+
+
+def test_a_typed_stream_without_key_and_time() -> None:
+    schema = pa.schema([("name", pa.string())])
+    stream = description(schema=schema)
+    (record,) = records_of(chunk_of(pa.record_batch({"name": ["a"]}), stream), stream)
+    assert (record.key, record.timestamp_us, record.row) == (None, MIN_TIMESTAMP_US, {"name": "a"})
+
+
+def test_a_binary_key_is_itself() -> None:
+    stream = description(schema=pa.schema([("k", pa.binary())]), key_column="k")
+    (record,) = records_of(chunk_of(pa.record_batch({"k": [b"\xff"]}), stream), stream)
+    assert record.key == b"\xff"
