@@ -69,8 +69,9 @@ def run(folder: Path, *, flights_max: int | None, seconds: float) -> int:
         with show.step("starting Spark"), running.uninterrupted():
             spark = stack.enter_context(job.spark_session(folder))
         with show.step("starting the query"):
-            query = job.start_query(spark, cluster.bootstrap, folder, progress.take)
-            stack.callback(query.stop)
+            with running.uninterrupted():
+                query = job.start_query(spark, cluster.bootstrap, folder, progress.take)
+                stack.callback(query.stop)
             if flights_max is None:
                 query.processAllAvailable()  # so that the first flights need not wait until Spark is warm
         feeding = running.Feeder(cluster.bootstrap, folder, progress, flights_max=flights_max, seconds=seconds)

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as all the world calls i
 from pyspark.sql.streaming.query import StreamingQuery
 
 from demo.check import VISIBILITY_LOW_MILES
+from demo.running import wait_for_descendants_of
 from kera.spark_connector import KeraDataSource
 
 WATERMARK = "14 days"
@@ -119,10 +120,11 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        spark.stop()
-        gateway.shutdown()
-        gateway.proc.stdin.close()  # on which the JVM ends
-        gateway.proc.wait()
+        with wait_for_descendants_of(gateway.proc.pid):  # Spark's Python workers, which end after the JVM
+            spark.stop()
+            gateway.shutdown()
+            gateway.proc.stdin.close()  # on which the JVM ends
+            gateway.proc.wait()
 
 
 @contextlib.contextmanager

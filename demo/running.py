@@ -136,6 +136,22 @@ def _on_signals(handler: Callable[[int, FrameType | None], object] | signal.Hand
     signal.signal(signal.SIGTERM, handler)
 
 
+@contextlib.contextmanager
+def wait_for_descendants_of(pid: int) -> Iterator[None]:
+    """At the end of the block, which ends the process `pid`, wait for all processes that it has started."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    yield
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(Path(f"/proc/{one}").exists() for one in family):
+        time.sleep(0.02)
+
+
 def remove_all_but_logs(folder: Path) -> None:
     """Leave what somebody may want to look at."""
     for entry in folder.iterdir():

@@ -34,7 +34,6 @@ SLOT_BYTES = 1024
 GROUP_SEGMENTS = 2
 GROUPS_PER_LAUNCH = 100
 PRODUCERS = st.integers(1, 4)
-MOSTLY = st.sampled_from([True, True, True, False])
 CHUNK_BYTES = st.sampled_from([128, 192, 256, 512, 1024])
 
 
@@ -78,7 +77,7 @@ class StreamletMachine(RuleBasedStateMachine):
 
     @rule(
         chunks=st.lists(st.tuples(PRODUCERS, CHUNK_BYTES, st.integers(0, 5)), min_size=2, max_size=12),
-        publish=MOSTLY,
+        publish=st.booleans(),
     )
     def append_next(self, chunks: list[tuple[int, int, int]], publish: bool) -> None:
         for producer, size, record_count in chunks:
@@ -139,15 +138,14 @@ class StreamletMachine(RuleBasedStateMachine):
         if publish:
             self.publish(appended.entry)
 
-    @rule(data=st.data())
-    def publish_all_of_an_entry(self, data: st.DataObject) -> None:
-        self.publish(data.draw(st.integers(0, len(self.model.entries) - 1)))
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def publish_some(self, data: st.DataObject, count: int) -> None:
+        self.publish(data.draw(st.integers(0, len(self.model.entries) - 1)), count)
 
-    def publish(self, entry: int) -> None:
-        for chunk in self.model.entries[entry]:
-            if not chunk.published:
-                self.streamlet.publish(chunk.appended)
-                chunk.published = True
+    def publish(self, entry: int, count: int | None = None) -> None:
+        for chunk in [chunk for chunk in self.model.entries[entry] if not chunk.published][:count]:
+            self.streamlet.publish(chunk.appended)
+            chunk.published = True
 
     # -- reading -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from kera.client.producer import Producer
 from kera.client.retry import retrying
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
-from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, Unavailable
+from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, Unavailable, UnknownStream
 from kera.core.ids import EntryId, Position
 
 READ_BYTES_MAX = 4 << 20
@@ -111,7 +111,7 @@ class Client:
                     )
                     if answer.error is not None:
                         raise answer.error
-                except (NotOwner, Unavailable):
+                except (NotOwner, Unavailable, UnknownStream):
                     self._cluster.forget(stream)
                     raise
                 return answer
@@ -151,7 +151,11 @@ class Client:
         return fetchers[-1]
 
     async def close(self) -> None:
-        """Close all connections. Producers and consumers should be closed before."""
+        """Close all connections. Producers and consumers should be closed before.
+
+        Batches that lie in a broker's memory are held by the connection: after this, they stay as they are only until
+        the broker uses the memory again. Who needs them for longer copies them, or reads with `shared_memory` never.
+        """
         await self._cluster.close()
 
 

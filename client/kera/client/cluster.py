@@ -1,7 +1,7 @@
 """The SDK's view of the cluster: cached metadata, and one connection per broker.
 
-Metadata is what the coordinator said last; whoever learns that it is stale (`NotOwner`, a lost connection) says
-`forget`, and the next look asks again.
+Metadata is what the coordinator said last; whoever learns that it is stale (`NotOwner`, `UnknownStream`, a lost
+connection) says `forget`, and the next look asks again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kera.client.retry import retrying
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import BrokerDescription, ClusterDescription, EntryBounds, StreamDescription
-from kera.core.errors import InvalidArgument, KeraError, NotOwner, Unavailable, Uncertain
+from kera.core.errors import InvalidArgument, KeraError, NotOwner, Unavailable, Uncertain, UnknownStream
 from kera.core.process import node_id
 from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.frame_client import FrameChannel
@@ -26,7 +26,7 @@ from kera.v1 import broker_pb2, coordinator_pb2
 class _Connection(NamedTuple):
     channel: Channel
     broker_epoch: int
-    """Of the broker's launch, as far as was known: a later one may be elsewhere."""
+    """Of the broker's launch, as far as was known."""
 
 
 class Cluster:
@@ -100,8 +100,8 @@ class Cluster:
                 answers = await asyncio.gather(
                     *(self._describe_streamlets(stream, broker, owned) for broker, owned in streamlets.items())
                 )
-            except (NotOwner, Unavailable):
-                self.forget(name)
+            except (NotOwner, Unavailable, UnknownStream):
+                self.forget(name)  # of a stream that was deleted, another one may have the name by now
                 raise
             merged = {streamlet_id: entries for answer in answers for streamlet_id, entries in answer.items()}
             return dict(sorted(merged.items()))
@@ -141,9 +141,15 @@ class Cluster:
         return channel
 
     def _live(self, broker_id: int, broker_epoch: int) -> Channel | None:
-        """The connection to this or a later launch. One over gRPC does not close when the other end has gone."""
+        """The connection, if it still leads to the broker.
+
+        One over frames closes when the other end has gone. One over gRPC does not: it counts for the launch it was made
+        for, as a later one may be elsewhere.
+        """
         known = self._connections.get(broker_id)
-        if known is None or known.channel.closed or known.broker_epoch < broker_epoch:
+        if known is None or known.channel.closed:
+            return None
+        if known.channel.transport == "grpc" and known.broker_epoch < broker_epoch:
             return None
         return known.channel
 

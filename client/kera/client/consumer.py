@@ -17,7 +17,7 @@ from kera.client.records import records_of
 from kera.client.retry import backoff_s
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, Record, StreamDescription
-from kera.core.errors import ClosedError, InvalidArgument, KeraError, NotOwner, Unavailable
+from kera.core.errors import ClosedError, InvalidArgument, KeraError, NotOwner, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.telemetry import get_logger
 
@@ -226,6 +226,8 @@ class Consumer:
                 answers = await self._fetch(fetcher, ranges)
                 attempt = 0
             except KeraError as error:
+                if isinstance(error, (NotOwner, Unavailable, UnknownStream)):
+                    self._cluster.forget(name)
                 if not error.retriable:
                     raise
                 attempt += 1
@@ -235,8 +237,6 @@ class Consumer:
                 if loop.time() >= deadline_s:
                     raise
                 fetcher = None
-                if isinstance(error, (NotOwner, Unavailable)):
-                    self._cluster.forget(name)
                 await asyncio.sleep(backoff_s(self._cluster.settings, attempt))
                 continue
             following = []

@@ -58,7 +58,7 @@ def null_column(count: int, kind: pa.DataType) -> pa.Array:
 
 @functools.lru_cache(maxsize=64)
 def _nulls(kind: pa.DataType, count: int) -> pa.Array:
-    return pa.array([None], kind).take(pa.array(np.zeros(count, np.int8)))
+    return pa.array([None], kind).take(pa.repeat(0, count))
 
 
 def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa.RecordBatch:

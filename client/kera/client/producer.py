@@ -19,7 +19,7 @@ import pyarrow as pa
 from kera.client.accumulator import Accumulator, Pending
 from kera.client.cluster import Cluster
 from kera.client.encoding import Payload, check_rows, conform, payloads, records_to_batch
-from kera.client.lane import PendingChunk
+from kera.client.lane import LaneIdentity, PendingChunk
 from kera.client.partitioner import streamlet_of
 from kera.client.sender import Sender
 from kera.client.settings import ProducerSettings
@@ -83,7 +83,8 @@ class Producer:
         """What the last `send` asked for that found the buffer full."""
         self._failure: KeraError | None = None
         self._unfinished: set[PendingChunk] = set()
-        self._chunks_since_drain = 0
+        self._queued_bytes = 0
+        """Queued since the event loop last had a chance to send."""
         self.closed = False
 
     async def __aenter__(self) -> Self:
@@ -95,7 +96,10 @@ class Producer:
     # -- what users call ---------------------------------------------------------------------------------------
 
     async def prepare(self, stream: str) -> StreamDescription:
-        """Look up a stream, so that `send` knows it. Raises `UnknownStream`."""
+        """Look up a stream, so that `send` knows it. Raises `UnknownStream`.
+
+        Of a stream that turned out to be deleted, the one that has its name now is looked up.
+        """
         return (await self._writer(stream)).stream
 
     def send(
@@ -165,9 +169,8 @@ class Producer:
         self._room_wanted_bytes = 0
         if self._is_full(wanted):
             await self._wait_for_room(wanted)
-        elif self._chunks_since_drain:
-            self._chunks_since_drain = 0
-            await asyncio.sleep(0)
+        elif self._queued_bytes:
+            await self._let_loop_run()
 
     async def send_batch(
         self, stream: str, batch: pa.RecordBatch | pa.Table, *, streamlet: int | None = None
@@ -195,6 +198,9 @@ class Producer:
                         writer.close_open_chunk(place)
                     self._buffered_bytes += size
                     futures.append(self._enqueue(writer, place, payload, now_us, self.loop.create_future()))
+                    if self._queued_bytes >= self.settings.request_bytes_max:
+                        # Without it nothing is sent before the buffer is full: what has room does not wait.
+                        await self._let_loop_run()
         return BatchDelivery(futures)
 
     def _checked_parts(
@@ -211,6 +217,10 @@ class Producer:
         for part in conforming:
             check_rows(part, writer.stream)
         return conforming
+
+    async def _let_loop_run(self) -> None:
+        self._queued_bytes = 0
+        await asyncio.sleep(0)
 
     async def flush(self) -> None:
         """Wait until everything accepted so far is delivered or failed.
@@ -253,16 +263,18 @@ class Producer:
 
     async def _writer(self, name: str) -> StreamWriter:
         writer = self._writers.get(name)
-        if writer is not None:
+        if writer is not None and not writer.deleted:
             return writer
         async with self._preparing:
             writer = self._writers.get(name)
-            if writer is None:
+            if writer is None or writer.deleted:
                 stream = await self.cluster.stream(name)
                 if self._identity is None:
                     request = coordinator_pb2.InitProducerRequest(name=self.settings.name)
                     answer = await self.cluster.ask(api.INIT_PRODUCER, request)
                     self._identity = answer.producer_id, answer.producer_epoch
+                if writer is not None:
+                    writer.close_open_chunks()  # they fail like those before them
                 writer = self._writers[name] = StreamWriter(self, stream, *self._identity)
             return writer
 
@@ -318,7 +330,7 @@ class Producer:
         chunk = PendingChunk(lane, payload, created_us, deadline_s, future)
         lane.add(chunk)
         self._unfinished.add(chunk)
-        self._chunks_since_drain += 1
+        self._queued_bytes += payload.payload.size
         self.sender(writer, streamlet).lane_ready(lane)
         return future
 
@@ -344,6 +356,8 @@ class Producer:
         self._buffered_bytes -= chunk.payload.payload.size
         self._room.set()
         future = chunk.delivered
+        if isinstance(outcome, UnknownStream):
+            self._note_deleted(chunk.lane.identity)
         if isinstance(outcome, KeraError):
             self._failure = self._failure or outcome
             if not future.done():
@@ -351,6 +365,12 @@ class Producer:
                 future.exception()  # `flush` tells it, too: no warning if nobody awaits this future
         elif not future.done():
             future.set_result(outcome)
+
+    def _note_deleted(self, identity: LaneIdentity) -> None:
+        writer = self._writers.get(identity.stream)
+        if writer is not None and writer.stream.stream_id == identity.stream_id:
+            writer.deleted = True
+            self.cluster.forget(identity.stream)
 
     # -- used by senders ---------------------------------------------------------------------------------------
 

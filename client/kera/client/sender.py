@@ -73,12 +73,13 @@ class Sender:
         now_s = producer.loop.time()
         if now_s < self._retry_at_s:
             return  # the retry's timer pumps
+        request_bytes_max = min(producer.settings.request_bytes_max, producer.cluster.settings.message_bytes_max)
         while self._requests < producer.settings.requests_in_flight_max:
             if self._channel is None or self._channel.closed:
                 if self._lanes or producer.close_due_chunks(self._broker_id, producer.clock.now_us()):
                     self._connect()
                 return
-            chunks = self._gather(producer.settings.request_bytes_max)
+            chunks = self._gather(request_bytes_max)
             if chunks:
                 self._send(chunks)
             elif not producer.close_due_chunks(self._broker_id, producer.clock.now_us()):

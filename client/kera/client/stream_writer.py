@@ -40,6 +40,8 @@ class StreamWriter:
         ]
         self.open_chunks: dict[int, Accumulator] = {}
         """By streamlet: the chunk that takes its next record."""
+        self.deleted = False
+        """A broker has said so."""
 
     def lane(self, streamlet: int) -> Lane:
         """The lane of a streamlet."""

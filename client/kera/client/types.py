@@ -153,7 +153,11 @@ class EntryBounds:
 
 
 class ChunkBatch(NamedTuple):
-    """The records of one chunk, in place: the columns refer to the memory they were received in, or the broker's."""
+    """The records of one chunk, in place: the columns refer to the memory they were received in, or the broker's.
+
+    In the broker's memory they stay as they are while the client is open and anything of them is in use; see
+    `Client.close`.
+    """
 
     batch: pa.RecordBatch
     header: ChunkHeader

@@ -1,6 +1,6 @@
 """Streams of KerA in Spark: ``spark.readStream.format("kera")`` and ``spark.read.format("kera")``.
 
-A Python Data Source (Spark 4.2 or newer) that is found without registration (see ``pyspark_kera``). It plans offsets
+A Python Data Source (Spark 4.3 or newer) that is found without registration (see ``pyspark_kera``). It plans offsets
 on the driver and yields the chunks' Arrow batches from the executors' Python workers.
 
 ==============  ======================================================================================

@@ -372,6 +372,16 @@ class TestBackPressure:
         assert cluster.loopback.in_flight_max == 3
         assert all(len(write) <= 2 for write in cluster.loopback.writes)
 
+    async def test_a_request_is_no_larger_than_a_message_may_be(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster.settings = cluster.settings.model_copy(update={"message_bytes_max": 8 << 10})
+        producer = make_producer(cluster, chunk_bytes_max=1024, request_bytes_max=1 << 20)
+        await give(await producer.send_batch("s", batch(*[b"x" * 100] * 500)))
+        sizes = [sum(header.chunk_bytes for header in write) for write in cluster.loopback.writes]
+        assert max(sizes) <= 8 << 10
+        assert len(sizes) > 5
+
     async def test_a_chunk_lingers(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
         producer = make_producer(cluster, linger_ms=20)
         await producer.prepare("s")
@@ -547,6 +557,26 @@ class TestFailures:
         for _ in range(2):
             with pytest.raises(UnknownStream):
                 await give(producer.send("s", b"b", streamlet=3))
+
+    async def test_a_stream_that_was_created_again_is_found_by_preparing_it(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(cluster, linger_ms=60_000)
+        await producer.prepare("s")
+        await give(await producer.send_batch("s", batch(b"old")))
+        cluster.infos["s"] = stream_info(stream_id=8, streamlets=2)
+        await cluster.loopback.close()
+        cluster.restart_broker()
+        with pytest.raises(UnknownStream):
+            await give(await producer.send_batch("s", batch(b"too late")))
+        gathering = producer.send("s", b"too late as well")
+        assert (await producer.prepare("s")).stream_id == 8
+        producer.send("s", b"new", streamlet=1)
+        with pytest.raises(UnknownStream):
+            await give(producer.flush())
+        with pytest.raises(UnknownStream):
+            await give(gathering)
+        assert cluster.values("s", 1) == [b"new"]
 
     async def test_another_stream_may_be_prepared_while_the_producer_connects(
         self, make_cluster: MakeCluster, make_producer: MakeProducer

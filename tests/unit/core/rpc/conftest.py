@@ -1,9 +1,15 @@
-"""Every test of a transport runs on uvloop, as the daemons do, and on asyncio's own loop, as a user's program may."""
+"""Every test of a transport runs on uvloop, as the daemons do, and on asyncio's own loop, as a user's program may.
+
+A test that waits in vain fails after `TEST_S`. pytest-timeout alone would not do: uvloop takes the exception that its
+signal raises for one of a callback, reports it, and waits on.
+"""
 
 import asyncio
+import functools
+import inspect
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +18,35 @@ import uvloop
 
 from tests.unit.core.rpc.transports import Grpc, Tcp, Unix, Wire
 
+HERE = Path(__file__).parent
+TEST_S = 40
+
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     del config, item
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound each test of this directory."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and isinstance(item, pytest.Function):
+            if inspect.iscoroutinefunction(item.obj):
+                item.obj = bounded(item.obj)
+            # For what hangs outside of a test's coroutine: ends the process, after it has shown where it was.
+            item.add_marker(pytest.mark.timeout(3 * TEST_S, method="thread"))
+
+
+def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+    @functools.wraps(test)
+    async def in_time(*arguments: Any, **fixtures: Any) -> None:
+        async with asyncio.timeout(TEST_S):
+            await test(*arguments, **fixtures)
+
+    return in_time
 
 
 @pytest.fixture

@@ -18,8 +18,6 @@ from kera.v1 import common_pb2
 from tests.unit.core.rpc.fake_transport import FakeTransport, feed
 from tests.unit.core.rpc.transports import ECHO, HOST, TIMEOUT_S, EchoResponse, eventually, numbered
 
-pytestmark = pytest.mark.timeout(60)
-
 MIB = 1 << 20
 
 

@@ -47,8 +47,6 @@ from tests.unit.core.rpc.transports import (
     unary_echo,
 )
 
-pytestmark = pytest.mark.timeout(60)
-
 KIB = 1 << 10
 MIB = 1 << 20
 

@@ -40,8 +40,6 @@ from tests.unit.core.rpc.transports import (
     unary_echo,
 )
 
-pytestmark = pytest.mark.timeout(60)
-
 KIB = 1 << 10
 MIB = 1 << 20
 CALLS: list[tuple[Method[Any, Any], Any]] = [(UNARY, UnaryRequest()), (ECHO, numbered(1))]
