@@ -193,9 +193,9 @@ class Producer:
                     size = payload.payload.size
                     if self._is_full(size):
                         await self._wait_for_room(size)
-                        if self.closed:
-                            raise self._not_ready(stream)
                         writer.close_open_chunk(place)
+                    if self.closed:  # while we waited, or while the loop ran
+                        raise self._not_ready(stream)
                     self._buffered_bytes += size
                     futures.append(self._enqueue(writer, place, payload, now_us, self.loop.create_future()))
                     if self._queued_bytes >= self.settings.request_bytes_max:

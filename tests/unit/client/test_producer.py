@@ -646,3 +646,13 @@ class TestClose:
         await producer.close(flush=False)
         with pytest.raises(ClosedError):
             await give(sending)
+
+    async def test_a_batch_that_is_being_sent_is_told(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+        """What was queued after the end would wait for ever."""
+        producer = make_producer(cluster, chunk_bytes_max=1024, request_bytes_max=1024)
+        await producer.prepare("s")
+        sending = asyncio.ensure_future(producer.send_batch("s", batch(*[b"x" * 100] * 1000)))
+        await asyncio.sleep(0)
+        await producer.close(flush=False)
+        with pytest.raises(ClosedError):
+            await give(sending)
