@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Coroutine, Iterator, MutableMapping
 from typing import Any, TypeVar
@@ -92,9 +93,34 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     _configure_logging()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(coroutine)
+            return runner.run(_interruptible(coroutine))
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+async def _interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Cancel `coroutine` at Ctrl-C, and raise `KeyboardInterrupt` when it has cleaned up.
+
+    `asyncio.Runner` does that, too; but with uvloop the interrupt was now and then raised in the middle of the work.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        if task is not None:
+            task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        return await coroutine
+    except asyncio.CancelledError:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _configure_logging() -> None:
