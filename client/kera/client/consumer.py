@@ -33,7 +33,7 @@ class Consumer:
     """Reads streams from a start on. Made by `Client.consumer`; use it as an async context manager.
 
     ``async for record in consumer`` gives records as Python values; ``async for batch in consumer.batches()`` gives
-    Arrow batches without turning values into Python objects, which is a hundred times faster. A consumer with
+    Arrow batches without turning values into Python objects, which is some forty times faster. A consumer with
     ``end="latest"`` stops at what was there when it started. Whoever leaves such a loop may begin another one, which
     goes on where the first one stopped.
     """
