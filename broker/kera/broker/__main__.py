@@ -19,8 +19,7 @@ from kera.broker.registration import DataDirectory, Registration
 from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.broker.stream import Streams
-from kera.core.daemon import ExitCode, run_daemon
-from kera.core.errors import StartError
+from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.process import node_id
 from kera.core.rpc.address import join_address
 from kera.core.rpc.frame_server import FrameServer
@@ -107,13 +106,8 @@ def run(settings: BrokerSettings) -> int:
 
 
 def main() -> int:
-    """Run with settings from the environment and the file that ``KERA_CONFIG`` names."""
-    try:
-        settings = BrokerSettings.load()
-    except StartError as error:
-        sys.stderr.write(f"kera: error: {error.message}\n")
-        return ExitCode.NOT_STARTED
-    return run(settings)
+    """Run with settings from the environment."""
+    return run_from_environment(BrokerSettings, run)
 
 
 if __name__ == "__main__":

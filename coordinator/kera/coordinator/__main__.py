@@ -14,8 +14,7 @@ from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import SystemClock
-from kera.core.daemon import ExitCode, run_daemon
-from kera.core.errors import StartError
+from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.telemetry import CollectorRegistry, serve_metrics
 
@@ -49,13 +48,8 @@ def run(settings: CoordinatorSettings) -> int:
 
 
 def main() -> int:
-    """Run with settings from the environment and the file that ``KERA_CONFIG`` names."""
-    try:
-        settings = CoordinatorSettings.load()
-    except StartError as error:
-        sys.stderr.write(f"kera: error: {error.message}\n")
-        return ExitCode.NOT_STARTED
-    return run(settings)
+    """Run with settings from the environment."""
+    return run_from_environment(CoordinatorSettings, run)
 
 
 if __name__ == "__main__":

@@ -37,17 +37,20 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
 from kera.core.errors import KeraError, StartError
 from kera.core.process import die_with_parent
+from kera.core.settings import KeraSettings
 from kera.core.telemetry import configure_logging, get_logger
 
-__all__ = ["STOP_TIMEOUT_S", "ExitCode", "run_daemon"]
+__all__ = ["STOP_TIMEOUT_S", "ExitCode", "run_daemon", "run_from_environment"]
 
 log = get_logger("kera.daemon")
+
+SettingsT = TypeVar("SettingsT", bound=KeraSettings)
 
 STOP_TIMEOUT_S = 8.0
 """From the signal to the end of the process. Below the 10 s after which container runtimes send SIGKILL."""
@@ -91,6 +94,16 @@ def run_daemon(
         deadline.cancel()  # only now: the loop's own end waits for tasks and threads, and is to be bounded as well
     log.info("stopped")
     return ExitCode.STOPPED
+
+
+def run_from_environment(settings_class: type[SettingsT], run: Callable[[SettingsT], int]) -> int:
+    """`run` with settings from the environment and the file that ``KERA_CONFIG`` names; returns the exit code."""
+    try:
+        settings = settings_class.load()
+    except StartError as error:
+        _write_error(error.message)
+        return ExitCode.NOT_STARTED
+    return run(settings)
 
 
 async def _live(
