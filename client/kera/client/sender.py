@@ -82,6 +82,8 @@ class Sender:
             chunks = self._gather(request_bytes_max)
             if chunks:
                 self._send(chunks)
+            elif self._requests and not producer.settings.linger_ms:
+                return  # an unfilled chunk goes on filling until an answer is there: so it grows with the load
             elif not producer.close_due_chunks(self._broker_id, producer.clock.now_us()):
                 return
 

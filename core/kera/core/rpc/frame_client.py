@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc.address import reason_of, split_address
-from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
+from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame, tune
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse
@@ -109,9 +108,7 @@ class FrameChannel(FrameProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
         super().connection_made(transport)
-        sock: socket.socket = transport.get_extra_info("socket")
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(transport.get_extra_info("socket"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""

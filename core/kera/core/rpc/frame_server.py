@@ -26,6 +26,7 @@ from kera.core.rpc.frames import (
     Kind,
     encode_error,
     encode_frame,
+    tune,
 )
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
@@ -125,7 +126,8 @@ class _ServerConnection(FrameProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        if self._transport is not None:
+        """Go now, if it is not gone yet."""
+        if self._transport is not None and not self.lost.done():
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -136,9 +138,7 @@ class _ServerConnection(FrameProtocol):
         if self._shared.closing:
             transport.abort()  # type: ignore[attr-defined]  # every transport of a connection has it
             return
-        sock: socket.socket = transport.get_extra_info("socket")
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(transport.get_extra_info("socket"))
         self._peer.address = _address(transport.get_extra_info("peername"))
 
     def connection_lost(self, _exc: Exception | None) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import socket
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ VERSION = 1
 HEADER_BYTES = 32
 STAGING_BYTES = 64 << 10
 """Several small requests come with one system call; of a large one no more than this is copied once more."""
+UNIX_SEND_BUFFER_BYTES = 2 << 20
 NO_REQUEST = 0
 """Id in an error frame that is about the connection."""
 
@@ -108,6 +110,18 @@ def decode_header(view: memoryview, at: int, bulk_bytes_max: int) -> FrameHeader
             limit=bulk_bytes_max,
         )
     return FrameHeader(kind, method, request_id, head_bytes, bulk_bytes)
+
+
+def tune(sock: socket.socket) -> None:
+    """Set a connection up for bulk: a frame should mostly fit into the kernel's buffer.
+
+    A unix socket has 208 KiB by default, and does not grow as TCP does: of a request of 1 MiB most would wait for the
+    reader, piece by piece. The kernel grants what it allows (``net.core.wmem_max``).
+    """
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER_BYTES)
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
