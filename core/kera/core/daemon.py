@@ -81,10 +81,10 @@ def run_daemon(
     See the head of this module for what `serve` is and what is promised.
     """
     die_with_parent()
-    configure_logging(log_level, daemon=name)
     deadline = threading.Timer(stop_timeout_s, _end_process, (stop_timeout_s,))
     deadline.daemon = True
     try:
+        configure_logging(log_level, daemon=name)
         uvloop.run(_live(serve, name, deadline))
     except Exception as error:  # noqa: BLE001 - whatever ends a daemon is told in the same way
         return _report(error)

@@ -153,7 +153,10 @@ def test_an_error_of_any_length_and_text_travels_short(character: str) -> None:
 
 def test_text_that_is_no_unicode_travels_readable() -> None:
     # A file name of the wrong encoding is the usual source.
-    assert through_the_wire(UnknownStream("no stream 'caf\udce9'")).message == r"no stream 'caf\udce9'"
+    arrived = through_the_wire(UnknownStream("no stream 'caf\udce9'", **{"caf\udce9": "caf\udce9"}))
+
+    assert arrived.message == r"no stream 'caf\udce9'"
+    assert arrived.attributes == {r"caf\udce9": "caf\udce9"}
 
 
 def test_an_invariant_that_holds_says_nothing() -> None:

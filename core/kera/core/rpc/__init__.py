@@ -1,6 +1,7 @@
 """Remote calls: one set of methods and handlers, two transports.
 
 * ``method``: what a method, a call and a reply are; ``api``: the tables of KerA's methods.
+* ``limits``: what bounds a message and a connection; ``handling``: how handlers are run; ``address``: host and port.
 * ``wire``: errors as messages, and the bulk (de)serialisers.
 * ``frames`` / ``frame_server`` / ``frame_client``: length-prefixed frames over TCP and unix sockets, for the data plane
   between KerA's own parts.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import grpc.aio
 
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
-from kera.core.rpc.limits import BULK_BYTES_MAX, check_size
+from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_size
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
 from kera.v1 import common_pb2
@@ -35,6 +36,7 @@ class GrpcChannel:
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, _BulkStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unary_slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT_MAX)  # gRPC would take any number
         self._closed = False
 
     @property
@@ -94,12 +96,15 @@ class GrpcChannel:
         future: asyncio.Future[Reply[ResponseT]],
         timeout_s: float,
     ) -> None:
+        call: Any = self._channel.unary_unary(method.path)  # bytes to bytes, which its types do not know
         try:
-            call: Any = self._channel.unary_unary(method.path)  # bytes to bytes, which its types do not know
-            response = await call(data, timeout=timeout_s)
+            async with asyncio.timeout(timeout_s), self._unary_slots:
+                response = await call(data)
             message = parse(method.response, response)
+        except TimeoutError:
+            _fail(future, _no_answer(self._address, method.name, timeout_s))
         except grpc.aio.AioRpcError as error:
-            _fail(future, _translate(error, self._address, method.name, timeout_s))
+            _fail(future, _translate(error, self._address, method.name))
         except ProtocolError as error:
             _fail(future, Uncertain(f"{self._address} answered what is no answer: {error}", address=self._address))
         except asyncio.CancelledError:
@@ -154,11 +159,10 @@ class _BulkStream:
             async for data in self._call:
                 self._resolve(*parse_with_bulk(self._method.response, data))
         except grpc.aio.AioRpcError as rpc_error:
-            translated = _translate(rpc_error, self._address, self._method.name)
-            if isinstance(translated, Unavailable) or rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                error = translated  # nothing was sent, or nothing of it was read
-            else:
-                error = _lost(self._address, translated.message)
+            error = _translate(rpc_error, self._address, self._method.name)
+            unread = rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED
+            if not (isinstance(error, Unavailable | Uncertain) or unread):
+                error = _lost(self._address, error.message)  # what ended the stream is no answer to each request
         except ProtocolError as protocol_error:
             self._call.cancel()
             error = _lost(self._address, protocol_error.message)
@@ -214,17 +218,16 @@ def _no_answer(address: str, method: str, timeout_s: float) -> Uncertain:
     return Uncertain(f"no answer from {address} to {method} within {timeout_s:g} s", address=address)
 
 
-def _translate(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s: float = 0) -> KeraError:
+def _translate(error: grpc.aio.AioRpcError, address: str, method: str) -> KeraError:
     """KerA's error for gRPC's: the daemon's own if it sent one, else what the status allows to conclude."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_METADATA:
-            return error_from_message(parse(common_pb2.Error, value))
+            with contextlib.suppress(ProtocolError):
+                return error_from_message(parse(common_pb2.Error, value))
     details = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.UNAVAILABLE if details.startswith(_NOT_SENT):
             return Unavailable(f"cannot connect to {address}: {details}", address=address)
-        case grpc.StatusCode.DEADLINE_EXCEEDED if timeout_s:
-            return _no_answer(address, method, timeout_s)
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(f"unknown method {method}; is the peer older?", address=address)
         case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:

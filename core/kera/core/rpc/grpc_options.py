@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX
+from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX
 
 ERROR_METADATA = "kera-error-bin"
 """Trailing metadata of a failed call: a ``kera.v1.Error``."""
+CALLS_MAX = 1 << 14
+"""Calls of all clients that a server has at once; further ones are refused (``RESOURCE_EXHAUSTED``)."""
 _FIELD_OVERHEAD_BYTES = 64
 """Tag and length of the bulk field, and the request id, come on top of the two limits."""
 
@@ -19,11 +21,16 @@ def channel_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any
 
 
 def server_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]]:
-    """Ports are not shared, so a taken one is an error; a connection's unary calls are bounded as frames are."""
+    """Ports are not shared, so a taken one is an error; and calls that came in a burst wait for their turn.
+
+    By itself gRPC cancels calls at random when more than 1000 are waiting. Its own limit of a connection's calls
+    (``max_concurrent_streams``) is worse: it refuses calls that a client sends just when others have been answered.
+    """
     return [
         *channel_options(bulk_bytes_max),
         ("grpc.so_reuseport", 0),
-        ("grpc.max_concurrent_streams", REQUESTS_IN_FLIGHT_MAX),
+        ("grpc.server.max_pending_requests", CALLS_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", CALLS_MAX),
     ]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.unit.core.rpc.transports import Grpc, Tcp, Unix, Wire
+from tests.unit.core.rpc.transports import Closing, Grpc, Tcp, Unix, Wire
 
 HERE = Path(__file__).parent
 TEST_S = 40
@@ -55,6 +55,14 @@ def short_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="kera-"))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[Closing]:
+    """Takes a server or a channel, and closes it after the test, however that ends."""
+    closing = Closing()
+    yield closing
+    await closing.close()
 
 
 @pytest.fixture(params=["grpc", "tcp", "unix"])

@@ -16,7 +16,7 @@ from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import common_pb2
 from tests.unit.core.rpc.fake_transport import FakeTransport, feed
-from tests.unit.core.rpc.transports import ECHO, HOST, TIMEOUT_S, EchoResponse, eventually, numbered
+from tests.unit.core.rpc.transports import ECHO, HOST, TIMEOUT_S, Closing, EchoResponse, eventually, numbered
 
 MIB = 1 << 20
 
@@ -207,22 +207,20 @@ async def test_an_address_that_is_none_is_refused() -> None:
         await FrameChannel.connect_tcp("nowhere", timeout_s=TIMEOUT_S)
 
 
-async def test_closing_waits_until_the_connection_is_gone() -> None:
+async def test_closing_waits_until_the_connection_is_gone(closing: Closing) -> None:
     lost = asyncio.Event()
 
     class Server(asyncio.Protocol):
         def connection_lost(self, _exc: Exception | None) -> None:
             lost.set()
 
-    server = await asyncio.get_running_loop().create_server(Server, HOST, 0)
+    server = closing(await asyncio.get_running_loop().create_server(Server, HOST, 0))
     channel = await FrameChannel.connect_tcp(f"{HOST}:{server.sockets[0].getsockname()[1]}", timeout_s=TIMEOUT_S)
 
     await channel.close()
 
     assert channel.closed
     await eventually(lost.is_set)
-    server.close()
-    await server.wait_closed()
 
 
 async def test_methods_of_one_channel_share_its_ids(harness: Harness) -> None:

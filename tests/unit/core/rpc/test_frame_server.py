@@ -2,22 +2,16 @@
 
 import asyncio
 import contextlib
-import errno
-import os
 import socket
-import stat
-import struct
 import weakref
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from kera.core.errors import PathNotWritable, PortTaken, ProtocolError, UnknownStream
+from kera.core.errors import ProtocolError, UnknownStream
 from kera.core.rpc import Call, Reply, Service
-from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, _ServerConnection
 from kera.core.rpc.frames import (
     HEADER_BYTES,
@@ -36,15 +30,13 @@ from tests.unit.core.rpc.transports import (
     ECHO,
     HOST,
     TIMEOUT_S,
-    UNARY,
+    Closing,
     EchoRequest,
     EchoResponse,
-    UnaryRequest,
     echo,
     eventually,
     numbered,
     settled,
-    unary_echo,
 )
 
 KIB = 1 << 10
@@ -91,10 +83,10 @@ class Harness:
     def __init__(self) -> None:
         self.server = FrameServer({})
         self.port = 0
-        self._clients: list[RawClient] = []
+        self._closing = Closing()
 
     async def serve(self, service: Service, **options: Any) -> None:
-        self.server = FrameServer(service, **options)
+        self.server = self._closing(FrameServer(service, **options))
         self.port = await self.server.listen_tcp(HOST, 0)
 
     async def connect(self, receive_bytes: int = 0) -> RawClient:
@@ -103,8 +95,7 @@ class Harness:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (HOST, self.port))
-        self._clients.append(RawClient(*await asyncio.open_connection(sock=sock, limit=KIB)))
-        return self._clients[-1]
+        return self._closing(RawClient(*await asyncio.open_connection(sock=sock, limit=KIB)))
 
     @property
     def connection(self) -> Any:
@@ -113,9 +104,7 @@ class Harness:
         return connection
 
     async def close(self) -> None:
-        for client in self._clients:
-            await client.close()
-        await self.server.close()
+        await self._closing.close()
 
 
 @pytest.fixture
@@ -369,6 +358,32 @@ async def test_a_reply_that_was_not_begun_is_not_left_unawaited(harness: Harness
     await eventually(lambda: not connection._waiting)
 
 
+async def test_a_reply_that_has_not_left_yet_gets_some_time_when_the_server_closes(harness: Harness) -> None:
+    reply_bytes = 16 * MIB  # more than fits into the sockets
+    await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [memoryview(bytes(reply_bytes))])})
+    client = await harness.connect(receive_bytes=64 * KIB)
+    await client.send(request(1))
+    await eventually(lambda: harness.connection._transport.get_write_buffer_size() > 0)
+
+    closing = asyncio.ensure_future(harness.server.close(grace_s=TIMEOUT_S))
+
+    assert len((await client.receive())[2]) == reply_bytes
+    assert await client.ended()
+    await closing
+
+
+async def test_a_client_that_takes_nothing_does_not_hold_up_the_end_of_the_server(harness: Harness) -> None:
+    await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [memoryview(bytes(16 * MIB))])})
+    client = await harness.connect(receive_bytes=64 * KIB)
+    await client.send(request(1))
+    await eventually(lambda: harness.connection._transport.get_write_buffer_size() > 0)
+
+    async with asyncio.timeout(5):
+        await harness.server.close(grace_s=0.1)
+
+    assert not harness.server._shared.connections
+
+
 async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(harness: Harness) -> None:
     await harness.serve({ECHO: echo})
     client = await harness.connect()
@@ -383,120 +398,3 @@ async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(
     assert transport.closed
     late.connection_lost(None)
     assert not harness.server._shared.connections
-
-
-# --- addresses ---------------------------------------------------------------------------------------------
-
-
-async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
-    await harness.serve({ECHO: echo})
-    other = FrameServer({})
-
-    with pytest.raises(PortTaken) as caught:
-        await other.listen_tcp(HOST, harness.port)
-
-    assert caught.value.message == (
-        f"frames: cannot listen on {HOST}:{harness.port}: Address already in use; choose another port"
-    )
-    assert caught.value.attributes == {"host": HOST, "port": harness.port}
-    await other.close()
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-async def test_a_host_that_is_not_ours_is_named(host: str) -> None:
-    with pytest.raises(PortTaken, match=f"frames: cannot listen on {host}:0: "):
-        await FrameServer({}).listen_tcp(host, 0)
-
-
-async def test_a_port_is_free_again_when_the_server_is_closed(harness: Harness) -> None:
-    await harness.serve({ECHO: echo})
-    client = await harness.connect()
-    await client.send(request(1))
-    await client.receive()
-    await harness.server.close()
-
-    again = FrameServer({ECHO: echo})
-    assert await again.listen_tcp(HOST, harness.port) == harness.port
-    await again.close()
-
-
-async def test_one_server_listens_on_several_addresses(short_path: Path) -> None:
-    server = FrameServer({UNARY: unary_echo})
-    port = await server.listen_tcp(HOST, 0)
-    await server.listen_unix(short_path / "socket")
-
-    tcp = await FrameChannel.connect_tcp(f"{HOST}:{port}", timeout_s=TIMEOUT_S)
-    unix = await FrameChannel.connect_unix(str(short_path / "socket"), timeout_s=TIMEOUT_S)
-
-    for channel in (tcp, unix):
-        reply = await channel.submit(UNARY, UnaryRequest(name=channel.transport), timeout_s=TIMEOUT_S)
-        assert reply.message.cluster_id == channel.transport
-        await channel.close()
-    await server.close()
-
-
-async def test_a_unix_socket_is_for_its_owner_alone_and_removed_at_close(short_path: Path) -> None:
-    path = short_path / "socket"
-    server = FrameServer({})
-
-    await server.listen_unix(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    await server.close()
-
-    assert not path.exists()
-
-
-async def test_a_unix_socket_that_somebody_serves_is_not_taken_over(short_path: Path) -> None:
-    path = short_path / "socket"
-    server, other = FrameServer({UNARY: unary_echo}), FrameServer({})
-    await server.listen_unix(path)
-
-    with pytest.raises(PortTaken, match=f"another process listens on unix socket {path}"):
-        await other.listen_unix(path)
-
-    await other.close()
-    channel = await FrameChannel.connect_unix(str(path), timeout_s=TIMEOUT_S)
-    reply = await channel.submit(UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)
-    assert reply.message.cluster_id == "a"
-    await channel.close()
-    await server.close()
-
-
-async def test_a_unix_socket_of_a_process_that_was_killed_is_replaced(short_path: Path) -> None:
-    path = short_path / "socket"
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-        dead.listen()
-    server = FrameServer({})
-
-    await server.listen_unix(path)
-
-    channel = await FrameChannel.connect_unix(str(path), timeout_s=TIMEOUT_S)
-    await channel.close()
-    await server.close()
-
-
-async def test_a_file_that_is_no_socket_is_not_removed(short_path: Path) -> None:
-    path = short_path / "data"
-    path.write_text("dear to somebody")
-
-    with pytest.raises(PathNotWritable, match="a file of another kind"):
-        await FrameServer({}).listen_unix(path)
-
-    assert path.read_text() == "dear to somebody"
-
-
-@pytest.mark.parametrize(
-    ("name", "text"), [("missing/socket", os.strerror(errno.ENOENT)), ("x" * 108, "path too long")]
-)
-async def test_a_unix_path_that_cannot_be_used_is_named(short_path: Path, name: str, text: str) -> None:
-    path = short_path / name
-
-    with pytest.raises(PathNotWritable, match=text) as caught:
-        await FrameServer({}).listen_unix(path)
-
-    assert caught.value.attributes == {"path": str(path)}
-
-
-def test_a_refusal_can_be_told_from_answers_to_requests() -> None:
-    assert struct.unpack_from("<Q", encode_error(0, NO_REQUEST, common_pb2.Error()), 8) == (0,)

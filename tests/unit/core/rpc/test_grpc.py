@@ -29,6 +29,7 @@ from tests.unit.core.rpc.transports import (
     HOST,
     TIMEOUT_S,
     UNARY,
+    Closing,
     EchoRequest,
     EchoResponse,
     UnaryRequest,
@@ -42,6 +43,7 @@ from tests.unit.core.rpc.transports import (
 
 KIB = 1 << 10
 MIB = 1 << 20
+OTHER_UNARY = Method(ECHO.service, "OtherUnary", 9004, UNARY.request, UNARY.response)
 CALLS: list[tuple[Method[Any, Any], Any]] = [(UNARY, UnaryRequest()), (ECHO, numbered(1))]
 
 
@@ -49,13 +51,12 @@ class Harness:
     """A server, and a client as somebody else would write one: only what gRPC and protobuf bring."""
 
     def __init__(self) -> None:
-        self._close: list[Any] = []
+        self.closing = Closing()
         self.port = 0
 
     async def serve(self, *services: Any, port: int = 0, **options: Any) -> GrpcServer:
-        server = GrpcServer(services, **options)
+        server = self.closing(GrpcServer(services, **options))
         self.port = await server.listen(HOST, port)
-        self._close.append(server.close)
         return server
 
     @property
@@ -63,25 +64,17 @@ class Harness:
         return f"{HOST}:{self.port}"
 
     def foreign(self) -> grpc.aio.Channel:
-        channel = grpc.aio.insecure_channel(self.address)
-        self._close.append(channel.close)
-        return channel
+        return self.closing(grpc.aio.insecure_channel(self.address))
 
     def channel(self) -> GrpcChannel:
-        channel = GrpcChannel(self.address)
-        self._close.append(channel.close)
-        return channel
-
-    async def close(self) -> None:
-        for close in reversed(self._close):
-            await close()
+        return self.closing(GrpcChannel(self.address))
 
 
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
     harness = Harness()
     yield harness
-    await harness.close()
+    await harness.closing.close()
 
 
 # --- foreign clients ---------------------------------------------------------------------------------------
@@ -221,6 +214,22 @@ async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harn
     assert handled == total
 
 
+async def test_a_burst_of_calls_waits_for_its_turn(harness: Harness) -> None:
+    # By itself gRPC cancels some of more than a thousand that are waiting to be begun.
+    gate = asyncio.Event()
+
+    async def wait() -> Reply[UnaryResponse]:
+        await gate.wait()
+        return Reply(UnaryResponse())
+
+    await harness.serve({UNARY: lambda _: wait()})
+    asking: Any = harness.foreign().unary_unary(UNARY.path)
+    calls = [asking(b"") for _ in range(3000)]
+    gate.set()
+
+    assert set(await asyncio.gather(*calls)) == {b""}
+
+
 async def test_a_client_that_ends_its_stream_gets_what_it_has_asked_for(harness: Harness) -> None:
     gate = asyncio.Event()
 
@@ -266,13 +275,12 @@ async def test_the_server_says_that_it_is_well_and_what_it_serves(harness: Harne
 
 async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
     await harness.serve({UNARY: unary_echo})
-    other = GrpcServer([{UNARY: unary_echo}])
+    other = harness.closing(GrpcServer([{UNARY: unary_echo}]))
 
     with pytest.raises(PortTaken, match=f"gRPC: cannot listen on {harness.address}: the address is in use") as caught:
         await other.listen(HOST, harness.port)
 
     assert caught.value.attributes == {"host": HOST, "port": harness.port}
-    await other.close()
 
 
 async def test_a_channel_finds_a_server_that_came_back(harness: Harness) -> None:
@@ -296,13 +304,11 @@ async def test_a_channel_finds_a_server_that_came_back(harness: Harness) -> None
     assert (await call(channel, UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)).cluster_id == "a"
 
 
-async def test_a_host_that_does_not_exist_is_unavailable() -> None:
-    channel = GrpcChannel("no-such-host.invalid:7400")
+async def test_a_host_that_does_not_exist_is_unavailable(closing: Closing) -> None:
+    channel = closing(GrpcChannel("no-such-host.invalid:7400"))
 
     with pytest.raises(Unavailable, match=r"cannot connect to no-such-host\.invalid:7400"):
         await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
-
-    await channel.close()
 
 
 SERVER = """
@@ -325,11 +331,11 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "unary"])
-async def test_what_is_in_flight_when_the_server_is_killed_is_uncertain(*, bulk: bool) -> None:
+async def test_what_is_in_flight_when_the_server_is_killed_is_uncertain(closing: Closing, *, bulk: bool) -> None:
     # The status is the same as when nothing could be sent, and only one of the two may be sent again as new.
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    channel = GrpcChannel(f"{HOST}:{int(await process.stdout.readline())}")
+    channel = closing(GrpcChannel(f"{HOST}:{int(await process.stdout.readline())}"))
     submitted: Any = (
         channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
         if bulk
@@ -342,30 +348,28 @@ async def test_what_is_in_flight_when_the_server_is_killed_is_uncertain(*, bulk:
     with pytest.raises(Uncertain, match="was lost"):
         await submitted
     await process.communicate()
-    await channel.close()
 
 
-async def test_a_peer_that_does_not_speak_grpc_is_no_server() -> None:
+async def test_a_peer_that_does_not_speak_grpc_is_no_server(closing: Closing) -> None:
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"KF and nothing that gRPC knows")
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(hang_up, HOST, 0)
-    channel = GrpcChannel(f"{HOST}:{server.sockets[0].getsockname()[1]}")
+    server = closing(await asyncio.start_server(hang_up, HOST, 0))
+    channel = closing(GrpcChannel(f"{HOST}:{server.sockets[0].getsockname()[1]}"))
 
     for method, request in CALLS:
         with pytest.raises((Unavailable, Uncertain)):
             await channel.submit(method, request, timeout_s=TIMEOUT_S)
 
-    await channel.close()
-    server.close()
-    await server.wait_closed()
-
 
 async def test_a_server_that_answers_garbage_makes_the_call_uncertain(harness: Harness) -> None:
     async def serve(_request: bytes, _context: Any) -> bytes:
         return b"\xff"
+
+    async def serve_error(_request: bytes, context: Any) -> None:
+        await context.abort(grpc.StatusCode.ABORTED, "text", ((ERROR_METADATA, b"\xff"),))
 
     async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
         async for _ in requests:
@@ -375,13 +379,14 @@ async def test_a_server_that_answers_garbage_makes_the_call_uncertain(harness: H
     handlers: dict[str, Any] = {
         "Unary": grpc.unary_unary_rpc_method_handler(serve),
         "Echo": grpc.stream_stream_rpc_method_handler(serve_stream),
+        OTHER_UNARY.name: grpc.unary_unary_rpc_method_handler(serve_error),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ECHO.service, handlers),))
     harness.port = server.add_insecure_port(f"{HOST}:0")
     await server.start()
     channel = harness.channel()
 
-    for method, request in CALLS:
+    for method, request in [*CALLS, (OTHER_UNARY, UnaryRequest())]:
         with pytest.raises(Uncertain):
             await channel.submit(method, request, timeout_s=TIMEOUT_S)
 
@@ -423,17 +428,14 @@ async def test_a_call_that_is_over_is_forgotten(harness: Harness) -> None:
     await eventually(lambda: closed == ["GetStreamIdRequest", "MultiWriteChunksRequest"])
 
 
-async def test_ipv6_addresses_have_brackets() -> None:
+async def test_ipv6_addresses_have_brackets(closing: Closing) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 here")
-    server = GrpcServer([{UNARY: unary_echo}])
-    channel = GrpcChannel(f"[::1]:{await server.listen('::1', 0)}")
+    server = closing(GrpcServer([{UNARY: unary_echo}]))
+    channel = closing(GrpcChannel(f"[::1]:{await server.listen('::1', 0)}"))
 
     assert (await call(channel, UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)).cluster_id == "a"
-
-    await channel.close()
-    await server.close()

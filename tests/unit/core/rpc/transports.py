@@ -1,11 +1,12 @@
 """The transports with one face, for tests that hold for each of them, and methods to call over them."""
 
 import asyncio
+import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kera.core.rpc import Call, Channel, Method, Reply, Service
 from kera.core.rpc.frame_client import FrameChannel
@@ -14,6 +15,8 @@ from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.v1 import broker_pb2, coordinator_pb2
+
+ClosableT = TypeVar("ClosableT")
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 20.0
@@ -80,31 +83,44 @@ async def settled(value: Callable[[], int]) -> int:
     return last
 
 
+class Closing:
+    """Closes what it was given, the last one first."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def __call__(self, closable: ClosableT) -> ClosableT:
+        self._open.append(closable)
+        return closable
+
+    async def close(self) -> None:
+        while self._open:
+            closed = self._open.pop().close()
+            if inspect.isawaitable(closed):
+                await closed
+
+
 class Wire(ABC):
-    """One transport. Servers and channels that were not closed by the test are closed after it."""
+    """One transport. Servers and channels are closed after the test, if they have not been before."""
 
     name: str
     address: str
     """Of the server that was started last."""
 
     def __init__(self) -> None:
-        self._close: list[Callable[[], Any]] = []
+        self._closing = Closing()
 
     async def serve(self, service: Service, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> Any:
         """Start a server; returns it."""
         server, self.address = await self.start(service, bulk_bytes_max)
-        self._close.append(server.close)
-        return server
+        return self._closing(server)
 
     async def connect(self, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> Channel:
         """A new connection to the server that was started last."""
-        channel = await self.open(bulk_bytes_max)
-        self._close.append(channel.close)
-        return channel
+        return self._closing(await self.open(bulk_bytes_max))
 
     async def close(self) -> None:
-        for close in reversed(self._close):
-            await close()
+        await self._closing.close()
 
     @abstractmethod
     async def start(self, service: Service, bulk_bytes_max: int) -> tuple[Any, str]: ...

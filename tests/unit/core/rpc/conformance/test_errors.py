@@ -1,0 +1,153 @@
+"""Errors arrive as they were raised, and defects are answered too. See ``common.py`` for what this suite is."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kera.core.errors import InternalError, KeraError, OutOfSequence, ProtocolError, UnknownStream
+from kera.core.rpc import Call, Method, Reply
+from tests.unit.core.rpc.conformance.common import EACH_METHOD, EchoCall, EchoReply, failure
+from tests.unit.core.rpc.transports import ECHO, OTHER_ECHO, TIMEOUT_S, Wire, echo, numbered
+
+
+def core_errors(root: type[KeraError] = KeraError) -> Iterator[type[KeraError]]:
+    if root.__module__ == KeraError.__module__:
+        yield root
+    for subclass in root.__subclasses__():
+        yield from core_errors(subclass)
+
+
+@EACH_METHOD
+@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
+async def test_errors_arrive_as_they_were_raised(
+    wire: Wire, method: Method[Any, Any], request_type: Any, deferred: bool
+) -> None:
+    raised: list[KeraError] = []
+
+    def fail(_call: Call[Any]) -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(raised[-1])
+        if not deferred:
+            raise raised[-1]
+        return future
+
+    await wire.serve({method: fail})
+    channel = await wire.connect()
+
+    for cls in core_errors():
+        raised.append(cls("what to do, »at once«", stream="orders", limit=8, gap=[1, 2]))
+        arrived = await failure(channel.submit(method, request_type(), timeout_s=TIMEOUT_S))
+        assert type(arrived) is cls
+        assert arrived.message == "what to do, »at once«"
+        assert arrived.attributes == {"stream": "orders", "limit": 8, "gap": [1, 2]}
+        assert arrived.retriable is cls.retriable
+
+
+@EACH_METHOD
+@pytest.mark.parametrize("character", ["x", "ä", "\udce9"])
+async def test_an_error_with_much_to_say_arrives(
+    wire: Wire, method: Method[Any, Any], request_type: Any, character: str
+) -> None:
+    def fail(_call: Call[Any]) -> Reply[Any]:
+        raise UnknownStream(f"no stream {character * 100_000}", limit=8, name=character * 100_000)
+
+    await wire.serve({method: fail})
+    channel = await wire.connect()
+
+    arrived = await failure(channel.submit(method, request_type(), timeout_s=TIMEOUT_S))
+
+    assert type(arrived) is UnknownStream
+    assert arrived.message.startswith("no stream ")
+    assert arrived.attributes == {"limit": 8}
+
+
+def raise_value_error(_call: Call[Any]) -> Any:
+    raise ValueError("no such luck")
+
+
+async def raise_value_error_later(_call: Call[Any]) -> Any:
+    raise ValueError("no such luck")
+
+
+def forget_the_reply(_call: Call[Any]) -> Any:
+    return None
+
+
+async def forget_the_reply_later(_call: Call[Any]) -> Any:
+    return None
+
+
+def give_up(_call: Call[Any]) -> Any:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    return future
+
+
+async def give_up_later(_call: Call[Any]) -> Any:
+    raise asyncio.CancelledError
+
+
+def answer_with_another_message(_call: Call[Any]) -> Any:
+    return Reply(object())  # the defect that is to be answered
+
+
+@EACH_METHOD
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        (raise_value_error, "ValueError: no such luck"),
+        (raise_value_error_later, "ValueError: no such luck"),
+        (forget_the_reply, "TypeError"),
+        (forget_the_reply_later, "returned NoneType"),
+        (give_up, "given up"),
+        (give_up_later, "given up"),
+        (answer_with_another_message, "AttributeError"),
+    ],
+)
+async def test_a_defect_of_a_handler_is_answered_and_ends_nothing(
+    wire: Wire, method: Method[Any, Any], request_type: Any, handler: Any, text: str
+) -> None:
+    await wire.serve({method: handler, OTHER_ECHO: echo})
+    channel = await wire.connect()
+
+    arrived = await failure(channel.submit(method, request_type(), timeout_s=TIMEOUT_S))
+
+    assert type(arrived) is InternalError
+    assert text in arrived.message
+    assert (await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message.arena_path == "3"
+
+
+async def test_an_error_is_only_about_its_own_call(wire: Wire) -> None:
+    def some_fail(call: EchoCall) -> EchoReply:
+        if call.message.chunk_count % 2:
+            raise OutOfSequence("too early", number=call.message.chunk_count)
+        return echo(call)
+
+    await wire.serve({ECHO: some_fail})
+    channel = await wire.connect()
+
+    results = await asyncio.gather(
+        *(channel.submit(ECHO, numbered(number), timeout_s=TIMEOUT_S) for number in range(20)), return_exceptions=True
+    )
+
+    for number, result in enumerate(results):
+        if number % 2:
+            assert isinstance(result, OutOfSequence)
+            assert result.attributes == {"number": number}
+        else:
+            assert isinstance(result, Reply)
+            assert result.message.arena_path == str(number)
+
+
+@EACH_METHOD
+async def test_an_unknown_method_is_refused(wire: Wire, method: Method[Any, Any], request_type: Any) -> None:
+    await wire.serve({OTHER_ECHO: echo})
+    channel = await wire.connect()
+
+    arrived = await failure(channel.submit(method, request_type(), timeout_s=TIMEOUT_S))
+
+    assert type(arrived) is ProtocolError
+    assert "unknown method" in arrived.message
+    assert (await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message.arena_path == "3"
