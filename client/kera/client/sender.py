@@ -51,7 +51,7 @@ class Sender:
             self._producer.loop.call_soon(self._pump)
 
     def chunk_opened(self) -> None:
-        """A chunk was opened: it is due when it has lingered."""
+        """A chunk was opened: it is due when it has lingered; without linger, when nothing is in flight."""
         linger_ms = self._producer.settings.linger_ms
         if linger_ms:
             self._producer.loop.call_later(linger_ms / 1000 + 0.001, self._pump)

@@ -48,8 +48,8 @@ class ProducerSettings(KeraSettings):
     linger_ms: float = Field(
         0.0,
         ge=0,
-        description="How long an unfilled chunk waits for more records, in ms. 0: it goes when a request may be sent,"
-        " so chunks grow by themselves under load.",
+        description="How long an unfilled chunk waits for more records, in ms. 0: it goes when no other"
+        " request to its broker waits for an answer, so chunks grow by themselves under load.",
     )
     requests_in_flight_max: int = Field(
         5, ge=1, description="Requests per broker that wait for an answer; order is kept whatever the number."
