@@ -1,8 +1,9 @@
-"""``kera stream``: create, list, describe and delete streams."""
+"""``kera stream``: create, list, describe, alter, truncate and delete streams."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,16 @@ import typer
 from kera.cli._arrow_types import parse_columns
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
 from kera.cli._run import UsageError, run_async
-from kera.cli._sizes import format_size
+from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, format_time, plural, table
 
 if TYPE_CHECKING:
-    from kera.client import EntryBounds, StreamDescription
+    from kera.client import EntryBounds, Position, StreamConfig, StreamDescription
 
-app = typer.Typer(help="Create, list, describe and delete streams.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, describe, alter, truncate and delete streams.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
+YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask.")
 
 
 @app.command()
@@ -42,6 +44,16 @@ def create(
     ),
     key_column: str | None = typer.Option(None, metavar="NAME", help="Typed: rows of one key stay in one streamlet."),
     timestamp_column: str | None = typer.Option(None, metavar="NAME", help="Typed: the time of a row."),
+    retention_ms: int = typer.Option(0, min=0, metavar="MS", help="Records older than this go; 0: they stay."),
+    retention_bytes: str = typer.Option(
+        "0", metavar="SIZE", help="What a streamlet has beyond this goes, oldest first; 0: it stays."
+    ),
+    retention_application: list[str] | None = typer.Option(
+        None, metavar="NAME", help="Nothing goes that this application has yet to read; repeat it."
+    ),
+    retention_consumed: bool = typer.Option(
+        False, "--retention-consumed", help="What all these applications have read goes at once."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Create a stream."""
@@ -56,6 +68,10 @@ def create(
         "schema": parse_columns(column) if column else None,
         "key_column": key_column,
         "timestamp_column": timestamp_column,
+        "retention_ms": retention_ms,
+        "retention_bytes": parse_size(retention_bytes, name="--retention-bytes"),
+        "retention_applications": retention_application or [],
+        "retention_consumed": retention_consumed,
     }
     if group_segments is not None:
         arguments["group_segments"] = group_segments
@@ -132,6 +148,7 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
     ]
     pairs += [("key column", stream.key_column)] if stream.key_column else []
     pairs += [("time column", stream.timestamp_column)] if stream.timestamp_column else []
+    pairs += _retention_pairs(config)
     print(fields(pairs))
     print()
     heading = (
@@ -147,6 +164,21 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
     print(table(heading, _entry_rows(stream, bounds)))
 
 
+def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:
+    """What goes and what holds it back, as far as it is set."""
+    rules = []
+    if config.retention_ms:
+        rules.append(f"older than {config.retention_ms} ms")
+    if config.retention_bytes:
+        rules.append(f"beyond {format_size(config.retention_bytes)} per streamlet")
+    if config.retention_consumed:
+        rules.append("read by all applications")
+    pairs: list[tuple[str, object]] = [("retention", "\n".join(rules))] if rules else []
+    if config.retention_applications:
+        pairs.append(("held back by", ", ".join(config.retention_applications)))
+    return pairs
+
+
 def _entry_rows(stream: StreamDescription, bounds: dict[int, list[EntryBounds]]) -> list[tuple[object, ...]]:
     return [
         (
@@ -157,24 +189,121 @@ def _entry_rows(stream: StreamDescription, bounds: dict[int, list[EntryBounds]])
             bound.first_record,
             bound.next_record,
             format_size(bound.length_bytes),
-            f"{bound.end.group_id}/{bound.end.segment_id}+{bound.end.offset}",
+            _format_position(bound.end),
         )
         for streamlet, entries in sorted(bounds.items())
         for entry, bound in enumerate(entries)
     ]
 
 
+def _format_position(position: Position) -> str:
+    return f"{position.group_id}/{position.segment_id}+{position.offset}"
+
+
+def _parse_position(text: str) -> Position:
+    from kera.client import Position
+
+    match = re.fullmatch(r"(\d+)/(\d+)\+(\d+)", text)
+    if match is None:
+        raise UsageError(f"--to: {text!r} is no position; write GROUP/SEGMENT+OFFSET, as describe shows the head")
+    return Position(*map(int, match.groups()))
+
+
 @app.command()
-def delete(
+def alter(
     name: str = NAME_ARGUMENT,
-    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    durability: str | None = typer.Option(None, metavar="LEVEL", help="leader, replicated or persisted."),
+    retention_ms: int | None = typer.Option(
+        None, min=0, metavar="MS", help="Records older than this go; 0: they stay."
+    ),
+    retention_bytes: str | None = typer.Option(
+        None, metavar="SIZE", help="What a streamlet has beyond this goes, oldest first; 0: it stays."
+    ),
+    retention_application: list[str] | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="Nothing goes that this application has yet to read; repeat it. Replaces those there were.",
+    ),
+    no_retention_applications: bool = typer.Option(
+        False, "--no-retention-applications", help="No application holds anything back any more."
+    ),
+    retention_consumed: bool | None = typer.Option(
+        None, "--retention-consumed/--no-retention-consumed", help="What all these applications have read goes at once."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
+    """Change the durability or the retention of a stream.
+
+    What is not given stays as it is.
+    """
+    if retention_application and no_retention_applications:
+        raise UsageError("--retention-application and --no-retention-applications exclude each other")
+    changes: dict[str, Any] = {
+        "durability": durability,
+        "retention_ms": retention_ms,
+        "retention_bytes": (None if retention_bytes is None else parse_size(retention_bytes, name="--retention-bytes")),
+        "retention_applications": retention_application or ([] if no_retention_applications else None),
+        "retention_consumed": retention_consumed,
+    }
+    if all(value is None for value in changes.values()):
+        raise UsageError("nothing to change is given; see kera stream alter --help")
+    run_async(_alter(bootstrap, name, changes))
+    print(f"altered {name}")
+
+
+async def _alter(bootstrap: str, name: str, changes: dict[str, Any]) -> None:
+    async with connected(bootstrap) as client:
+        await client.admin.alter_stream(name, **changes)
+
+
+@app.command()
+def truncate(
+    name: str = NAME_ARGUMENT,
+    streamlet: int | None = typer.Option(None, min=0, metavar="N", help="Of which streamlet, with --to."),
+    entry: int | None = typer.Option(None, min=0, metavar="N", help="Of which entry of it; absent: 0."),
+    to: str | None = typer.Option(
+        None, metavar="GROUP/SEGMENT+OFFSET", help="Remove what is before this: the start of a chunk, or the head."
+    ),
+    everything: bool = typer.Option(False, "--all", help="Remove all records that are there now."),
+    yes: bool = YES_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Remove the oldest records of a stream, or all of them.
+
+    Prints where what is left starts. The stream goes on as before.
+    """
+    if everything and streamlet is None and entry is None and to is None:
+        place, question = None, f"Remove all records of {name}?"
+    elif not everything and streamlet is not None and to is not None:
+        place = _parse_position(to), streamlet, entry or 0
+        question = f"Remove the records before {to} from streamlet {streamlet}, entry {entry or 0} of {name}?"
+    else:
+        raise UsageError("say what goes: --all, or --streamlet and --to, with --entry if the streamlet has several")
+    _confirm(f"truncating {name}", question, yes=yes)
+    run_async(_truncate(bootstrap, name, place))
+
+
+async def _truncate(bootstrap: str, name: str, place: tuple[Position, int, int] | None) -> None:
+    from kera.client import EARLIEST
+
+    async with connected(bootstrap) as client:
+        if place is None:
+            starts = await client.admin.truncate_stream(name, "latest")
+        else:
+            position, streamlet, entry = place
+            starts = await client.admin.truncate_stream(name, {streamlet: [*[EARLIEST] * entry, position]})
+    rows = [
+        (streamlet, entry, _format_position(start))
+        for streamlet, entries in sorted(starts.items())
+        for entry, start in enumerate(entries)
+    ]
+    print(table(("STREAMLET", "ENTRY", "START (GROUP/SEGMENT+OFFSET)"), rows))
+
+
+@app.command()
+def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
     """Delete a stream and all its records."""
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"deleting {name} needs --yes where nobody can be asked")
-        typer.confirm(f"Delete {name} and all its records?", abort=True)
+    _confirm(f"deleting {name}", f"Delete {name} and all its records?", yes=yes)
     run_async(_delete(bootstrap, name))
     print(f"deleted {name}")
 
@@ -182,6 +311,14 @@ def delete(
 async def _delete(bootstrap: str, name: str) -> None:
     async with connected(bootstrap) as client:
         await client.admin.delete_stream(name)
+
+
+def _confirm(doing: str, question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{doing} needs --yes where nobody can be asked")
+    typer.confirm(question, abort=True)
 
 
 def _to_json(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | None = None) -> dict[str, Any]:

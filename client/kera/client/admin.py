@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import pyarrow as pa
 
 from kera.client.cluster import Cluster
+from kera.client.consumer import Positions
 from kera.client.types import ClusterDescription, StreamDescription
 from kera.core.errors import InvalidArgument
+from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
 from kera.core.schema import schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
@@ -15,7 +20,7 @@ GROUP_SEGMENTS_DEFAULT = 16
 
 
 class Admin:
-    """Creates, lists, describes and deletes streams. Get it as `Client.admin`."""
+    """Creates, lists, describes, alters, truncates and deletes streams. Get it as `Client.admin`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -33,6 +38,10 @@ class Admin:
         schema: pa.Schema | None = None,
         key_column: str | None = None,
         timestamp_column: str | None = None,
+        retention_ms: int = 0,
+        retention_bytes: int = 0,
+        retention_applications: Sequence[str] = (),
+        retention_consumed: bool = False,
     ) -> StreamDescription:
         """Create a stream (thesis table 6.1, createStream).
 
@@ -40,6 +49,11 @@ class Admin:
         append lanes per streamlet: 1 gives a total order per streamlet, more let more producers append side by side.
         A group has `group_segments` (P) segments. With a `schema`, the stream takes batches of it; `key_column`
         partitions them, `timestamp_column` gives their time.
+
+        Without retention, records stay. With it, whole segments go, oldest first, once one of the rules says so:
+        `retention_ms` those that are older, `retention_bytes` what a streamlet has beyond that many bytes (0: no such
+        rule), `retention_consumed` what all `retention_applications` have read. Whatever the rule, nothing goes that
+        one of `retention_applications` has yet to read; they say how far they are with `Consumer.commit`.
 
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`.
         """
@@ -52,6 +66,10 @@ class Admin:
                 group_segments=group_segments,
                 durability=_enum(common_pb2.Durability, "DURABILITY_", durability),  # type: ignore[arg-type]
                 codec=_enum(common_pb2.Codec, "CODEC_", codec),  # type: ignore[arg-type]
+                retention_ms=_limit("retention_ms", retention_ms),
+                retention_bytes=_limit("retention_bytes", retention_bytes),
+                retention_applications=retention_applications,
+                retention_consumed=retention_consumed,
             ),
         )
         if schema is not None:
@@ -78,6 +96,71 @@ class Admin:
         self._cluster.forget(name)
         return await self._cluster.stream(name)
 
+    async def alter_stream(
+        self,
+        name: str,
+        *,
+        durability: str | None = None,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        retention_applications: Sequence[str] | None = None,
+        retention_consumed: bool | None = None,
+    ) -> StreamDescription:
+        """Change durability or retention of a stream; what is None stays. See `create_stream` for what they mean.
+
+        `retention_applications` replaces the list. A broker that is away follows when it is back.
+
+        Raises `UnknownStream`, `InvalidArgument`.
+        """
+        request = coordinator_pb2.AlterStreamRequest(name=name, retention_consumed=retention_consumed)
+        if durability is not None:
+            request.durability = _enum(common_pb2.Durability, "DURABILITY_", durability)  # type: ignore[assignment]
+        if retention_ms is not None:
+            request.retention_ms = _limit("retention_ms", retention_ms)
+        if retention_bytes is not None:
+            request.retention_bytes = _limit("retention_bytes", retention_bytes)
+        if retention_applications is not None:
+            request.retention_applications.CopyFrom(coordinator_pb2.Applications(names=retention_applications))
+        await self._cluster.ask(api.ALTER_STREAM, request)
+        return await self.describe_stream(name)
+
+    async def truncate_stream(self, name: str, to: Positions | Literal["latest"]) -> dict[int, list[Position]]:
+        """Remove the records before `to`, for ever; returns where the entries start now.
+
+        `to` is positions per streamlet and entry, as `Consumer.positions` gives them, or ``"latest"``: all that is
+        there now. Streamlets that `to` leaves out stay as they are, and so do entries with `EARLIEST`.
+
+        When one streamlet fails, others may have been truncated; the same call may be repeated. Raises `UnknownStream`,
+        `StreamletOutOfRange`, `InvalidArgument`, `InvalidCursor` when a position is not the start of a chunk or is
+        beyond the end, and `Unavailable` or `Uncertain` when a broker cannot be reached.
+        """
+        if to == "latest":
+            bounds = await self._cluster.bounds(name)
+            to = {streamlet_id: [entry.end for entry in entries] for streamlet_id, entries in bounds.items()}
+        elif isinstance(to, str):  # type: ignore[unreachable]  # not everyone checks types
+            raise InvalidArgument(f"a stream is truncated to 'latest' or to positions, not to {to!r}")
+        starts = await self._cluster.truncate(name, await self._by_entry(name, to))
+        found: dict[int, list[Position]] = {}
+        for entry, start in sorted(starts.items()):
+            found.setdefault(entry.streamlet_id, []).append(start)
+        return found
+
+    async def commit_cursors(self, application_id: str, stream: str, positions: Positions) -> None:
+        """Say that an application has read a stream up to `positions`; `Consumer.commit` does it for a consumer.
+
+        In this version that only holds back retention (``retention_applications``); it does not yet say where a
+        consumer starts. Raises what `truncate_stream` raises, and `InvalidArgument` when `application_id` is empty.
+        """
+        await self._cluster.commit(application_id, stream, await self._by_entry(stream, positions))
+
+    async def _by_entry(self, name: str, positions: Positions) -> dict[EntryId, Position]:
+        stream = await self._cluster.stream(name)
+        return {
+            stream.entry_id(streamlet_id, entry): Position(*position)
+            for streamlet_id, entries in positions.items()
+            for entry, position in enumerate(entries)
+        }
+
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its data. Raises `UnknownStream`."""
         await self._cluster.ask(api.DELETE_STREAM, coordinator_pb2.DeleteStreamRequest(name=name))
@@ -86,6 +169,13 @@ class Admin:
     async def describe_cluster(self) -> ClusterDescription:
         """The cluster's id and its brokers."""
         return await self._cluster.describe()
+
+
+def _limit(name: str, value: int) -> int:
+    """Elsewhere -1 means no limit; the message would not take it."""
+    if not 0 <= value < 1 << 63:
+        raise InvalidArgument(f"{name} must be between 0 (no such rule) and {(1 << 63) - 1}, not {value}")
+    return value
 
 
 def _enum(kind: object, prefix: str, name: str) -> int:

@@ -14,8 +14,8 @@ from kera.client.producer import Producer
 from kera.client.retry import retrying
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
-from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, Unavailable, UnknownStream
-from kera.core.ids import EntryId, Position
+from kera.core.errors import InvalidArgument, NotOwner, Unavailable, UnknownStream
+from kera.core.ids import Position
 
 READ_BYTES_MAX = 4 << 20
 
@@ -94,8 +94,7 @@ class Client:
         """
         settings = settings or ConsumerSettings.load()
         description = await self._cluster.stream(stream)
-        _check_entry(description, streamlet_id, entry)
-        entry_id = EntryId(description.stream_id, streamlet_id, entry)
+        entry_id = description.entry_id(streamlet_id, entry)
         if end is None:
             end = (await self._cluster.bounds(stream))[streamlet_id][entry].end
         if end <= start:
@@ -157,24 +156,6 @@ class Client:
         the broker uses the memory again. Who needs them for longer copies them, or reads with `shared_memory` never.
         """
         await self._cluster.close()
-
-
-def _check_entry(stream: StreamDescription, streamlet_id: int, entry: int) -> None:
-    streamlets, entries = stream.config.streamlets, stream.config.entries
-    if not 0 <= streamlet_id < streamlets:
-        raise StreamletOutOfRange(
-            f"stream {stream.name!r} has streamlets 0 to {streamlets - 1}, not {streamlet_id}",
-            stream=stream.name,
-            streamlet_id=streamlet_id,
-            streamlets=streamlets,
-        )
-    if not 0 <= entry < entries:
-        raise InvalidArgument(
-            f"streamlets of stream {stream.name!r} have entries 0 to {entries - 1}, not {entry}",
-            stream=stream.name,
-            entry=entry,
-            entries=entries,
-        )
 
 
 def _merged(kind: Any, settings: Any, overrides: dict[str, Any]) -> Any:

@@ -7,19 +7,29 @@ connection) says `forget`, and the next look asks again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kera.client.retry import retrying
 from kera.client.settings import ClientSettings, Transport
-from kera.client.types import BrokerDescription, ClusterDescription, EntryBounds, StreamDescription
+from kera.client.types import (
+    BrokerDescription,
+    ClusterDescription,
+    EntryBounds,
+    StreamDescription,
+    fill_cursor,
+    position_of,
+)
 from kera.core.errors import InvalidArgument, KeraError, NotOwner, Unavailable, Uncertain, UnknownStream
+from kera.core.ids import EntryId, Position
 from kera.core.process import node_id
 from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import RequestT, ResponseT, call
+from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, coordinator_pb2
 
 
@@ -117,6 +127,64 @@ class Cluster:
         return {
             info.streamlet_id: [EntryBounds.from_message(entry) for entry in info.entries] for info in answer.streamlets
         }
+
+    async def truncate(self, name: str, positions: Mapping[EntryId, Position]) -> dict[EntryId, Position]:
+        """Remove what is before `positions`; where these entries start now. See `Admin.truncate_stream`."""
+        return await self._with_cursors(name, positions, api.TRUNCATE_STREAMLETS, broker_pb2.TruncateStreamletsRequest)
+
+    async def commit(self, application_id: str, name: str, positions: Mapping[EntryId, Position]) -> None:
+        """Tell the brokers how far an application has read. See `Admin.commit_cursors`."""
+        if not application_id:
+            raise InvalidArgument("a commit is an application's; name it with application_id")
+        new_request = partial(broker_pb2.CommitCursorsRequest, application_id=application_id)
+        await self._with_cursors(name, positions, api.COMMIT_CURSORS, new_request)
+
+    async def _with_cursors(
+        self,
+        name: str,
+        positions: Mapping[EntryId, Position],
+        method: Method[Any, Any],
+        new_request: Callable[[], broker_pb2.TruncateStreamletsRequest | broker_pb2.CommitCursorsRequest],
+    ) -> dict[EntryId, Position]:
+        """Send each broker the cursors of its streamlets; the starts that they answer.
+
+        All brokers have answered, or failed to, when the first error is raised. After one that is retriable all are
+        asked again: to say the same twice does no harm.
+        """
+
+        async def attempt() -> dict[EntryId, Position]:
+            stream = await self.stream(name)
+            owned: dict[int, list[EntryId]] = {}
+
+            async def ask(broker_id: int) -> list[tuple[EntryId, broker_pb2.CursorResult]]:
+                request = new_request()
+                for entry in owned[broker_id]:
+                    fill_cursor(request.cursors.add(), entry, positions[entry])
+                channel = await self.channel(stream, broker_id)
+                answer = await call(channel, method, request, timeout_s=self.request_timeout_s)
+                return list(zip(owned[broker_id], answer.results, strict=True))
+
+            starts = {}
+            try:
+                for entry in positions:
+                    if entry.stream_id != stream.stream_id:
+                        raise UnknownStream(
+                            f"stream {name!r} was deleted and created again", stream=name, stream_id=entry.stream_id
+                        )
+                    owned.setdefault(stream.assignments[entry.streamlet_id].broker_id, []).append(entry)
+                for answer in await asyncio.gather(*map(ask, owned), return_exceptions=True):
+                    if isinstance(answer, BaseException):
+                        raise answer
+                    for entry, result in answer:
+                        if result.HasField("error"):
+                            raise error_from_message(result.error)
+                        starts[entry] = position_of(result.start)
+            except (NotOwner, Unavailable, UnknownStream):
+                self.forget(name)
+                raise
+            return starts
+
+        return await retrying(attempt, self.settings)
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
         """A live connection to a broker that `stream` names. Raises `Unavailable`."""

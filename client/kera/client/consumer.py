@@ -130,6 +130,20 @@ class Consumer:
                 found.setdefault(entry.streamlet_id, []).append(position)
         return found
 
+    async def commit(self) -> None:
+        """Tell the brokers how far the application (the setting ``application_id``) has read all its streams.
+
+        That is up to `positions`: what was taken counts as read, so commit when it has been dealt with. In this version
+        a commit only holds back retention (``retention_applications``); it does not yet say where a consumer starts.
+
+        Raises `InvalidArgument` when ``application_id`` is empty, `UnknownStream` when a stream was deleted, and
+        `Unavailable` or `Uncertain` when a broker cannot be reached for longer than ``retry_timeout_ms``.
+        """
+        positions = dict(self._positions)  # what is taken meanwhile is not part of it
+        for stream in self._streams.values():
+            taken = {entry: at for entry, at in positions.items() if entry.stream_id == stream.stream_id}
+            await self._cluster.commit(self._settings.application_id, stream.name, taken)
+
     async def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place.
 

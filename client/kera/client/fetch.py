@@ -21,13 +21,13 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kera.client.settings import ConsumerSettings
-from kera.client.types import ChunkBatch, position_of
+from kera.client.types import ChunkBatch, fill_cursor, position_of
 from kera.core.chunk import HEADER_BYTES, decode_payload, read_header, verify_chunk
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.wire import error_from_message
-from kera.v1 import broker_pb2, common_pb2
+from kera.v1 import broker_pb2
 
 
 class Wanted(NamedTuple):
@@ -127,9 +127,9 @@ class Fetcher:
         )
         for item in wanted:
             row = request.ranges.add()
-            _fill(row.start, item.entry, item.start)
+            fill_cursor(row.start, item.entry, item.start)
             if item.end is not None:
-                _fill(row.end, item.entry, item.end)
+                fill_cursor(row.end, item.entry, item.end)
         request.released_slots.extend(self._leases.take_ended())
         submitted = self.channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
         try:
@@ -201,8 +201,3 @@ def batches_of(fetched: Fetched, schema: pa.Schema, schema_id: int, *, verify: b
             offset += header.chunk_bytes
             yield ChunkBatch(batch, header, start, Position(group_id, segment_id, offset), fetched.entry)
             at += header.chunk_bytes
-
-
-def _fill(cursor: common_pb2.Cursor, entry: EntryId, position: Position) -> None:
-    cursor.stream_id, cursor.streamlet_id, cursor.entry = entry
-    cursor.group_id, cursor.segment_id, cursor.position = position

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kera.core.chunk import ChunkHeader, Codec
+from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.ids import EntryId, Position
 from kera.core.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2
@@ -16,7 +17,7 @@ from kera.v1 import broker_pb2, common_pb2
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """What a stream was created with."""
+    """What a stream was created with, and was altered to since."""
 
     streamlets: int
     brokers: int
@@ -24,6 +25,14 @@ class StreamConfig:
     group_segments: int
     durability: str
     codec: str
+    retention_ms: int = 0
+    """Data older than this goes; 0: no such rule."""
+    retention_bytes: int = 0
+    """What a streamlet has beyond this goes, oldest first; 0: no such rule."""
+    retention_applications: tuple[str, ...] = ()
+    """Nothing goes that one of these applications has yet to read."""
+    retention_consumed: bool = False
+    """What all these applications have read goes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,25 @@ class StreamDescription:
         """The owner of a streamlet, if it is known."""
         return self.brokers.get(self.assignments[streamlet_id].broker_id)
 
+    def entry_id(self, streamlet_id: int, entry: int) -> EntryId:
+        """The id of an entry. Raises `StreamletOutOfRange`, `InvalidArgument` if the stream does not have it."""
+        streamlets, entries = self.config.streamlets, self.config.entries
+        if not 0 <= streamlet_id < streamlets:
+            raise StreamletOutOfRange(
+                f"stream {self.name!r} has streamlets 0 to {streamlets - 1}, not {streamlet_id}",
+                stream=self.name,
+                streamlet_id=streamlet_id,
+                streamlets=streamlets,
+            )
+        if not 0 <= entry < entries:
+            raise InvalidArgument(
+                f"streamlets of stream {self.name!r} have entries 0 to {entries - 1}, not {entry}",
+                stream=self.name,
+                entry=entry,
+                entries=entries,
+            )
+        return EntryId(self.stream_id, streamlet_id, entry)
+
     @classmethod
     def from_message(
         cls, info: common_pb2.StreamInfo, brokers: Sequence[common_pb2.BrokerInfo] = ()
@@ -118,6 +146,10 @@ class StreamDescription:
                 group_segments=config.group_segments,
                 durability=durability_name(config.durability),
                 codec=common_pb2.Codec.Name(config.codec).removeprefix("CODEC_").lower(),
+                retention_ms=config.retention_ms,
+                retention_bytes=config.retention_bytes,
+                retention_applications=tuple(config.retention_applications),
+                retention_consumed=config.retention_consumed,
             ),
             schema=schema_from_bytes(schema.arrow_schema),
             schema_id=schema.schema_id,
@@ -199,6 +231,12 @@ class Record(NamedTuple):
     headers: Mapping[str, bytes]
     row: Mapping[str, Any] | None
     """All columns, for a stream with a schema of its own."""
+
+
+def fill_cursor(cursor: common_pb2.Cursor, entry: EntryId, position: Position) -> None:
+    """Make `cursor` stand for a position of an entry."""
+    cursor.stream_id, cursor.streamlet_id, cursor.entry = entry
+    cursor.group_id, cursor.segment_id, cursor.position = position
 
 
 def position_of(cursor: common_pb2.Cursor) -> Position:

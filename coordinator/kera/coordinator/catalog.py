@@ -5,8 +5,8 @@ Invariants:
 1. A stream id is given once. A stream that is deleted and created again under its name has another one.
 2. A name belongs to at most one stream, one that is just being created included.
 3. A stream that is being created is seen by the brokers that have to open it, and by nobody else.
-4. For the current launch of each broker: an assignment of one of its streamlets has that launch's epoch, and its
-   `first_group_id` is the first group that this launch can have made.
+4. For the current launch of each broker: an assignment of one of its streamlets has that launch's epoch, and a
+   `first_group_id` above the ids of all groups of earlier launches.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from kera.v1 import common_pb2
 
 FIRST_GROUP_ID = 1
 GROUPS_PER_LAUNCH = 1 << 24
-"""By how much the group ids of a streamlet move up when its broker starts anew.
+"""By how much `first_group_id` of a streamlet moves up when its broker starts anew.
 
-In this version a broker's data lives as long as its process. The jump marks the loss: every position of an earlier
-launch is below `first_group_id`, so a reader with an old cursor learns that its data is gone (``DataLost``, with the
-exact gap), and never reads other data that happens to have the same position. A launch would have to write 128 TiB to
-one streamlet to run into the ids of the next launch (with a group of one segment of 8 MiB).
+A broker keeps its data over a restart: it attaches to its memory again, or reads its disk, and goes on with its own
+group ids. `first_group_id` only says where ids start if it finds nothing of the streamlet any more. Then the jump marks
+the loss: every position of an earlier launch is below, so a reader with an old cursor learns that its data is gone
+(``DataLost``, with the exact gap), and a position of lost data never names other data. The launches of a broker would
+have to write 128 TiB each to one streamlet to reach it (with a group of one segment of 8 MiB).
 """
 
 CATALOG_BYTES_MAX = 16 << 20
-"""Of all streams together, when one is added. ListStreams and RegisterBroker answer with them in one message, of at
-most 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
+"""Of all streams together, when one is added or altered. ListStreams and RegisterBroker answer with them in one
+message, of at most 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
 
 
 class Catalog:
@@ -60,9 +61,12 @@ class Catalog:
             raise Unavailable(f"stream {name!r} is being created by another request; ask again", stream=name)
 
     def check_room(self, stream: common_pb2.StreamInfo) -> None:
-        """Whether there is room for the description of one more stream. Raises `InvalidArgument`."""
-        bytes_now = sum(known.ByteSize() for known in self._all())
-        if bytes_now + stream.ByteSize() > CATALOG_BYTES_MAX:
+        """Whether there is room for the description of a new stream, or the new one of a stream that is there.
+
+        Raises `InvalidArgument`.
+        """
+        others_bytes = sum(known.ByteSize() for known in self._all() if known.stream_id != stream.stream_id)
+        if others_bytes + stream.ByteSize() > CATALOG_BYTES_MAX:
             raise InvalidArgument(
                 f"the descriptions of all streams would take more than {CATALOG_BYTES_MAX} bytes;"
                 " delete streams, or create some with fewer streamlets",

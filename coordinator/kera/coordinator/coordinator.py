@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from kera.coordinator.brokers import Brokers, cannot_be_reached
@@ -31,9 +31,9 @@ from kera.coordinator.membership import Membership
 from kera.coordinator.metadata import MetadataStore, MetadataStoreFailed
 from kera.coordinator.placement import place
 from kera.coordinator.settings import CoordinatorSettings
-from kera.coordinator.validation import checked_config, checked_name, checked_schema
+from kera.coordinator.validation import altered_config, checked_config, checked_name, checked_schema
 from kera.core.clock import Clock
-from kera.core.errors import KeraError, Unavailable, invariant
+from kera.core.errors import KeraError, Unavailable, UnknownStream, invariant
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -216,17 +216,58 @@ class Coordinator:
                 )
 
     async def _drop(self, stream: common_pb2.StreamInfo) -> None:
+        await self._tell(
+            stream,
+            lambda broker: self._brokers.drop_stream(broker, stream.stream_id),
+            otherwise="broker keeps a stream that is gone until it registers again",
+        )
+
+    async def _tell(
+        self,
+        stream: common_pb2.StreamInfo,
+        tell: Callable[[common_pb2.BrokerInfo], Coroutine[Any, Any, None]],
+        *,
+        otherwise: str,
+    ) -> None:
         """Best effort: a broker that cannot be told learns it when it registers next."""
         brokers = self.brokers_of(stream)
-        results = await _all_of(self._brokers.drop_stream(broker, stream.stream_id) for broker in brokers)
+        results = await _all_of(tell(broker) for broker in brokers)
         for broker, error in zip(brokers, results, strict=True):
             if error is not None:
-                log.warning(
-                    "broker keeps a stream that is gone until it registers again",
-                    stream_id=stream.stream_id,
-                    broker_id=broker.broker_id,
-                    error=str(error),
-                )
+                log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker.broker_id, error=str(error))
+
+    async def alter_stream(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
+        """Change what `request` sets of a stream's configuration; returns the stream.
+
+        When it returns, the brokers that could be told go by the new configuration; others get it when they register.
+        A request that changes nothing writes nothing, but the brokers are told again: it may be a repeated one.
+
+        Raises `UnknownStream`, also when the stream is deleted meanwhile, and `InvalidArgument`.
+        """
+        return await self._to_the_end(self._alter(request))
+
+    async def _alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
+        async with self._changing:
+            known = self._catalog.named(request.name)
+            stream = common_pb2.StreamInfo()
+            stream.CopyFrom(known)
+            stream.config.CopyFrom(altered_config(known.config, request))
+            if stream.config != known.config:
+                stream.config_version += 1
+                self._catalog.check_room(stream)
+                await self._ledger.write({_stream_key(stream): stream.SerializeToString()})
+                self._catalog.add(stream)
+                log.info("stream altered", stream=stream.name, config_version=stream.config_version)
+        await self._tell(
+            stream,
+            lambda broker: self._brokers.open_streamlets(broker, stream),
+            otherwise="broker goes by an older configuration of a stream until it registers again",
+        )
+        try:
+            return self._catalog.with_id(stream.stream_id)
+        except UnknownStream:
+            await self._drop(stream)  # a broker that was told to drop it before may have opened it anew
+            raise
 
     async def delete_stream(self, name: str) -> int:
         """Delete a stream; returns its id. When it returns, the brokers that could be told have dropped it.
@@ -251,8 +292,8 @@ class Coordinator:
     ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
         """Make a launch of a broker the current one; returns it, and exactly the streams it has streamlets of.
 
-        A launch that registers again gets the same answer. A new one fences the one before it and starts with empty
-        streamlets, whose group ids move up (see `GROUPS_PER_LAUNCH`). Raises `InvalidArgument`.
+        A launch that registers again gets the same answer. A new one fences the one before it; where it has lost the
+        data of a streamlet, its group ids start above those it had (see `GROUPS_PER_LAUNCH`). Raises `InvalidArgument`.
         """
         return await self._to_the_end(self._register(request))
 

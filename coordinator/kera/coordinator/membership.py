@@ -28,7 +28,7 @@ class Registration:
     new_broker: bool
     """It takes a new broker id."""
     new_launch: bool
-    """It takes a new epoch. The broker's memory is empty."""
+    """It takes a new epoch. What of its data the broker still has, it finds out itself."""
     changed: bool
     """The record differs from the stored one; if not, this is a repeated request."""
 

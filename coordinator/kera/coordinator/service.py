@@ -31,6 +31,7 @@ def coordinator_service(coordinator: Coordinator, observe: Observe) -> Service:
         api.INIT_PRODUCER: handlers.init_producer,
         api.REGISTER_BROKER: handlers.register_broker,
         api.HEARTBEAT: handlers.heartbeat,
+        api.ALTER_STREAM: handlers.alter_stream,
     }
     return {method: _observed(method, handle, observe) for method, handle in by_method.items()}
 
@@ -80,6 +81,9 @@ class _Handlers:
 
     def list_streams(self, _: messages.ListStreamsRequest) -> messages.ListStreamsResponse:
         return messages.ListStreamsResponse(streams=self._coordinator.streams())
+
+    async def alter_stream(self, request: messages.AlterStreamRequest) -> messages.AlterStreamResponse:
+        return messages.AlterStreamResponse(stream=await self._coordinator.alter_stream(request))
 
     async def delete_stream(self, request: messages.DeleteStreamRequest) -> messages.DeleteStreamResponse:
         return messages.DeleteStreamResponse(stream_id=await self._coordinator.delete_stream(request.name))

@@ -13,10 +13,10 @@ import pyarrow as pa
 from kera.coordinator.metadata import VALUE_BYTES_MAX
 from kera.core.errors import InvalidArgument, invariant
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
-from kera.v1 import common_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 
 NAME_CHARS_MAX = 249
-"""As in Kafka, so that a topic's name can be a stream's."""
+"""Of a stream or an application. As in Kafka, so that a topic's name can be a stream's."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 STREAMLETS_MAX = 16_384
@@ -28,17 +28,25 @@ GROUP_SEGMENTS_MAX = 1024
 SCHEMA_BYTES_MAX = 256 << 10
 """Of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
 FIRST_SCHEMA_ID = 1
+RETENTION_APPLICATIONS_MAX = 64
+"""Each is asked about whenever something could go, and the names are kept in the stream's record."""
+RETENTION_MAX = (1 << 63) - 1
+"""Of ages in milliseconds and sizes in bytes: what brokers may add up in 64 bits with a sign."""
 
 
 def checked_name(name: str) -> str:
     """`name`, if a stream can have it. Raises `InvalidArgument`."""
+    _check_name("a stream", name)
+    return name
+
+
+def _check_name(whose: str, name: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
         raise InvalidArgument(
-            f"a stream cannot be called {name[: NAME_CHARS_MAX + 1]!r}:"
+            f"{whose} cannot be called {name[: NAME_CHARS_MAX + 1]!r}:"
             f" a name has 1 to {NAME_CHARS_MAX} letters, digits, dots, underscores and hyphens, and is not . or ..",
             name=name[: NAME_CHARS_MAX + 1],
         )
-    return name
 
 
 def checked_config(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
@@ -51,23 +59,66 @@ def checked_config(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
     match config.durability:
         case common_pb2.DURABILITY_UNSPECIFIED | common_pb2.DURABILITY_LEADER:
             checked.durability = common_pb2.DURABILITY_LEADER
-        case common_pb2.DURABILITY_REPLICATED | common_pb2.DURABILITY_PERSISTED:
-            level = common_pb2.Durability.Name(config.durability).removeprefix("DURABILITY_").lower()
+        case common_pb2.DURABILITY_PERSISTED:
+            pass
+        case common_pb2.DURABILITY_REPLICATED:
             raise InvalidArgument(
-                f'durability "{level}" needs backups, which this version does not have; use "leader"',
-                durability=level,
+                'durability "replicated" needs backups, which this version does not have; use "leader" or "persisted"',
+                durability="replicated",
             )
         case unknown:
             raise InvalidArgument(f"durability {unknown} is not known to this version", durability=int(unknown))
     if config.codec not in common_pb2.Codec.values():
         raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
+    _check_retention(config)
     return checked
 
 
-def _check_range(field: str, value: int, value_max: int) -> None:
-    if not 1 <= value <= value_max:
+def altered_config(
+    config: common_pb2.StreamConfig, request: coordinator_pb2.AlterStreamRequest
+) -> common_pb2.StreamConfig:
+    """A copy of `config` with what `request` sets. Raises `InvalidArgument`."""
+    altered = common_pb2.StreamConfig()
+    altered.CopyFrom(config)
+    if request.durability != common_pb2.DURABILITY_UNSPECIFIED:
+        altered.durability = request.durability
+    if request.HasField("retention_ms"):
+        altered.retention_ms = request.retention_ms
+    if request.HasField("retention_bytes"):
+        altered.retention_bytes = request.retention_bytes
+    if request.HasField("retention_applications"):
+        altered.retention_applications[:] = request.retention_applications.names
+    if request.HasField("retention_consumed"):
+        altered.retention_consumed = request.retention_consumed
+    return checked_config(altered)
+
+
+def _check_range(field: str, value: int, value_max: int, *, value_min: int = 1) -> None:
+    if not value_min <= value <= value_max:
         raise InvalidArgument(
-            f"{field} must be between 1 and {value_max}, not {value}", field=field, value=value, limit=value_max
+            f"{field} must be between {value_min} and {value_max}, not {value}",
+            field=field,
+            value=value,
+            limit=value_max,
+        )
+
+
+def _check_retention(config: common_pb2.StreamConfig) -> None:
+    _check_range("retention_ms", config.retention_ms, RETENTION_MAX, value_min=0)
+    _check_range("retention_bytes", config.retention_bytes, RETENTION_MAX, value_min=0)
+    if len(config.retention_applications) > RETENTION_APPLICATIONS_MAX:
+        raise InvalidArgument(
+            f"{len(config.retention_applications)} applications cannot hold back retention,"
+            f" the limit is {RETENTION_APPLICATIONS_MAX}",
+            limit=RETENTION_APPLICATIONS_MAX,
+        )
+    for name, count in Counter(config.retention_applications).items():
+        _check_name("an application", name)
+        if count > 1:
+            raise InvalidArgument(f"retention_applications names {name!r} {count} times", application=name)
+    if config.retention_consumed and not config.retention_applications:
+        raise InvalidArgument(
+            "retention_consumed needs retention_applications: what they all have read is what goes; name at least one"
         )
 
 
@@ -151,7 +202,13 @@ def _check_timestamp(schema: pa.Schema, column: str) -> None:
 
 _ASSIGNMENT_BYTES_MAX = 40
 """Four varints of at most 3 + 5 + 10 + 10 bytes, their tags, and the tag and length around them."""
+_APPLICATION_BYTES_MAX = NAME_CHARS_MAX + 3
+"""The name, its tag and its length."""
 invariant(
-    STREAMLETS_MAX * _ASSIGNMENT_BYTES_MAX + SCHEMA_BYTES_MAX + 4096 <= VALUE_BYTES_MAX,
+    STREAMLETS_MAX * _ASSIGNMENT_BYTES_MAX
+    + SCHEMA_BYTES_MAX
+    + RETENTION_APPLICATIONS_MAX * _APPLICATION_BYTES_MAX
+    + 4096
+    <= VALUE_BYTES_MAX,
     "the largest stream fits into a record, whatever becomes of its assignments",
 )

@@ -15,8 +15,8 @@ belongs, so that groups can be rebuilt from any pile of chunks. Little-endian:
     ├──────────────────┴──────────────────┼─────────────┬─────────────┬────────────────────────────────────────┤
     │88 group_id                          │96 segment_id│100 entry    │104 first_record                        │
     ├─────────────────────────────────────┼─────────────┼─────────────┼────────────────────────────────────────┤
-    │112 broker_epoch                     │120 reserved │124 placement│   bytes 88..127: written by the broker │
-    ├─────────────────────────────────────┴─────────────┴─crc32c──────┴────────────────────────────────────────┤
+    │112 broker_epoch                     │120 durable_ │124 placement│   bytes 88..127: written by the broker │
+    ├─────────────────────────────────────┴─────head────┴─crc32c──────┴────────────────────────────────────────┤
     │128 payload: one Arrow IPC record-batch message, zero-padded to a multiple of 64                          │
     └──────────────────────────────────────────────────────────────────────────────────────────────────────────┘
 
@@ -118,7 +118,8 @@ class ChunkHeader(NamedTuple):
     first_record: int
     """Ordinal of the chunk's first record within its entry."""
     broker_epoch: int
-    reserved: int
+    durable_head: int
+    """The segment's durable head when the chunk was appended: what is before it had reached the stream's level."""
     placement_crc32c: int
 
     @property
@@ -140,6 +141,7 @@ class Placement(NamedTuple):
     entry: int
     first_record: int
     broker_epoch: int
+    durable_head: int = 0
 
 
 class EncodedChunk(NamedTuple):
@@ -297,7 +299,7 @@ def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Itera
 
 def place_chunk(buffer: Any, offset: int, placement: Placement) -> None:
     """Write `placement` and its checksum into the header at `offset`; done once, by the broker that appends."""
-    covered = _PLACEMENT.pack(*placement, 0)
+    covered = _PLACEMENT.pack(*placement)
     view = memoryview(buffer).cast("B")  # Arrow's own view of its memory is of signed bytes, and takes no others
     view[offset + _PLACEMENT_AT : offset + HEADER_BYTES] = covered + _CRC.pack(crc32c(covered))
 

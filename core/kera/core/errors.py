@@ -182,6 +182,20 @@ class ArenaFull(NotAccepted):
     retriable = True
 
 
+class DiskFull(NotAccepted):
+    """The broker's disk has no room, or fails; it goes on by itself when there is room again."""
+
+    code = "disk_full"
+    retriable = True
+
+
+class DiskFailed(NotAccepted):
+    """A file of the broker's log cannot be read or written; the message names it."""
+
+    code = "disk_failed"
+    retriable = True
+
+
 class BufferFull(NotAccepted):
     """The producer's buffer is full; ``await producer.drain()`` before sending more."""
 
@@ -207,6 +221,12 @@ class Uncertain(KeraError):
 
     code = "uncertain"
     retriable = True
+
+
+class NotPersisted(Uncertain):
+    """The chunk is in the broker's memory, but could not be written to its disk; resend it with the same sequence."""
+
+    code = "not_persisted"
 
 
 class InvalidCursor(NotAccepted):

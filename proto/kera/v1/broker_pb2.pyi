@@ -670,6 +670,123 @@ class EntryInfo(_message.Message):
 Global___EntryInfo: _TypeAlias = EntryInfo  # noqa: Y015
 
 @_typing.final
+class TruncateStreamletsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURSORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Cursor]:
+        """What is before each of them goes: the start of a chunk, at most the durable head."""
+
+    def __init__(
+        self,
+        *,
+        cursors: _abc.Iterable[_common_pb2.Cursor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TruncateStreamletsRequest: _TypeAlias = TruncateStreamletsRequest  # noqa: Y015
+
+@_typing.final
+class TruncateStreamletsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorResult]:
+        """One per cursor."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___CursorResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TruncateStreamletsResponse: _TypeAlias = TruncateStreamletsResponse  # noqa: Y015
+
+@_typing.final
+class CursorResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def start(self) -> _common_pb2.Cursor:
+        """Where the entry starts now."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        start: _common_pb2.Cursor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CursorResult: _TypeAlias = CursorResult  # noqa: Y015
+
+@_typing.final
+class CommitCursorsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLICATION_ID_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    application_id: _builtins.str
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Cursor]:
+        """Next byte to read, one per entry that the application reads."""
+
+    def __init__(
+        self,
+        *,
+        application_id: _builtins.str = ...,
+        cursors: _abc.Iterable[_common_pb2.Cursor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "cursors", b"cursors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitCursorsRequest: _TypeAlias = CommitCursorsRequest  # noqa: Y015
+
+@_typing.final
+class CommitCursorsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorResult]:
+        """One per cursor."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___CursorResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitCursorsResponse: _TypeAlias = CommitCursorsResponse  # noqa: Y015
+
+@_typing.final
 class OpenStreamletsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kera/v1/common.proto\x12\x07kera.v1\"\xa0\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretriable\x18\x03 \x01(\x08\x12\x32\n\nattributes\x18\x04 \x03(\x0b\x32\x1e.kera.v1.Error.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"x\n\x06\x43ursor\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x14\n\x0cstreamlet_id\x18\x02 \x01(\r\x12\r\n\x05\x65ntry\x18\x03 \x01(\r\x12\x10\n\x08group_id\x18\x04 \x01(\x04\x12\x12\n\nsegment_id\x18\x05 \x01(\r\x12\x10\n\x08position\x18\x06 \x01(\r\"\xa4\x01\n\x0cStreamConfig\x12\x12\n\nstreamlets\x18\x01 \x01(\r\x12\x0f\n\x07\x62rokers\x18\x02 \x01(\r\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\r\x12\x16\n\x0egroup_segments\x18\x04 \x01(\r\x12\'\n\ndurability\x18\x05 \x01(\x0e\x32\x13.kera.v1.Durability\x12\x1d\n\x05\x63odec\x18\x06 \x01(\x0e\x32\x0e.kera.v1.Codec\"t\n\x0cStreamSchema\x12\x11\n\tschema_id\x18\x01 \x01(\r\x12\x14\n\x0c\x61rrow_schema\x18\x02 \x01(\x0c\x12\x12\n\nkey_column\x18\x03 \x01(\t\x12\x18\n\x10timestamp_column\x18\x04 \x01(\t\x12\r\n\x05typed\x18\x05 \x01(\x08\"l\n\x13StreamletAssignment\x12\x14\n\x0cstreamlet_id\x18\x01 \x01(\r\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_group_id\x18\x04 \x01(\x04\"\xc3\x01\n\nStreamInfo\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x06\x63onfig\x18\x03 \x01(\x0b\x32\x15.kera.v1.StreamConfig\x12&\n\x07schemas\x18\x04 \x03(\x0b\x32\x15.kera.v1.StreamSchema\x12\x31\n\x0b\x61ssignments\x18\x05 \x03(\x0b\x32\x1c.kera.v1.StreamletAssignment\x12\x12\n\ncreated_us\x18\x06 \x01(\x03\"\xc9\x01\n\nBrokerInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x04 \x01(\t\x12\x16\n\x0e\x66rames_address\x18\x05 \x01(\t\x12\x18\n\x10\x66rames_unix_path\x18\x06 \x01(\t\x12\x15\n\rsegment_bytes\x18\x07 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x08 \x01(\x04\x12\r\n\x05\x61live\x18\t \x01(\x08*t\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44URABILITY_LEADER\x10\x01\x12\x19\n\x15\x44URABILITY_REPLICATED\x10\x02\x12\x18\n\x14\x44URABILITY_PERSISTED\x10\x03*6\n\x05\x43odec\x12\x0e\n\nCODEC_NONE\x10\x00\x12\r\n\tCODEC_LZ4\x10\x01\x12\x0e\n\nCODEC_ZSTD\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kera/v1/common.proto\x12\x07kera.v1\"\xa0\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretriable\x18\x03 \x01(\x08\x12\x32\n\nattributes\x18\x04 \x03(\x0b\x32\x1e.kera.v1.Error.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"x\n\x06\x43ursor\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x14\n\x0cstreamlet_id\x18\x02 \x01(\r\x12\r\n\x05\x65ntry\x18\x03 \x01(\r\x12\x10\n\x08group_id\x18\x04 \x01(\x04\x12\x12\n\nsegment_id\x18\x05 \x01(\r\x12\x10\n\x08position\x18\x06 \x01(\r\"\x8f\x02\n\x0cStreamConfig\x12\x12\n\nstreamlets\x18\x01 \x01(\r\x12\x0f\n\x07\x62rokers\x18\x02 \x01(\r\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\r\x12\x16\n\x0egroup_segments\x18\x04 \x01(\r\x12\'\n\ndurability\x18\x05 \x01(\x0e\x32\x13.kera.v1.Durability\x12\x1d\n\x05\x63odec\x18\x06 \x01(\x0e\x32\x0e.kera.v1.Codec\x12\x14\n\x0cretention_ms\x18\x07 \x01(\x04\x12\x17\n\x0fretention_bytes\x18\x08 \x01(\x04\x12\x1e\n\x16retention_applications\x18\t \x03(\t\x12\x1a\n\x12retention_consumed\x18\n \x01(\x08\"t\n\x0cStreamSchema\x12\x11\n\tschema_id\x18\x01 \x01(\r\x12\x14\n\x0c\x61rrow_schema\x18\x02 \x01(\x0c\x12\x12\n\nkey_column\x18\x03 \x01(\t\x12\x18\n\x10timestamp_column\x18\x04 \x01(\t\x12\r\n\x05typed\x18\x05 \x01(\x08\"l\n\x13StreamletAssignment\x12\x14\n\x0cstreamlet_id\x18\x01 \x01(\r\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_group_id\x18\x04 \x01(\x04\"\xdb\x01\n\nStreamInfo\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x06\x63onfig\x18\x03 \x01(\x0b\x32\x15.kera.v1.StreamConfig\x12&\n\x07schemas\x18\x04 \x03(\x0b\x32\x15.kera.v1.StreamSchema\x12\x31\n\x0b\x61ssignments\x18\x05 \x03(\x0b\x32\x1c.kera.v1.StreamletAssignment\x12\x12\n\ncreated_us\x18\x06 \x01(\x03\x12\x16\n\x0e\x63onfig_version\x18\x07 \x01(\r\"\xc9\x01\n\nBrokerInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x04 \x01(\t\x12\x16\n\x0e\x66rames_address\x18\x05 \x01(\t\x12\x18\n\x10\x66rames_unix_path\x18\x06 \x01(\t\x12\x15\n\rsegment_bytes\x18\x07 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x08 \x01(\x04\x12\r\n\x05\x61live\x18\t \x01(\x08*t\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44URABILITY_LEADER\x10\x01\x12\x19\n\x15\x44URABILITY_REPLICATED\x10\x02\x12\x18\n\x14\x44URABILITY_PERSISTED\x10\x03*6\n\x05\x43odec\x12\x0e\n\nCODEC_NONE\x10\x00\x12\r\n\tCODEC_LZ4\x10\x01\x12\x0e\n\nCODEC_ZSTD\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERROR_ATTRIBUTESENTRY']._loaded_options = None
   _globals['_ERROR_ATTRIBUTESENTRY']._serialized_options = b'8\001'
-  _globals['_DURABILITY']._serialized_start=1115
-  _globals['_DURABILITY']._serialized_end=1231
-  _globals['_CODEC']._serialized_start=1233
-  _globals['_CODEC']._serialized_end=1287
+  _globals['_DURABILITY']._serialized_start=1246
+  _globals['_DURABILITY']._serialized_end=1362
+  _globals['_CODEC']._serialized_start=1364
+  _globals['_CODEC']._serialized_end=1418
   _globals['_ERROR']._serialized_start=34
   _globals['_ERROR']._serialized_end=194
   _globals['_ERROR_ATTRIBUTESENTRY']._serialized_start=145
@@ -44,13 +44,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CURSOR']._serialized_start=196
   _globals['_CURSOR']._serialized_end=316
   _globals['_STREAMCONFIG']._serialized_start=319
-  _globals['_STREAMCONFIG']._serialized_end=483
-  _globals['_STREAMSCHEMA']._serialized_start=485
-  _globals['_STREAMSCHEMA']._serialized_end=601
-  _globals['_STREAMLETASSIGNMENT']._serialized_start=603
-  _globals['_STREAMLETASSIGNMENT']._serialized_end=711
-  _globals['_STREAMINFO']._serialized_start=714
-  _globals['_STREAMINFO']._serialized_end=909
-  _globals['_BROKERINFO']._serialized_start=912
-  _globals['_BROKERINFO']._serialized_end=1113
+  _globals['_STREAMCONFIG']._serialized_end=590
+  _globals['_STREAMSCHEMA']._serialized_start=592
+  _globals['_STREAMSCHEMA']._serialized_end=708
+  _globals['_STREAMLETASSIGNMENT']._serialized_start=710
+  _globals['_STREAMLETASSIGNMENT']._serialized_end=818
+  _globals['_STREAMINFO']._serialized_start=821
+  _globals['_STREAMINFO']._serialized_end=1040
+  _globals['_BROKERINFO']._serialized_start=1043
+  _globals['_BROKERINFO']._serialized_end=1244
 # @@protoc_insertion_point(module_scope)

@@ -171,6 +171,10 @@ class StreamConfig(_message.Message):
     GROUP_SEGMENTS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    RETENTION_MS_FIELD_NUMBER: _builtins.int
+    RETENTION_BYTES_FIELD_NUMBER: _builtins.int
+    RETENTION_APPLICATIONS_FIELD_NUMBER: _builtins.int
+    RETENTION_CONSUMED_FIELD_NUMBER: _builtins.int
     streamlets: _builtins.int
     """M: the number of streamlets, fixed at creation."""
     brokers: _builtins.int
@@ -181,6 +185,21 @@ class StreamConfig(_message.Message):
     """P: segments per group."""
     durability: Global___Durability.ValueType
     codec: Global___Codec.ValueType
+    retention_ms: _builtins.int
+    """Retention: closed segments go, oldest first, once any of the rules that are set says so. Rules can be changed while
+    the stream is in use (AlterStream).
+    By age: what was appended longer ago than this, in milliseconds; 0: no such rule.
+    """
+    retention_bytes: _builtins.int
+    """By size: what a streamlet has beyond this many bytes; 0: no such rule."""
+    retention_consumed: _builtins.bool
+    """By consumption: what all `retention_applications` have read goes at once."""
+    @_builtins.property
+    def retention_applications(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Applications whose committed cursors (CommitCursors) hold back all rules: nothing goes that one of them has yet to
+        read.
+        """
+
     def __init__(
         self,
         *,
@@ -190,10 +209,14 @@ class StreamConfig(_message.Message):
         group_segments: _builtins.int = ...,
         durability: Global___Durability.ValueType = ...,
         codec: Global___Codec.ValueType = ...,
+        retention_ms: _builtins.int = ...,
+        retention_bytes: _builtins.int = ...,
+        retention_applications: _abc.Iterable[_builtins.str] | None = ...,
+        retention_consumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "streamlets", b"streamlets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "streamlets", b"streamlets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,7 +274,7 @@ class StreamletAssignment(_message.Message):
     broker_epoch: _builtins.int
     """Epoch of the broker's launch that owns the streamlet; a lower one is refused everywhere."""
     first_group_id: _builtins.int
-    """The groups of this launch start here; what was before is gone if `first_group_id` has moved."""
+    """Where the ids of groups start if this launch finds nothing of the streamlet in its memory and on its disk."""
     def __init__(
         self,
         *,
@@ -278,9 +301,12 @@ class StreamInfo(_message.Message):
     SCHEMAS_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     CREATED_US_FIELD_NUMBER: _builtins.int
+    CONFIG_VERSION_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     name: _builtins.str
     created_us: _builtins.int
+    config_version: _builtins.int
+    """Grows with every change of `config`, so that an old version never replaces a newer one."""
     @_builtins.property
     def config(self) -> Global___StreamConfig: ...
     @_builtins.property
@@ -296,10 +322,11 @@ class StreamInfo(_message.Message):
         schemas: _abc.Iterable[Global___StreamSchema] | None = ...,
         assignments: _abc.Iterable[Global___StreamletAssignment] | None = ...,
         created_us: _builtins.int = ...,
+        config_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "config", b"config", "created_us", b"created_us", "name", b"name", "schemas", b"schemas", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "config", b"config", "config_version", b"config_version", "created_us", b"created_us", "name", b"name", "schemas", b"schemas", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -192,6 +192,104 @@ class ListStreamsResponse(_message.Message):
 Global___ListStreamsResponse: _TypeAlias = ListStreamsResponse  # noqa: Y015
 
 @_typing.final
+class AlterStreamRequest(_message.Message):
+    """Changes what is set here and leaves the rest; brokers follow at once, or when they are back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
+    RETENTION_MS_FIELD_NUMBER: _builtins.int
+    RETENTION_BYTES_FIELD_NUMBER: _builtins.int
+    RETENTION_APPLICATIONS_FIELD_NUMBER: _builtins.int
+    RETENTION_CONSUMED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    durability: _common_pb2.Durability.ValueType
+    retention_ms: _builtins.int
+    retention_bytes: _builtins.int
+    retention_consumed: _builtins.bool
+    @_builtins.property
+    def retention_applications(self) -> Global___Applications:
+        """Replaces the list."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        durability: _common_pb2.Durability.ValueType | None = ...,
+        retention_ms: _builtins.int | None = ...,
+        retention_bytes: _builtins.int | None = ...,
+        retention_applications: Global___Applications | None = ...,
+        retention_consumed: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "durability", b"durability", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "durability", b"durability", "name", b"name", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__durability: _TypeAlias = _typing.Literal["durability"]  # noqa: Y015
+    _WhichOneofArgType__durability: _TypeAlias = _typing.Literal["_durability", b"_durability"]  # noqa: Y015
+    _WhichOneofReturnType__retention_applications: _TypeAlias = _typing.Literal["retention_applications"]  # noqa: Y015
+    _WhichOneofArgType__retention_applications: _TypeAlias = _typing.Literal["_retention_applications", b"_retention_applications"]  # noqa: Y015
+    _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
+    _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__retention_consumed: _TypeAlias = _typing.Literal["retention_consumed"]  # noqa: Y015
+    _WhichOneofArgType__retention_consumed: _TypeAlias = _typing.Literal["_retention_consumed", b"_retention_consumed"]  # noqa: Y015
+    _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
+    _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__durability) -> _WhichOneofReturnType__durability | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_applications) -> _WhichOneofReturnType__retention_applications | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_bytes) -> _WhichOneofReturnType__retention_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_consumed) -> _WhichOneofReturnType__retention_consumed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
+
+Global___AlterStreamRequest: _TypeAlias = AlterStreamRequest  # noqa: Y015
+
+@_typing.final
+class Applications(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Applications: _TypeAlias = Applications  # noqa: Y015
+
+@_typing.final
+class AlterStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stream(self) -> _common_pb2.StreamInfo: ...
+    def __init__(
+        self,
+        *,
+        stream: _common_pb2.StreamInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterStreamResponse: _TypeAlias = AlterStreamResponse  # noqa: Y015
+
+@_typing.final
 class DeleteStreamRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

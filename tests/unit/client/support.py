@@ -3,20 +3,27 @@
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from kera.broker.arena import Arena
+from kera.broker.disk import LocalDisk
 from kera.broker.metrics import Counters
+from kera.broker.persistence import PersistenceManager
+from kera.broker.restart import Restart
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_store import SegmentStore
 from kera.broker.service import BrokerService
 from kera.broker.stream import Streams
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import ChunkHeader, decode_payload, iterate_chunks
 from kera.core.errors import KeraError, Unavailable, Uncertain, UnknownStream
+from kera.core.ids import EntryId, Position
 from kera.core.rpc import Channel, Method, Reply, api
 from kera.core.rpc.method import Call, Peer
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -39,6 +46,7 @@ def stream_info(
     schema: pa.Schema | None = None,
     key_column: str = "",
     timestamp_column: str = "",
+    **retention: Any,
 ) -> common_pb2.StreamInfo:
     return common_pb2.StreamInfo(
         stream_id=stream_id,
@@ -49,6 +57,7 @@ def stream_info(
             group_segments=2,
             durability=common_pb2.DURABILITY_LEADER,
             codec=codec,  # type: ignore[arg-type]
+            **retention,
         ),
         schemas=[
             common_pb2.StreamSchema(
@@ -202,6 +211,8 @@ class FakeCluster:
         self.arena = Arena.create(
             directory, arena_bytes=slots * segment_bytes, slot_bytes=segment_bytes, data_dir=directory, ephemeral=True
         )
+        self.directory = directory
+        self.launches = 0
         self.infos = {info.name: info for info in infos or (stream_info(),)}
         self.broker_info = broker_info(segment_bytes)
         self.counters = Counters()
@@ -210,12 +221,17 @@ class FakeCluster:
         self.connects: deque[KeraError] = deque()
         """Errors of the next attempts to connect."""
         self.forgotten: list[str] = []
+        self.committed: list[tuple[str, str, Mapping[EntryId, Position]]] = []
         self.restart_broker()
 
     def restart_broker(self) -> None:
-        """A new launch: nothing of the old one is left."""
-        self.streams = Streams(self.arena)
-        self.service = BrokerService(self.streams, self.arena, self.counters)
+        """A new launch: nothing of the old one is left. All it gets stays in memory."""
+        self.launches += 1
+        root = self.directory / f"launch-{self.launches}"
+        index = SegmentIndex.open(root / "index", durable=False)
+        memory = PersistenceManager(self.arena, index, next_physical_id=1, meta={})
+        self.streams = Streams(memory, Restart(None, index, SegmentStore(root, LocalDisk(root), index)))
+        self.service = BrokerService(self.streams, self.arena, memory, self.counters)
         self.service.registered(BROKER_ID, self.infos.values())
         self.open_channel: LoopbackChannel | None = None
 
@@ -249,6 +265,9 @@ class FakeCluster:
             each.streamlet_id: [EntryBounds.from_message(entry) for entry in each.entries] for each in answer.streamlets
         }
 
+    async def commit(self, application_id: str, name: str, positions: Mapping[EntryId, Position]) -> None:
+        self.committed.append((application_id, name, positions))
+
     def forget(self, name: str) -> None:
         self.forgotten.append(name)
 
@@ -256,12 +275,14 @@ class FakeCluster:
 
     def chunks(self, name: str = "s", streamlet: int = 0, entry: int = 0) -> Iterator[tuple[ChunkHeader, memoryview]]:
         """Header and payload of each chunk that readers can see, in order."""
-        groups = self.streams.get(self.infos[name].stream_id).streamlet(streamlet).entries[entry].groups
-        for group in groups:
-            for segment in group.segments:
-                for header, at in iterate_chunks(segment.slot.view, 0, segment.durable_head):
-                    payload_at = at + header.header_bytes
-                    yield header, segment.slot.view[payload_at : payload_at + header.payload_bytes]
+        for segment in self.segments(name, streamlet, entry):
+            for header, at in iterate_chunks(segment.slot.view, 0, segment.durable_head):
+                payload_at = at + header.header_bytes
+                yield header, segment.slot.view[payload_at : payload_at + header.payload_bytes]
+
+    def segments(self, name: str = "s", streamlet: int = 0, entry: int = 0) -> list[Segment]:
+        """All segments of an entry, in order."""
+        return self.streams.get(self.infos[name].stream_id).streamlet(streamlet).entries[entry].tail
 
     def stored(self, name: str = "s", streamlet: int = 0, entry: int = 0) -> pa.Table:
         """All rows of an entry."""

@@ -12,7 +12,7 @@ from kera.client.consumer import Consumer
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import ClosedError, CorruptChunk, InvalidArgument, Uncertain, UnknownStream
-from kera.core.ids import EARLIEST, Position
+from kera.core.ids import EARLIEST, EntryId, Position
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info, until
 
@@ -165,7 +165,7 @@ async def test_what_fails_for_good_is_told_again_and_again(filled: FakeCluster, 
 
 
 async def test_nothing_is_skipped_after_a_corrupt_chunk(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
-    segment = filled.streams.get(7).streamlet(0).groups[1].segments[0]
+    segment = filled.segments()[0]
     segment.slot.view[segment.chunk_ends[2] + HEADER_BYTES + 8] ^= 1
     consumer = make_consumer(filled)
     assert await take_batches(consumer, 3) == EXPECTED[: 3 * ROWS]
@@ -264,3 +264,25 @@ async def test_positions_name_every_entry_also_those_without_records(
     end = (await cluster.bounds("s"))[1][1].end
     assert consumer.positions() == {0: [EARLIEST, EARLIEST], 1: [EARLIEST, end]}
     assert await take_batches(make_consumer(cluster, start=consumer.positions())) == []
+
+
+async def test_a_commit_says_how_far_each_stream_has_been_taken(
+    make_cluster: MakeCluster, make_producer: MakeProducer, make_consumer: MakeConsumer
+) -> None:
+    cluster = make_cluster(stream_info("s", 7), stream_info("t", 8))
+    await fill(cluster, make_producer, "s")
+    consumer = make_consumer(cluster, "s", "t", application_id="loader")
+    await take_records(consumer, ROWS + 2)
+    await consumer.commit()
+    ((_, _, of_s), of_t) = cluster.committed
+    assert of_s == {EntryId(7, 0, 0): consumer.positions("s")[0][0]}
+    assert of_s[EntryId(7, 0, 0)] > EARLIEST
+    assert of_t == ("loader", "t", {EntryId(8, 0, 0): EARLIEST})
+    following = make_consumer(cluster, start={0: list(of_s.values())})
+    assert await take_records(following) == EXPECTED[ROWS:]  # a chunk that was begun has not been taken
+
+    await take_records(consumer)
+    await consumer.close()
+    await consumer.commit()
+    end = (await cluster.bounds("s"))[0][0].end
+    assert cluster.committed[2:] == [("loader", "s", {EntryId(7, 0, 0): end}), of_t]

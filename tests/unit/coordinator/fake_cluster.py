@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.memory_store import MemoryStore
@@ -19,6 +20,8 @@ class FakeBrokers:
     def __init__(self) -> None:
         self.opened: list[tuple[int, str]] = []
         self.dropped: list[tuple[int, int]] = []
+        self.streams: dict[tuple[int, int], common_pb2.StreamInfo] = {}
+        """What each broker was told last, by its id and the stream's."""
         self.failures: dict[int, Exception] = {}
         self.answering = asyncio.Event()
         self.answering.set()
@@ -30,11 +33,13 @@ class FakeBrokers:
         if broker.broker_id in self.failures:
             raise self.failures[broker.broker_id]
         self.opened.append((broker.broker_id, stream.name))
+        self.streams[broker.broker_id, stream.stream_id] = stream
 
     async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int) -> None:
         if broker.broker_id in self.failures:
             raise self.failures[broker.broker_id]
         self.dropped.append((broker.broker_id, stream_id))
+        self.streams.pop((broker.broker_id, stream_id), None)
 
     async def close(self) -> None:
         pass
@@ -61,6 +66,9 @@ class Cluster:
 
     async def create(self, name: str, streamlets: int = 1, brokers: int = 0) -> common_pb2.StreamInfo:
         return await self.coordinator.create_stream(name, config(streamlets, brokers), common_pb2.StreamSchema())
+
+    async def alter(self, name: str, **changes: Any) -> common_pb2.StreamInfo:
+        return await self.coordinator.alter_stream(coordinator_pb2.AlterStreamRequest(name=name, **changes))
 
 
 def registration(launch_id: str, broker_id: int = 0, port: int = 1) -> coordinator_pb2.RegisterBrokerRequest:

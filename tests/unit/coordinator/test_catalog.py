@@ -104,9 +104,13 @@ def test_the_descriptions_of_all_streams_together_are_limited(monkeypatch: pytes
     monkeypatch.setattr(catalog_module, "CATALOG_BYTES_MAX", 3 * third.ByteSize())
     catalog.check_room(third)
 
+    catalog.add(third)
+    catalog.check_room(third)  # a new description takes the place of the old one
+
     monkeypatch.setattr(catalog_module, "CATALOG_BYTES_MAX", 3 * third.ByteSize() - 1)
-    with pytest.raises(InvalidArgument, match="delete streams"):
-        catalog.check_room(third)
+    for refused in (stream("d", 4, (1, 1)), third):
+        with pytest.raises(InvalidArgument, match="delete streams"):
+            catalog.check_room(refused)
 
 
 def test_the_brokers_of_a_stream_are_named_once() -> None:

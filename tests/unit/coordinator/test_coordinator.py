@@ -15,7 +15,7 @@ from kera.core.errors import (
     Uncertain,
     UnknownStream,
 )
-from kera.v1 import common_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
 
@@ -254,6 +254,7 @@ async def test_memory_does_not_run_ahead_of_the_store() -> None:
         cluster.register("b", 1),
         cluster.create("other"),
         cluster.coordinator.delete_stream("orders"),
+        cluster.alter("orders", retention_ms=1),
         cluster.coordinator.init_producer(),
     ):
         with pytest.raises(MetadataStoreFull):
@@ -261,9 +262,144 @@ async def test_memory_does_not_run_ahead_of_the_store() -> None:
 
     assert [broker.broker_epoch for broker in cluster.coordinator.brokers()] == [1]
     assert owners(cluster.coordinator.stream("orders")) == [(1, 1, 1)]
+    assert cluster.coordinator.stream("orders").config_version == 0
+    assert cluster.brokers.opened == [(1, "orders")]
     assert cluster.brokers.dropped == []
     store.failure = None
     assert await cluster.coordinator.init_producer() == (1, 1)
+
+
+# --- altering streams ------------------------------------------------------------------------------------------
+
+
+async def test_an_altered_stream_is_stored_and_its_brokers_are_told(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.register("b")
+    created = await cluster.create("orders", streamlets=2)
+
+    applications = coordinator_pb2.Applications(names=["loader", "audit"])
+    stream = await cluster.alter("orders", retention_ms=1000, retention_applications=applications)
+
+    assert (created.config_version, stream.config_version) == (0, 1)
+    assert (stream.config.retention_ms, list(stream.config.retention_applications)) == (1000, ["loader", "audit"])
+    assert (stream.stream_id, owners(stream)) == (created.stream_id, owners(created))
+    assert cluster.brokers.streams == {(1, 1): stream, (2, 1): stream}
+    assert cluster.coordinator.stream("orders") == stream
+    assert (await cluster.restart()).stream("orders") == stream
+
+
+async def test_an_alteration_leaves_what_it_does_not_set(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("orders")
+    await cluster.alter("orders", retention_ms=1000, durability=common_pb2.DURABILITY_PERSISTED)
+    await cluster.alter("orders", retention_bytes=5)
+
+    stream = await cluster.alter("orders", retention_ms=0)
+
+    assert stream.config_version == 3
+    assert (stream.config.retention_ms, stream.config.retention_bytes) == (0, 5)
+    assert stream.config.durability == common_pb2.DURABILITY_PERSISTED
+
+
+async def test_an_alteration_that_changes_nothing_is_told_again_and_not_written(cluster: Cluster) -> None:
+    """It may be one whose answer was lost, and that some brokers never heard of."""
+    await cluster.register("a")
+    await cluster.create("orders")
+    cluster.brokers.failures[1] = Unavailable("nobody there")
+    altered = await cluster.alter("orders", retention_ms=1000)
+    assert cluster.brokers.streams[1, 1].config_version == 0
+    cluster.brokers.failures.clear()
+    before = await cluster.store.list("")
+
+    assert await cluster.alter("orders", retention_ms=1000) == altered
+
+    assert await cluster.store.list("") == before
+    assert cluster.brokers.streams[1, 1] == altered
+
+
+async def test_what_is_wrong_with_an_alteration_is_told_before_anything_happens(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("orders")
+    await cluster.alter(
+        "orders", retention_consumed=True, retention_applications=coordinator_pb2.Applications(names=["loader"])
+    )
+    before, opened = await cluster.store.list(""), list(cluster.brokers.opened)
+
+    with pytest.raises(UnknownStream):
+        await cluster.alter("other", retention_ms=1)
+    with pytest.raises(InvalidArgument, match="needs backups"):
+        await cluster.alter("orders", durability=common_pb2.DURABILITY_REPLICATED)
+    with pytest.raises(InvalidArgument, match="needs retention_applications"):
+        await cluster.alter("orders", retention_applications=coordinator_pb2.Applications())
+
+    assert (await cluster.store.list(""), cluster.brokers.opened) == (before, opened)
+    assert cluster.coordinator.stream("orders").config_version == 1
+
+
+@pytest.mark.parametrize("failure", [Unavailable("nobody there"), Uncertain("no answer in 3 s")])
+async def test_a_broker_that_was_away_learns_of_an_alteration_when_it_registers(
+    cluster: Cluster, failure: Exception
+) -> None:
+    await cluster.register("a")
+    await cluster.register("b")
+    await cluster.create("orders", streamlets=2)
+    cluster.brokers.failures[1] = failure
+
+    altered = await cluster.alter("orders", retention_ms=1000)
+
+    assert cluster.brokers.streams[2, 1] == altered
+    _, (stream,) = await cluster.register("a2", broker_id=1)
+    assert (stream.config.retention_ms, stream.config_version) == (1000, 1)
+
+
+async def test_a_stream_that_is_deleted_while_it_is_altered_stays_deleted(cluster: Cluster) -> None:
+    """The brokers may hear of the alteration last: it would open the stream anew."""
+    await cluster.register("a")
+    await cluster.create("orders")
+    cluster.brokers.answering.clear()
+    cluster.brokers.asked.clear()
+    alteration = asyncio.create_task(cluster.alter("orders", retention_ms=1000))
+    await cluster.brokers.asked.wait()
+
+    await cluster.coordinator.delete_stream("orders")
+    cluster.brokers.answering.set()
+
+    with pytest.raises(UnknownStream):
+        await alteration
+    assert cluster.brokers.streams == {}
+
+
+async def test_concurrent_alterations_all_count(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("orders")
+
+    await asyncio.gather(
+        *(cluster.alter("orders", retention_ms=number) for number in range(1, 11)),
+        cluster.register("a2", broker_id=1),
+        cluster.alter("orders", retention_bytes=5),
+    )
+
+    stream = cluster.coordinator.stream("orders")
+    assert stream.config_version == 11
+    assert (stream.config.retention_ms, stream.config.retention_bytes) == (10, 5)
+    assert owners(stream) == [(1, 2, 1 + GROUPS_PER_LAUNCH)]
+
+
+async def test_a_caller_that_gives_up_does_not_stop_an_alteration_halfway(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("orders")
+    cluster.brokers.answering.clear()
+    cluster.brokers.asked.clear()
+    alteration = asyncio.create_task(cluster.alter("orders", retention_ms=1000))
+    await cluster.brokers.asked.wait()
+
+    alteration.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await alteration
+    cluster.brokers.answering.set()
+    await cluster.coordinator.close()
+
+    assert cluster.brokers.streams[1, 1].config.retention_ms == 1000
 
 
 # --- deleting streams ------------------------------------------------------------------------------------------

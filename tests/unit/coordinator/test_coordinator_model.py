@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kera.core.errors import KeraError, Unavailable
-from kera.v1 import common_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
 STEPS = st.one_of(
     st.tuples(st.just("launch"), st.just(0) | st.integers(1, 3)),
     st.tuples(st.just("register again"), st.integers(1, 3)),
     st.tuples(st.just("create"), st.sampled_from("abc"), st.integers(1, 4), st.integers(0, 2)),
+    st.tuples(st.just("alter"), st.sampled_from("abc"), st.integers(0, 2), st.lists(st.sampled_from("xy"), max_size=2)),
     st.tuples(st.just("delete"), st.sampled_from("abc")),
     st.tuples(st.just("broker fails"), st.integers(1, 3)),
     st.tuples(st.just("silence"), st.integers(1, 4)),
@@ -35,6 +36,8 @@ class History:
         self.epochs: set[int] = set()
         self.ids: dict[str, set[int]] = {"stream": set(), "producer": set(), "broker": set()}
         self.first_groups: dict[tuple[int, int], tuple[int, int]] = {}
+        self.configs: dict[int, tuple[int, common_pb2.StreamConfig]] = {}
+        """Version and configuration of each stream, as they were last seen."""
 
     async def run(self, steps: list[tuple[Any, ...]]) -> None:
         await self.cluster.restart()
@@ -64,12 +67,23 @@ class History:
                 self.check_owned(broker_id, streams)
             case "create", name, streamlets, brokers:
                 self.take("stream", (await cluster.create(name, streamlets, brokers)).stream_id)
+            case "alter", name, retention_ms, applications:
+                await self.alter(name, retention_ms, applications)
             case "delete", name:
                 await coordinator.delete_stream(name)
             case ("producer",):
                 self.take("producer", (await coordinator.init_producer())[0])
             case _:
                 await self.befall(action, *arguments)
+
+    async def alter(self, name: str, retention_ms: int, applications: list[str]) -> None:
+        brokers = self.cluster.brokers
+        names = coordinator_pb2.Applications(names=applications)
+        stream = await self.cluster.alter(name, retention_ms=retention_ms, retention_applications=names)
+        assert (stream.config.retention_ms, [*stream.config.retention_applications]) == (retention_ms, applications)
+        for owner in stream.assignments:
+            if owner.broker_id not in brokers.failures:
+                assert brokers.streams[owner.broker_id, stream.stream_id] == stream
 
     async def befall(self, event: str, *arguments: Any) -> None:
         """What happens without being asked for."""
@@ -102,6 +116,9 @@ class History:
         coordinator = self.cluster.coordinator
         epochs = {broker.broker_id: broker.broker_epoch for broker in coordinator.brokers()}
         for stream in coordinator.streams():
+            version, config = self.configs.get(stream.stream_id, (stream.config_version, stream.config))
+            assert stream.config_version == version + (stream.config != config)
+            self.configs[stream.stream_id] = (stream.config_version, stream.config)
             assert [owner.streamlet_id for owner in stream.assignments] == list(range(stream.config.streamlets))
             for owner in stream.assignments:
                 assert owner.broker_epoch == epochs[owner.broker_id]

@@ -53,6 +53,8 @@ async def test_a_stream_goes_from_creation_to_deletion(client: Client) -> None:
         assert answer.stream == stream
         assert [(broker.broker_id, broker.alive) for broker in answer.brokers] == [(1, True)]
     assert list((await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())).streams) == [stream]
+    altered = (await client.call(api.ALTER_STREAM, messages.AlterStreamRequest(name="orders", retention_ms=7))).stream
+    assert (altered.stream_id, altered.config.retention_ms, altered.config_version) == (1, 7, 1)
     assert (await client.call(api.DELETE_STREAM, messages.DeleteStreamRequest(name="orders"))).stream_id == 1
     assert not (await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())).streams
 

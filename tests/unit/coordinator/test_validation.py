@@ -1,3 +1,5 @@
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -7,8 +9,11 @@ from kera.coordinator.validation import (
     ENTRIES_MAX,
     GROUP_SEGMENTS_MAX,
     NAME_CHARS_MAX,
+    RETENTION_APPLICATIONS_MAX,
+    RETENTION_MAX,
     SCHEMA_BYTES_MAX,
     STREAMLETS_MAX,
+    altered_config,
     checked_config,
     checked_name,
     checked_schema,
@@ -16,6 +21,7 @@ from kera.coordinator.validation import (
 from kera.core.errors import InvalidArgument, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2
+from kera.v1.coordinator_pb2 import AlterStreamRequest, Applications
 
 
 @pytest.mark.parametrize("name", ["a", "orders.v2_EU-west", "...", "x" * NAME_CHARS_MAX])
@@ -29,9 +35,8 @@ def test_any_other_name_is_refused(name: str) -> None:
         checked_name(name)
 
 
-def config(**changes: int) -> common_pb2.StreamConfig:
-    fields = {"streamlets": 1, "entries": 1, "group_segments": 1, **changes}
-    return common_pb2.StreamConfig(**fields)  # type: ignore[arg-type]  # enums are numbers here
+def config(**changes: Any) -> common_pb2.StreamConfig:
+    return common_pb2.StreamConfig(**{"streamlets": 1, "entries": 1, "group_segments": 1, **changes})
 
 
 @pytest.mark.parametrize(
@@ -53,18 +58,97 @@ def test_the_durability_that_is_left_open_becomes_leader() -> None:
         assert given_config.durability == durability  # the request is not ours to change
 
 
-@pytest.mark.parametrize("level", ["replicated", "persisted"])
-def test_durability_that_needs_backups_is_refused(level: str) -> None:
-    durability = common_pb2.Durability.Value(f"DURABILITY_{level.upper()}")
+def test_durability_that_a_broker_gives_by_itself_is_taken() -> None:
+    persisted = config(durability=common_pb2.DURABILITY_PERSISTED)
+    assert checked_config(persisted).durability == common_pb2.DURABILITY_PERSISTED
 
-    with pytest.raises(InvalidArgument, match=f'"{level}" needs backups, which this version does not have'):
-        checked_config(config(durability=durability))
+
+def test_durability_that_needs_backups_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match='"replicated" needs backups, which this version does not have'):
+        checked_config(config(durability=common_pb2.DURABILITY_REPLICATED))
 
 
 @pytest.mark.parametrize("field", ["durability", "codec"])
 def test_values_of_later_versions_are_refused(field: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{field} 99 is not known"):
         checked_config(config(**{field: 99}))
+
+
+@pytest.mark.parametrize("field", ["retention_ms", "retention_bytes"])
+def test_retention_by_age_and_size_is_any_number_of_64_bits_with_a_sign(field: str) -> None:
+    for value in (0, 1, RETENTION_MAX):
+        assert getattr(checked_config(config(**{field: value})), field) == value
+    with pytest.raises(InvalidArgument, match=f"{field} must be between 0 and {RETENTION_MAX}, not {1 << 63}"):
+        checked_config(config(**{field: 1 << 63}))
+
+
+def test_applications_that_hold_back_retention_have_names_like_streams() -> None:
+    names = [f"{number:02}".ljust(NAME_CHARS_MAX, "x") for number in range(RETENTION_APPLICATIONS_MAX)]
+    assert list(checked_config(config(retention_applications=names)).retention_applications) == names
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["a", ""], "an application cannot be called ''"),
+        (["a b"], "an application cannot be called 'a b'"),
+        (["x" * (NAME_CHARS_MAX + 1)], "a name has 1 to 249 letters"),
+        (["a", "b", "a"], "names 'a' 2 times"),
+        ([str(number) for number in range(RETENTION_APPLICATIONS_MAX + 1)], "65 applications .* the limit is 64"),
+    ],
+)
+def test_other_lists_of_applications_are_refused(names: list[str], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        checked_config(config(retention_applications=names))
+
+
+def test_retention_by_consumption_needs_someone_who_consumes() -> None:
+    assert checked_config(config(retention_consumed=True, retention_applications=["a"])).retention_consumed
+    with pytest.raises(InvalidArgument, match="needs retention_applications"):
+        checked_config(config(retention_consumed=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {}),
+        ({"durability": common_pb2.DURABILITY_UNSPECIFIED}, {}),
+        ({"durability": common_pb2.DURABILITY_LEADER}, {"durability": common_pb2.DURABILITY_LEADER}),
+        ({"retention_ms": 0, "retention_bytes": 7}, {"retention_ms": 0, "retention_bytes": 7}),
+        ({"retention_applications": Applications(names=["b"])}, {"retention_applications": ["b"]}),
+        (
+            {"retention_applications": Applications(), "retention_consumed": False},
+            {"retention_applications": [], "retention_consumed": False},
+        ),
+    ],
+)
+def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    before: dict[str, Any] = {
+        "durability": common_pb2.DURABILITY_PERSISTED,
+        "retention_ms": 5,
+        "retention_applications": ["a"],
+        "retention_consumed": True,
+    }
+    given_config = config(**before)
+
+    altered = altered_config(given_config, AlterStreamRequest(name="s", **changes))
+
+    assert altered == config(**before | expected)
+    assert given_config == config(**before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"durability": common_pb2.DURABILITY_REPLICATED}, "needs backups"),
+        ({"retention_ms": 1 << 63}, "retention_ms must be"),
+        ({"retention_applications": Applications(names=["."])}, "an application cannot be called"),
+        ({"retention_consumed": True}, "needs retention_applications"),
+    ],
+)
+def test_an_alteration_is_checked_like_a_new_stream(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        altered_config(config(), AlterStreamRequest(name="s", **changes))
 
 
 def stream_schema(schema: pa.Schema, key: str = "", timestamp: str = "") -> common_pb2.StreamSchema:

@@ -28,6 +28,10 @@ DESCRIBE_STREAMLETS = Method(
 )
 OPEN_STREAMLETS = Method(BROKER, "OpenStreamlets", 8, broker.OpenStreamletsRequest, broker.OpenStreamletsResponse)
 DROP_STREAM = Method(BROKER, "DropStream", 9, broker.DropStreamRequest, broker.DropStreamResponse)
+TRUNCATE_STREAMLETS = Method(
+    BROKER, "TruncateStreamlets", 10, broker.TruncateStreamletsRequest, broker.TruncateStreamletsResponse
+)
+COMMIT_CURSORS = Method(BROKER, "CommitCursors", 11, broker.CommitCursorsRequest, broker.CommitCursorsResponse)
 
 BROKER_METHODS = (
     MULTI_WRITE_CHUNKS,
@@ -39,6 +43,8 @@ BROKER_METHODS = (
     DESCRIBE_STREAMLETS,
     OPEN_STREAMLETS,
     DROP_STREAM,
+    TRUNCATE_STREAMLETS,
+    COMMIT_CURSORS,
 )
 
 CREATE_STREAM = Method(
@@ -66,6 +72,7 @@ REGISTER_BROKER = Method(
     COORDINATOR, "RegisterBroker", 108, coordinator.RegisterBrokerRequest, coordinator.RegisterBrokerResponse
 )
 HEARTBEAT = Method(COORDINATOR, "Heartbeat", 109, coordinator.HeartbeatRequest, coordinator.HeartbeatResponse)
+ALTER_STREAM = Method(COORDINATOR, "AlterStream", 110, coordinator.AlterStreamRequest, coordinator.AlterStreamResponse)
 
 COORDINATOR_METHODS = (
     CREATE_STREAM,
@@ -77,4 +84,5 @@ COORDINATOR_METHODS = (
     INIT_PRODUCER,
     REGISTER_BROKER,
     HEARTBEAT,
+    ALTER_STREAM,
 )

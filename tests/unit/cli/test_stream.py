@@ -1,0 +1,153 @@
+"""`kera.cli.stream`: flags as calls of the admin, and what is printed. Against a cluster it is in tests/integration."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kera.cli import stream as stream_module
+from kera.cli._run import run_app
+from kera.cli.app import app
+from kera.client import EARLIEST, Position
+from kera.client.types import StreamDescription
+from tests.unit.client.support import description
+
+END = Position(1, 2, 640)
+
+
+class FakeClient:
+    """A client, and its admin: notes the calls, and has one stream."""
+
+    def __init__(self) -> None:
+        self.admin = self
+        self.calls: list[tuple[str, str, Any]] = []
+        self.stream: StreamDescription = description(name="orders", streamlets=2, entries=2)
+
+    async def create_stream(self, name: str, **arguments: Any) -> StreamDescription:
+        self.calls.append(("create", name, arguments))
+        return self.stream
+
+    async def alter_stream(self, name: str, **changes: Any) -> None:
+        given = {field: value for field, value in changes.items() if value is not None}
+        self.calls.append(("alter", name, given))
+
+    async def truncate_stream(self, name: str, to: Any) -> dict[int, list[Position]]:
+        self.calls.append(("truncate", name, to))
+        starts: dict[int, list[Position]] = {0: [END, END], 1: [END, END]} if to == "latest" else to
+        return starts
+
+    async def describe(self, _: str) -> StreamDescription:
+        return self.stream
+
+    async def bounds(self, _: str) -> dict[int, list[Any]]:
+        return {}
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    made = FakeClient()
+
+    @contextlib.asynccontextmanager
+    async def connected(_: str) -> AsyncIterator[FakeClient]:
+        yield made
+
+    monkeypatch.setattr(stream_module, "connected", connected)
+    return made
+
+
+def run(*arguments: str) -> None:
+    assert run_app(app, ["stream", *arguments]) == 0
+
+
+def test_a_stream_is_created_without_retention_or_with_it(client: FakeClient) -> None:
+    applications = ("--retention-application", "loader", "--retention-application", "audit")
+    run("create", "orders")
+    run(
+        "create",
+        "orders",
+        "--retention-ms",
+        "60000",
+        "--retention-bytes",
+        "1GiB",
+        *applications,
+        "--retention-consumed",
+    )
+
+    assert [
+        {field: value for field, value in arguments.items() if field.startswith("retention_")}
+        for _, _, arguments in client.calls
+    ] == [
+        {"retention_ms": 0, "retention_bytes": 0, "retention_applications": [], "retention_consumed": False},
+        {
+            "retention_ms": 60_000,
+            "retention_bytes": 1 << 30,
+            "retention_applications": ["loader", "audit"],
+            "retention_consumed": True,
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        (["--durability", "persisted"], {"durability": "persisted"}),
+        (["--retention-ms", "0", "--retention-bytes", "0"], {"retention_ms": 0, "retention_bytes": 0}),
+        (["--retention-bytes", "8MiB"], {"retention_bytes": 8 << 20}),
+        (["--retention-application", "a"], {"retention_applications": ["a"]}),
+        (["--no-retention-applications"], {"retention_applications": []}),
+        (["--retention-consumed"], {"retention_consumed": True}),
+        (["--no-retention-consumed"], {"retention_consumed": False}),
+    ],
+)
+def test_only_what_is_given_is_altered(
+    client: FakeClient, flags: list[str], changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("alter", "orders", *flags)
+    assert client.calls == [("alter", "orders", changes)]
+    assert capsys.readouterr().out == "altered orders\n"
+
+
+def test_all_of_a_stream_goes(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    run("truncate", "orders", "--all", "--yes")
+    assert client.calls == [("truncate", "orders", "latest")]
+    assert capsys.readouterr().out.splitlines() == [
+        "STREAMLET  ENTRY  START (GROUP/SEGMENT+OFFSET)",
+        "        0      0  1/2+640",
+        "        0      1  1/2+640",
+        "        1      0  1/2+640",
+        "        1      1  1/2+640",
+    ]
+
+
+@pytest.mark.parametrize(("flags", "entries"), [([], [END]), (["--entry", "1"], [EARLIEST, END])])
+def test_the_oldest_of_an_entry_goes(client: FakeClient, flags: list[str], entries: list[Position]) -> None:
+    run("truncate", "orders", "--streamlet", "1", *flags, "--to", "1/2+640", "--yes")
+    assert client.calls == [("truncate", "orders", {1: entries})]
+
+
+def test_a_description_shows_retention_if_there_is_any(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    run("describe", "orders")
+    assert "retention" not in capsys.readouterr().out
+
+    client.stream = description(
+        name="orders",
+        retention_ms=60_000,
+        retention_bytes=3 << 20,
+        retention_applications=["loader", "audit"],
+        retention_consumed=True,
+    )
+    run("describe", "orders")
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("retention     older than 60000 ms")
+    assert lines[first + 1 : first + 4] == [
+        "              beyond 3 MiB per streamlet",
+        "              read by all applications",
+        "held back by  loader, audit",
+    ]
+
+    run("describe", "orders", "--json")
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["retention_ms"], config["retention_bytes"]) == (60_000, 3 << 20)
+    assert (config["retention_applications"], config["retention_consumed"]) == (["loader", "audit"], True)
