@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from kera.broker.arena import Slot
-from kera.broker.segment import Group, Segment
+from kera.broker.entry import Entry
+from kera.broker.segment import Segment
 from kera.broker.streamlet import Appended
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, encode_chunk, iterate_chunks, verify_chunk
 from kera.core.errors import OutOfSequence, ProducerFenced
@@ -100,10 +101,6 @@ def encoded(producer: int, epoch: int, sequence: int, payload: bytes, record_cou
     ).to_bytes()
 
 
-def group_id(group: Group) -> int:
-    return group.group_id
-
-
 def chunks_of(segment: Segment, start: int, end: int) -> list[tuple[ChunkHeader, bytes]]:
     """Headers and payloads of a range."""
     view = segment.slot.view
@@ -113,12 +110,13 @@ def chunks_of(segment: Segment, start: int, end: int) -> list[tuple[ChunkHeader,
     ]
 
 
-def placed_chunks(group: Group, segment: Segment, broker_epoch: int) -> list[tuple[int, ChunkHeader, bytes]]:
+def placed_chunks(entry: Entry, segment: Segment, broker_epoch: int) -> list[tuple[int, ChunkHeader, bytes]]:
     """All chunks of a segment with their offsets: whole, and placed where they are."""
     found = []
     for header, offset in iterate_chunks(segment.slot.view, 0, segment.head):
         verify_chunk(segment.slot.view, offset)
-        assert (header.group_id, header.segment_id, header.entry) == (group.group_id, segment.segment_id, group.entry)
+        assert (header.group_id, header.segment_id, header.entry) == (*segment.key, entry.index)
+        assert header.durable_head <= offset
         assert header.broker_epoch == broker_epoch
         payload = bytes(segment.slot.view[offset + HEADER_BYTES : offset + header.chunk_bytes])
         found.append((offset, header, payload))

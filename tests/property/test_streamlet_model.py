@@ -22,19 +22,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kera.broker.arena import Arena
-from kera.broker.segment import Group, Segment
-from kera.broker.streamlet import Appended, ReadPlan, Streamlet
+from kera.broker.disk import LocalDisk
+from kera.broker.entry import Entry
+from kera.broker.persistence import PersistenceManager
+from kera.broker.reading import ReadPlan, end_record, first_record, lag_records, plan_read
+from kera.broker.restart import Restart
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_store import SegmentStore
+from kera.broker.streamlet import Appended, Streamlet
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_chunk
 from kera.core.errors import ArenaFull, DataLost, InvalidCursor, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, Position
-from tests.property.streamlet_model import Lease, Model, Seen, Stored, chunks_of, encoded, group_id, placed_chunks
+from tests.property.streamlet_model import Lease, Model, Seen, Stored, chunks_of, encoded, placed_chunks
 
 SLOTS = 10
-SLOT_BYTES = 1024
+SLOT_BYTES = 4096
 GROUP_SEGMENTS = 2
 GROUPS_PER_LAUNCH = 100
 PRODUCERS = st.integers(1, 4)
-CHUNK_BYTES = st.sampled_from([128, 192, 256, 512, 1024])
+CHUNK_BYTES = st.sampled_from([128, 192, 1024, 2048, 4096])
 
 
 class StreamletMachine(RuleBasedStateMachine):
@@ -50,6 +57,7 @@ class StreamletMachine(RuleBasedStateMachine):
             data_dir=self.folder,
             ephemeral=True,
         )
+        self.index = SegmentIndex.open(self.folder / "index", durable=False)
         self.launches = 0
         self.leases: list[Lease] = []
         self.generations = [1] * SLOTS
@@ -60,13 +68,18 @@ class StreamletMachine(RuleBasedStateMachine):
     def launch(self, entries: int) -> None:
         self.launches += 1
         self.first_group_id = self.launches * GROUPS_PER_LAUNCH
+        memory = PersistenceManager(self.arena, self.index, next_physical_id=1, meta={})  # nothing goes to disk here
+        restart = Restart(None, self.index, SegmentStore(self.folder, LocalDisk(self.folder), self.index))
+        restored = restart.restore(1, 0, entries, self.first_group_id)
         self.streamlet = Streamlet(
+            1,
             0,
-            entries=entries,
+            entries=restored.entries,
             group_segments=GROUP_SEGMENTS,
             broker_epoch=self.launches,
-            first_group_id=self.first_group_id,
-            arena=self.arena,
+            next_group_id=restored.next_group_id,
+            producers=restored.producers,
+            memory=memory,
         )
         self.model = Model([[] for _ in range(entries)])
         self.positions: list[dict[Position, None]] = [{EARLIEST: None} for _ in range(entries)]  # each once, in order
@@ -106,7 +119,9 @@ class StreamletMachine(RuleBasedStateMachine):
         if isinstance(expected, type):
             assert outcome is expected
         elif expected is not None:
-            assert outcome == model.find(producer, epoch, sequence).appended._replace(duplicate=True)
+            first = model.find(producer, epoch, sequence).appended
+            assert outcome[:6] == first._replace(duplicate=True)[:6]
+            assert (outcome.segment, outcome.end) == (first.segment, first.end)
         elif size > SLOT_BYTES:
             assert outcome is RecordTooLarge
         elif outcome is ArenaFull:
@@ -151,7 +166,7 @@ class StreamletMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        budgets=st.lists(st.sampled_from([1, 128, 300, 700, 1024, 3000, 1 << 20]), min_size=1, max_size=6),
+        budgets=st.lists(st.sampled_from([1, 128, 1200, 2800, 4096, 12000, 1 << 20]), min_size=1, max_size=6),
         bounded=st.sampled_from([None, "forward", "any"]),
         strict=st.booleans(),
         lease=st.booleans(),
@@ -174,7 +189,8 @@ class StreamletMachine(RuleBasedStateMachine):
                 self.leases.append(Lease(slot, slot.generation, bytes(slot.view[begin:stop]), begin))
 
     def read_once(self, entry: int, start: Position, end: Position | None, bytes_max: int, *, strict: bool) -> ReadPlan:
-        plan = self.streamlet.read(entry, start, end, bytes_max, strict=strict)
+        plan = plan_read(self.streamlet, entry, start, end, bytes_max, strict=strict)
+        assert plan.missing is None, "nothing is on disk"
         expected = self.expected(entry, start, end, bytes_max, strict=strict)
         self.check_chunks([found for part in plan.ranges for found in chunks_of(*part)], expected)
         self.check_next(entry, start, end, expected, plan.next)
@@ -200,7 +216,7 @@ class StreamletMachine(RuleBasedStateMachine):
             return False
         if start.offset:
             with pytest.raises(InvalidCursor):
-                self.streamlet.read(entry, start, None, 1 << 20)
+                plan_read(self.streamlet, entry, start, None, 1 << 20)
         return True
 
     def check_chunks(self, found: list[tuple[ChunkHeader, bytes]], expected: list[Stored]) -> None:
@@ -220,17 +236,16 @@ class StreamletMachine(RuleBasedStateMachine):
         else:
             behind = len([chunk for chunk in chunks if chunk.start < start])
             assert following >= start
-        assert following <= (chunks[behind].start if behind < len(chunks) else self.head(entry))
-        assert end is None or following <= max(start, end, chunks[0].start if chunks else EARLIEST)
+        first = self.streamlet.entries[entry].start
+        assert following <= (chunks[behind].start if behind < len(chunks) else max(first, self.head(entry)))
+        assert end is None or following <= max(start, end, chunks[0].start if chunks else first)
         lag = sum(chunk.record_count for chunk in chunks[behind:] if chunk.published)
-        assert self.streamlet.lag_records(entry, following) == lag
+        assert lag_records(self.streamlet.entries[entry], following) == lag
         self.positions[entry][following] = None
 
     def head(self, entry: int) -> Position:
-        last = max(
-            (group for group in self.streamlet.groups.values() if group.entry == entry), key=group_id, default=None
-        )
-        return Position(last.group_id, len(last.segments), last.segments[-1].head) if last else EARLIEST
+        tail = self.streamlet.entries[entry].tail
+        return Position(*tail[-1].key, tail[-1].head) if tail else EARLIEST
 
     @rule(data=st.data(), offset=st.integers(1, SLOT_BYTES - 1))
     def read_from_inside_a_chunk(self, data: st.DataObject, offset: int) -> None:
@@ -242,7 +257,7 @@ class StreamletMachine(RuleBasedStateMachine):
         position = inside[-1]
         for start, end in ((position, None), (EARLIEST, position)):
             with pytest.raises(InvalidCursor) as raised:
-                self.streamlet.read(entry, start, end, 1 << 20)
+                plan_read(self.streamlet, entry, start, end, 1 << 20)
             assert raised.value.attributes["position"] == list(position)
 
     @rule(data=st.data(), segment_id=st.integers(0, 3), offset=st.integers(0, SLOT_BYTES))
@@ -250,9 +265,8 @@ class StreamletMachine(RuleBasedStateMachine):
         start = Position(data.draw(st.integers(1, self.first_group_id - 1)), segment_id, offset)
         entry = data.draw(st.integers(0, len(self.model.entries) - 1))
         with pytest.raises(DataLost) as raised:
-            self.streamlet.read(entry, start, None, 1 << 20)
-        chunks = self.model.entries[entry]
-        available = chunks[0].start if chunks else Position(self.first_group_id, 1, 0)
+            plan_read(self.streamlet, entry, start, None, 1 << 20)
+        available = Position(self.first_group_id, 1, 0)
         assert raised.value.attributes["lost_from"] == list(start)
         assert raised.value.attributes["available_from"] == list(available)
 
@@ -266,8 +280,8 @@ class StreamletMachine(RuleBasedStateMachine):
         given = self.given.setdefault(application, [])
         groups = self.streamlet.next_groups(application, groups_max)
         there = sorted({chunk.appended.group_id for entry in self.model.entries for chunk in entry})
-        assert [group.group_id for group in groups] == there[len(given) : len(given) + groups_max]
-        given += map(group_id, groups)
+        assert [group_id for group_id, _ in groups] == there[len(given) : len(given) + groups_max]
+        given += [group_id for group_id, _ in groups]
 
     # -- owning ------------------------------------------------------------------------------------------------
 
@@ -283,12 +297,12 @@ class StreamletMachine(RuleBasedStateMachine):
 
     # -- invariants --------------------------------------------------------------------------------------------
 
-    def segments(self) -> list[tuple[Group, Segment]]:
-        return [(group, segment) for group in self.streamlet.groups.values() for segment in group.segments]
+    def segments(self) -> list[tuple[Entry, Segment]]:
+        return [(entry, segment) for entry in self.streamlet.entries for segment in entry.tail]
 
     def trace(self) -> Any:
         return (
-            [(group.group_id, group.closed, segment.closed, segment.slot.index) for group, segment in self.segments()],
+            [(segment.address, segment.closed, segment.slot.index) for _, segment in self.segments()],
             [bytes(slot.view) for slot in self.arena._slots],
             [entry.next_record for entry in self.streamlet.entries],
             self.arena.free_slots,
@@ -298,13 +312,12 @@ class StreamletMachine(RuleBasedStateMachine):
     def every_chunk_is_in_one_place_and_sequences_have_no_gap(self) -> None:  # 1 and 3
         sequences: dict[tuple[int, int], int] = {}
         for index, entry in enumerate(self.model.entries):
-            groups = sorted((group for group, _ in self.segments() if group.entry == index), key=group_id)
-            assert list(dict.fromkeys(groups)) == self.streamlet.entries[index].groups
+            lane = self.streamlet.entries[index]
+            assert [segment for _, segment in lane.segments()] == lane.tail == list(lane.resident.values())
             found = [
-                (Position(group.group_id, segment.segment_id, offset), header, payload)
-                for group in dict.fromkeys(groups)
-                for segment in group.segments
-                for offset, header, payload in placed_chunks(group, segment, self.launches)
+                (Position(*segment.key, offset), header, payload)
+                for segment in lane.tail
+                for offset, header, payload in placed_chunks(lane, segment, self.launches)
             ]
             assert [position for position, _, _ in found] == [chunk.start for chunk in entry]
             self.check_chunks([(header, payload) for _, header, payload in found], entry)
@@ -316,8 +329,8 @@ class StreamletMachine(RuleBasedStateMachine):
 
     @invariant()
     def heads_do_not_go_back_and_what_is_closed_does_not_change(self) -> None:  # 2 and 4
-        for group, segment in self.segments():
-            key = (group.group_id, segment.segment_id)
+        for _, segment in self.segments():
+            key = segment.key
             content = bytes(segment.slot.view[: segment.head])
             before = self.seen.get(key)
             assert segment.durable_head <= segment.head
@@ -326,7 +339,7 @@ class StreamletMachine(RuleBasedStateMachine):
                 assert segment.durable_head >= before.durable_head
                 assert content[: before.head] == before.content, "behind the head nothing ever changes"
             self.seen[key] = Seen(segment.head, segment.durable_head, content)
-        assert set(self.seen) == {(group.group_id, segment.segment_id) for group, segment in self.segments()}
+        assert set(self.seen) == {segment.key for _, segment in self.segments()}
 
     @invariant()
     def a_reader_who_follows_gets_everything_that_is_published(self) -> None:  # 2
@@ -340,26 +353,28 @@ class StreamletMachine(RuleBasedStateMachine):
     def what_is_published_is_what_readers_can_see(self) -> None:  # 2
         for index, chunks in enumerate(self.model.entries):
             readable = self.model.readable(index)
-            end = self.streamlet.entries[index].end
+            lane = self.streamlet.entries[index]
             records = sum(chunk.record_count for chunk in readable)
-            assert self.streamlet.end_record(index) == records
-            assert self.streamlet.first_record(index) == 0
-            assert self.streamlet.lag_records(index, EARLIEST) == records
-            assert [chunk.start < end for chunk in chunks] == [chunk.published for chunk in chunks]
+            assert end_record(lane) == records
+            assert first_record(lane) == 0
+            assert lag_records(lane, EARLIEST) == records
+            assert [chunk.start < lane.end for chunk in chunks] == [chunk.published for chunk in chunks]
+            assert lane.length_bytes == sum(chunk.size for chunk in readable)
 
     @invariant()
     def group_and_segment_ids_grow_by_one_and_only_the_last_are_open(self) -> None:  # 4
-        groups = list(self.streamlet.groups.values())
+        groups: dict[int, list[Segment]] = {}
+        for entry, segment in self.segments():
+            group_id, segment_id = segment.key
+            groups.setdefault(group_id, []).append(segment)
+            assert segment_id == len(groups[group_id]) <= GROUP_SEGMENTS
+            assert segment.closed == (segment is not entry.tail[-1])
+            assert self.streamlet.entry_of(group_id) is entry
+            assert self.streamlet.is_active(group_id, entry) == (group_id == entry.tail[-1].key[0])
         first = self.first_group_id
-        assert [group.group_id for group in groups] == list(range(first, first + len(groups)))
+        assert sorted(groups) == list(range(first, first + len(groups)))
         assert self.streamlet.available_groups() == ((first, first + len(groups) - 1) if groups else (0, 0))
-        last = {group.entry: group for group in groups}
-        for group in groups:
-            assert [segment.segment_id for segment in group.segments] == list(range(1, len(group.segments) + 1))
-            assert 1 <= len(group.segments) <= GROUP_SEGMENTS
-            assert group.closed == (group is not last[group.entry])
-            assert [segment.closed for segment in group.segments[:-1]] == [True] * (len(group.segments) - 1)
-            assert group.segments[-1].closed == group.closed
+        assert self.streamlet.next_group_id == first + len(groups)
 
     @invariant()
     def a_slot_is_free_or_used_once_or_leased(self) -> None:  # 5
@@ -370,10 +385,14 @@ class StreamletMachine(RuleBasedStateMachine):
         assert not {slot.index for slot in used} & {slot.index for slot in free}
         assert len(used) + len(free) + len(retired) == SLOTS
         for slot, before in zip(self.arena._slots, self.generations, strict=True):
-            assert self.arena._generations[slot.index] == slot.generation >= before
+            assert slot.generation >= before
         self.generations = [slot.generation for slot in self.arena._slots]
-        for group, segment in self.segments():
-            user = (self.launches, group.group_id, segment.segment_id)
+        for _, segment in self.segments():
+            content = segment.slot.content
+            assert content is not None
+            assert content[:5] == segment.address
+            assert content[5:] == (segment.first_record, segment.head, segment.durable_head, segment.closed)
+            user = (self.launches, *segment.key)
             before_user, generation = self.users.get(segment.slot.index, (user, 0))
             assert user == before_user or segment.slot.generation > generation, "a reader could not tell"
             self.users[segment.slot.index] = (user, segment.slot.generation)
@@ -385,6 +404,7 @@ class StreamletMachine(RuleBasedStateMachine):
             assert bytes(lease.slot.view[lease.start :][: len(lease.content)]) == lease.content
 
     def teardown(self) -> None:
+        self.index.close()
         self.arena.close()
         shutil.rmtree(self.folder)
 

@@ -13,13 +13,12 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from kera.broker.arena import Arena, remove_orphans
+from kera.broker.log_engine import FLUSH_TIMEOUT_S, LogEngine
 from kera.broker.metrics import BrokerCollector, Counters
 from kera.broker.registration import DataDirectory, Registration
 from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
-from kera.broker.stream import Streams
-from kera.core.daemon import run_daemon, run_from_environment
+from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
 from kera.core.process import node_id
 from kera.core.rpc.address import join_address
 from kera.core.rpc.frame_server import FrameServer
@@ -38,17 +37,12 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         data_dir = settings.data_dir.expanduser().absolute()
         directory = DataDirectory(data_dir)
         stack.callback(directory.close)
-        remove_orphans(settings.shm_dir, data_dir)
-        arena = Arena.create(
-            settings.shm_dir,
-            arena_bytes=settings.arena_bytes,
-            slot_bytes=settings.segment_bytes,
-            data_dir=data_dir,
-            ephemeral=settings.ephemeral,
+        engine = await LogEngine.start(settings, data_dir)
+        stack.push_async_callback(engine.close)
+        arena, counters = engine.arena, Counters()
+        broker = BrokerService(
+            engine.streams, arena, engine.memory, counters, read_bytes_max=settings.message_bytes_max
         )
-        stack.callback(arena.close)
-        streams, counters = Streams(arena), Counters()
-        broker = BrokerService(streams, arena, counters, read_bytes_max=settings.message_bytes_max)
         service = broker.service()
 
         frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max)
@@ -67,7 +61,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         }
         if settings.metrics_port is not None:
             registry = CollectorRegistry()
-            registry.register(BrokerCollector(counters, arena, streams))
+            registry.register(BrokerCollector(counters, engine))
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 
@@ -82,6 +76,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             arena_bytes=settings.arena_bytes,
         )
         owned = await registration.register(info, settings.coordinator_timeout_ms / 1000)
+        engine.own(owned, registration.broker_id)
         broker.registered(registration.broker_id, owned)
         ready["broker_id"] = registration.broker_id
         async with asyncio.TaskGroup() as tasks:
@@ -102,7 +97,12 @@ def _unix_path(data_dir: Path) -> Path:
 
 def run(settings: BrokerSettings) -> int:
     """Run a broker until it is told to stop; returns the exit code of the process."""
-    return run_daemon(lambda: serve(settings), name="broker", log_level=settings.log_level)
+    return run_daemon(
+        lambda: serve(settings),
+        name="broker",
+        log_level=settings.log_level,
+        stop_timeout_s=FLUSH_TIMEOUT_S + STOP_TIMEOUT_S,
+    )
 
 
 def main() -> int:

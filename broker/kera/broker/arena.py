@@ -2,17 +2,21 @@
 
     0            4096                     slots_at
     ┌────────────┬────────────────────────┬──────────┬──────────┬─────
-    │ JSON head  │ generation u64 × slots │ slot 0   │ slot 1   │ …
+    │ JSON head  │ 64-byte row × slots    │ slot 0   │ slot 1   │ …
     └────────────┴────────────────────────┴──────────┴──────────┴─────
 
 * The file is reserved and faulted in when it is made (a fresh page costs ten times a reused one), so it never grows,
   and a full file system shows at the start and not as SIGBUS later.
 * A slot that is let go is used again, the last one first: its pages are the warmest.
-* Its generation grows each time it is let go. A reader that maps the file compares generations before and after it
-  looks, and so never takes a new segment's bytes for the old one's.
-* A slot with leases is used again only when the last one is released (invariant 5 of the design).
-* The owner holds a lock on the file. So an arena whose owner has died is recognised, and removed by the next start of
-  the same broker; one of an ephemeral broker, which never comes back, by the next start of any broker of the same user.
+* The row of a slot says which segment is in it and up to where. It is written after the bytes that it speaks of, so
+  the next launch of a broker that was killed finds every chunk that was appended (`Arena.attach`, `Slot.content`).
+* Its generation grows each time the slot is let go. A reader that maps the file compares generations before and after
+  it looks, and so never takes a new segment's bytes for the old one's.
+* A slot with leases is used again only when the last one is released (invariant 5 of the design). Leases of a launch
+  that was killed are taken over as one, which the owner ends when those readers have had time to let go.
+* The owner holds a lock on the file. So an arena whose owner has died is recognised: it is taken over by the next
+  launch of the same broker; one of an ephemeral broker, which never comes back, is removed by the next start of any
+  broker of the same user.
 
 Invariant: a slot is either free, or in use by exactly one segment, or retired and leased.
 """
@@ -28,53 +32,133 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, invariant
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.arena")
 
-FORMAT = 1
+FORMAT = 2
 HEAD_BYTES = 4096
 PAGE_BYTES = 4096
+ROW_BYTES = 64
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; not in the mmap module
+
+# A row, as columns of u64 and of u32.
+_GENERATION, _STREAM_ID, _GROUP_ID, _FIRST_RECORD = range(4)
+_STREAMLET_ID, _ENTRY, _SEGMENT_ID, _STATE, _HEAD, _DURABLE_HEAD, _LEASES = range(8, 15)
+_FREE, _OPEN, _CLOSED = range(3)
+
+
+class SlotContent(NamedTuple):
+    """The segment that a slot holds."""
+
+    stream_id: int
+    streamlet_id: int
+    entry: int
+    group_id: int
+    segment_id: int
+    first_record: int
+    """Ordinal of its first record within the entry."""
+    head: int
+    durable_head: int
+    closed: bool
 
 
 class Slot:
     """Memory for one segment."""
 
-    __slots__ = ("_arena", "arena_offset", "generation", "index", "leases", "retired", "view")
+    __slots__ = ("_arena", "_u32", "_u64", "arena_offset", "index", "leases", "retired", "view")
 
-    def __init__(self, arena: Arena, index: int, arena_offset: int, view: memoryview) -> None:
+    def __init__(self, arena: Arena, index: int, arena_offset: int, row: memoryview, view: memoryview) -> None:
         self._arena = arena
+        self._u64, self._u32 = row.cast("Q"), row.cast("I")
         self.index = index
         self.arena_offset = arena_offset
         """Of the slot's first byte, in the arena file."""
         self.view = view
-        self.generation = 1
         self.leases = 0
         """Readers that still look at the slot's bytes."""
         self.retired = False
         """No segment uses the slot any more; it is free as soon as there are no leases."""
 
+    @property
+    def generation(self) -> int:
+        """How many segments have been here, this one included."""
+        return self._u64[_GENERATION]
+
+    @property
+    def content(self) -> SlotContent | None:
+        """The segment in this slot, as its row says; None for a free slot."""
+        u64, u32 = self._u64, self._u32
+        if u32[_STATE] == _FREE:
+            return None
+        return SlotContent(
+            u64[_STREAM_ID],
+            u32[_STREAMLET_ID],
+            u32[_ENTRY],
+            u64[_GROUP_ID],
+            u32[_SEGMENT_ID],
+            u64[_FIRST_RECORD],
+            u32[_HEAD],
+            u32[_DURABLE_HEAD],
+            u32[_STATE] == _CLOSED,
+        )
+
+    def assign(self, content: SlotContent) -> None:
+        """Write down whose slot this is now."""
+        u64, u32 = self._u64, self._u32
+        u64[_STREAM_ID], u64[_GROUP_ID], u64[_FIRST_RECORD] = content.stream_id, content.group_id, content.first_record
+        u32[_STREAMLET_ID], u32[_ENTRY], u32[_SEGMENT_ID] = content.streamlet_id, content.entry, content.segment_id
+        u32[_HEAD], u32[_DURABLE_HEAD] = content.head, content.durable_head
+        u32[_STATE] = _CLOSED if content.closed else _OPEN  # last: from here on the row counts
+
+    def write_head(self, head: int) -> None:
+        """What is before `head` is there."""
+        self._u32[_HEAD] = head
+
+    def write_durable_head(self, durable_head: int) -> None:
+        """What is before `durable_head` may be read."""
+        self._u32[_DURABLE_HEAD] = durable_head
+
+    def write_closed(self) -> None:
+        """The segment takes no more appends."""
+        self._u32[_STATE] = _CLOSED
+
     def lease(self) -> None:
         """Keep the slot's bytes as they are until `release`."""
         self.leases += 1
+        self._u32[_LEASES] = self.leases
 
     def release(self) -> None:
         """End one lease."""
         invariant(self.leases > 0, "a lease was released twice", slot=self.index)
         self.leases -= 1
-        if self.retired and not self.leases:
-            self._arena.reuse(self)
+        self._u32[_LEASES] = self.leases
+        if not self.leases:
+            if self.retired:
+                self._arena.reuse(self)
+            elif self._arena.on_release is not None:
+                self._arena.on_release()
 
     def retire(self) -> None:
         """The segment is gone: free the slot, now or when the last lease ends."""
         invariant(not self.retired, "a slot was retired twice", slot=self.index)
         self.retired = True
+        self._u32[_STATE] = _FREE
         if not self.leases:
             self._arena.reuse(self)
+
+    def take_over(self) -> bool:
+        """After `Arena.attach`: count the leases of the last launch as one. Returns whether there were any."""
+        self.leases = 1 if self._u32[_LEASES] else 0
+        self._u32[_LEASES] = self.leases
+        return bool(self.leases)
+
+    def advance_generation(self) -> None:
+        """What was referred to before is gone."""
+        self._u64[_GENERATION] += 1
 
 
 class Arena:
@@ -83,17 +167,25 @@ class Arena:
     def __init__(self, path: Path, fd: int, memory: mmap.mmap, slot_bytes: int, slots: int, slots_at: int) -> None:
         self.path = path
         self.slot_bytes = slot_bytes
+        self.on_release: Any = None
+        """Called when a slot has come free, or could: its last lease has ended."""
         self._fd = fd
         self._memory = memory
         self._view = memoryview(memory)
-        self._generations = self._view[HEAD_BYTES : HEAD_BYTES + 8 * slots].cast("Q")
+        rows = self._view[HEAD_BYTES : HEAD_BYTES + ROW_BYTES * slots]
         self._slots = [
-            Slot(self, index, at, self._view[at : at + slot_bytes])
+            Slot(
+                self,
+                index,
+                at,
+                rows[index * ROW_BYTES : (index + 1) * ROW_BYTES],
+                self._view[at : at + slot_bytes],
+            )
             for index, at in enumerate(range(slots_at, slots_at + slots * slot_bytes, slot_bytes))
         ]
-        for slot in self._slots:
-            self._generations[slot.index] = slot.generation
-        self._free = list(reversed(self._slots))
+        self._free: list[Slot] = []
+        self.inherited: list[Slot] = []
+        """Slots that readers of the last launch may still look at; each has one lease, to be released in the end."""
 
     @classmethod
     def create(cls, shm_dir: Path, *, arena_bytes: int, slot_bytes: int, data_dir: Path, ephemeral: bool) -> Arena:
@@ -102,7 +194,7 @@ class Arena:
         Raises `SharedMemoryTooSmall` or `PathNotWritable`.
         """
         slots = arena_bytes // slot_bytes
-        slots_at = -(-(HEAD_BYTES + 8 * slots) // PAGE_BYTES) * PAGE_BYTES
+        slots_at = -(-(HEAD_BYTES + ROW_BYTES * slots) // PAGE_BYTES) * PAGE_BYTES
         size = slots_at + slots * slot_bytes
         try:
             status = os.statvfs(shm_dir)
@@ -125,8 +217,7 @@ class Arena:
             path.unlink(missing_ok=True)
             os.close(fd)
             raise
-        with contextlib.suppress(OSError, ValueError):  # an older kernel faults the pages in on their first use
-            memory.madvise(_MADV_POPULATE_WRITE)
+        _fault_in(memory)
         head = {
             "format": FORMAT,
             "data_dir": str(data_dir),
@@ -137,8 +228,51 @@ class Arena:
         }
         text = json.dumps(head).encode()
         invariant(len(text) < HEAD_BYTES, "the arena's head is larger than its page", data_dir=str(data_dir))
-        memory[: len(text)] = text
-        return cls(path, fd, memory, slot_bytes, slots, slots_at)
+        arena = cls(path, fd, memory, slot_bytes, slots, slots_at)
+        for slot in arena._slots:
+            slot.advance_generation()
+        arena._free = list(reversed(arena._slots))
+        memory[: len(text)] = text  # last: an arena without a head was never used
+        return arena
+
+    @classmethod
+    def attach(cls, shm_dir: Path, data_dir: Path) -> Arena | None:
+        """Take over the arena that a killed launch with this data directory has left; None when there is none.
+
+        Slots that hold segments are not free: the caller looks at their `content` and keeps or retires each.
+        """
+        for path in sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena")):
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                head = _read_head(fd)
+                if (
+                    head is not None
+                    and head.get("data_dir") == str(data_dir)
+                    and not head.get("ephemeral")
+                    and head.get("format") == FORMAT
+                    and os.fstat(fd).st_size == head["slots_at"] + head["slots"] * head["slot_bytes"]
+                ):
+                    memory = mmap.mmap(fd, 0)
+                    arena = cls(path, fd, memory, head["slot_bytes"], head["slots"], head["slots_at"])
+                    arena._take_over()
+                    return arena
+            except (OSError, KeyError):
+                pass  # another broker's, or none that we know: `remove_orphans` deals with it
+            os.close(fd)
+        return None
+
+    def _take_over(self) -> None:
+        for slot in reversed(self._slots):
+            if slot.take_over():
+                self.inherited.append(slot)
+            if slot.content is None:
+                slot.retired = True
+                if not slot.leases:
+                    self._free.append(slot)
 
     @property
     def slot_count(self) -> int:
@@ -150,6 +284,10 @@ class Arena:
         """How many slots can be allocated now."""
         return len(self._free)
 
+    def slots(self) -> Iterator[Slot]:
+        """All slots."""
+        return iter(self._slots)
+
     def slot(self, index: int) -> Slot:
         """The slot with this index."""
         return self._slots[index]
@@ -159,7 +297,7 @@ class Arena:
         if not self._free:
             raise ArenaFull(
                 f"all {len(self._slots)} segments of the broker's memory are in use;"
-                " delete streams, or start the broker with a larger --arena-bytes",
+                " it goes on when some are written to disk or let go by their readers",
                 slots=len(self._slots),
                 slot_bytes=self.slot_bytes,
             )
@@ -169,14 +307,27 @@ class Arena:
 
     def reuse(self, slot: Slot) -> None:
         """Called by the slot itself when nobody uses it any more."""
-        slot.generation += 1
-        self._generations[slot.index] = slot.generation
+        slot.advance_generation()
         self._free.append(slot)
+        if self.on_release is not None:
+            self.on_release()
 
-    def close(self) -> None:
-        """Remove the file. The memory itself goes when the last one who maps it lets it go."""
-        self.path.unlink(missing_ok=True)
+    def close(self, *, keep: bool = False) -> None:
+        """Remove the file, unless the next launch is to find it.
+
+        The memory itself goes when the last one who maps it lets it go.
+        """
+        if not keep:
+            self.path.unlink(missing_ok=True)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # the mapping has a duplicate of the descriptor, which would keep it
         os.close(self._fd)
+
+
+def _fault_in(memory: mmap.mmap) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # where the file system gives them
+    with contextlib.suppress(OSError, ValueError):  # an older kernel faults the pages in on their first use
+        memory.madvise(_MADV_POPULATE_WRITE)
 
 
 def _create_locked(shm_dir: Path) -> tuple[Path, int]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kera.broker.arena import Arena
-from kera.broker.stream import Streams
+from kera.broker.log_engine import LogEngine
 
 
 @dataclass(slots=True)
@@ -37,21 +36,56 @@ _HELP = {
     "bytes_read": "bytes of chunks returned to readers, by copy or by reference",
 }
 
+_TOTALS_HELP = {
+    "segments_flushed": "segments written to disk, complete",
+    "bytes_flushed": "bytes of segments written to disk when they were complete",
+    "commits": "group commits of level persisted",
+    "bytes_committed": "bytes written to disk by group commits",
+    "segments_loaded": "segments brought back from disk for readers",
+    "bytes_loaded": "bytes of segments brought back from disk",
+    "segments_evicted": "segments on disk whose memory was given to others",
+    "segments_removed": "segments removed by retention, truncation and deletion",
+    "bytes_removed": "bytes of segments removed",
+    "chunks_damaged": "chunks on disk that do not match their checksums, found when they were loaded",
+    "disk_errors": "reads and writes that failed",
+}
+_FOUND_HELP = {
+    "attached": "1: found the memory of the last launch",
+    "lost_memory": "1: the last launch was killed and its memory is gone",
+    "repaired": "1: the index was damaged and made anew from the segments",
+    "segments_in_memory": "segments found in memory",
+    "bytes_in_memory": "bytes of chunks found in memory",
+    "open_files": "files of open segments read, because their memory is gone",
+    "torn_tails": "segments with a torn tail, cut at a chunk boundary",
+    "torn_bytes": "bytes cut with torn tails",
+    "chunks_damaged": "chunks that do not match their checksums",
+}
+
 
 class BrokerCollector(Collector):
     """Counters and gauges of one broker."""
 
-    def __init__(self, counters: Counters, arena: Arena, streams: Streams) -> None:
+    def __init__(self, counters: Counters, engine: LogEngine) -> None:
         self._counters = counters
-        self._arena = arena
-        self._streams = streams
+        self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
         for name, text in _HELP.items():
             yield CounterMetricFamily(f"kera_broker_{name}", text, value=getattr(self._counters, name))
-        arena = self._arena
+        engine = self._engine
+        arena, memory, found = engine.arena, engine.memory, engine.restart.found
         yield GaugeMetricFamily("kera_broker_arena_slots", "segments that fit into memory", value=arena.slot_count)
         yield GaugeMetricFamily("kera_broker_arena_slots_free", "segments that are free", value=arena.free_slots)
         yield GaugeMetricFamily("kera_broker_arena_slot_bytes", "size of a segment", value=arena.slot_bytes)
-        yield GaugeMetricFamily("kera_broker_streams", "streams with streamlets here", value=len(self._streams))
+        yield GaugeMetricFamily("kera_broker_streams", "streams with streamlets here", value=len(engine.streams))
+        states = GaugeMetricFamily("kera_broker_segments", "segments in memory, by state", labels=["state"])
+        for state, count in memory.segments_by_state().items():
+            states.add_metric([state], count)
+        yield states
+        for name, text in _TOTALS_HELP.items():
+            yield CounterMetricFamily(f"kera_broker_{name}", text, value=getattr(memory.totals, name))
+        for name, text in _FOUND_HELP.items():
+            yield GaugeMetricFamily(f"kera_broker_start_{name}", text, value=getattr(found, name))
+        failing = memory.disk_error is not None
+        yield GaugeMetricFamily("kera_broker_disk_failing", "1 while the disk takes no data", value=int(failing))

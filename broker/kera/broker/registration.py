@@ -1,17 +1,22 @@
 """The broker's tie to the coordinator: registration, heartbeats, and what is kept of it on disk.
 
-The data directory holds ``broker.json``: the id that the coordinator gave, and the cluster it belongs to. A lock on it
-keeps two brokers from sharing one identity.
+The data directory holds the id that the coordinator gave, and the cluster it belongs to, twice: in ``broker.json`` and
+in ``broker.copy.json``, each with a checksum. Either is enough, and a damaged one is written anew. A lock on the
+directory keeps two brokers from sharing one identity. What else is in there is the log's (``kera.broker.log_engine``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
 import uuid
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
 
 from kera.core.errors import KeraError, PathNotWritable, StaleEpoch, StartError, Unavailable, Uncertain
 from kera.core.rpc import api
@@ -22,7 +27,10 @@ from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.registration")
 
-FORMAT = 1
+FORMAT = 2
+"""Of the data directory. 1 had no log, and ``broker.json`` without a checksum."""
+IDENTITY_NAMES = ("broker.json", "broker.copy.json")
+LOCK_NAME = "lock"
 CALL_TIMEOUT_S = 5.0
 RETRY_INTERVAL_S = 0.2
 
@@ -39,15 +47,55 @@ class WrongCluster(StartError):
     code = "wrong_cluster"
 
 
+class Identity(NamedTuple):
+    """Who a broker is, as one file says."""
+
+    format: int
+    broker_id: int
+    cluster_id: str
+
+    @classmethod
+    def read(cls, path: Path) -> Identity | None:
+        """What the file says; None when there is none.
+
+        Raises ``OSError``, ``ValueError`` when it is damaged, and `StartError` when a newer version has written it.
+        """
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        match content:
+            case {"format": 1, "broker_id": int(broker_id), "cluster_id": str(cluster_id), **rest} if not rest:
+                return cls(1, broker_id, cluster_id)
+            case {"crc32c": checksum} if checksum != _checksum(content):
+                raise ValueError("it does not match its checksum")
+            case {"format": int(found), "crc32c": _} if found > FORMAT:
+                raise StartError(f"{path} has format {found}, this version knows {FORMAT}; use a newer version")
+            case {"format": 2, "broker_id": int(broker_id), "cluster_id": str(cluster_id), "crc32c": _}:
+                return cls(2, broker_id, cluster_id)
+        raise ValueError("it names no broker and cluster")
+
+    def to_bytes(self) -> bytes:
+        """What is in the file."""
+        content = self._asdict()
+        return json.dumps(content | {"crc32c": _checksum(content)}).encode()
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """Over everything but itself, however it is written; the same for all formats from 2 on."""
+    covered = {name: value for name, value in content.items() if name != "crc32c"}
+    return f"{crc32c(json.dumps(covered, sort_keys=True, separators=(',', ':')).encode()):08x}"
+
+
 class DataDirectory:
     """Owner of the broker's data directory; raises `PathNotWritable` or `StartError` when it cannot be that."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path / "broker.json"
+        self._files = [path / name for name in IDENTITY_NAMES]
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise PathNotWritable(
                 f"cannot write data directory {path}: {error.strerror}; choose another --data-dir", path=str(path)
@@ -59,40 +107,53 @@ class DataDirectory:
             raise StartError(f"another broker uses data directory {path}; choose another --data-dir") from error
 
     def load(self) -> tuple[int, str]:
-        """Broker id and cluster id; (0, "") for a broker that was never registered."""
-        try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return 0, ""
-        except (OSError, ValueError) as error:
-            raise self._unreadable(str(error)) from error
-        match content:
-            case {"format": found} if found != FORMAT:
-                raise StartError(f"{self._file} has format {found}, this version knows {FORMAT}")
-            case {"format": _, "broker_id": int(broker_id), "cluster_id": str(cluster_id)}:
-                return broker_id, cluster_id
-        raise self._unreadable("it names no broker and cluster")
+        """Broker id and cluster id; (0, "") for a broker that was never registered.
 
-    def _unreadable(self, reason: str) -> StartError:
-        return StartError(f"cannot read {self._file}: {reason}; restore it, or remove it to join anew")
+        One of the two files is enough: the other one is written anew when it is damaged or gone. Raises `StartError`
+        when that leaves none, or when a newer version has written one.
+        """
+        identities: list[Identity | None] = []
+        damaged: dict[Path, str] = {}
+        for path in self._files:
+            try:
+                identities.append(Identity.read(path))
+            except (OSError, ValueError) as error:
+                damaged[path] = str(error)
+        found = next(filter(None, identities), None)
+        if found is None:
+            for path, reason in damaged.items():
+                raise StartError(f"cannot read {path}: {reason}; restore it, or remove it to join anew")
+            return 0, ""
+        for path, reason in damaged.items():
+            log.error("a file is damaged; it is written anew from its copy", path=str(path), reason=reason)
+        if found.format == FORMAT:
+            self.store(found.broker_id, found.cluster_id)
+        return found.broker_id, found.cluster_id
 
     def store(self, broker_id: int, cluster_id: str) -> None:
-        """Remember who this broker is; durable when it returns."""
-        text = json.dumps({"format": FORMAT, "broker_id": broker_id, "cluster_id": cluster_id})
-        temporary = self._file.with_suffix(".tmp")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._file)
-            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        """Remember who this broker is; durable when it returns. Raises `PathNotWritable`."""
+        data = Identity(FORMAT, broker_id, cluster_id).to_bytes()
+        for path in self._files:
             try:
-                os.fsync(directory)  # the new name is in there
-            finally:
-                os.close(directory)
-        except OSError as error:
-            raise PathNotWritable(f"cannot write {self._file}: {error.strerror}", path=str(self._file)) from error
+                self._replace(path, data)
+            except OSError as error:
+                raise PathNotWritable(f"cannot write {path}: {error.strerror}", path=str(path)) from error
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == data:
+                return  # as at almost every start: a full disk is no reason to fail it
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)  # the new name is in there
+        finally:
+            os.close(directory)
 
     def close(self) -> None:
         """Release the lock."""

@@ -1,46 +1,96 @@
-"""Segments and groups: where a streamlet's chunks lie.
-
-A segment is a slot of the arena that fills from its start:
+"""A segment in memory: a slot of the arena that fills from its start.
 
     0              durable_head       head                  capacity
     ├── readable ──┼── being made ────┼── free ─────────────┤
                        durable
 
 Invariants: durable_head ≤ head ≤ capacity, neither goes back, both are ends of chunks (or 0). Behind the head nothing
-ever changes. A closed segment or group takes no more appends; segment ids grow by one within their group.
+ever changes. A closed segment takes no more appends.
+
+A segment on disk has a record in the index, and is an object of this kind only while it is in memory as well. Its
+states, with the thesis's names (7.2.1):
+
+    HEAD ──closed──► GROUP ──read by all readers──► PROCESSED
+                       └──────────┬────────────────────┘
+                       on disk, slot given to another segment
+                                  ▼
+                               CLOSED ──a reader wants it──► LOADING ──► GROUP
 """
 
 from __future__ import annotations
 
+import enum
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from kera.broker.arena import Slot
+from kera.broker.arena import Slot, SlotContent
+from kera.broker.segment_index import ProducerRecord, SegmentRecord
+from kera.broker.segment_scan import Hole, SegmentAddress, SegmentScan
 from kera.core.chunk import ChunkHeader, Placement, place_chunk, read_header
-from kera.core.errors import invariant
+from kera.core.errors import KeraError, invariant
+
+if TYPE_CHECKING:
+    from kera.broker.entry import Entry
 
 _NO_MIN = (1 << 63) - 1
 _NO_MAX = -(1 << 63)
+
+
+class SegmentState(enum.Enum):
+    """Where in its life a segment is."""
+
+    HEAD = "head"
+    """Open, in memory."""
+    GROUP = "group"
+    """Closed, in memory; some reader has yet to read it, or there is none."""
+    PROCESSED = "processed"
+    """Closed, in memory, and behind all readers."""
+    CLOSED = "closed"
+    """On disk only."""
+    LOADING = "loading"
+    """On its way back into memory."""
 
 
 class Segment:
     """One logical segment of a group, in a slot of the arena."""
 
     __slots__ = (
+        "abandoned",
+        "address",
+        "busy",
         "chunk_ends",
         "closed",
+        "crc32c",
+        "dropped",
         "durable_head",
+        "entry",
+        "first_record",
         "head",
+        "holes",
+        "in_index",
+        "loading",
         "max_timestamp_us",
         "min_timestamp_us",
+        "newest_us",
+        "on_loaded",
+        "opened_ms",
+        "physical_id",
+        "producers",
         "record_count",
-        "segment_id",
         "slot",
+        "stored",
+        "touched_ms",
+        "wanted",
     )
 
-    def __init__(self, segment_id: int, slot: Slot) -> None:
-        self.segment_id = segment_id
+    def __init__(self, entry: Entry, address: SegmentAddress, slot: Slot, first_record: int) -> None:
+        self.entry = entry
+        self.address = address
         self.slot = slot
+        self.first_record = first_record
+        """Ordinal of its first record within the entry."""
         self.head = 0
         """Where the next chunk goes: bytes from the start of the slot."""
         self.durable_head = 0
@@ -49,33 +99,124 @@ class Segment:
         self.record_count = 0
         self.min_timestamp_us = _NO_MIN
         self.max_timestamp_us = _NO_MAX
+        self.newest_us = 0
+        """When the newest chunk was made."""
         self.chunk_ends = array("I")
         """Where each chunk ends, ascending: 4 bytes per chunk, and a read need not walk headers."""
+        self.holes: list[Hole] = []
+        """Damage that was found when it was loaded."""
+        self.producers: dict[int, ProducerRecord] = {}
+        """Who has appended, and up to which sequence: goes into the index with the segment."""
+        self.physical_id = 0
+        """Of its file; 0: none yet."""
+        self.stored = 0
+        """Up to where its file is durable."""
+        self.crc32c = 0
+        """Over what is stored."""
+        self.abandoned: list[int] = []
+        """Files that failed, which go when another one has what they had."""
+        self.in_index = False
+        """Closed, on disk and in the index: the slot can be given away."""
+        self.busy = False
+        """Being written to disk."""
+        self.loading = False
+        self.on_loaded: list[Callable[[KeraError | None], None]] = []
+        self.wanted = False
+        """Loaded for a reader who has not come for it yet."""
+        self.dropped = False
+        """Removed while it was busy."""
+        self.opened_ms = 0
+        """When it was opened, on the monotonic clock."""
+        self.touched_ms = 0
+        """When something was last appended, on the monotonic clock."""
+
+    @classmethod
+    def open(cls, entry: Entry, address: SegmentAddress, slot: Slot, first_record: int) -> Segment:
+        """A new segment in `slot`."""
+        slot.assign(SlotContent(*address, first_record, 0, 0, closed=False))
+        return cls(entry, address, slot, first_record)
+
+    @classmethod
+    def found(cls, entry: Entry, slot: Slot, content: SlotContent, scan: SegmentScan) -> Segment:
+        """What the last launch left in `slot`."""
+        segment = cls(entry, SegmentAddress(*content[:5]), slot, content.first_record)
+        for header in scan.headers:
+            segment._count(header)
+        if scan.headers:  # damaged chunks had records, too
+            last = scan.headers[-1]
+            segment.record_count = last.first_record + last.record_count - segment.first_record
+        segment.chunk_ends, segment.holes = scan.chunk_ends, scan.holes
+        segment.head = scan.end
+        segment.durable_head = min(content.durable_head, scan.end)
+        segment.closed = content.closed
+        slot.assign(SlotContent(*segment.address, segment.first_record, scan.end, segment.durable_head, content.closed))
+        return segment
+
+    @classmethod
+    def stub(cls, entry: Entry, address: SegmentAddress, slot: Slot, record: SegmentRecord) -> Segment:
+        """A segment that is about to be loaded into `slot`."""
+        segment = cls(entry, address, slot, record.first_record)
+        segment.head = segment.durable_head = segment.stored = record.length
+        segment.closed = segment.in_index = segment.loading = True
+        segment.record_count = record.record_count
+        segment.min_timestamp_us, segment.max_timestamp_us = record.min_timestamp_us, record.max_timestamp_us
+        segment.newest_us, segment.physical_id, segment.crc32c = record.newest_us, record.physical_id, record.crc32c
+        return segment
+
+    def loaded(self, chunk_ends: array[int], holes: list[Hole]) -> None:
+        """Its bytes are in the slot now."""
+        self.loading = False
+        self.chunk_ends, self.holes = chunk_ends, holes
+        self.slot.assign(SlotContent(*self.address, self.first_record, self.head, self.head, closed=True))
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Group and segment: its place in the entry."""
+        return self.address.group_id, self.address.segment_id
 
     @property
     def free_bytes(self) -> int:
         """Room that is left."""
         return len(self.slot.view) - self.head
 
-    def append(self, chunk: memoryview, header: ChunkHeader, placement: Placement) -> int:
+    def append(self, chunk: memoryview, header: ChunkHeader, broker_epoch: int, first_record: int) -> int:
         """Copy `chunk` to the head and place it; returns its position. The caller has made sure that it fits."""
         position = self.head
         end = position + len(chunk)
         invariant(not self.closed and end <= len(self.slot.view), "append to a closed or full segment")
         view = self.slot.view
         view[position:end] = chunk
-        place_chunk(view, position, placement)
+        address = self.address
+        place_chunk(
+            view,
+            position,
+            Placement(
+                address.group_id, address.segment_id, address.entry, first_record, broker_epoch, self.durable_head
+            ),
+        )
         self.chunk_ends.append(end)
         self.head = end
+        self._count(header)
+        self.slot.write_head(end)  # last: who finds the head finds the chunk
+        return position
+
+    def _count(self, header: ChunkHeader) -> None:
         self.record_count += header.record_count
         self.min_timestamp_us = min(self.min_timestamp_us, header.min_timestamp_us)
         self.max_timestamp_us = max(self.max_timestamp_us, header.max_timestamp_us)
-        return position
+        self.newest_us = max(self.newest_us, header.created_us)
+        self.producers[header.producer_id] = ProducerRecord(header.producer_epoch, header.sequence + 1)
+
+    def close(self) -> None:
+        """Take no more appends."""
+        self.closed = True
+        self.slot.write_closed()
 
     def advance_durable_head(self, to: int) -> None:
         """Let readers read up to `to`."""
         invariant(self.durable_head <= to <= self.head, "the durable head stays behind the head and never goes back")
         self.durable_head = to
+        self.slot.write_durable_head(to)
 
     def is_boundary(self, offset: int) -> bool:
         """Whether `offset` is the start of a chunk, or the end of the last one."""
@@ -94,39 +235,25 @@ class Segment:
         """End of the chunk that starts at `start`."""
         return self.chunk_ends[bisect_right(self.chunk_ends, start)]
 
+    def hole_at(self, offset: int) -> Hole | None:
+        """The damage that `offset` is in, or the next one behind it."""
+        return next((hole for hole in self.holes if hole.end > offset), None)
+
     def header_at(self, offset: int) -> ChunkHeader:
         """Header of the chunk that starts at `offset`."""
         return read_header(self.slot.view, offset)
 
-
-class Group:
-    """A fixed number of segments of one entry; the unit that one consumer gets at a time."""
-
-    __slots__ = ("closed", "entry", "group_id", "segments")
-
-    def __init__(self, group_id: int, entry: int) -> None:
-        self.group_id = group_id
-        self.entry = entry
-        self.segments: list[Segment] = []
-        """Segment ids are their places in the list, from 1."""
-        self.closed = False
-
-    def add_segment(self, slot: Slot) -> Segment:
-        """Close the last segment and open the next in `slot`."""
-        invariant(not self.closed, "a closed group never changes", group_id=self.group_id)
-        if self.segments:
-            self.segments[-1].closed = True
-        segment = Segment(len(self.segments) + 1, slot)
-        self.segments.append(segment)
-        return segment
-
-    def close(self) -> None:
-        """Take no more appends."""
-        if self.segments:
-            self.segments[-1].closed = True
-        self.closed = True
-
-    def retire(self) -> None:
-        """Free the slots of all segments."""
-        for segment in self.segments:
-            segment.slot.retire()
+    def record(self) -> SegmentRecord:
+        """What the index is to have of it."""
+        return SegmentRecord(
+            physical_id=self.physical_id,
+            length=self.head if self.closed else 0,
+            open=not self.closed,
+            chunk_count=len(self.chunk_ends),
+            crc32c=self.crc32c,
+            first_record=self.first_record,
+            record_count=self.record_count,
+            min_timestamp_us=self.min_timestamp_us,
+            max_timestamp_us=self.max_timestamp_us,
+            newest_us=self.newest_us,
+        )

@@ -7,10 +7,13 @@ from typing import ClassVar, Self
 
 from pydantic import ByteSize, Field, model_validator
 
-from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES
+from kera.broker.disk import BLOCK_BYTES
+from kera.core.chunk import HEADER_BYTES
 from kera.core.settings import KIB, MIB, KeraSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
+ARENA_SEGMENTS_MIN = 2
+"""One to write to, one to go to disk or to come from there."""
 SEGMENT_BYTES_MAX = 512 * MIB
 """A chunk may be as large, and goes through memory as one piece."""
 MESSAGE_BYTES_MAX = 1024 * MIB
@@ -35,7 +38,7 @@ class BrokerSettings(KeraSettings):
     )
     data_dir: Path = Field(
         Path("~/.local/share/kera/broker"),
-        description="Directory of the broker's identity; each broker needs one of its own.",
+        description="Directory of the broker's identity and log; each broker needs one of its own.",
     )
     shm_dir: Path = Field(
         Path("/dev/shm"),  # noqa: S108 - shared memory is the point
@@ -43,14 +46,20 @@ class BrokerSettings(KeraSettings):
     )
     arena_bytes: ByteSize = Field(
         ByteSize(512 * MIB),
-        description="Memory for segments, reserved at the start: all data this broker can hold, and never more.",
+        description="Memory for segments, reserved at the start, and never more. What does not fit is on disk only.",
     )
     segment_bytes: ByteSize = Field(
         ByteSize(8 * MIB),
         description="Size of a segment, and so the limit of a chunk: 8 MiB keep metadata small and disk writes large.",
     )
+    idle_close_ms: int = Field(
+        60_000,
+        ge=100,
+        description="A segment that nobody has written to for so long, in ms, goes to disk; its memory is for others.",
+    )
     ephemeral: bool = Field(
-        default=False, description="The broker never starts again: others may remove what it leaves after a crash."
+        default=False,
+        description="The broker never starts again: it flushes nothing at its end, and others may remove its leavings.",
     )
     coordinator_timeout_ms: int = Field(
         10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
@@ -62,12 +71,12 @@ class BrokerSettings(KeraSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.segment_bytes < SEGMENT_BYTES_MIN or self.segment_bytes % ALIGNMENT_BYTES:
-            raise ValueError(f"segment_bytes must be a multiple of {ALIGNMENT_BYTES}, at least {SEGMENT_BYTES_MIN}")
+        if self.segment_bytes < SEGMENT_BYTES_MIN or self.segment_bytes % BLOCK_BYTES:
+            raise ValueError(f"segment_bytes must be a multiple of {BLOCK_BYTES}, at least {SEGMENT_BYTES_MIN}")
         if self.segment_bytes > SEGMENT_BYTES_MAX:
             raise ValueError(f"segment_bytes must be at most {SEGMENT_BYTES_MAX}")
-        if self.arena_bytes < self.segment_bytes:
-            raise ValueError("arena_bytes must have room for one segment at least")
+        if self.arena_bytes < ARENA_SEGMENTS_MIN * self.segment_bytes:
+            raise ValueError(f"arena_bytes must have room for {ARENA_SEGMENTS_MIN} segments at least")
         if self.message_bytes_max < self.segment_bytes + HEADER_BYTES:
             raise ValueError("message_bytes_max must have room for a chunk that fills a segment")
         if self.message_bytes_max > MESSAGE_BYTES_MAX:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
-from kera.broker.arena import Arena
+from kera.broker.persistence import Done, PersistenceManager
+from kera.broker.restart import RestoredStreamlet
+from kera.broker.retention import Rules
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, UnknownStream
+from kera.core.errors import InvalidArgument, KeraError, NotOwner, StreamletOutOfRange, UnknownStream
 from kera.v1 import common_pb2
 
 
@@ -20,6 +23,14 @@ class Stream:
         self.schema_ids = frozenset(schema.schema_id for schema in info.schemas)
         self.streamlets: dict[int, Streamlet] = {}
         """Those that this broker owns."""
+        self.alter(info)
+
+    def alter(self, info: common_pb2.StreamInfo) -> None:
+        """Take over what can change while the stream is in use."""
+        self.config_version = info.config_version
+        self.durability = max(info.config.durability, common_pb2.DURABILITY_LEADER)
+        """The level at which chunks are acknowledged, unless a request asks for another, and readable."""
+        self.retention = Rules.of(info.config)
 
     def streamlet(self, streamlet_id: int) -> Streamlet:
         """A streamlet of this broker. Raises `StreamletOutOfRange` or `NotOwner`."""
@@ -40,11 +51,22 @@ class Stream:
         )
 
 
+class Restorer(Protocol):
+    """Who knows what was there before: see ``kera.broker.restart``."""
+
+    def restore(
+        self, stream_id: int, streamlet_id: int, entries: int, first_group_id: int, *, persisted: bool = False
+    ) -> RestoredStreamlet:
+        """The state of a streamlet, to go on from."""
+        ...
+
+
 class Streams:
     """All streams with streamlets on this broker (the thesis's stream manager)."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, memory: PersistenceManager, restorer: Restorer) -> None:
+        self._memory = memory
+        self._restorer = restorer
         self._streams: dict[int, Stream] = {}
 
     def __iter__(self) -> Iterator[Stream]:
@@ -52,6 +74,9 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._streams
 
     def get(self, stream_id: int) -> Stream:
         """The stream with this id. Raises `UnknownStream`."""
@@ -65,7 +90,7 @@ class Streams:
     def open(self, info: common_pb2.StreamInfo, broker_id: int) -> None:
         """Open the streamlets that `info` assigns to this broker; those that are open already stay as they are.
 
-        Raises `InvalidArgument` when the configuration makes no sense.
+        The stream's configuration is taken over if it is newer. Raises `InvalidArgument` when it makes no sense.
         """
         config = info.config
         if not (config.streamlets and config.entries and config.group_segments):
@@ -73,20 +98,50 @@ class Streams:
         stream = self._streams.get(info.stream_id)
         if stream is None:
             stream = self._streams[info.stream_id] = Stream(info)
+        elif info.config_version > stream.config_version:
+            stream.alter(info)
         for assignment in info.assignments:
             if assignment.broker_id == broker_id and assignment.streamlet_id not in stream.streamlets:
-                stream.streamlets[assignment.streamlet_id] = Streamlet(
-                    assignment.streamlet_id,
-                    entries=config.entries,
-                    group_segments=config.group_segments,
-                    broker_epoch=assignment.broker_epoch,
-                    first_group_id=max(1, assignment.first_group_id),
-                    arena=self._arena,
-                )
+                stream.streamlets[assignment.streamlet_id] = self._restore(stream, info, assignment)
 
-    def drop(self, stream_id: int) -> None:
-        """Free everything of a stream; one that is not here is dropped already."""
+    def _restore(
+        self, stream: Stream, info: common_pb2.StreamInfo, assignment: common_pb2.StreamletAssignment
+    ) -> Streamlet:
+        restored = self._restorer.restore(
+            stream.stream_id,
+            assignment.streamlet_id,
+            info.config.entries,
+            max(1, assignment.first_group_id),
+            persisted=stream.durability == common_pb2.DURABILITY_PERSISTED,
+        )
+        streamlet = Streamlet(
+            stream.stream_id,
+            assignment.streamlet_id,
+            entries=restored.entries,
+            group_segments=info.config.group_segments,
+            broker_epoch=assignment.broker_epoch,
+            next_group_id=restored.next_group_id,
+            producers=restored.producers,
+            memory=self._memory,
+        )
+        for entry in restored.moved:
+            self._memory.collect(entry)
+        for segment in restored.segments:
+            self._memory.adopt(segment)
+            if stream.durability == common_pb2.DURABILITY_LEADER:
+                segment.advance_durable_head(segment.head)
+            else:
+                self._memory.persist([(segment, segment.head)], _nothing)
+        return streamlet
+
+    def drop(self, stream_id: int, done: Done | None = None) -> None:
+        """Free all of a stream, in memory at once; `done` when its files are gone, or if it is not here."""
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
             for streamlet in stream.streamlets.values():
                 streamlet.drop()
+        self._memory.drop_stream(stream_id, done)
+
+
+def _nothing(error: KeraError | None) -> None:
+    """Nobody waits."""

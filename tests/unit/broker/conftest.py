@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kera.broker.arena import Arena
-from tests.unit.broker.support import SLOT_BYTES, Log
+from tests.unit.broker.support import SLOT_BYTES, Engine, Log
 
 
 @pytest.fixture
@@ -18,6 +18,14 @@ def shm_dir() -> Iterator[Path]:
         assert list(path.iterdir()) == []
     finally:
         shutil.rmtree(path)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A directory for the log. It is in memory: what is written to it need not survive anything but the test."""
+    path = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture
@@ -44,6 +52,28 @@ def arena(make_arena: Callable[..., Arena]) -> Arena:
 
 
 @pytest.fixture
-def log(arena: Arena) -> Log:
+def make_engine(make_arena: Callable[..., Arena], root: Path) -> Iterator[Callable[..., Engine]]:
+    """Makes engines, each with a log of its own: number of slots."""
+    made: list[Engine] = []
+
+    def make(slots: int = 8) -> Engine:
+        directory = root / str(len(made))
+        directory.mkdir()
+        made.append(Engine(make_arena(slots), directory))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., Engine]) -> Engine:
+    """Eight slots, with room for four chunks each."""
+    return make_engine()
+
+
+@pytest.fixture
+def log(engine: Engine) -> Log:
     """A streamlet of one entry whose groups have two segments."""
-    return Log(arena)
+    return Log(engine)

@@ -1,24 +1,47 @@
-"""What the broker's tests are made with: chunks, streamlets with a producer's counters, calls without sockets."""
+"""What the broker's tests are made with: chunks, a log engine without threads, streamlets, calls without sockets."""
 
+import asyncio
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from kera.broker.arena import Arena
+from kera.broker.arena import Arena, Slot
+from kera.broker.disk import LocalDisk
+from kera.broker.entry import Entry
 from kera.broker.metrics import Counters
+from kera.broker.persistence import Job, PersistenceManager
+from kera.broker.reading import ReadPlan, plan_read
+from kera.broker.restart import Restart
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_scan import SegmentAddress
+from kera.broker.segment_store import SegmentStore
 from kera.broker.service import BrokerService
 from kera.broker.stream import Streams
-from kera.broker.streamlet import Appended, ReadPlan, Streamlet
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, encode_chunk, iterate_chunks, verify_header
+from kera.broker.streamlet import Appended, Streamlet
+from kera.core.chunk import (
+    HEADER_BYTES,
+    ChunkHeader,
+    Placement,
+    encode_chunk,
+    iterate_chunks,
+    place_chunk,
+    verify_header,
+)
+from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc.method import Call, Method, Peer, Reply
 from kera.v1 import broker_pb2, common_pb2
 
-CHUNK_BYTES = 256
+CHUNK_BYTES = 1024
 SLOT_BYTES = 4 * CHUNK_BYTES
 STREAM_ID = 7
+ADDRESS = SegmentAddress(STREAM_ID, 0, 0, 1, 1)
+"""Of the first segment of the first entry."""
 BROKER_ID = 3
 EVERYTHING = 1 << 20
 
@@ -40,26 +63,132 @@ def chunk(producer: int = 1, sequence: int = 0, *, size: int = CHUNK_BYTES, fill
     return encode_chunk(pa.py_buffer(fill * (size - HEADER_BYTES)), **(header | fields)).to_bytes()
 
 
+def placed(
+    sequence: int = 0, address: SegmentAddress = ADDRESS, *, durable_head: int = 0, first_record: int = 0, **fields: Any
+) -> bytes:
+    """A chunk as it lies in the segment with this address."""
+    data = bytearray(chunk(sequence=sequence, stream_id=address.stream_id, streamlet_id=address.streamlet_id, **fields))
+    place_chunk(data, 0, Placement(address.group_id, address.segment_id, address.entry, first_record, 9, durable_head))
+    return bytes(data)
+
+
+class FailingDisk(LocalDisk):
+    """A disk that works until it is told to fail."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.write_error = 0
+        """Error number of all writes."""
+        self.read_error = 0
+        self.written: list[Path] = []
+        """Files in the order in which they were written to."""
+
+    def write(self, path: Path, offset: int, data: memoryview) -> None:
+        if self.write_error:
+            raise OSError(self.write_error, os.strerror(self.write_error), str(path))
+        self.written.append(path)
+        super().write(path, offset, data)
+
+    def read(self, path: Path, offset: int, into: memoryview) -> int:
+        if self.read_error:
+            raise OSError(self.read_error, os.strerror(self.read_error), str(path))
+        return super().read(path, offset, into)
+
+
+class Engine:
+    """The log engine without loop and threads: what the persistence manager plans is done when a test says so."""
+
+    def __init__(self, arena: Arena, root: Path, restart: Restart | None = None) -> None:
+        """`restart`: that of a launch which goes on from what is there; None: a launch that finds nothing."""
+        self.arena = arena
+        self.root = root
+        self.index = SegmentIndex.open(root / "index", durable=False) if restart is None else restart.index
+        self.disk = FailingDisk(root)
+        self.store = SegmentStore(root, self.disk, self.index)
+        self.restart = restart or Restart(None, self.index, self.store)
+        next_physical_id = self.index.meta().get("next_physical_id", 1)
+        meta = {"clean": False, "next_physical_id": next_physical_id, "slot_bytes": arena.slot_bytes}
+        self.index.commit([], meta)
+        self.memory = PersistenceManager(arena, self.index, next_physical_id=next_physical_id, meta=meta)
+        self.streams = Streams(self.memory, self.restart)
+        self.streamlets = 0
+
+    def run(self) -> None:
+        """Do all there is to do."""
+        while jobs := self.memory.plan():
+            for job in jobs:
+                self.perform(job)
+
+    def perform(self, job: Job) -> None:
+        """Do a job."""
+        self.store.perform(job)
+        self.memory.finished(job)
+
+    def fill_memory(self) -> list[Slot]:
+        """Take all slots that are free, as other streams would."""
+        return [self.arena.allocate() for _ in range(self.arena.free_slots)]
+
+    def close(self) -> None:
+        """Let go of the index."""
+        self.memory.on_work = lambda: None
+        self.index.close()
+
+
+class Outcome:
+    """Stands for somebody who waits for the disk."""
+
+    def __init__(self) -> None:
+        self.calls: list[KeraError | None] = []
+
+    def __call__(self, error: KeraError | None) -> None:
+        self.calls.append(error)
+
+
 class Log:
     """A streamlet, and the next sequence of each of its producers."""
 
     def __init__(
-        self, arena: Arena, *, entries: int = 1, group_segments: int = 2, first_group_id: int = 1, broker_epoch: int = 9
+        self,
+        engine: Engine,
+        *,
+        entries: int = 1,
+        group_segments: int = 2,
+        first_group_id: int = 1,
+        broker_epoch: int = 9,
+        streamlet_id: int | None = None,
     ) -> None:
+        """`streamlet_id`: by default that of a streamlet of its own."""
+        if streamlet_id is None:
+            streamlet_id = engine.streamlets
+            engine.streamlets += 1
+        restored = engine.restart.restore(STREAM_ID, streamlet_id, entries, first_group_id)
         self.streamlet = Streamlet(
-            0,
-            entries=entries,
+            STREAM_ID,
+            streamlet_id,
+            entries=restored.entries,
             group_segments=group_segments,
             broker_epoch=broker_epoch,
-            first_group_id=first_group_id,
-            arena=arena,
+            next_group_id=restored.next_group_id,
+            producers=restored.producers,
+            memory=engine.memory,
         )
-        self.sequences: Counter[int] = Counter()
+        for segment in restored.segments:
+            engine.memory.adopt(segment)
+        self.engine = engine
+        self.sequences: Counter[int] = Counter(
+            {producer: record.next_sequence for producer, record in restored.producers.items()}
+        )
+
+    @property
+    def entry(self) -> Entry:
+        """The first entry."""
+        return self.streamlet.entries[0]
 
     def append(
         self, producer: int = 1, sequence: int | None = None, *, publish: bool = True, **fields: Any
     ) -> Appended:
         """Append a chunk, the producer's next one unless `sequence` says otherwise, and let readers see it."""
+        fields.setdefault("streamlet_id", self.streamlet.streamlet_id)
         data = chunk(producer, self.sequences[producer] if sequence is None else sequence, **fields)
         appended = self.streamlet.append(memoryview(data), verify_header(data))
         if sequence is None:
@@ -81,14 +210,36 @@ class Log:
         entry: int = 0,
         strict: bool = False,
     ) -> tuple[list[int], Position]:
-        """Sequences of the chunks that a read gives, and where the next one goes on."""
-        plan = self.streamlet.read(entry, start, end, bytes_max, strict=strict)
+        """Sequences of the chunks that a read gives, and where the next one goes on. What is on disk is loaded."""
+        plan = plan_read(self.streamlet, entry, start, end, bytes_max, strict=strict)
+        while plan.missing is not None and not plan.ranges:
+            self.engine.memory.load(self.streamlet.entries[entry], plan.missing, Outcome())
+            self.engine.run()
+            plan = plan_read(self.streamlet, entry, start, end, bytes_max, strict=strict)
         return [header.sequence for header in headers(plan)], plan.next
+
+    def read_all(self, start: Position = EARLIEST, *, entry: int = 0) -> list[int]:
+        """Sequences of all chunks from `start` on, read one segment after the other."""
+        found, following = self.read(start, entry=entry)
+        sequences = list(found)
+        while found:
+            found, following = self.read(following, entry=entry)
+            sequences += found
+        return sequences
+
+    def segments(self) -> list[Segment]:
+        """All segments that are in memory, in the order of the log."""
+        return [segment for entry in self.streamlet.entries for _, segment in sorted(entry.resident.items())]
 
 
 def position(appended: Appended) -> Position:
     """Where the chunk starts."""
     return Position(appended.group_id, appended.segment_id, appended.position)
+
+
+def place(appended: Appended) -> tuple[int, int, int, int, int, bool]:
+    """What is told of it: entry, group, segment, position, first record, and whether it is a repeat."""
+    return appended[:6]
 
 
 def headers(plan: ReadPlan) -> list[ChunkHeader]:
@@ -112,17 +263,37 @@ def stream_info(stream_id: int = STREAM_ID, *, owners: Sequence[int] = (BROKER_I
 
 
 class Broker:
-    """A broker's service over an arena, called as a transport calls it."""
+    """A broker's service over an engine, called as a transport calls it."""
 
-    def __init__(self, arena: Arena, *streams: common_pb2.StreamInfo, read_bytes_max: int = EVERYTHING) -> None:
-        self.arena = arena
+    def __init__(self, engine: Engine, *streams: common_pb2.StreamInfo, read_bytes_max: int = EVERYTHING) -> None:
+        self.engine = engine
+        self.arena = engine.arena
         self.counters = Counters()
-        self.streams = Streams(arena)
-        self.broker = BrokerService(self.streams, arena, self.counters, read_bytes_max=read_bytes_max)
+        self.streams = engine.streams
+        self.broker = BrokerService(
+            self.streams, engine.arena, engine.memory, self.counters, read_bytes_max=read_bytes_max
+        )
         self.service = self.broker.service()
         self.peer = Peer("unix", "")
+        self.paused = False
+        """Nothing goes to or comes from the disk."""
+        self._loop = asyncio.get_running_loop()
+        engine.memory.on_work = self._work
         if streams:
             self.broker.registered(BROKER_ID, streams)
+
+    def _work(self) -> None:
+        if not self.paused:
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        if not self.paused:
+            self.engine.run()
+
+    def resume(self) -> None:
+        """The disk goes on."""
+        self.paused = False
+        self._run()
 
     def start(
         self, method: Method[Any, Any], message: Any, bulk: bytes | bytearray = b"", peer: Peer | None = None
@@ -135,19 +306,26 @@ class Broker:
         result = self.start(method, message)
         return (result if isinstance(result, Reply) else await result).message
 
-    def append(self, *chunks: bytes, count: int | None = None, durability: int = 0) -> list[broker_pb2.ChunkStatus]:
-        """Statuses of a write."""
+    def write(
+        self, *chunks: bytes, count: int | None = None, durability: int = 0
+    ) -> Reply[Any] | Awaitable[Reply[Any]]:
+        """What the handler of a write returns."""
         request = broker_pb2.MultiWriteChunksRequest(
             chunk_count=len(chunks) if count is None else count,
             durability=durability,  # type: ignore[arg-type]
         )
-        reply = self.broker.multi_write_chunks(Call(request, memoryview(b"".join(chunks)), self.peer))
+        return self.broker.writer.write(Call(request, memoryview(b"".join(chunks)), self.peer))
+
+    def append(self, *chunks: bytes, count: int | None = None, durability: int = 0) -> list[broker_pb2.ChunkStatus]:
+        """Statuses of a write that is answered at once."""
+        reply = self.write(*chunks, count=count, durability=durability)
+        assert isinstance(reply, Reply), "the write waits"
         return list(reply.message.statuses)
 
     def read(self, *ranges: broker_pb2.ReadRange, peer: Peer | None = None, **fields: Any) -> Any:
         """What the handler of a read returns."""
         request = broker_pb2.MultiReadChunksRequest(ranges=ranges, **fields)
-        return self.broker.multi_read_chunks(Call(request, memoryview(b""), peer or self.peer))
+        return self.broker.fetches.read(Call(request, memoryview(b""), peer or self.peer))
 
 
 def cursor(start: Position = EARLIEST, *, stream_id: int = STREAM_ID, streamlet: int = 0, entry: int = 0) -> Any:

@@ -1,19 +1,23 @@
 import contextlib
 import errno
 import fcntl
+import gc
 import json
 import mmap
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kera.broker.arena import HEAD_BYTES, PAGE_BYTES, Arena, remove_orphans
+from kera.broker.arena import HEAD_BYTES, PAGE_BYTES, ROW_BYTES, Arena, SlotContent, remove_orphans
 from kera.core.errors import ArenaFull, InternalError, PathNotWritable, SharedMemoryTooSmall, StartError
+from tests.unit.broker.support import SLOT_BYTES
 
 MakeArena = Callable[..., Arena]
+CONTENT = SlotContent(7, 1, 2, 5, 3, 11, 2048, 1024, closed=False)
 
 
 def open_files(folder: Path) -> list[str]:
@@ -28,31 +32,33 @@ def open_files(folder: Path) -> list[str]:
 def generation_in_file(arena: Arena, slot: int) -> int:
     """As a reader sees it, who has the file and nothing else."""
     with arena.path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
-        at = HEAD_BYTES + 8 * slot
+        at = HEAD_BYTES + ROW_BYTES * slot
         return int.from_bytes(memory[at : at + 8], "little")
 
 
-def create(shm_dir: Path, arena_bytes: int = 4096) -> Arena:
-    return Arena.create(shm_dir, arena_bytes=arena_bytes, slot_bytes=1024, data_dir=Path("/data"), ephemeral=False)
+def create(shm_dir: Path, arena_bytes: int = 4 * SLOT_BYTES) -> Arena:
+    return Arena.create(
+        shm_dir, arena_bytes=arena_bytes, slot_bytes=SLOT_BYTES, data_dir=Path("/data"), ephemeral=False
+    )
 
 
 # --- creation ----------------------------------------------------------------------------------------------
 
 
 def test_the_head_of_the_file_says_where_its_slots_are(shm_dir: Path) -> None:
-    arena = create(shm_dir, arena_bytes=600 * 1024 + 1023)
+    arena = create(shm_dir, arena_bytes=600 * 4096 + 4095)
     head = json.loads(arena.path.read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
     slots_at = head.pop("slots_at")
 
-    assert head == {"format": 1, "data_dir": "/data", "ephemeral": False, "slot_bytes": 1024, "slots": 600}
+    assert head == {"format": 2, "data_dir": "/data", "ephemeral": False, "slot_bytes": 4096, "slots": 600}
     assert slots_at % PAGE_BYTES == 0
-    assert slots_at >= HEAD_BYTES + 8 * 600, "the generations must not reach into the first slot"
+    assert slots_at >= HEAD_BYTES + 64 * 600, "the rows must not reach into the first slot"
     assert [arena.slot(index).arena_offset for index in (0, 1, 599)] == [
         slots_at,
-        slots_at + 1024,
-        slots_at + 599 * 1024,
+        slots_at + 4096,
+        slots_at + 599 * 4096,
     ]
-    assert arena.path.stat().st_size == slots_at + 600 * 1024
+    assert arena.path.stat().st_size == slots_at + 600 * 4096
     assert arena.slot_count == arena.free_slots == 600
     arena.close()
 
@@ -180,12 +186,12 @@ def test_the_slot_that_was_let_go_last_is_used_first(arena: Arena) -> None:
 def test_a_full_arena_says_so_and_goes_on_when_a_slot_is_free(make_arena: MakeArena) -> None:
     arena = make_arena(slots=2)
     slot, _ = arena.allocate(), arena.allocate()
-    with pytest.raises(ArenaFull, match="--arena-bytes") as raised:
+    with pytest.raises(ArenaFull, match="all 2 segments") as raised:
         arena.allocate()
     slot.retire()
 
     assert raised.value.retriable
-    assert raised.value.attributes == {"slots": 2, "slot_bytes": 1024}
+    assert raised.value.attributes == {"slots": 2, "slot_bytes": 4096}
     assert arena.allocate() is slot
 
 
@@ -254,3 +260,171 @@ def test_releasing_what_is_not_leased_is_a_defect_and_changes_nothing(make_arena
     slot.retire()
 
     assert arena.free_slots == 1
+
+
+@pytest.mark.parametrize("retired", [False, True])
+def test_who_waits_for_memory_is_told_when_a_last_lease_ends(make_arena: MakeArena, retired: bool) -> None:
+    arena = make_arena(slots=1)
+    told: list[int] = []
+    slot = arena.allocate()
+    slot.lease()
+    slot.lease()
+    if retired:
+        slot.retire()
+    arena.on_release = lambda: told.append(arena.free_slots)
+    slot.release()
+    assert told == []
+    slot.release()
+
+    assert told == [1 if retired else 0], "a slot in use may now be taken for another segment"
+
+
+# --- rows --------------------------------------------------------------------------------------------------
+
+
+def row_in_file(arena: Arena, slot: int) -> bytes:
+    at = HEAD_BYTES + ROW_BYTES * slot
+    return arena.path.read_bytes()[at : at + ROW_BYTES]
+
+
+def test_a_row_in_the_file_says_which_segment_is_in_the_slot(arena: Arena) -> None:
+    slot = arena.slot(2)
+    slot.assign(CONTENT)
+    slot.lease()
+
+    assert row_in_file(arena, 2) == struct.pack("<4Q8I", 1, 7, 5, 11, 1, 2, 3, 1, 2048, 1024, 1, 0)
+    assert row_in_file(arena, 1) == struct.pack("<4Q8I", 1, *[0] * 11), "a free slot has a generation and nothing else"
+    assert slot.content == CONTENT
+
+
+def test_a_row_follows_its_segment(arena: Arena) -> None:
+    slot = arena.allocate()
+    seen = [slot.content]
+    slot.assign(CONTENT)
+    slot.write_head(3072)
+    slot.write_durable_head(2048)
+    seen.append(slot.content)
+    slot.write_closed()
+    seen.append(slot.content)
+    slot.retire()
+    seen.append(slot.content)
+
+    grown = CONTENT._replace(head=3072, durable_head=2048)
+    assert seen == [None, grown, grown._replace(closed=True), None]
+
+
+# --- the arena of a launch that was killed -----------------------------------------------------------------
+
+
+def kill(arena: Arena) -> None:
+    """What the kernel does when the owner dies."""
+    fcntl.flock(arena._fd, fcntl.LOCK_UN)
+    os.close(arena._fd)
+
+
+def attach(shm_dir: Path, data_dir: str = "/data") -> Arena | None:
+    return Arena.attach(shm_dir, Path(data_dir))
+
+
+def test_a_killed_launch_leaves_its_segments_to_the_next(shm_dir: Path) -> None:
+    before = create(shm_dir)
+    slots = [before.allocate() for _ in range(3)]
+    slots[1].assign(CONTENT)
+    slots[1].view[:5] = b"hello"
+    kill(before)
+    arena = attach(shm_dir)
+    assert arena is not None
+
+    assert [slot.content for slot in arena.slots()] == [None, CONTENT, None, None]
+    assert bytes(arena.slot(1).view[:5]) == b"hello"
+    assert (arena.path, arena.slot_bytes, arena.slot_count, arena.free_slots) == (before.path, SLOT_BYTES, 4, 3)
+    assert arena.slot(1) not in [arena.allocate() for _ in range(3)]
+    arena.close()
+
+
+def test_generations_go_on_growing_over_launches(shm_dir: Path) -> None:
+    before = create(shm_dir)
+    before.allocate().retire()
+    kill(before)
+    arena = attach(shm_dir)
+    assert arena is not None
+    arena.slot(1).retired = False
+    assert [slot.generation for slot in arena.slots()] == [2, 1, 1, 1]
+    arena.allocate().retire()
+
+    assert sum(slot.generation for slot in arena.slots()) == 6
+    arena.close()
+
+
+def test_what_readers_of_the_last_launch_look_at_is_kept_until_they_have_had_their_time(shm_dir: Path) -> None:
+    before = create(shm_dir)
+    used, free = before.allocate(), before.allocate()
+    used.assign(CONTENT)
+    for slot in (used, used, free):
+        slot.lease()
+    free.retire()
+    kill(before)
+    arena = attach(shm_dir)
+    assert arena is not None
+
+    assert sorted(slot.index for slot in arena.inherited) == [used.index, free.index]
+    assert [slot.leases for slot in arena.inherited] == [1, 1], "all leases of the last launch are one"
+    assert arena.free_slots == 2
+    for slot in arena.inherited:
+        slot.release()
+    assert arena.free_slots == 3
+    assert arena.slot(used.index).content == CONTENT
+    arena.slot(used.index).retire()
+    assert arena.free_slots == 4
+    arena.close()
+
+
+def test_an_arena_that_is_kept_is_found_by_the_next_launch(shm_dir: Path) -> None:
+    before = create(shm_dir)
+    before.allocate().assign(CONTENT)
+    before.close(keep=True)
+    arena = attach(shm_dir)
+    assert arena is not None
+
+    assert [slot.content for slot in arena.slots() if slot.content] == [CONTENT]
+    arena.close()
+
+
+def test_nobody_takes_over_the_arena_of_a_living_broker(shm_dir: Path) -> None:
+    arena = create(shm_dir)
+
+    assert attach(shm_dir) is None
+    arena.close()
+
+
+def test_who_has_taken_over_an_arena_owns_it(shm_dir: Path) -> None:
+    kill(create(shm_dir))
+    arena = attach(shm_dir)
+    assert arena is not None
+
+    assert attach(shm_dir) is None
+    assert remove_orphans(shm_dir, Path("/data")) == []
+    arena.close()
+
+
+@pytest.mark.parametrize("change", ["none", "data_dir", "ephemeral", "format", "slots", "size", "head"])
+def test_an_arena_that_is_not_of_this_broker_or_not_whole_is_not_taken_over(shm_dir: Path, change: str) -> None:
+    before = create(shm_dir)
+    head = json.loads(before.path.read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
+    kill(before)
+    changed = {"data_dir": "/other", "ephemeral": True, "format": 1, "slots": 5}
+    text = b"{" if change == "head" else json.dumps(head | {k: v for k, v in changed.items() if k == change}).encode()
+    with before.path.open("r+b") as file:
+        file.write(text.ljust(HEAD_BYTES, b"\0"))
+        if change == "size":
+            file.truncate(HEAD_BYTES + PAGE_BYTES)
+    path = before.path
+    del before
+    gc.collect()
+    arena = attach(shm_dir)
+
+    assert (arena is not None) == (change == "none")
+    assert bool(open_files(shm_dir)) == (change == "none")
+    if arena is not None:
+        arena.close()
+    path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ OTHERS = Path("/data/others")
 
 
 def create(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Arena:
-    return Arena.create(shm_dir, arena_bytes=4096, slot_bytes=1024, data_dir=data_dir, ephemeral=ephemeral)
+    return Arena.create(shm_dir, arena_bytes=16384, slot_bytes=4096, data_dir=data_dir, ephemeral=ephemeral)
 
 
 def orphan(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Path:
@@ -125,7 +125,7 @@ def test_a_killed_process_leaves_an_orphan(shm_dir: Path) -> None:
         from pathlib import Path
         from kera.broker.arena import Arena
         arena = Arena.create(
-            Path(sys.argv[1]), arena_bytes=4096, slot_bytes=1024, data_dir=Path(sys.argv[2]), ephemeral=False
+            Path(sys.argv[1]), arena_bytes=16384, slot_bytes=4096, data_dir=Path(sys.argv[2]), ephemeral=False
         )
         print(arena.path, flush=True)
         sys.stdin.read()

@@ -18,6 +18,7 @@ from kera.broker.registration import CoordinatorUnreachable, DataDirectory
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import ExitCode
 from kera.core.errors import PathNotWritable, StaleEpoch, StartError
+from kera.core.ids import EARLIEST
 from kera.core.process import node_id
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
@@ -25,7 +26,7 @@ from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
 from kera.core.settings import KIB
 from tests.unit.broker.fake_coordinator import BROKER_ID, FakeCoordinator, serving
-from tests.unit.broker.support import STREAM_ID, chunk, read_range, sequences_of, stream_info
+from tests.unit.broker.support import STREAM_ID, chunk, next_of, read_range, sequences_of, stream_info
 
 
 @pytest.fixture
@@ -95,13 +96,56 @@ async def test_a_read_without_a_bound_gives_what_the_transport_can_send(settings
     assert sequences_of(reply) == [0]
 
 
-async def test_a_broker_that_ends_leaves_its_identity_and_nothing_else(settings: BrokerSettings) -> None:
+async def test_a_broker_that_ends_leaves_its_identity_and_its_log_and_nothing_else(settings: BrokerSettings) -> None:
     async with serve(settings) as ready:
         assert Path(ready["frames_unix_path"]).is_socket()
 
     assert list(settings.shm_dir.iterdir()) == []
-    assert sorted(path.name for path in settings.data_dir.iterdir()) == ["broker.json", "lock"]
+    assert sorted(path.name for path in settings.data_dir.iterdir()) == [
+        "broker.copy.json",
+        "broker.json",
+        "lock",
+        "log",
+    ]
     DataDirectory(settings.data_dir).close()
+
+
+async def write(address: str, *chunks: bytes) -> list[str]:
+    """The codes of the statuses."""
+    channel = await FrameChannel.connect_tcp(address, timeout_s=5)
+    request = api.MULTI_WRITE_CHUNKS.request(chunk_count=len(chunks))
+    try:
+        reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, list(chunks), timeout_s=5)
+    finally:
+        await channel.close()
+    return [status.error.code for status in reply.message.statuses]
+
+
+async def read(address: str) -> list[int]:
+    """The sequences of all that is there."""
+    channel = await FrameChannel.connect_tcp(address, timeout_s=5)
+    following, found = EARLIEST, list[int]()
+    try:
+        while True:
+            request = api.MULTI_READ_CHUNKS.request(ranges=[read_range(following)])
+            reply = await channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=5)
+            if not reply.bulk:
+                return found
+            found += sequences_of(reply)
+            following = next_of(reply.message.results[0])
+    finally:
+        await channel.close()
+
+
+async def test_a_broker_that_is_started_again_has_what_was_written(settings: BrokerSettings) -> None:
+    lasting = settings.model_copy(update={"ephemeral": False})
+    for launch in range(3):
+        async with serve(lasting) as ready:
+            assert await write(ready["frames_address"], chunk(1, 2 * launch), chunk(1, 2 * launch + 1)) == ["", ""]
+            assert await read(ready["frames_address"]) == list(range(2 * launch + 2))
+        assert list(settings.shm_dir.iterdir()) == [], "all is on disk"
+    async with serve(lasting) as ready:
+        assert await write(ready["frames_address"], chunk(1, 5), chunk(1, 7)) == ["", "out_of_sequence"]
 
 
 async def test_a_broker_removes_what_its_last_launch_left(settings: BrokerSettings) -> None:
@@ -133,7 +177,7 @@ async def test_a_broker_that_cannot_start_leaves_nothing(settings: BrokerSetting
             pass
 
     assert list(settings.shm_dir.iterdir()) == []
-    assert [path.name for path in settings.data_dir.iterdir()] == ["lock"]
+    assert sorted(path.name for path in settings.data_dir.iterdir()) == ["lock", "log"]
     DataDirectory(settings.data_dir).close()
 
 

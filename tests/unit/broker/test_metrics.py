@@ -1,39 +1,81 @@
+import errno
 from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kera.broker.arena import Arena
-from kera.broker.metrics import _HELP, BrokerCollector, Counters
-from kera.broker.stream import Streams
-from tests.unit.broker.support import BROKER_ID, Broker, chunk, stream_info
+from kera.broker.metrics import _FOUND_HELP, _HELP, _TOTALS_HELP, BrokerCollector, Counters
+from kera.broker.persistence import RETRY_MS, Totals
+from kera.broker.restart import Found
+from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
 
-def metrics(counters: Counters, arena: Arena, streams: Streams) -> dict[str, float]:
+def metrics(broker: Broker) -> dict[str, float]:
+    engine: Any = SimpleNamespace(
+        arena=broker.arena, memory=broker.engine.memory, restart=broker.engine.restart, streams=broker.streams
+    )
     registry = CollectorRegistry()
-    registry.register(BrokerCollector(counters, arena, streams))
+    registry.register(BrokerCollector(broker.counters, engine))
     lines = generate_latest(registry).decode().splitlines()
     return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
 
 
 def test_every_counter_is_explained_and_none_else() -> None:
     assert set(_HELP) == {field.name for field in fields(Counters)}
+    assert set(_TOTALS_HELP) == {field.name for field in fields(Totals)}
+    assert set(_FOUND_HELP) == {field.name for field in fields(Found)}
 
 
-async def test_metrics_tell_of_now(arena: Arena) -> None:
-    broker = Broker(arena, stream_info())
-    before = metrics(broker.counters, arena, broker.streams)
+def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: after[name] - before[name] for name in after if after[name] != before[name]}
+
+
+async def test_metrics_tell_of_now(engine: Engine) -> None:
+    broker = Broker(engine, stream_info())
+    broker.paused = True
+    before = metrics(broker)
     broker.append(chunk(1, 0, record_count=5), chunk(1, 0), chunk(1, 9))
     broker.streams.open(stream_info(8), BROKER_ID)
-    after = metrics(broker.counters, arena, broker.streams)
+    after = metrics(broker)
 
-    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
+    assert changes(before, after) == {
         "kera_broker_write_requests_total": 1,
         "kera_broker_chunks_appended_total": 1,
         "kera_broker_records_appended_total": 5,
-        "kera_broker_bytes_appended_total": 256,
+        "kera_broker_bytes_appended_total": 1024,
         "kera_broker_chunks_duplicate_total": 1,
         "kera_broker_chunks_refused_total": 1,
         "kera_broker_arena_slots_free": -1,
         "kera_broker_streams": 1,
+        'kera_broker_segments{state="head"}': 1,
     }
-    assert (after["kera_broker_arena_slots"], after["kera_broker_arena_slot_bytes"]) == (8, 1024)
+    assert (after["kera_broker_arena_slots"], after["kera_broker_arena_slot_bytes"]) == (8, 4096)
+
+
+async def test_metrics_tell_what_the_disk_does(engine: Engine) -> None:
+    broker = Broker(engine, stream_info())
+    broker.paused = True
+    broker.append(*(chunk(1, sequence) for sequence in range(5)))
+    before = metrics(broker)
+    engine.disk.write_error = errno.EIO
+    engine.run()
+    failing = metrics(broker)
+    engine.disk.write_error = 0
+    engine.memory.tick(RETRY_MS, idle_close_ms=60_000)
+    engine.run()
+    after = metrics(broker)
+
+    assert changes(before, failing) == {"kera_broker_disk_errors_total": 1, "kera_broker_disk_failing": 1}
+    assert changes(before, after) == {
+        "kera_broker_disk_errors_total": 1,
+        "kera_broker_segments_flushed_total": 1,
+        "kera_broker_bytes_flushed_total": 4096,
+    }
+
+
+async def test_metrics_tell_what_the_start_has_found(engine: Engine) -> None:
+    broker = Broker(engine, stream_info())
+    engine.restart.found.torn_bytes = 17
+
+    assert metrics(broker)["kera_broker_start_torn_bytes"] == 17

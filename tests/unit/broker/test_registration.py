@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kera.broker import registration as registration_module
-from kera.broker.registration import CoordinatorUnreachable, DataDirectory, Registration, WrongCluster
+from kera.broker.registration import CoordinatorUnreachable, DataDirectory, Identity, Registration, WrongCluster
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -88,12 +88,72 @@ def test_an_identity_outlives_the_process(directory: DataDirectory) -> None:
     before = sorted(path.name for path in directory.path.iterdir())
 
     assert directory.load() == (4, "cluster")
-    assert json.loads((directory.path / "broker.json").read_text()) == {
-        "format": 1,
-        "broker_id": 4,
-        "cluster_id": "cluster",
-    }
-    assert before == ["broker.json", "lock"], "nothing is left of the writing"
+    assert before == ["broker.copy.json", "broker.json", "lock"], "nothing is left of the writing"
+    assert (directory.path / "broker.json").read_bytes() == (directory.path / "broker.copy.json").read_bytes()
+    content = json.loads((directory.path / "broker.json").read_text())
+    assert content | {"crc32c": ""} == {"format": 2, "broker_id": 4, "cluster_id": "cluster", "crc32c": ""}
+
+
+@pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
+@pytest.mark.parametrize("damage", ["gone", "flipped", "empty"])
+def test_an_identity_survives_the_loss_of_one_of_its_files_and_has_two_again(
+    directory: DataDirectory, name: str, damage: str
+) -> None:
+    directory.store(4, "cluster")
+    path = directory.path / name
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty" else whole.replace(b": 4", b": 5"))
+
+    assert directory.load() == (4, "cluster")
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"format": 3}', b'{"format": 2, "crc32c": 0}'])
+def test_damage_of_one_file_is_told_and_of_both_stops_the_start(
+    directory: DataDirectory, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = []
+    monkeypatch.setattr(registration_module.log, "error", lambda _, path, **__: errors.append(path))
+    directory.store(4, "cluster")
+    broker, copy = directory.path / "broker.json", directory.path / "broker.copy.json"
+
+    copy.write_bytes(content)
+    assert directory.load() == (4, "cluster")
+    assert errors == [str(copy)]
+
+    broker.write_bytes(content)
+    copy.write_bytes(content)
+    with pytest.raises(StartError, match="restore it, or remove it to join anew"):
+        directory.load()
+
+
+def test_of_two_files_that_differ_the_first_one_counts(directory: DataDirectory) -> None:
+    directory.store(4, "old")
+    copy = directory.path / "broker.copy.json"
+    old = copy.read_bytes()
+    directory.store(4, "new")
+    copy.write_bytes(old)
+
+    assert directory.load() == (4, "new")
+    assert copy.read_bytes() == (directory.path / "broker.json").read_bytes()
+
+
+def test_a_directory_of_the_version_before_is_taken(directory: DataDirectory) -> None:
+    (directory.path / "broker.json").write_text('{"format": 1, "broker_id": 4, "cluster_id": "c"}')
+
+    assert directory.load() == (4, "c")
+
+
+def test_storing_again_what_is_stored_needs_no_room(directory: DataDirectory) -> None:
+    directory.store(4, "cluster")
+    (directory.path / "broker.tmp").mkdir()
+    (directory.path / "broker.copy.tmp").mkdir()
+    directory.store(4, "cluster")
+
+    assert directory.load() == (4, "cluster")
 
 
 def test_two_brokers_cannot_have_one_directory(tmp_path: Path, open_directory: OpenDirectory) -> None:
@@ -130,6 +190,8 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> 
         b'{"format": 1, "cluster_id": "c"}',
         b'{"format": 1, "broker_id": "4", "cluster_id": "c"}',
         b'{"format": 1, "broker_id": 4, "cluster_id": null}',
+        b'{"format": 2, "broker_id": 4, "cluster_id": "c"}',
+        b'{"format": 2, "broker_id": 4, "cluster_id": "c", "crc32c": "00000000"}',
     ],
 )
 def test_a_file_that_cannot_be_understood_stops_the_start_and_is_named(
@@ -142,10 +204,11 @@ def test_a_file_that_cannot_be_understood_stops_the_start_and_is_named(
     assert str(directory.path / "broker.json") in raised.value.message
 
 
-@pytest.mark.parametrize("content", [{"format": 2, "broker_id": 4, "cluster_id": "c"}, {"format": None}])
-def test_a_file_of_another_version_stops_the_start(directory: DataDirectory, content: dict[str, Any]) -> None:
-    (directory.path / "broker.json").write_text(json.dumps(content))
-    with pytest.raises(StartError, match=rf"has format {content['format']}, this version knows 1"):
+@pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
+def test_a_file_of_a_newer_version_stops_the_start(directory: DataDirectory, name: str) -> None:
+    directory.store(4, "cluster")
+    (directory.path / name).write_bytes(Identity(3, 4, "cluster").to_bytes())
+    with pytest.raises(StartError, match="has format 3, this version knows 2"):
         directory.load()
 
 

@@ -2,38 +2,52 @@ from typing import Any
 
 import pytest
 
-from kera.broker.arena import Arena
-from kera.broker.segment import Group, Segment
-from kera.core.chunk import Placement, verify_chunk
+from kera.broker.arena import SlotContent
+from kera.broker.entry import Entry
+from kera.broker.segment import Segment, SegmentState
+from kera.broker.segment_index import ProducerRecord, SegmentRecord
+from kera.broker.segment_scan import SegmentAddress, scan_segment
+from kera.core.chunk import HEADER_BYTES, verify_chunk
 from kera.core.errors import InternalError
-from tests.unit.broker.support import CHUNK_BYTES, chunk
+from kera.core.ids import EntryId
+from tests.unit.broker.support import CHUNK_BYTES, Engine, Log, chunk
 
-PLACEMENT = Placement(group_id=4, segment_id=1, entry=2, first_record=11, broker_epoch=9)
+ADDRESS = SegmentAddress(7, 0, 2, 4, 1)
+FIRST_RECORD = 11
 
 
 @pytest.fixture
-def segment(arena: Arena) -> Segment:
+def segment(engine: Engine) -> Segment:
     """Has room for four chunks."""
-    return Segment(1, arena.allocate())
+    entry = Entry(EntryId(*ADDRESS[:3]), engine.index)
+    return Segment.open(entry, ADDRESS, engine.arena.allocate(), FIRST_RECORD)
 
 
-def append(segment: Segment, size: int = CHUNK_BYTES, **fields: Any) -> int:
-    data = memoryview(chunk(size=size, **fields))
-    return segment.append(data, verify_chunk(data), PLACEMENT)
+def append(
+    segment: Segment, sequence: int = 0, size: int = CHUNK_BYTES, first_record: int = FIRST_RECORD, **fields: Any
+) -> int:
+    data = memoryview(chunk(sequence=sequence, size=size, **fields))
+    return segment.append(data, verify_chunk(data), 9, first_record)
 
 
 # --- appending ---------------------------------------------------------------------------------------------
 
 
 def test_chunks_follow_each_other_and_are_whole_and_placed(segment: Segment) -> None:
-    assert [append(segment, fill=b"a"), append(segment, size=128), append(segment, fill=b"c")] == [0, 256, 384]
+    assert [append(segment, fill=b"a"), append(segment, size=512), append(segment, fill=b"c")] == [0, 1024, 1536]
 
-    for offset in (0, 256, 384):
+    for offset in (0, 1024, 1536):
         header = verify_chunk(segment.slot.view, offset)
-        assert (header.group_id, header.segment_id, header.entry, header.first_record, header.broker_epoch) == PLACEMENT
-    assert bytes(segment.slot.view[128:256]) == b"a" * 128
-    assert bytes(segment.slot.view[512:640]) == b"c" * 128
-    assert (segment.head, segment.free_bytes) == (640, 1024 - 640)
+        assert (header.group_id, header.segment_id, header.entry, header.first_record, header.broker_epoch) == (
+            4,
+            1,
+            2,
+            11,
+            9,
+        )
+    assert bytes(segment.slot.view[512:1024]) == b"a" * 512
+    assert bytes(segment.slot.view[2048:2560]) == b"c" * 512
+    assert (segment.head, segment.free_bytes) == (2560, 4096 - 2560)
 
 
 def test_a_segment_knows_its_records_and_their_times(segment: Segment) -> None:
@@ -45,23 +59,23 @@ def test_a_segment_knows_its_records_and_their_times(segment: Segment) -> None:
 
 
 def test_an_append_to_a_full_segment_is_a_defect_and_writes_nothing(segment: Segment) -> None:
-    append(segment, size=960)
+    append(segment, size=3840)
     before = bytes(segment.slot.view)
     with pytest.raises(InternalError, match="full segment"):
-        append(segment, size=128)
+        append(segment, size=512)
 
     assert bytes(segment.slot.view) == before
-    assert (segment.head, segment.record_count, list(segment.chunk_ends)) == (960, 1, [960])
+    assert (segment.head, segment.record_count, list(segment.chunk_ends)) == (3840, 1, [3840])
 
 
 def test_a_segment_can_be_filled_to_its_last_byte(segment: Segment) -> None:
-    append(segment, size=1024)
+    append(segment, size=4096)
 
     assert segment.free_bytes == 0
 
 
 def test_an_append_to_a_closed_segment_is_a_defect(segment: Segment) -> None:
-    segment.closed = True
+    segment.close()
     with pytest.raises(InternalError, match="closed"):
         append(segment)
 
@@ -72,42 +86,42 @@ def test_an_append_to_a_closed_segment_is_a_defect(segment: Segment) -> None:
 
 
 def test_only_starts_and_ends_of_chunks_are_boundaries(segment: Segment) -> None:
-    assert [offset for offset in range(1025) if segment.is_boundary(offset)] == [0]
+    assert [offset for offset in range(4097) if segment.is_boundary(offset)] == [0]
     append(segment)
-    append(segment, size=128)
+    append(segment, size=512)
 
-    assert [offset for offset in range(1025) if segment.is_boundary(offset)] == [0, 256, 384]
+    assert [offset for offset in range(4097) if segment.is_boundary(offset)] == [0, 1024, 1536]
 
 
 @pytest.mark.parametrize(
     ("start", "bytes_max", "end", "expected"),
     [
-        (0, 1024, 640, 640),  # all of it
-        (0, 640, 640, 640),  # exactly the budget
-        (0, 639, 640, 384),  # the last chunk is too much
-        (0, 383, 640, 256),
-        (0, 255, 640, 0),  # not even one
-        (256, 128, 640, 384),  # the budget counts from the start
-        (256, 127, 640, 256),
-        (0, 1024, 384, 384),  # the end is nearer than the budget
-        (0, 1024, 383, 256),
-        (640, 1024, 640, 640),
-        (256, -1, 640, 256),  # nothing is left of the budget
+        (0, 4096, 2560, 2560),  # all of it
+        (0, 2560, 2560, 2560),  # exactly the budget
+        (0, 2559, 2560, 1536),  # the last chunk is too much
+        (0, 1535, 2560, 1024),
+        (0, 1023, 2560, 0),  # not even one
+        (1024, 512, 2560, 1536),  # the budget counts from the start
+        (1024, 511, 2560, 1024),
+        (0, 4096, 1536, 1536),  # the end is nearer than the budget
+        (0, 4096, 1535, 1024),
+        (2560, 4096, 2560, 2560),
+        (1024, -1, 2560, 1024),  # nothing is left of the budget
     ],
 )
 def test_whole_chunks_within_a_budget(segment: Segment, start: int, bytes_max: int, end: int, expected: int) -> None:
-    for size in (256, 128, 256):
+    for size in (1024, 512, 1024):
         append(segment, size=size)
 
     assert segment.boundary_within(start, bytes_max, end) == expected
 
 
 def test_the_end_of_a_chunk_is_found_from_its_start(segment: Segment) -> None:
-    for size in (256, 128, 256):
+    for size in (1024, 512, 1024):
         append(segment, size=size)
 
-    assert [segment.chunk_end_after(start) for start in (0, 256, 384)] == [256, 384, 640]
-    assert segment.header_at(256).payload_bytes == 0
+    assert [segment.chunk_end_after(start) for start in (0, 1024, 1536)] == [1024, 1536, 2560]
+    assert segment.header_at(1024).payload_bytes == 512 - HEADER_BYTES
 
 
 # --- heads -------------------------------------------------------------------------------------------------
@@ -116,61 +130,107 @@ def test_the_end_of_a_chunk_is_found_from_its_start(segment: Segment) -> None:
 def test_an_append_is_not_readable_until_the_durable_head_moves(segment: Segment) -> None:
     append(segment)
     append(segment)
-    assert (segment.durable_head, segment.head) == (0, 512)
+    assert (segment.durable_head, segment.head) == (0, 2048)
 
-    segment.advance_durable_head(256)
+    segment.advance_durable_head(1024)
 
-    assert (segment.durable_head, segment.head) == (256, 512)
+    assert (segment.durable_head, segment.head) == (1024, 2048)
 
 
-@pytest.mark.parametrize("to", [0, 255, 513])
+@pytest.mark.parametrize("to", [0, 1023, 2049])
 def test_a_durable_head_that_goes_back_or_passes_the_head_is_a_defect(segment: Segment, to: int) -> None:
     append(segment)
     append(segment)
-    segment.advance_durable_head(256)
+    segment.advance_durable_head(1024)
     with pytest.raises(InternalError, match="durable head"):
         segment.advance_durable_head(to)
 
-    assert segment.durable_head == 256
+    assert segment.durable_head == 1024
 
 
-# --- groups ------------------------------------------------------------------------------------------------
+# --- what its slot says ------------------------------------------------------------------------------------
 
 
-def test_segment_ids_grow_by_one_from_one_and_only_the_last_segment_is_open(arena: Arena) -> None:
-    group = Group(5, entry=1)
-    segments = [group.add_segment(arena.allocate()) for _ in range(3)]
+def test_the_row_of_the_slot_tells_whose_it_is_and_up_to_where(segment: Segment) -> None:
+    append(segment)
+    append(segment)
+    segment.advance_durable_head(1024)
+    assert segment.slot.content == SlotContent(*ADDRESS, 11, 2048, 1024, closed=False)
 
-    assert [segment.segment_id for segment in group.segments] == [1, 2, 3]
-    assert group.segments == segments
-    assert [segment.closed for segment in segments] == [True, True, False]
-    assert (group.group_id, group.entry, group.closed) == (5, 1, False)
+    segment.close()
 
-
-def test_a_closed_group_has_no_open_segment_and_takes_no_other(arena: Arena) -> None:
-    group = Group(5, entry=0)
-    segment = group.add_segment(arena.allocate())
-    group.close()
-    with pytest.raises(InternalError, match="closed group"):
-        group.add_segment(arena.allocate())
-
-    assert group.closed
-    assert segment.closed
-    assert group.segments == [segment]
+    assert segment.slot.content == SlotContent(*ADDRESS, 11, 2048, 1024, closed=True)
 
 
-def test_a_group_without_segments_can_be_closed() -> None:
-    group = Group(5, entry=0)
-    group.close()
+def test_a_chunk_knows_the_durable_head_of_its_time(segment: Segment) -> None:
+    append(segment)
+    append(segment)
+    segment.advance_durable_head(1024)
+    append(segment)
 
-    assert group.closed
+    assert [segment.header_at(offset).durable_head for offset in (0, 1024, 2048)] == [0, 0, 1024]
 
 
-def test_a_retired_group_frees_the_slots_of_all_its_segments(arena: Arena) -> None:
-    group = Group(5, entry=0)
-    for _ in range(3):
-        group.add_segment(arena.allocate())
-    assert arena.free_slots == 5
-    group.retire()
+def test_what_is_found_in_a_slot_is_the_segment_that_was_left(segment: Segment) -> None:
+    append(segment, 0, record_count=3, created_us=7)
+    append(segment, 0, record_count=4, created_us=6, producer=2, first_record=14)
+    segment.advance_durable_head(1024)
+    segment.close()
+    content = segment.slot.content
+    assert content is not None
+    found = Segment.found(segment.entry, segment.slot, content, scan_segment(segment.slot.view, address=ADDRESS))
 
-    assert arena.free_slots == 8
+    assert (found.key, found.head, found.durable_head, found.closed) == ((4, 1), 2048, 1024, True)
+    assert found.chunk_ends == segment.chunk_ends
+    assert found.producers == {1: ProducerRecord(0, 1), 2: ProducerRecord(0, 1)}
+    assert found.record() == segment.record()
+
+
+def test_the_records_of_a_damaged_chunk_keep_their_numbers(segment: Segment) -> None:
+    for sequence in range(3):
+        append(segment, sequence, record_count=10, first_record=11 + 10 * sequence)
+    segment.slot.view[1024 + 200] ^= 1
+    content = segment.slot.content
+    assert content is not None
+    found = Segment.found(
+        segment.entry, segment.slot, content, scan_segment(segment.slot.view, address=ADDRESS, length=3072)
+    )
+
+    assert (found.first_record, found.record_count, found.head) == (11, 30, 3072)
+    assert [found.hole_at(offset) == found.holes[0] for offset in (0, 1024, 2047, 2048)] == [True, True, True, False]
+
+
+def test_the_record_of_an_open_segment_promises_no_length(segment: Segment) -> None:
+    append(segment)
+    assert (segment.record().open, segment.record().length) == (True, 0)
+    segment.close()
+
+    assert (segment.record().open, segment.record().length) == (False, 1024)
+
+
+# --- states ------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_goes_through_the_states_of_the_thesis(log: Log) -> None:
+    entry, memory = log.entry, log.engine.memory
+    log.append_many(5)
+    first, second = entry.tail
+    assert [entry.state_of(segment) for segment in (first, second)] == [SegmentState.GROUP, SegmentState.HEAD]
+
+    memory.read(entry, 1, (1, 2))
+    assert entry.state_of(first) == SegmentState.PROCESSED
+
+    log.engine.run()
+    log.engine.fill_memory()
+    memory.allocate().retire()
+    assert isinstance(entry.find((1, 1)), SegmentRecord), "closed: on disk only"
+
+    memory.load(entry, (1, 1))
+    (job,) = memory.plan()
+    loading = entry.resident[1, 1]
+    assert entry.state_of(loading) == SegmentState.LOADING
+
+    log.engine.perform(job)
+    assert entry.state_of(loading) == SegmentState.PROCESSED
+    entry.readers.clear()
+    assert entry.state_of(loading) == SegmentState.GROUP

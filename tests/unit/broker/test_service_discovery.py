@@ -4,20 +4,19 @@ from typing import Any
 
 import pytest
 
-from kera.broker.arena import Arena
-from kera.core.errors import DataLost, InvalidArgument, NotOwner, StreamletOutOfRange, UnknownGroup, UnknownStream
+from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, UnknownGroup, UnknownStream
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
-from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, chunk, stream_info
+from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, stream_info
 
 WHERE: dict[str, Any] = {"stream_id": STREAM_ID, "streamlet_id": 0}
 
 
 @pytest.fixture
-async def broker(arena: Arena) -> Broker:
+async def broker(engine: Engine) -> Broker:
     """Streamlet 0: groups 1 (full) and 3 of entry 1, group 2 of entry 0. Streamlet 1: empty. Streamlet 2: elsewhere."""
-    broker = Broker(arena, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2))
+    broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2))
     broker.append(*(chunk(1, n, record_count=10, max_timestamp_us=100 + n) for n in range(8)), chunk(2, 0), chunk(1, 8))
     return broker
 
@@ -45,14 +44,28 @@ async def test_segments_of_a_group_are_described_from_where_the_consumer_knows_t
         return await broker.ask(api.GET_NEXT_SEGMENTS, request)
 
     first, second = (await ask(1, 0)).segments
-    assert (first.segment_id, first.closed, first.durable_head, first.record_count) == (1, True, 1024, 40)
+    assert (first.segment_id, first.closed, first.durable_head, first.record_count) == (1, True, 4096, 40)
     assert (first.min_timestamp_us, first.max_timestamp_us) == (10, 103)
     assert [segment.segment_id for segment in (await ask(1, 1)).segments] == [2]
     assert list((await ask(1, 2)).segments) == []
     assert list((await ask(1, 99)).segments) == []
     assert [(await ask(group_id, 0)).group_closed for group_id in (1, 2, 3)] == [True, False, False]
     assert second.closed
-    assert [(s.closed, s.durable_head) for s in (await ask(3, 0)).segments] == [(False, 256)]
+    assert [(s.closed, s.durable_head) for s in (await ask(3, 0)).segments] == [(False, 1024)]
+
+
+async def test_segments_on_disk_are_described_like_those_in_memory(broker: Broker) -> None:
+    async def ask(group_id: int) -> Any:
+        request = api.GET_NEXT_SEGMENTS.request(**WHERE, group_id=group_id)
+        return (await broker.ask(api.GET_NEXT_SEGMENTS, request)).SerializeToString()
+
+    before = [await ask(group_id) for group_id in (1, 2, 3)], list(await describe(broker))
+    broker.engine.run()
+    broker.engine.fill_memory()
+    slots = [broker.engine.memory.allocate() for _ in range(2)]
+    assert len(slots) == 2, "both segments of group 1 have left the memory"
+
+    assert ([await ask(group_id) for group_id in (1, 2, 3)], list(await describe(broker))) == before
 
 
 async def test_available_groups_and_segments_are_intervals(broker: Broker) -> None:
@@ -72,10 +85,9 @@ async def test_available_groups_and_segments_are_intervals(broker: Broker) -> No
 
 @pytest.mark.parametrize("method", [api.GET_NEXT_SEGMENTS, api.GET_AVAILABLE_SEGMENTS])
 async def test_a_group_that_is_not_there_is_refused(broker: Broker, method: Method[Any, Any]) -> None:
-    with pytest.raises(UnknownGroup):
-        await broker.ask(method, method.request(**WHERE, group_id=4))
-    with pytest.raises(DataLost):
-        await broker.ask(method, method.request(**WHERE, group_id=0))
+    for group_id in (0, 4):
+        with pytest.raises(UnknownGroup):
+            await broker.ask(method, method.request(**WHERE, group_id=group_id))
 
 
 @pytest.mark.parametrize(
@@ -115,9 +127,9 @@ async def test_entries_are_described_with_their_ends_and_records(broker: Broker)
     even, odd = streamlet.entries
 
     assert (streamlet.streamlet_id, streamlet.group_count) == (0, 3)
-    assert (place(even.start), place(even.end)) == ((2, 1, 0), (2, 1, 256))
-    assert (place(odd.start), place(odd.end)) == ((1, 1, 0), (3, 1, 256))
-    assert [(e.first_record, e.next_record, e.length_bytes) for e in (even, odd)] == [(0, 1, 256), (0, 81, 9 * 256)]
+    assert (place(even.start), place(even.end)) == ((2, 1, 0), (2, 1, 1024))
+    assert (place(odd.start), place(odd.end)) == ((1, 1, 0), (3, 1, 1024))
+    assert [(e.first_record, e.next_record, e.length_bytes) for e in (even, odd)] == [(0, 1, 1024), (0, 81, 9 * 1024)]
     assert [(e.start.stream_id, e.start.streamlet_id, e.start.entry) for e in (even, odd)] == [(7, 0, 0), (7, 0, 1)]
 
 

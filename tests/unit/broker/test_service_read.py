@@ -1,6 +1,7 @@
 """Reading from a broker: results per range, budgets, waiting, references into the arena, leases."""
 
 import asyncio
+import errno
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker.arena import Arena
-from kera.broker.service import READ_RANGES_MAX
-from kera.core.chunk import verify_chunk
+from kera.broker import fetching
+from kera.broker.fetching import READ_RANGES_MAX
+from kera.core.chunk import iterate_chunks, verify_chunk
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
@@ -22,6 +23,7 @@ from tests.unit.broker.support import (
     EVERYTHING,
     STREAM_ID,
     Broker,
+    Engine,
     chunk,
     next_of,
     read_range,
@@ -33,9 +35,9 @@ MINUTE_MS = 60_000
 
 
 @pytest.fixture
-async def broker(arena: Arena) -> Broker:
+async def broker(engine: Engine) -> Broker:
     """Owns streamlets 0 and 1 of stream 7, each with two entries; not streamlet 2."""
-    return Broker(arena, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2))
+    return Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2))
 
 
 def fill(broker: Broker, count: int, producer: int = 2, **fields: Any) -> None:
@@ -64,12 +66,12 @@ def waiting_readers(broker: Broker) -> int:
 async def test_each_range_has_a_result_and_its_bytes_follow_in_order(broker: Broker) -> None:
     fill(broker, 6, producer=2, record_count=10)
     fill(broker, 3, producer=1)
-    reply = broker.read(read_range(), read_range(entry=1), read_range(Position(1, 1, 512), Position(1, 2, 256)))
+    reply = broker.read(read_range(), read_range(entry=1), read_range(Position(1, 1, 2048), Position(1, 2, 1024)))
     first, second, third = reply.message.results
 
-    assert [result.length_bytes for result in (first, second, third)] == [6 * 256, 3 * 256, 3 * 256]
+    assert [result.length_bytes for result in (first, second, third)] == [6 * 1024, 3 * 1024, 3 * 1024]
     assert sequences_of(reply) == [0, 1, 2, 3, 4, 5, 0, 1, 2, 2, 3, 4]
-    assert [next_of(result) for result in (first, second, third)] == [(1, 2, 512), (2, 1, 768), (1, 2, 256)]
+    assert [next_of(result) for result in (first, second, third)] == [(1, 2, 2048), (2, 1, 3072), (1, 2, 1024)]
     assert [result.lag_records for result in (first, second, third)] == [0, 0, 10]
     assert {(result.next.stream_id, result.next.streamlet_id) for result in (first, second, third)} == {(7, 0)}
     assert [result.next.entry for result in (first, second, third)] == [0, 1, 0]
@@ -80,7 +82,7 @@ async def test_chunks_arrive_as_they_were_stored(broker: Broker) -> None:
     (piece,) = broker.read(read_range()).bulk
     header = verify_chunk(piece)
 
-    assert bytes(piece[128:]) == b"a" * 128
+    assert bytes(piece[128:]) == b"a" * 896
     assert (header.group_id, header.segment_id, header.broker_epoch) == (1, 1, 9)
 
 
@@ -106,10 +108,10 @@ async def test_a_range_that_cannot_be_read_fails_alone_and_keeps_its_place(
     assert sequences_of(reply) == [0, 1, 0, 1]
 
 
-async def test_a_loss_is_told_with_its_limits(arena: Arena) -> None:
+async def test_a_loss_is_told_with_its_limits(engine: Engine) -> None:
     info = stream_info()
     info.assignments[0].first_group_id = 100
-    broker = Broker(arena, info)
+    broker = Broker(engine, info)
     fill(broker, 1)
     (result,) = broker.read(read_range(Position(4, 1, 0))).message.results
 
@@ -131,28 +133,28 @@ async def test_the_budget_is_for_the_whole_response(broker: Broker) -> None:
     fill(broker, 4, producer=1)
     reply = broker.read(read_range(), read_range(entry=1), read_range(), bytes_max=6 * CHUNK_BYTES)
 
-    assert [result.length_bytes for result in reply.message.results] == [4 * 256, 2 * 256, 0]
+    assert [result.length_bytes for result in reply.message.results] == [4 * 1024, 2 * 1024, 0]
     assert next_of(reply.message.results[2]) == EARLIEST, "where it stood"
 
 
 async def test_a_chunk_over_the_budget_comes_alone_and_not_beside_others(broker: Broker) -> None:
-    fill(broker, 1, producer=2, size=512)
-    fill(broker, 1, producer=1, size=128)
-    fill(broker, 1, producer=2, size=1024, streamlet_id=1)
+    fill(broker, 1, producer=2, size=2048)
+    fill(broker, 1, producer=1, size=512)
+    fill(broker, 1, producer=2, size=4096, streamlet_id=1)
     large, small = read_range(streamlet=1), read_range(entry=1)
 
-    assert [r.length_bytes for r in broker.read(large, small, bytes_max=256).message.results] == [1024, 0]
-    assert [r.length_bytes for r in broker.read(small, large, bytes_max=256).message.results] == [128, 0]
-    assert [r.length_bytes for r in broker.read(small, large, read_range(), bytes_max=640).message.results] == [
-        128,
-        0,
+    assert [r.length_bytes for r in broker.read(large, small, bytes_max=1024).message.results] == [4096, 0]
+    assert [r.length_bytes for r in broker.read(small, large, bytes_max=1024).message.results] == [512, 0]
+    assert [r.length_bytes for r in broker.read(small, large, read_range(), bytes_max=2560).message.results] == [
         512,
+        0,
+        2048,
     ], "a range that needs less takes what is left"
 
 
 @pytest.mark.parametrize("asked", [0, 2**32 - 1])
-async def test_a_response_is_never_larger_than_the_transports_can_send(arena: Arena, asked: int) -> None:
-    broker = Broker(arena, stream_info(), read_bytes_max=2 * CHUNK_BYTES)
+async def test_a_response_is_never_larger_than_the_transports_can_send(engine: Engine, asked: int) -> None:
+    broker = Broker(engine, stream_info(), read_bytes_max=2 * CHUNK_BYTES)
     fill(broker, 5)
 
     assert sequences_of(broker.read(read_range(), bytes_max=asked)) == [0, 1]
@@ -184,7 +186,7 @@ async def test_a_waiting_read_is_answered_by_an_append_to_any_of_its_entries(bro
     reply = await read
 
     assert sequences_of(reply) == [0, 1]
-    assert [result.length_bytes for result in reply.message.results] == ([0, 512] if producer == 1 else [512, 0])
+    assert [result.length_bytes for result in reply.message.results] == ([0, 2048] if producer == 1 else [2048, 0])
     assert waiting_readers(broker) == 0
 
 
@@ -232,7 +234,7 @@ async def test_a_waiting_read_is_told_when_its_stream_is_dropped(broker: Broker)
 
 async def test_a_waiting_read_ends_with_an_empty_answer_when_its_time_is_up(broker: Broker) -> None:
     fill(broker, 1)
-    here = Position(1, 1, 256)
+    here = Position(1, 1, 1024)
     reply = await waits(broker.read(read_range(here), wait_ms=20))
 
     assert [(next_of(r), r.length_bytes, r.lag_records) for r in reply.message.results] == [(here, 0, 0)]
@@ -263,11 +265,144 @@ async def test_bytes_on_their_way_keep_their_slots_until_the_last_view_is_gone(b
     del reply
     gc.collect()
     assert broker.arena.free_slots == 7, "the first has left"
-    assert bytes(kept[128:]) == b"a" * 128
+    assert bytes(kept[128:]) == b"a" * 896
 
     del kept
     gc.collect()
     assert broker.arena.free_slots == 8
+
+
+# --- what is on disk ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def stored(engine: Engine) -> Broker:
+    """Chunks 0 to 15 in four segments that are on disk only, and 16 in memory. The disk does what it is asked to."""
+    broker = Broker(engine, stream_info())
+    fill(broker, 17)
+    engine.run()
+    slots = engine.fill_memory()
+    slots += [engine.memory.allocate() for _ in range(4)]
+    for slot in slots:
+        slot.retire()
+    assert sorted(broker.streams.get(STREAM_ID).streamlet(0).entries[0].resident) == [(3, 1)]
+    return broker
+
+
+async def answer(result: Any) -> Reply[Any]:
+    return result if isinstance(result, Reply) else await waits(result)
+
+
+async def test_a_read_of_what_is_on_disk_waits_for_it_whether_the_reader_would_wait_or_not(stored: Broker) -> None:
+    stored.paused = True
+    read = waits(stored.read(read_range()))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not read.done()
+    stored.resume()
+    reply = await read
+
+    assert sequences_of(reply)[:4] == [0, 1, 2, 3]
+    assert next_of(reply.message.results[0])[:2] >= (1, 2)
+    assert [result.error.code for result in reply.message.results] == [""]
+
+
+@pytest.mark.parametrize("by_reference", [False, True])
+async def test_a_reader_who_follows_gets_everything_from_disk_and_memory(stored: Broker, by_reference: bool) -> None:
+    found, here = list[int](), EARLIEST
+    while here < (3, 1, 1024):
+        reply = await answer(stored.read(read_range(here), by_reference=by_reference))
+        memory = stored.arena.path.read_bytes()
+        pieces = [memory[r.arena_offset : r.arena_offset + r.length_bytes] for r in references(reply)] or reply.bulk
+        found += [header.sequence for piece in pieces for header, _ in iterate_chunks(piece)]
+        here = next_of(reply.message.results[0])
+        stored.read(released_slots=[r.slot for r in references(reply)])
+
+    assert found == list(range(17))
+
+
+async def test_what_was_loaded_and_read_can_be_given_to_others_at_once(stored: Broker) -> None:
+    here = EARLIEST
+    while here < (3, 1, 1024):
+        here = next_of((await answer(stored.read(read_range(here)))).message.results[0])
+    await asyncio.sleep(0)  # the loop lets go of the last answer
+    gc.collect()
+    engine = stored.engine
+    slots = engine.fill_memory()
+
+    while engine.streams.get(STREAM_ID).streamlet(0).entries[0].resident.keys() - {(3, 1)}:
+        slots.append(engine.memory.allocate())
+    assert len(slots) == engine.arena.slot_count - 1
+
+
+async def test_a_range_that_has_something_does_not_wait_for_one_that_is_on_disk(stored: Broker) -> None:
+    stored.paused = True
+    reply = stored.read(read_range(), read_range(Position(3, 1, 0)))
+    assert isinstance(reply, Reply)
+    assert [result.length_bytes for result in reply.message.results] == [0, 1024]
+    assert next_of(reply.message.results[0]) == Position(1, 1, 0)
+    stored.resume()
+
+    again = stored.read(read_range(Position(1, 1, 0)), read_range(Position(3, 1, 1024)))
+    assert isinstance(again, Reply), "it was loaded meanwhile"
+    assert sequences_of(again)[:4] == [0, 1, 2, 3]
+
+
+async def test_a_disk_that_cannot_be_read_is_the_error_of_the_range(stored: Broker) -> None:
+    stored.engine.disk.read_error = errno.EIO
+    reply = await waits(stored.read(read_range()))
+    assert [result.error.code for result in reply.message.results] == ["disk_failed"]
+    stored.engine.disk.read_error = 0
+
+    assert sequences_of(await waits(stored.read(read_range())))[:4] == [0, 1, 2, 3]
+
+
+async def test_damage_on_disk_is_told_with_its_limits_and_the_rest_is_served(stored: Broker) -> None:
+    with stored.engine.store.path(1).open("r+b") as file:
+        file.seek(CHUNK_BYTES + 200)
+        file.write(b"\xff")
+    assert sequences_of(await waits(stored.read(read_range()))) == [0]
+    (result,) = stored.read(read_range(Position(1, 1, CHUNK_BYTES))).message.results
+    error = error_from_message(result.error)
+
+    assert (error.code, error.attributes["lost_from"]) == ("data_lost", [1, 1, 1024])
+    assert error.attributes["available_from"] == [1, 1, 2048]
+    assert sequences_of(stored.read(read_range(Position(1, 1, 2048))))[:2] == [2, 3]
+
+
+@pytest.mark.timeout(20)
+async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(
+    stored: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "LOAD_WAIT_MS_MAX", 10)
+    slots = stored.engine.fill_memory()
+    (result,) = (await waits(stored.read(read_range()))).message.results
+    assert (result.error.code, result.error.retriable) == ("unavailable", True)
+    slots[0].retire()
+
+    assert sequences_of(await answer(stored.read(read_range())))[:4] == [0, 1, 2, 3]
+
+
+async def test_a_reader_who_waits_for_the_disk_is_told_when_his_stream_is_dropped(stored: Broker) -> None:
+    stored.paused = True
+    read = waits(stored.read(read_range()))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    stored.streams.drop(STREAM_ID)
+
+    assert [result.error.code for result in (await read).message.results] == ["unknown_stream"]
+
+
+async def test_where_readers_are_is_known_until_their_connections_end(broker: Broker) -> None:
+    fill(broker, 6)
+    one, two = Peer("unix", "one"), Peer("unix", "two")
+    entry = broker.streams.get(STREAM_ID).streamlet(0).entries[0]
+    broker.read(read_range(), bytes_max=CHUNK_BYTES, peer=one)
+    broker.read(read_range(), peer=two)
+    assert sorted(entry.readers.values()) == [(1, 1), (1, 2)]
+    one.closed()
+
+    assert list(entry.readers.values()) == [(1, 2)]
 
 
 # --- references into the arena -----------------------------------------------------------------------------
@@ -280,15 +415,15 @@ def references(reply: Reply[Any]) -> list[Any]:
 async def test_references_lead_to_the_chunks_in_the_arena_file(broker: Broker) -> None:
     fill(broker, 5, fill=b"a")
     fill(broker, 1, producer=1)
-    inside = read_range(Position(1, 1, 512), Position(1, 1, 768))
+    inside = read_range(Position(1, 1, 2048), Position(1, 1, 3072))
     reply = broker.read(read_range(), read_range(entry=1), inside, by_reference=True)
     memory = Path(reply.message.arena_path).read_bytes()
     found = [memory[r.arena_offset : r.arena_offset + r.length_bytes] for r in references(reply)]
 
     assert not reply.bulk
-    assert [len(data) // 256 for data in found] == [4, 1, 1, 1]
+    assert [len(data) // 1024 for data in found] == [4, 1, 1, 1]
     assert [(h.producer_id, h.sequence) for h in map(verify_chunk, found)] == [(2, 0), (2, 4), (1, 0), (2, 2)]
-    assert [result.length_bytes for result in reply.message.results] == [5 * 256, 256, 256]
+    assert [result.length_bytes for result in reply.message.results] == [5 * 1024, 1024, 1024]
     assert [broker.arena.slot(r.slot).generation for r in references(reply)] == [
         r.generation for r in references(reply)
     ]
@@ -369,10 +504,10 @@ async def test_a_waiting_read_may_ask_for_references(broker: Broker) -> None:
     assert broker.arena.slot(reference.slot).leases == 0
 
 
-async def test_an_answer_without_data_leases_nothing(make_arena: Callable[..., Arena]) -> None:
-    broker = Broker(make_arena(slots=1), stream_info(), read_bytes_max=EVERYTHING)
+async def test_an_answer_without_data_leases_nothing(make_engine: Callable[..., Engine]) -> None:
+    broker = Broker(make_engine(slots=1), stream_info(), read_bytes_max=EVERYTHING)
     fill(broker, 1)
-    broker.read(read_range(Position(1, 1, 256)), by_reference=True)
+    broker.read(read_range(Position(1, 1, 1024)), by_reference=True)
     await drop(broker)
 
     assert broker.arena.free_slots == 1

@@ -1,16 +1,18 @@
 """Writing to a broker: one status per chunk, and what is refused."""
 
 import asyncio
+import errno
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from kera.broker.arena import Arena
+from kera.broker import writing
+from kera.broker.persistence import RETRY_MS
 from kera.core.errors import InvalidArgument, OutOfSequence, Unavailable
-from kera.core.ids import EARLIEST
-from kera.core.rpc import api
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import Reply, api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import common_pb2
 from tests.unit.broker.support import (
@@ -18,20 +20,23 @@ from tests.unit.broker.support import (
     CHUNK_BYTES,
     SLOT_BYTES,
     Broker,
+    Engine,
     chunk,
     read_range,
     sequences_of,
     stream_info,
 )
 
+PERSISTED = common_pb2.DURABILITY_PERSISTED
+
 
 @pytest.fixture
-async def broker(arena: Arena) -> Broker:
+async def broker(engine: Engine) -> Broker:
     """Owns streamlets 0 and 2 of stream 7, and not 1."""
-    return Broker(arena, stream_info(owners=(BROKER_ID, BROKER_ID + 1, BROKER_ID)))
+    return Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1, BROKER_ID)))
 
 
-def codes(statuses: list[Any]) -> list[str]:
+def codes(statuses: Iterable[Any]) -> list[str]:
     """The error of each status; empty for one without."""
     return [status.error.code for status in statuses]
 
@@ -59,9 +64,9 @@ async def test_each_chunk_has_a_status_that_says_where_it_is(broker: Broker) -> 
     assert not any(status.HasField("error") for status in statuses)
     assert [(s.entry, s.group_id, s.segment_id, s.position, s.first_record) for s in statuses] == [
         (0, 1, 1, 0, 0),
-        (0, 1, 1, 256, 10),
-        (0, 1, 1, 512, 20),
-        (0, 1, 1, 768, 30),
+        (0, 1, 1, 1024, 10),
+        (0, 1, 1, 2048, 20),
+        (0, 1, 1, 3072, 30),
         (0, 1, 2, 0, 40),
         (0, 1, 1, 0, 0),
     ]
@@ -81,7 +86,7 @@ async def test_a_repeat_in_a_later_request_and_in_the_same_one_is_told_its_first
 
     assert [status.duplicate for status in (first, again, second, second_again)] == [False, True, False, True]
     assert (again.group_id, again.segment_id, again.position) == (1, 1, 0)
-    assert (second_again.segment_id, second_again.position, second_again.first_record) == (1, 256, 1)
+    assert (second_again.segment_id, second_again.position, second_again.first_record) == (1, 1024, 1)
     assert stored(broker) == [0, 1]
 
 
@@ -95,7 +100,7 @@ async def test_the_memory_of_a_request_may_be_used_again_when_the_handler_return
     memory[:] = bytes(len(memory))
     (piece,) = broker.read(read_range()).bulk
 
-    assert bytes(piece[128:]) == b"a" * 128
+    assert bytes(piece[128:]) == b"a" * 896
 
 
 # --- chunks that are refused, and their neighbours ---------------------------------------------------------
@@ -126,7 +131,7 @@ async def test_a_chunk_that_is_cut_short_is_refused(broker: Broker, cut: int) ->
 
 
 async def test_a_chunk_that_claims_the_bytes_of_those_behind_it_fails_with_them(broker: Broker) -> None:
-    statuses = broker.append(chunk(1, 0, size=1024)[:CHUNK_BYTES], chunk(2, 0))
+    statuses = broker.append(chunk(1, 0, size=4096)[:CHUNK_BYTES], chunk(2, 0))
 
     assert codes(statuses) == ["corrupt_chunk", "corrupt_chunk"]
     assert stored(broker) == []
@@ -184,12 +189,113 @@ async def test_a_chunk_that_has_a_place_already_is_refused(broker: Broker) -> No
     assert codes(statuses) == ["invalid_argument", ""]
 
 
-async def test_a_full_arena_refuses_chunks_and_not_requests(make_arena: Callable[..., Arena]) -> None:
-    broker = Broker(make_arena(slots=1), stream_info())
-    statuses = broker.append(*(chunk(1, sequence) for sequence in range(6)))
+# --- no room -----------------------------------------------------------------------------------------------
 
-    assert codes(statuses) == ["", "", "", "", "arena_full", "out_of_sequence"]
-    assert [status.error.retriable for status in statuses[4:]] == [True, True]
+
+@pytest.fixture
+async def small(make_engine: Callable[..., Engine]) -> Broker:
+    """Has memory for two segments, and its disk is slow."""
+    broker = Broker(make_engine(slots=2), stream_info(), stream_info(8))
+    broker.paused = True
+    return broker
+
+
+def waits(result: Any) -> asyncio.Future[Reply[Any]]:
+    """A write that is not answered at once, as the transport makes it."""
+    assert not isinstance(result, Reply)
+    future: asyncio.Future[Reply[Any]] = asyncio.ensure_future(result)
+    return future
+
+
+async def settle() -> None:
+    """Let the loop do all it can do without time going on."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_write_that_finds_no_room_goes_on_when_the_disk_has_made_some(small: Broker) -> None:
+    chunks = [chunk(1, sequence) for sequence in range(10)]
+    write = waits(small.write(*chunks))
+    await settle()
+    assert not write.done()
+    small.resume()
+    statuses = (await write).message.statuses
+
+    assert codes(statuses) == [""] * 10
+    assert [(s.group_id, s.segment_id, s.first_record) for s in statuses] == (
+        [(1, 1, n) for n in range(4)] + [(1, 2, n) for n in range(4, 8)] + [(2, 1, n) for n in range(8, 10)]
+    )
+
+
+async def test_a_write_that_waits_keeps_its_own_bytes(small: Broker) -> None:
+    memory = bytearray(b"".join(chunk(1, sequence, fill=b"a") for sequence in range(9)))
+    write = waits(small.start(api.MULTI_WRITE_CHUNKS, api.MULTI_WRITE_CHUNKS.request(chunk_count=9), memory))
+    memory[:] = bytes(len(memory))
+    small.resume()
+    assert codes((await write).message.statuses) == [""] * 9
+
+    (piece,) = small.read(read_range(Position(2, 1, 0))).bulk
+    assert bytes(piece[128:]) == b"a" * 896
+
+
+async def test_nobody_overtakes_a_write_that_waits(small: Broker) -> None:
+    first = waits(small.write(*(chunk(1, sequence) for sequence in range(9))))
+    second = waits(small.write(chunk(1, 9)))
+    other = waits(small.write(chunk(1, 0, stream_id=8)))
+    await settle()
+    assert [write.done() for write in (first, second, other)] == [False] * 3
+    small.resume()
+
+    assert [codes((await write).message.statuses) for write in (first, second, other)] == [[""] * 9, [""], [""]]
+
+
+async def test_the_chunks_of_a_write_that_finds_no_room_in_time_are_refused_and_those_before_are_stored(
+    small: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "WAIT_MS_MAX", 10)
+    statuses = (await waits(small.write(*(chunk(1, sequence) for sequence in range(10))))).message.statuses
+
+    assert codes(statuses) == [""] * 8 + ["arena_full"] * 2
+    assert [status.error.retriable for status in statuses[8:]] == [True, True]
+    assert stored(small) == list(range(8))
+    assert small.counters.chunks_refused == 2
+
+
+async def test_when_enough_writes_wait_the_next_is_refused_at_once(
+    small: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "WAITING_BYTES_MAX", 2 * CHUNK_BYTES)
+    waiting = waits(small.write(*(chunk(1, sequence) for sequence in range(10))))
+
+    assert codes(small.append(chunk(1, 10))) == ["arena_full"]
+    small.resume()
+    assert codes((await waiting).message.statuses) == [""] * 10
+    assert codes(small.append(chunk(1, 10))) == [""]
+
+
+async def test_a_write_that_is_given_up_lets_those_behind_it_go_on(small: Broker) -> None:
+    first = waits(small.write(*(chunk(1, sequence) for sequence in range(9))))
+    second = waits(small.write(chunk(1, 0, stream_id=8)))
+    await settle()
+    first.cancel()
+    await settle()
+    small.resume()
+
+    assert codes((await second).message.statuses) == [""]
+
+
+async def test_a_disk_that_takes_nothing_is_told_when_it_is_what_memory_waits_for(small: Broker) -> None:
+    assert codes(small.append(*(chunk(1, sequence) for sequence in range(5)))) == [""] * 5
+    small.engine.disk.write_error = errno.ENOSPC
+    small.resume()
+    small.append(*(chunk(1, sequence) for sequence in range(5, 8)))
+    (status,) = small.append(chunk(1, 8))
+
+    assert (status.error.code, status.error.retriable) == ("disk_full", True)
+    small.engine.disk.write_error = 0
+    small.engine.memory.tick(RETRY_MS, idle_close_ms=60_000)
+    await settle()
+    assert codes(small.append(chunk(1, 8))) == [""]
 
 
 # --- durability --------------------------------------------------------------------------------------------
@@ -199,7 +305,6 @@ async def test_a_full_arena_refuses_chunks_and_not_requests(make_arena: Callable
     ("durability", "name"),
     [
         (common_pb2.DURABILITY_REPLICATED, "DURABILITY_REPLICATED"),
-        (common_pb2.DURABILITY_PERSISTED, "DURABILITY_PERSISTED"),
         (99, "99"),  # of a newer client
         (-1, "-1"),
     ],
@@ -207,11 +312,95 @@ async def test_a_full_arena_refuses_chunks_and_not_requests(make_arena: Callable
 async def test_a_level_that_cannot_be_reached_is_refused_before_anything_is_stored(
     broker: Broker, durability: int, name: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match="level leader only") as raised:
+    with pytest.raises(InvalidArgument, match="leader or persisted") as raised:
         broker.append(chunk(1, 0), durability=durability)
 
     assert raised.value.attributes == {"durability": name}
     assert stored(broker) == []
+
+
+@pytest.fixture
+async def persisted(engine: Engine) -> Broker:
+    """Its stream is acknowledged, and readable, when it is on disk. The disk does nothing until it is told to."""
+    broker = Broker(engine, stream_info(durability=PERSISTED))
+    broker.paused = True
+    return broker
+
+
+async def test_what_is_persisted_is_acknowledged_and_readable_when_it_is_on_disk(persisted: Broker) -> None:
+    write = waits(persisted.write(chunk(1, 0), chunk(1, 1)))
+    await settle()
+    assert not write.done()
+    assert stored(persisted) == []
+    persisted.resume()
+    statuses = (await write).message.statuses
+
+    assert [(status.error.code, status.durability) for status in statuses] == [("", PERSISTED)] * 2
+    assert stored(persisted) == [0, 1]
+    assert persisted.engine.store.path(1).read_bytes()[:CHUNK_BYTES] == bytes(
+        persisted.arena.slot(0).view[:CHUNK_BYTES]
+    )
+
+
+async def test_a_producer_may_ask_for_less_than_its_stream_and_readers_still_see_what_is_on_disk_only(
+    persisted: Broker,
+) -> None:
+    (status,) = persisted.append(chunk(1, 0), durability=common_pb2.DURABILITY_LEADER)
+    assert (status.error.code, status.durability) == ("", common_pb2.DURABILITY_LEADER)
+    assert stored(persisted) == []
+    persisted.resume()
+
+    assert stored(persisted) == [0]
+
+
+async def test_a_producer_may_ask_for_more_than_its_stream(broker: Broker) -> None:
+    broker.paused = True
+    write = waits(broker.write(chunk(1, 0), durability=PERSISTED))
+    await settle()
+    assert not write.done()
+    assert stored(broker) == [0], "readers see what has reached the level of the stream"
+    broker.resume()
+
+    assert codes((await write).message.statuses) == [""]
+
+
+async def test_a_repeat_waits_for_the_disk_as_the_first_one_does(persisted: Broker) -> None:
+    first, again = waits(persisted.write(chunk(1, 0))), waits(persisted.write(chunk(1, 0)))
+    await settle()
+    assert (first.done(), again.done()) == (False, False)
+    persisted.resume()
+
+    assert [(await write).message.statuses[0].duplicate for write in (first, again)] == [False, True]
+    assert persisted.append(chunk(1, 0))[0].duplicate, "now it is there already"
+
+
+async def test_what_the_disk_did_not_take_is_not_persisted_and_a_repeat_of_it_is_when_the_disk_works_again(
+    persisted: Broker,
+) -> None:
+    write = waits(persisted.write(chunk(1, 0), chunk(9, 5)))
+    persisted.engine.disk.write_error = errno.EIO
+    persisted.resume()
+    statuses = (await write).message.statuses
+    assert codes(statuses) == ["not_persisted", "out_of_sequence"]
+    assert not statuses[0].group_id
+    assert codes(persisted.append(chunk(1, 1))) == ["disk_full"], "refused before it is appended"
+
+    persisted.engine.disk.write_error = 0
+    persisted.engine.memory.tick(RETRY_MS, idle_close_ms=60_000)
+    persisted.paused = True
+    persisted.engine.run()
+    (status,) = persisted.append(chunk(1, 0))
+
+    assert (status.duplicate, status.durability) == (True, PERSISTED)
+    assert stored(persisted) == [0]
+
+
+async def test_a_write_that_waits_for_the_disk_is_told_when_its_stream_is_dropped(persisted: Broker) -> None:
+    write = waits(persisted.write(chunk(1, 0)))
+    await settle()
+    persisted.streams.drop(7)
+
+    assert codes((await write).message.statuses) == ["not_persisted"]
 
 
 # --- counters, and streams that come and go ----------------------------------------------------------------
@@ -240,9 +429,9 @@ async def test_a_stream_is_opened_written_and_dropped(broker: Broker) -> None:
     assert broker.arena.free_slots == broker.arena.slot_count
 
 
-async def test_a_broker_that_does_not_know_its_streams_yet_asks_to_try_again(arena: Arena) -> None:
+async def test_a_broker_that_does_not_know_its_streams_yet_asks_to_try_again(engine: Engine) -> None:
     """Told that the stream is unknown, a producer who was here before the broker's restart would give up."""
-    broker = Broker(arena)
+    broker = Broker(engine)
     for method in api.BROKER_METHODS:
         if method not in {api.OPEN_STREAMLETS, api.DROP_STREAM}:
             with pytest.raises(Unavailable) as raised:
@@ -256,9 +445,9 @@ async def test_a_broker_that_does_not_know_its_streams_yet_asks_to_try_again(are
 
 @pytest.mark.parametrize("dropped", [False, True])
 async def test_what_the_coordinator_asks_before_the_registration_is_answered_is_done_after_it(
-    arena: Arena, dropped: bool
+    engine: Engine, dropped: bool
 ) -> None:
-    broker = Broker(arena)
+    broker = Broker(engine)
     ask = functools.partial(asyncio.ensure_future)
     opening = ask(broker.ask(api.OPEN_STREAMLETS, api.OPEN_STREAMLETS.request(stream=stream_info(8))))
     dropping = ask(broker.ask(api.DROP_STREAM, api.DROP_STREAM.request(stream_id=7))) if dropped else None

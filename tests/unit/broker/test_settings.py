@@ -11,9 +11,9 @@ from kera.core.settings import KIB, MIB, InvalidSettings
     "values",
     [
         {},
-        {"segment_bytes": 4 * KIB, "arena_bytes": 4 * KIB},
+        {"segment_bytes": 4 * KIB, "arena_bytes": 8 * KIB},
         {"segment_bytes": "1MiB", "arena_bytes": "1GiB"},
-        {"segment_bytes": 512 * MIB, "arena_bytes": 512 * MIB, "message_bytes_max": 512 * MIB + 128},
+        {"segment_bytes": 512 * MIB, "arena_bytes": 1024 * MIB, "message_bytes_max": 512 * MIB + 128},
     ],
 )
 def test_settings_that_fit_each_other_are_taken(values: dict[str, Any]) -> None:
@@ -23,9 +23,9 @@ def test_settings_that_fit_each_other_are_taken(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"segment_bytes": 2 * KIB}, "segment_bytes must be a multiple of 64, at least 4096"),
-        ({"segment_bytes": 4 * KIB + 32}, "segment_bytes must be a multiple of 64"),
-        ({"segment_bytes": 8 * MIB, "arena_bytes": 4 * MIB}, "arena_bytes must have room for one segment"),
+        ({"segment_bytes": 2 * KIB}, "segment_bytes must be a multiple of 4096, at least 4096"),
+        ({"segment_bytes": 5 * KIB}, "segment_bytes must be a multiple of 4096"),
+        ({"segment_bytes": 8 * MIB, "arena_bytes": 15 * MIB}, "arena_bytes must have room for 2 segments"),
         ({"segment_bytes": 8 * MIB, "message_bytes_max": 8 * MIB}, "message_bytes_max must have room for a chunk"),
         (
             {"segment_bytes": 1024 * MIB, "arena_bytes": 2048 * MIB, "message_bytes_max": 1025 * MIB},
@@ -33,6 +33,7 @@ def test_settings_that_fit_each_other_are_taken(values: dict[str, Any]) -> None:
         ),
         ({"message_bytes_max": 2048 * MIB}, "message_bytes_max must be at most 1073741824"),
         ({"port": 65536}, "port"),
+        ({"idle_close_ms": 99}, "idle_close_ms"),
         ({"coordinator_timeout_ms": -1}, "coordinator_timeout_ms"),
         ({"shm_directory": "/dev/shm"}, "shm_directory"),
     ],

@@ -2,17 +2,19 @@ from typing import Any
 
 import pytest
 
-from kera.broker.arena import Arena
+from kera.broker.retention import Rules
 from kera.broker.stream import Streams
+from kera.core.chunk import verify_header
 from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, UnknownStream
-from tests.unit.broker.support import BROKER_ID, STREAM_ID, stream_info
+from kera.v1 import common_pb2
+from tests.unit.broker.support import BROKER_ID, STREAM_ID, Engine, Log, Outcome, chunk, stream_info
 
 OTHER = BROKER_ID + 1
 
 
 @pytest.fixture
-def streams(arena: Arena) -> Streams:
-    return Streams(arena)
+def streams(engine: Engine) -> Streams:
+    return engine.streams
 
 
 def test_exactly_the_streamlets_that_are_assigned_to_the_broker_are_opened(streams: Streams) -> None:
@@ -64,7 +66,7 @@ def test_groups_begin_where_the_assignment_says_and_never_with_0(streams: Stream
     info.assignments[1].first_group_id = 0
     streams.open(info, BROKER_ID)
 
-    assert [streams.get(STREAM_ID).streamlet(index).first_group_id for index in (0, 1)] == [500, 1]
+    assert [streams.get(STREAM_ID).streamlet(index).next_group_id for index in (0, 1)] == [500, 1]
 
 
 @pytest.mark.parametrize("missing", ["streamlets", "entries", "group_segments"])
@@ -76,12 +78,74 @@ def test_an_incomplete_configuration_opens_nothing(streams: Streams, missing: st
     assert len(streams) == 0
 
 
-def test_a_dropped_stream_is_gone_and_the_others_stay(streams: Streams) -> None:
+def test_a_dropped_stream_is_gone_and_the_others_stay(engine: Engine, streams: Streams) -> None:
     streams.open(stream_info(7), BROKER_ID)
     streams.open(stream_info(8), BROKER_ID)
+    done = Outcome()
     streams.drop(7)
-    streams.drop(7)
+    streams.drop(7, done)
+    engine.run()
 
+    assert done.calls == [None]
     assert [stream.stream_id for stream in streams] == [8]
+    assert [7 in streams, 8 in streams] == [False, True]
     with pytest.raises(UnknownStream):
         streams.get(7)
+
+
+# --- configuration -----------------------------------------------------------------------------------------
+
+
+def test_a_newer_configuration_is_taken_over_and_an_older_one_is_not(streams: Streams) -> None:
+    for version, retention_ms in ((2, 2000), (1, 1000), (3, 3000), (2, 2000)):
+        info = stream_info(retention_ms=retention_ms, durability=common_pb2.DURABILITY_PERSISTED)
+        info.config_version = version
+        streams.open(info, BROKER_ID)
+
+    stream = streams.get(STREAM_ID)
+    assert (stream.config_version, stream.retention) == (3, Rules(age_us=3_000_000))
+    assert stream.durability == common_pb2.DURABILITY_PERSISTED
+
+
+def test_a_stream_that_says_nothing_of_durability_is_acknowledged_by_the_leader(streams: Streams) -> None:
+    streams.open(stream_info(), BROKER_ID)
+
+    assert streams.get(STREAM_ID).durability == common_pb2.DURABILITY_LEADER
+
+
+# --- what was there before ---------------------------------------------------------------------------------
+
+
+def test_a_streamlet_goes_on_from_what_is_on_disk(engine: Engine, streams: Streams) -> None:
+    before = Log(engine)
+    before.append_many(5)
+    engine.memory.close_all()
+    engine.run()
+    streams.open(stream_info(), BROKER_ID)
+    streamlet = streams.get(STREAM_ID).streamlet(0)
+
+    assert streamlet.available_groups() == (1, 1)
+    assert streamlet.next_group_id == 2
+    assert streamlet.producers == before.streamlet.producers
+
+
+def test_what_is_dropped_leaves_no_file_and_no_record(engine: Engine, streams: Streams) -> None:
+    streams.open(stream_info(), BROKER_ID)
+    streams.open(stream_info(8), BROKER_ID)
+    for stream_id in (STREAM_ID, 8):
+        streamlet = streams.get(stream_id).streamlet(0)
+        for sequence in range(5):
+            data = memoryview(chunk(1, sequence, stream_id=stream_id))
+            streamlet.append(data, verify_header(data))
+    engine.memory.close_all()
+    engine.run()
+    assert len(list(engine.store.physical_ids())) == 4
+    done = Outcome()
+    streams.drop(STREAM_ID, done)
+    assert done.calls == [], "not before the files are gone"
+    engine.run()
+
+    assert done.calls == [None]
+    assert len(list(engine.store.physical_ids())) == 2
+    assert engine.index.stream_ids() == {8}
+    assert engine.index.keys_of_stream(STREAM_ID) == []

@@ -5,23 +5,22 @@ from typing import Any
 
 import pytest
 
-from kera.broker.arena import Arena
-from kera.broker.streamlet import Appended
 from kera.core.chunk import verify_chunk
 from kera.core.errors import ArenaFull, KeraError, NotAccepted, OutOfSequence, ProducerFenced, RecordTooLarge
-from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Log, position
+from kera.core.ids import Position
+from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, Log, place, position
 
-MakeArena = Callable[..., Arena]
+MakeEngine = Callable[..., Engine]
 
 
 def trace(log: Log) -> Any:
     """Everything about a streamlet that an append may change."""
     streamlet = log.streamlet
-    return [
-        (group.group_id, group.entry, group.closed, segment.segment_id, segment.closed, bytes(segment.slot.view))
-        for group in streamlet.groups.values()
-        for segment in group.segments
-    ], [(entry.next_record, entry.start, entry.end, len(entry.groups)) for entry in streamlet.entries]
+    return (
+        [(segment.address, segment.closed, segment.head, bytes(segment.slot.view)) for segment in log.segments()],
+        [(entry.next_record, entry.start, entry.end, len(entry.tail)) for entry in streamlet.entries],
+        (streamlet.next_group_id, dict(streamlet.producers), log.engine.arena.free_slots),
+    )
 
 
 def refuse(log: Log, error: type[KeraError], *arguments: Any, **fields: Any) -> KeraError:
@@ -36,16 +35,16 @@ def refuse(log: Log, error: type[KeraError], *arguments: Any, **fields: Any) -> 
 # --- order and place ---------------------------------------------------------------------------------------
 
 
-def test_chunks_lie_one_after_the_other_and_say_themselves_where(arena: Arena) -> None:
-    log = Log(arena, broker_epoch=77)
+def test_chunks_lie_one_after_the_other_and_say_themselves_where(engine: Engine) -> None:
+    log = Log(engine, broker_epoch=77)
     appended = [log.append(record_count=count) for count in (3, 2, 5)]
 
-    assert appended == [
-        Appended(0, 1, 1, 0, 0, duplicate=False),
-        Appended(0, 1, 1, 256, 3, duplicate=False),
-        Appended(0, 1, 1, 512, 5, duplicate=False),
+    assert [place(chunk) for chunk in appended] == [
+        (0, 1, 1, 0, 0, False),
+        (0, 1, 1, 1024, 3, False),
+        (0, 1, 1, 2048, 5, False),
     ]
-    view = log.streamlet.groups[1].segments[0].slot.view
+    view = log.entry.tail[0].slot.view
     for chunk in appended:
         header = verify_chunk(view, chunk.position)
         assert (header.entry, header.group_id, header.segment_id) == (0, 1, 1)
@@ -53,15 +52,15 @@ def test_chunks_lie_one_after_the_other_and_say_themselves_where(arena: Arena) -
 
 
 @pytest.mark.parametrize("entries", [1, 2, 3, 4])
-def test_a_producer_always_uses_the_entry_of_its_id(arena: Arena, entries: int) -> None:
-    log = Log(arena, entries=entries)
+def test_a_producer_always_uses_the_entry_of_its_id(engine: Engine, entries: int) -> None:
+    log = Log(engine, entries=entries)
 
     for producer in (1, 2, 3, 4, 5, 2**64 - 1):
         assert {appended.entry for appended in log.append_many(2, producer)} == {producer % entries}
 
 
-def test_records_are_numbered_per_entry(arena: Arena) -> None:
-    log = Log(arena, entries=2)
+def test_records_are_numbered_per_entry(engine: Engine) -> None:
+    log = Log(engine, entries=2)
     appended = [log.append(producer, record_count=10) for producer in (1, 2, 1, 3, 2)]
 
     assert [(chunk.entry, chunk.first_record) for chunk in appended] == [(1, 0), (0, 0), (1, 10), (1, 20), (0, 10)]
@@ -69,34 +68,30 @@ def test_records_are_numbered_per_entry(arena: Arena) -> None:
 
 def test_a_full_segment_closes_and_a_full_group_too(log: Log) -> None:
     appended = log.append_many(13)
-    groups = log.streamlet.groups
 
     assert [(chunk.group_id, chunk.segment_id) for chunk in appended] == (
         [(1, 1)] * 4 + [(1, 2)] * 4 + [(2, 1)] * 4 + [(2, 2)]
     )
-    assert [groups[1].closed, groups[2].closed] == [True, False]
-    assert [segment.closed for group in groups.values() for segment in group.segments] == [True, True, True, False]
+    assert [log.streamlet.is_active(group_id, log.entry) for group_id in (1, 2)] == [False, True]
+    assert [segment.closed for segment in log.entry.tail] == [True, True, True, False]
 
 
 def test_a_chunk_that_does_not_fit_behind_the_head_goes_to_the_next_segment(log: Log) -> None:
-    log.append(size=512)
-    appended = [log.append(size=768), log.append(size=256), log.append(size=128)]
+    log.append(size=2048)
+    appended = [log.append(size=3072), log.append(size=1024), log.append(size=512)]
 
-    assert [position(chunk) for chunk in appended] == [(1, 2, 0), (1, 2, 768), (2, 1, 0)]
+    assert [position(chunk) for chunk in appended] == [(1, 2, 0), (1, 2, 3072), (2, 1, 0)]
 
 
-def test_group_ids_grow_by_one_over_all_entries(arena: Arena) -> None:
-    log = Log(arena, entries=3, group_segments=1, first_group_id=100)
+def test_group_ids_grow_by_one_over_all_entries(engine: Engine) -> None:
+    log = Log(engine, entries=3, group_segments=1, first_group_id=100)
     for producer in (3, 1, 2):
         log.append(producer)
     log.append_many(4, 1)
 
-    assert [(group.group_id, group.entry) for group in log.streamlet.groups.values()] == [
-        (100, 0),
-        (101, 1),
-        (102, 2),
-        (103, 1),
-    ]
+    entries = [log.streamlet.entry_of(group_id) for group_id in (100, 101, 102, 103)]
+    assert [entry.index for entry in entries if entry is not None] == [0, 1, 2, 1]
+    assert log.streamlet.available_groups() == (100, 103)
 
 
 def test_a_chunk_may_fill_a_segment_but_not_more(log: Log) -> None:
@@ -112,11 +107,11 @@ def test_a_chunk_may_fill_a_segment_but_not_more(log: Log) -> None:
 
 @pytest.mark.parametrize("group_segments", [1, 2])
 def test_a_full_arena_leaves_no_trace_and_appends_go_on_when_slots_are_free(
-    make_arena: MakeArena, group_segments: int
+    make_engine: MakeEngine, group_segments: int
 ) -> None:
-    arena = make_arena(slots=2)
-    log = Log(arena, group_segments=group_segments)
-    other = Log(arena)
+    engine = make_engine(slots=2)
+    log = Log(engine, group_segments=group_segments)
+    other = Log(engine)
     other.append()
     log.append_many(4)
     for _ in range(2):
@@ -128,9 +123,9 @@ def test_a_full_arena_leaves_no_trace_and_appends_go_on_when_slots_are_free(
     assert (position(appended), appended.first_record, appended.duplicate) == (expected, 4, False)
 
 
-def test_the_first_chunk_of_an_entry_that_finds_no_room_makes_no_group(make_arena: MakeArena) -> None:
-    arena = make_arena(slots=1)
-    log, other = Log(arena, first_group_id=5), Log(arena)
+def test_the_first_chunk_of_an_entry_that_finds_no_room_makes_no_group(make_engine: MakeEngine) -> None:
+    engine = make_engine(slots=1)
+    log, other = Log(engine, first_group_id=5), Log(engine)
     other.append()
     refuse(log, ArenaFull)
     assert log.streamlet.available_groups() == (0, 0)
@@ -139,41 +134,66 @@ def test_the_first_chunk_of_an_entry_that_finds_no_room_makes_no_group(make_aren
     assert position(log.append()) == (5, 1, 0)
 
 
-def test_small_chunks_are_taken_while_a_large_one_finds_no_room(make_arena: MakeArena) -> None:
-    log = Log(make_arena(slots=1))
-    log.append(size=512)
-    refuse(log, ArenaFull, size=768)
+def test_small_chunks_are_taken_while_a_large_one_finds_no_room(make_engine: MakeEngine) -> None:
+    log = Log(make_engine(slots=1))
+    log.append(size=2048)
+    refuse(log, ArenaFull, size=3072)
 
-    assert position(log.append(2, size=512)) == (1, 1, 512)
+    assert position(log.append(2, size=2048)) == (1, 1, 2048)
 
 
 # --- deduplication -----------------------------------------------------------------------------------------
 
 
-def test_a_repeat_gives_the_position_of_the_first_time_and_stores_nothing(arena: Arena) -> None:
-    log = Log(arena, entries=2)
+def test_a_repeat_gives_the_position_of_the_first_time_and_stores_nothing(engine: Engine) -> None:
+    log = Log(engine, entries=2)
     first = {
         (producer, sequence): log.append(producer, record_count=2) for sequence in range(8) for producer in (1, 2, 3)
     }
     before = trace(log)
 
     for (producer, sequence), appended in first.items():
-        assert log.append(producer, sequence) == appended._replace(duplicate=True)
+        again = log.append(producer, sequence, publish=False)
+        assert place(again) == place(appended._replace(duplicate=True))
+        assert (again.segment, again.end) == (appended.segment, appended.end), "whoever waits for it waits for the same"
     assert trace(log) == before
 
 
-def test_a_repeat_is_told_even_when_the_arena_is_full_and_the_chunk_too_large(make_arena: MakeArena) -> None:
-    log = Log(make_arena(slots=1))
+def test_a_repeat_is_told_even_when_the_arena_is_full_and_the_chunk_too_large(make_engine: MakeEngine) -> None:
+    log = Log(make_engine(slots=1))
     log.append(size=SLOT_BYTES)
 
     assert log.append(sequence=0, size=2 * SLOT_BYTES).duplicate
 
 
 def test_a_repeat_of_what_has_been_removed_since_is_a_repeat_without_a_place(log: Log) -> None:
-    log.append_many(2)
-    log.streamlet.entries[0].groups.clear()
+    log.append_many(5)
+    log.entry.start, log.entry.start_record = Position(1, 2, 0), 4
+    log.engine.memory.collect(log.entry)
+    log.engine.run()
 
-    assert log.append(sequence=1, publish=False) == Appended(0, 0, 0, 0, 0, duplicate=True)
+    again = log.append(sequence=1)
+    assert place(again) == (0, 0, 0, 0, 0, True)
+    assert (again.segment, again.end) == (None, 0)
+
+
+def test_a_repeat_of_what_is_on_disk_only_is_a_repeat_without_a_place(log: Log) -> None:
+    log.append_many(5)
+    log.engine.run()
+    log.engine.fill_memory()
+    log.engine.memory.allocate()
+    assert [segment.key for segment in log.segments()] == [(1, 2)]
+
+    assert place(log.append(sequence=3)) == (0, 0, 0, 0, 0, True)
+    assert place(log.append(sequence=4)) == (0, 1, 2, 0, 4, True)
+
+
+def test_a_repeat_of_what_is_on_disk_and_in_memory_is_told_its_place(log: Log) -> None:
+    first = log.append_many(5)
+    log.engine.run()
+    assert log.entry.last_stored == (1, 1)
+
+    assert place(log.append(sequence=2)) == place(first[2]._replace(duplicate=True))
 
 
 def test_a_gap_is_refused_and_names_the_sequence_that_is_expected(log: Log) -> None:
@@ -219,7 +239,8 @@ def test_a_newer_epoch_counts_from_0_behind_what_is_there(log: Log) -> None:
 
     assert not any(chunk.duplicate for chunk in old + new)
     assert [chunk.first_record for chunk in old + new] == [0, 1, 2, 3, 4]
-    assert log.append(sequence=0, producer_epoch=2) == new[0]._replace(duplicate=True), "not that of the old epoch"
+    again = log.append(sequence=0, producer_epoch=2)
+    assert place(again) == place(new[0]._replace(duplicate=True)), "not that of the old epoch"
     assert refuse(log, OutOfSequence, sequence=3, producer_epoch=2).attributes["expected_sequence"] == 2
 
 
@@ -233,9 +254,9 @@ def test_a_newer_epoch_that_does_not_begin_with_0_is_refused_and_fences_nobody(l
 
 @pytest.mark.parametrize(("size", "error"), [(SLOT_BYTES + 64, RecordTooLarge), (SLOT_BYTES, ArenaFull)])
 def test_a_newer_epoch_whose_first_chunk_is_not_stored_fences_nobody(
-    make_arena: MakeArena, size: int, error: type[KeraError]
+    make_engine: MakeEngine, size: int, error: type[KeraError]
 ) -> None:
-    log = Log(make_arena(slots=1))
+    log = Log(make_engine(slots=1))
     log.append(sequence=0, producer_epoch=1, size=CHUNK_BYTES)
     refuse(log, error, sequence=0, producer_epoch=2, size=size)
 

@@ -7,11 +7,11 @@ The streamlets here have two segments of four chunks in a group, so a lane looks
 
 import pytest
 
-from kera.broker.arena import Arena
-from kera.broker.streamlet import Waiter
+from kera.broker.entry import Waiter
+from kera.broker.reading import end_record, first_record, lag_records
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EARLIEST, Position
-from tests.unit.broker.support import CHUNK_BYTES, Log, position
+from tests.unit.broker.support import CHUNK_BYTES, Engine, Log, position
 
 BEHIND_ALL = Position(1 << 40, 1, 0)
 
@@ -37,30 +37,30 @@ def test_an_entry_without_chunks_has_nothing_and_stays_at_the_earliest_position(
     assert (log.streamlet.entries[0].start, log.streamlet.entries[0].end) == (EARLIEST, EARLIEST)
 
 
-def test_the_earliest_position_is_the_first_chunk_that_is_there(arena: Arena) -> None:
-    log = Log(arena, first_group_id=50)
+def test_the_earliest_position_is_the_first_chunk_that_is_there(engine: Engine) -> None:
+    log = Log(engine, first_group_id=50)
     log.append_many(2)
 
-    assert log.read(EARLIEST) == ([0, 1], Position(50, 1, 512))
+    assert log.read(EARLIEST) == ([0, 1], Position(50, 1, 2048))
     assert log.streamlet.entries[0].start == Position(50, 1, 0)
 
 
 def test_a_read_goes_through_segments_and_groups_up_to_the_durable_head(full: Log) -> None:
-    assert full.read() == (list(range(11)), Position(2, 1, 768))
-    assert full.streamlet.entries[0].end == Position(2, 1, 768)
+    assert full.read() == (list(range(11)), Position(2, 1, 3072))
+    assert full.streamlet.entries[0].end == Position(2, 1, 3072)
 
 
 @pytest.mark.parametrize("first", range(11))
-def test_every_chunk_is_a_place_to_start_from(arena: Arena, first: int) -> None:
-    log = Log(arena)
+def test_every_chunk_is_a_place_to_start_from(engine: Engine, first: int) -> None:
+    log = Log(engine)
     appended = log.append_many(11)
 
     assert log.read(position(appended[first]))[0] == list(range(first, 11))
 
 
-@pytest.mark.parametrize("start", [Position(1, 1, 1024), Position(1, 2, 0)])
+@pytest.mark.parametrize("start", [Position(1, 1, 4096), Position(1, 2, 0)])
 def test_the_end_of_a_segment_and_the_start_of_the_next_are_the_same_place(full: Log, start: Position) -> None:
-    assert full.read(start, bytes_max=256) == ([4], Position(1, 2, 256))
+    assert full.read(start, bytes_max=1024) == ([4], Position(1, 2, 1024))
 
 
 def test_at_the_durable_head_there_is_nothing_until_more_is_published(log: Log) -> None:
@@ -71,14 +71,14 @@ def test_at_the_durable_head_there_is_nothing_until_more_is_published(log: Log) 
 
     log.streamlet.publish(unpublished)
 
-    assert log.read(here) == ([1], Position(1, 1, 512))
+    assert log.read(here) == ([1], Position(1, 1, 2048))
 
 
 def test_what_is_not_published_is_not_read_even_in_a_closed_segment(log: Log) -> None:
     log.append_many(3)
     last = [log.append(publish=False) for _ in range(3)]
-    assert log.read() == ([0, 1, 2], Position(1, 1, 768))
-    assert log.streamlet.entries[0].end == Position(1, 1, 768)
+    assert log.read() == ([0, 1, 2], Position(1, 1, 3072))
+    assert log.streamlet.entries[0].end == Position(1, 1, 3072)
 
     log.streamlet.publish(last[0])
 
@@ -87,26 +87,26 @@ def test_what_is_not_published_is_not_read_even_in_a_closed_segment(log: Log) ->
 
 @pytest.mark.parametrize("last", range(12))
 def test_a_read_stops_exactly_at_its_end(full: Log, last: int) -> None:
-    at = ([Position(1, 1, 256 * n) for n in range(4)] + [Position(1, 2, 256 * n) for n in range(4)]
-          + [Position(2, 1, 256 * n) for n in range(4)])  # fmt: skip
+    at = ([Position(1, 1, 1024 * n) for n in range(4)] + [Position(1, 2, 1024 * n) for n in range(4)]
+          + [Position(2, 1, 1024 * n) for n in range(4)])  # fmt: skip
 
     assert full.read(EARLIEST, at[last]) == (list(range(last)), max(at[last], Position(1, 1, 0)))
 
 
-@pytest.mark.parametrize("end", [Position(1, 1, 1024), Position(1, 2, 0)])
+@pytest.mark.parametrize("end", [Position(1, 1, 4096), Position(1, 2, 0)])
 def test_an_end_at_the_end_of_a_segment_is_exact_as_well(full: Log, end: Position) -> None:
     assert full.read(EARLIEST, end) == ([0, 1, 2, 3], end)
 
 
-@pytest.mark.parametrize("end", [Position(2, 1, 1024), Position(2, 2, 0), BEHIND_ALL])
+@pytest.mark.parametrize("end", [Position(2, 1, 4096), Position(2, 2, 0), BEHIND_ALL])
 def test_an_end_behind_the_durable_head_stops_at_the_durable_head(full: Log, end: Position) -> None:
-    assert full.read(EARLIEST, end) == (list(range(11)), Position(2, 1, 768))
+    assert full.read(EARLIEST, end) == (list(range(11)), Position(2, 1, 3072))
 
 
-@pytest.mark.parametrize("end", [EARLIEST, Position(1, 1, 0), Position(1, 1, 256), Position(1, 1, 512)])
+@pytest.mark.parametrize("end", [EARLIEST, Position(1, 1, 0), Position(1, 1, 1024), Position(1, 1, 2048)])
 @pytest.mark.parametrize(
     "start",
-    [Position(1, 1, 512), Position(1, 1, 1024), Position(1, 2, 0), Position(1, 2, 1024), Position(2, 1, 768)],
+    [Position(1, 1, 2048), Position(1, 1, 4096), Position(1, 2, 0), Position(1, 2, 4096), Position(2, 1, 3072)],
 )
 def test_a_read_that_starts_at_its_end_or_behind_it_gives_nothing_and_skips_nothing(
     full: Log, start: Position, end: Position
@@ -116,7 +116,7 @@ def test_a_read_that_starts_at_its_end_or_behind_it_gives_nothing_and_skips_noth
 
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_who_goes_on_from_where_a_read_with_an_end_stopped_misses_nothing(full: Log, stop: int) -> None:
-    end = Position(1, 1 + stop // 4, 256 * (stop % 4))
+    end = Position(1, 1 + stop // 4, 1024 * (stop % 4))
     before, here = full.read(EARLIEST, end)
     after, _ = full.read(here)
 
@@ -135,28 +135,28 @@ def test_a_read_takes_as_many_whole_chunks_as_its_budget_allows(full: Log, bytes
 
 
 def test_a_chunk_larger_than_the_budget_is_given_alone(log: Log) -> None:
-    log.append(size=768)
-    log.append(size=128)
+    log.append(size=3072)
     log.append(size=512)
+    log.append(size=2048)
 
-    assert log.read(bytes_max=1) == ([0], Position(1, 1, 768))
-    assert log.read(Position(1, 1, 768), bytes_max=200) == ([1], Position(1, 2, 0))
-    assert log.read(Position(1, 1, 896), bytes_max=200) == ([2], Position(1, 2, 512))
+    assert log.read(bytes_max=1) == ([0], Position(1, 1, 3072))
+    assert log.read(Position(1, 1, 3072), bytes_max=800) == ([1], Position(1, 2, 0))
+    assert log.read(Position(1, 1, 3584), bytes_max=800) == ([2], Position(1, 2, 2048))
 
 
 def test_a_chunk_larger_than_what_is_left_waits_for_the_next_read(log: Log) -> None:
-    log.append(size=128)
     log.append(size=512)
+    log.append(size=2048)
 
-    assert log.read(bytes_max=600) == ([0], Position(1, 1, 128))
+    assert log.read(bytes_max=2400) == ([0], Position(1, 1, 512))
 
 
 def test_a_strict_read_gives_nothing_when_the_next_chunk_is_over_its_budget(full: Log) -> None:
-    assert full.read(bytes_max=255, strict=True) == ([], Position(1, 1, 0))
-    assert full.read(bytes_max=256, strict=True) == ([0], Position(1, 1, 256))
+    assert full.read(bytes_max=1023, strict=True) == ([], Position(1, 1, 0))
+    assert full.read(bytes_max=1024, strict=True) == ([0], Position(1, 1, 1024))
 
 
-@pytest.mark.parametrize("bytes_max", [1, 256, 300, 512, 1000, 1024, 1300])
+@pytest.mark.parametrize("bytes_max", [1, 1024, 1200, 2048, 4000, 4096, 5200])
 def test_small_reads_one_after_the_other_give_every_chunk_once(full: Log, bytes_max: int) -> None:
     found: list[int] = []
     here = EARLIEST
@@ -166,7 +166,7 @@ def test_small_reads_one_after_the_other_give_every_chunk_once(full: Log, bytes_
         found += sequences
 
     assert found == list(range(11))
-    assert full.read(here) == ([], Position(2, 1, 768))
+    assert full.read(here) == ([], Position(2, 1, 3072))
 
 
 # --- what is refused ---------------------------------------------------------------------------------------
@@ -176,10 +176,9 @@ def test_small_reads_one_after_the_other_give_every_chunk_once(full: Log, bytes_
     "start",
     [
         Position(1, 1, 1),  # inside a header
-        Position(1, 1, 128),  # inside a chunk, though aligned
-        Position(1, 1, 1025),
-        Position(2, 1, 1024),  # behind the head
-        Position(1, 0, 0),
+        Position(1, 1, 512),  # inside a chunk, though aligned
+        Position(1, 1, 4097),
+        Position(2, 1, 4096),  # behind the head
         Position(1, 3, 0),  # no such segment
         Position(2, 2, 0),  # not opened yet
         Position(3, 1, 0),  # no such group
@@ -196,61 +195,68 @@ def test_a_position_between_the_durable_head_and_the_head_is_refused(log: Log) -
     log.append_many(2)
     log.append(publish=False)
 
-    assert log.read(Position(1, 1, 512)) == ([], Position(1, 1, 512))
-    refuse(log, Position(1, 1, 768))
+    assert log.read(Position(1, 1, 2048)) == ([], Position(1, 1, 2048))
+    refuse(log, Position(1, 1, 3072))
 
 
-@pytest.mark.parametrize("end", [Position(1, 1, 1), Position(1, 1, 300), Position(1, 2, 100), Position(2, 1, 700)])
+@pytest.mark.parametrize("end", [Position(1, 1, 1), Position(1, 1, 1200), Position(1, 2, 400), Position(2, 1, 2800)])
 def test_an_end_inside_a_chunk_is_refused_and_not_passed(full: Log, end: Position) -> None:
     assert refuse(full, EARLIEST, end).attributes["position"] == list(end)
 
 
-def test_the_group_of_another_entry_is_refused(arena: Arena) -> None:
-    log = Log(arena, entries=2)
+def test_the_group_of_another_entry_is_refused(engine: Engine) -> None:
+    log = Log(engine, entries=2)
     log.append(2)
     log.append(1)
 
     assert log.read(Position(1, 1, 0), entry=0)[0] == [0]
-    assert refuse(log, Position(1, 1, 0), entry=1).attributes["entry"] == 1
     assert refuse(log, Position(2, 1, 0), entry=0).attributes["entry"] == 0
+    with pytest.raises(DataLost) as raised:
+        log.read(Position(1, 1, 0), entry=1)  # before its start an entry cannot tell what was its own
+    assert (raised.value.attributes["entry"], raised.value.attributes["available_from"]) == (1, [2, 1, 0])
 
 
 @pytest.mark.parametrize("entry", [-1, 2])
-def test_an_entry_that_is_not_there_is_refused(arena: Arena, entry: int) -> None:
-    assert refuse(Log(arena, entries=2), EARLIEST, entry=entry).attributes == {"entry": entry}
+def test_an_entry_that_is_not_there_is_refused(engine: Engine, entry: int) -> None:
+    assert refuse(Log(engine, entries=2), EARLIEST, entry=entry).attributes == {"entry": entry}
 
 
 # --- what is gone ------------------------------------------------------------------------------------------
 
 
-def test_a_position_of_an_earlier_launch_tells_exactly_what_is_lost(arena: Arena) -> None:
-    log = Log(arena, first_group_id=10)
+def test_a_position_of_an_earlier_launch_tells_exactly_what_is_lost(engine: Engine) -> None:
+    log = Log(engine, first_group_id=10)
     log.append()
     with pytest.raises(DataLost) as raised:
-        log.read(Position(9, 2, 512))
+        log.read(Position(9, 2, 2048))
 
-    assert raised.value.attributes == {"streamlet_id": 0, "lost_from": [9, 2, 512], "available_from": [10, 1, 0]}
+    assert raised.value.attributes == {
+        "streamlet_id": 0,
+        "entry": 0,
+        "lost_from": [9, 2, 2048],
+        "available_from": [10, 1, 0],
+    }
     assert not raised.value.retriable
 
 
-def test_a_loss_is_told_before_anything_new_is_there(arena: Arena) -> None:
-    log = Log(arena, first_group_id=10)
+def test_a_loss_is_told_before_anything_new_is_there(engine: Engine) -> None:
+    log = Log(engine, first_group_id=10)
     with pytest.raises(DataLost) as raised:
         log.read(Position(1, 1, 0))
 
     assert raised.value.attributes["available_from"] == [10, 1, 0]
 
 
-def test_where_a_loss_ends_is_a_place_that_the_entry_can_be_read_from(arena: Arena) -> None:
-    log = Log(arena, entries=2, first_group_id=10)
+def test_where_a_loss_ends_is_a_place_that_the_entry_can_be_read_from(engine: Engine) -> None:
+    log = Log(engine, entries=2, first_group_id=10)
     log.append(2)
     log.append(1)
     with pytest.raises(DataLost) as raised:
         log.read(Position(9, 1, 0), entry=1)
     available = Position(*raised.value.attributes["available_from"])
 
-    assert available == (11, 1, 0), "group 10 is of entry 0"
-    assert log.read(available, entry=1)[0] == [0]
+    assert available == (10, 1, 0), "group 10 is of entry 0, and what comes behind it is of entry 1"
+    assert log.read(available, entry=1) == ([0], Position(11, 1, 1024))
 
 
 # --- counting ----------------------------------------------------------------------------------------------
@@ -258,46 +264,43 @@ def test_where_a_loss_ends_is_a_place_that_the_entry_can_be_read_from(arena: Are
 
 def test_the_lag_counts_records_between_a_position_and_the_durable_head(log: Log) -> None:
     appended = log.append_many(11, record_count=10)
-    lag = log.streamlet.lag_records
+    entry = log.entry
 
-    assert [lag(0, position(chunk)) for chunk in appended] == list(range(110, 0, -10))
-    assert lag(0, EARLIEST) == 110
-    assert lag(0, Position(1, 1, 1024)) == lag(0, Position(1, 2, 0)) == 70
-    assert lag(0, Position(1, 2, 1024)) == lag(0, Position(2, 1, 0)) == 30
-    assert lag(0, log.read()[1]) == lag(0, BEHIND_ALL) == 0
+    assert [lag_records(entry, position(chunk)) for chunk in appended] == list(range(110, 0, -10))
+    assert lag_records(entry, EARLIEST) == 110
+    assert lag_records(entry, Position(1, 1, 4096)) == lag_records(entry, Position(1, 2, 0)) == 70
+    assert lag_records(entry, Position(1, 2, 4096)) == lag_records(entry, Position(2, 1, 0)) == 30
+    assert lag_records(entry, log.read()[1]) == lag_records(entry, BEHIND_ALL) == 0
 
 
 def test_records_that_are_not_published_are_not_counted(log: Log) -> None:
     log.append_many(4, record_count=10)
     unpublished = log.append(record_count=10, publish=False)
-    assert log.streamlet.lag_records(0, EARLIEST) == 40
-    assert log.streamlet.end_record(0) == 40
+    assert lag_records(log.entry, EARLIEST) == 40
+    assert end_record(log.entry) == 40
 
     log.streamlet.publish(unpublished)
 
-    assert log.streamlet.lag_records(0, EARLIEST) == 50
-    assert log.streamlet.end_record(0) == 50
+    assert lag_records(log.entry, EARLIEST) == 50
+    assert end_record(log.entry) == 50
 
 
 def test_an_entry_without_records_counts_none(log: Log) -> None:
-    streamlet = log.streamlet
-
-    assert (streamlet.first_record(0), streamlet.end_record(0), streamlet.lag_records(0, EARLIEST)) == (0, 0, 0)
+    assert (first_record(log.entry), end_record(log.entry), lag_records(log.entry, EARLIEST)) == (0, 0, 0)
 
 
 def test_an_entry_whose_first_chunk_is_not_published_has_no_records_yet(log: Log) -> None:
     log.append(record_count=5, publish=False)
-    streamlet = log.streamlet
 
-    assert (streamlet.first_record(0), streamlet.end_record(0), streamlet.lag_records(0, EARLIEST)) == (0, 0, 0)
-    assert streamlet.entries[0].end == Position(1, 1, 0)
+    assert (first_record(log.entry), end_record(log.entry), lag_records(log.entry, EARLIEST)) == (0, 0, 0)
+    assert log.entry.end == Position(1, 1, 0)
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 8, 9])
 def test_the_ordinals_of_an_entry_span_its_records(log: Log, count: int) -> None:
     log.append_many(count, record_count=3)
 
-    assert (log.streamlet.first_record(0), log.streamlet.end_record(0)) == (0, 3 * count)
+    assert (first_record(log.entry), end_record(log.entry)) == (0, 3 * count)
 
 
 # --- waiting -----------------------------------------------------------------------------------------------
@@ -311,8 +314,8 @@ class Sleeper(Waiter):
         self.woken += 1
 
 
-def test_a_reader_is_woken_when_the_durable_head_of_its_entry_moves(arena: Arena) -> None:
-    log = Log(arena, entries=2)
+def test_a_reader_is_woken_when_the_durable_head_of_its_entry_moves(engine: Engine) -> None:
+    log = Log(engine, entries=2)
     sleeper = Sleeper()
     log.streamlet.entries[1].waiters.add(sleeper)
     log.append(2)
@@ -338,15 +341,15 @@ def test_publishing_again_moves_nothing_back(log: Log) -> None:
     assert log.read()[1].offset == second.position + CHUNK_BYTES
 
 
-def test_dropping_frees_all_slots_and_wakes_all_readers(arena: Arena) -> None:
-    log = Log(arena, entries=2)
+def test_dropping_frees_all_slots_and_wakes_all_readers(engine: Engine) -> None:
+    log = Log(engine, entries=2)
     sleepers = [Sleeper(), Sleeper()]
     for entry, sleeper in zip(log.streamlet.entries, sleepers, strict=True):
         entry.waiters.add(sleeper)
     log.append_many(5, 1, publish=False)
     log.append_many(5, 2, publish=False)
-    assert arena.free_slots == 4
+    assert engine.arena.free_slots == 4
     log.streamlet.drop()
 
-    assert arena.free_slots == 8
+    assert engine.arena.free_slots == 8
     assert [sleeper.woken for sleeper in sleepers] == [1, 1]

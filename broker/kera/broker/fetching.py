@@ -1,0 +1,254 @@
+"""multiReadChunks: whole chunks from each range, as bytes or as places in the arena that are leased to the reader.
+
+What a reader asks for is where it is: the persistence manager goes by that. A range that is on disk only is loaded
+first; a request of which another range has something does not wait for that, and finds it in memory the next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Iterable
+from typing import NamedTuple
+
+from kera.broker.arena import Arena
+from kera.broker.entry import Entry, Key, Waiter
+from kera.broker.metrics import Counters
+from kera.broker.persistence import PersistenceManager
+from kera.broker.reading import ReadPlan, entry_of, lag_records, plan_read
+from kera.broker.stream import Streams
+from kera.core.errors import InvalidArgument, KeraError, Unavailable
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import Call, Reply
+from kera.core.rpc.method import Peer
+from kera.core.rpc.wire import error_to_message
+from kera.v1 import broker_pb2, common_pb2
+
+READ_BYTES_MAX = 16 << 20
+"""Bound on one response, whatever the reader asks for."""
+READ_RANGES_MAX = 65536
+READ_WAIT_MS_MAX = 60_000
+LOAD_WAIT_MS_MAX = 10_000
+"""How long a reader waits for the disk, and for room in memory to load to."""
+_LEASES = "leases"
+_ENTRIES = "entries"
+
+ReadCall = Call[broker_pb2.MultiReadChunksRequest]
+ReadReply = Reply[broker_pb2.MultiReadChunksResponse]
+
+
+class _Look(NamedTuple):
+    """A reply as of now."""
+
+    reply: ReadReply
+    found: bool
+    """It has something to tell."""
+    missing: list[tuple[Entry, Key]]
+    """What has to be loaded for more."""
+
+
+class Fetches:
+    """Handles reads for the service."""
+
+    def __init__(
+        self, streams: Streams, arena: Arena, memory: PersistenceManager, counters: Counters, *, read_bytes_max: int
+    ) -> None:
+        self._streams = streams
+        self._arena = arena
+        self._memory = memory
+        self._counters = counters
+        self._read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
+
+    def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
+        """Read from each range; when all are at their ends, wait for the first that is not."""
+        self._counters.read_requests += 1
+        request = call.message
+        if len(request.ranges) > READ_RANGES_MAX:
+            raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
+        if request.by_reference and call.peer.transport != "unix":
+            raise InvalidArgument("by_reference works over a unix socket only", transport=call.peer.transport)
+        self._release(call.peer, request.released_slots)
+        look = self._look(call, {})
+        if look.found or not (request.wait_ms or look.missing):
+            for entry, key in look.missing:
+                self._memory.load(entry, key)
+            return look.reply
+        return self._read_later(call)
+
+    async def _read_later(self, call: ReadCall) -> ReadReply:
+        loop = asyncio.get_running_loop()
+        wait_until = loop.time() + min(call.message.wait_ms, READ_WAIT_MS_MAX) / 1000
+        load_until = loop.time() + LOAD_WAIT_MS_MAX / 1000
+        errors: dict[tuple[Entry, Key], KeraError] = {}
+        while True:
+            # Other requests were handled since the last look: whom they woke was not us.
+            look = self._look(call, errors)
+            if look.found:
+                return look.reply
+            if look.missing:
+                if not await self._loaded(look.missing[0], errors, load_until):
+                    entry, key = look.missing[0]
+                    errors[entry, key] = Unavailable(
+                        f"segment {key} is on disk, and there was no room in memory to load it; try again",
+                        log=list(entry.log_id),
+                    )
+            elif loop.time() >= wait_until or not await self._woken(call, wait_until):
+                return self._look(call, errors).reply
+
+    async def _loaded(
+        self, wanted: tuple[Entry, Key], errors: dict[tuple[Entry, Key], KeraError], until: float
+    ) -> bool:
+        """Wait until a segment is in memory, or has failed to be; False when time ran out."""
+        future: asyncio.Future[KeraError | None] = asyncio.get_running_loop().create_future()
+        self._memory.load(*wanted, lambda error: None if future.done() else future.set_result(error))
+        try:
+            async with asyncio.timeout_at(until):
+                error = await future
+        except TimeoutError:
+            return False
+        if error is not None:
+            errors[wanted] = error
+        return True
+
+    async def _woken(self, call: ReadCall, until: float) -> bool:
+        waiter = _FutureWaiter()
+        entries = self._entries(call.message)
+        for entry in entries:
+            entry.waiters.add(waiter)
+        try:
+            async with asyncio.timeout_at(until):
+                await waiter.future
+        except TimeoutError:
+            return False
+        finally:
+            for entry in entries:
+                entry.waiters.discard(waiter)
+        return True
+
+    def _entries(self, request: broker_pb2.MultiReadChunksRequest) -> list[Entry]:
+        return [
+            self._streams.get(r.start.stream_id).streamlet(r.start.streamlet_id).entries[r.start.entry]
+            for r in request.ranges
+        ]
+
+    def _look(self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError]) -> _Look:
+        request = call.message
+        response = broker_pb2.MultiReadChunksResponse()
+        if request.by_reference:
+            response.arena_path = str(self._arena.path)
+        bulk: list[memoryview] = []
+        missing: list[tuple[Entry, Key]] = []
+        budget = bytes_max = min(request.bytes_max or self._read_bytes_max, self._read_bytes_max)
+        found = False
+        for wanted in request.ranges:
+            result = response.results.add()
+            start = wanted.start
+            result.next.CopyFrom(start)
+            try:
+                streamlet = self._streams.get(start.stream_id).streamlet(start.streamlet_id)
+                entry = entry_of(streamlet, start.entry)
+                stop = position_of(wanted.end) if wanted.HasField("end") else None
+                # A response whose budget is used up still says where its other ranges stand, at no cost.
+                if budget <= 0:
+                    continue
+                plan = plan_read(streamlet, start.entry, position_of(start), stop, budget, strict=budget < bytes_max)
+                if plan.missing is not None:
+                    if (entry, plan.missing) in errors and not plan.ranges:
+                        raise errors[entry, plan.missing]
+                    missing.append((entry, plan.missing))
+            except KeraError as error:
+                result.error.CopyFrom(error_to_message(error))
+                found = True
+                continue
+            length = self._give(call.peer, entry, plan, result, bulk, by_reference=request.by_reference)
+            budget -= length
+            found = found or length > 0
+            self._counters.bytes_read += length
+        return _Look(Reply(response, bulk), found, missing)
+
+    def _give(
+        self,
+        peer: Peer,
+        entry: Entry,
+        plan: ReadPlan,
+        result: broker_pb2.ReadResult,
+        bulk: list[memoryview],
+        *,
+        by_reference: bool,
+    ) -> int:
+        """Put the plan's ranges into the result; returns their length."""
+        length = 0
+        for segment, begin, end in plan.ranges:
+            slot = segment.slot
+            slot.lease()
+            self._memory.touched(segment)
+            length += end - begin
+            if by_reference:
+                result.references.add(
+                    slot=slot.index,
+                    generation=slot.generation,
+                    arena_offset=slot.arena_offset + begin,
+                    length_bytes=end - begin,
+                )
+                self._keep(peer, slot.index)
+            else:
+                view = slot.view[begin:end]
+                weakref.finalize(view, slot.release)  # the transport lets go of it when it is sent
+                bulk.append(view)
+        result.length_bytes = length
+        result.next.group_id, result.next.segment_id, result.next.position = plan.next
+        result.lag_records = lag_records(entry, plan.next)
+        self._note(peer, entry, plan.next)
+        return length
+
+    def _note(self, peer: Peer, entry: Entry, position: Position) -> None:
+        """Remember where a reader is, until its connection is gone."""
+        entries: set[Entry] | None = peer.state.get(_ENTRIES)
+        if entries is None:
+            entries = peer.state[_ENTRIES] = set()
+            peer.on_close.append(lambda: self._forget(peer))
+        entries.add(entry)
+        entry.readers[id(peer)] = (position.group_id, position.segment_id)
+
+    def _forget(self, peer: Peer) -> None:
+        for entry in peer.state.pop(_ENTRIES, ()):
+            entry.readers.pop(id(peer), None)
+
+    def _keep(self, peer: Peer, slot_index: int) -> None:
+        """Remember a lease of this connection, which ends with the connection at the latest."""
+        leases: Counter[int] | None = peer.state.get(_LEASES)
+        if leases is None:
+            leases = peer.state[_LEASES] = Counter()
+            peer.on_close.append(lambda: self._release_all(peer))
+        leases[slot_index] += 1
+
+    def _release(self, peer: Peer, slot_indexes: Iterable[int]) -> None:
+        """End leases of this connection: all of them or, when one of them is not leased, none."""
+        leases: Counter[int] = peer.state.get(_LEASES, Counter())
+        released = Counter(slot_indexes)
+        for slot_index, times in released.items():
+            if leases[slot_index] < times:
+                raise InvalidArgument(f"slot {slot_index} is not leased to this reader", slot=slot_index)
+        leases.subtract(released)
+        for slot_index in released.elements():
+            self._arena.slot(slot_index).release()
+
+    def _release_all(self, peer: Peer) -> None:
+        leases: Counter[int] = peer.state.pop(_LEASES, Counter())
+        for slot_index in leases.elements():
+            self._arena.slot(slot_index).release()
+
+
+class _FutureWaiter(Waiter):
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+def position_of(cursor: common_pb2.Cursor) -> Position:
+    """A cursor's position in its entry."""
+    return Position(cursor.group_id, cursor.segment_id, cursor.position) if cursor.group_id else EARLIEST

@@ -1,0 +1,238 @@
+"""The log engine of one broker: arena, index, disk and persistence manager, made ready, kept going, and put away.
+
+    start()   take over the last launch's arena or make one, open the index, find what is there
+    running   perform what the persistence manager plans, on threads; retention, idle time-outs, retries by the clock
+    close()   flush everything and remove the arena; if the disk does not take it, leave it in the arena
+
+What is in the log, and who owns it, is for ``kera.broker.stream``; who may read and write, for the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kera.broker.arena import Arena, remove_orphans
+from kera.broker.disk import LocalDisk
+from kera.broker.entry import Entry
+from kera.broker.persistence import Job, PersistenceManager
+from kera.broker.restart import Restart
+from kera.broker.retention import new_starts
+from kera.broker.segment_index import FORMAT, SegmentIndex
+from kera.broker.segment_store import SegmentStore
+from kera.broker.settings import BrokerSettings
+from kera.broker.stream import Streams
+from kera.core.clock import Clock, SystemClock
+from kera.core.errors import PathNotWritable
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2
+
+log = get_logger("kera.log")
+
+TICK_S = 0.1
+RETENTION_TICKS = 10
+"""Retention looks at all streams with rules once in so many ticks."""
+INHERITED_LEASE_S = 60.0
+"""How long readers of a launch that was killed may go on looking at what they had got."""
+THREADS = 5
+"""One commit, one flush, two loads and one removal can be under way."""
+FLUSH_TIMEOUT_S = 30.0
+"""For everything that is in memory, at the end."""
+
+
+class LogEngine:
+    """See the head of this module. Made with `start`; belongs to one event loop."""
+
+    def __init__(
+        self, settings: BrokerSettings, arena: Arena, restart: Restart, memory: PersistenceManager, clock: Clock
+    ) -> None:
+        self.arena = arena
+        self.restart = restart
+        self.memory = memory
+        self.streams = Streams(memory, restart)
+        self._settings = settings
+        self._clock = clock
+        self._index = restart.index
+        self._store = restart.store
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(THREADS, "kera-disk")
+        self._dispatching = False
+        self._jobs: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
+        self._started_s = clock.monotonic_s()
+        memory.on_work = self._work
+        self._ticking = asyncio.create_task(self._tick())
+
+    @classmethod
+    async def start(cls, settings: BrokerSettings, data_dir: Path, clock: Clock | None = None) -> LogEngine:
+        """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it."""
+        clock = clock or SystemClock()
+        begun_s = clock.monotonic_s()
+        root = data_dir / "log"
+        index, whole = await asyncio.to_thread(_open_index, root)
+        store = SegmentStore(root, LocalDisk(root), index)
+        arena = Arena.attach(settings.shm_dir, data_dir)
+        remove_orphans(settings.shm_dir, data_dir)
+        restart = Restart(arena, index, store)
+        await asyncio.to_thread(restart.look, index_whole=whole, slot_bytes=settings.segment_bytes)
+        if arena is not None and _differs(arena, settings):
+            log.info("memory is of another size than before: putting what it holds on disk", path=str(arena.path))
+            await cls._drain(settings, arena, restart, clock)
+            arena = None
+            restart = Restart(None, index, store, restart.found)
+        if arena is None:
+            arena = Arena.create(
+                settings.shm_dir,
+                arena_bytes=settings.arena_bytes,
+                slot_bytes=settings.segment_bytes,
+                data_dir=data_dir,
+                ephemeral=settings.ephemeral,
+            )
+        engine = cls(settings, arena, restart, await _memory(arena, index, settings.segment_bytes, clock), clock)
+        log.info(
+            "log opened",
+            seconds=round(clock.monotonic_s() - begun_s, 3),
+            **{name: getattr(restart.found, name) for name in restart.found.__slots__},
+        )
+        return engine
+
+    @classmethod
+    async def _drain(cls, settings: BrokerSettings, arena: Arena, restart: Restart, clock: Clock) -> None:
+        """Put everything in an arena on disk, and remove it."""
+        engine = cls(settings, arena, restart, await _memory(arena, restart.index, arena.slot_bytes, clock), clock)
+        for entry in restart.leftovers():
+            for segment in restart.restore_entry(entry):
+                engine.memory.adopt(segment)
+        await engine._stop(close_index=False)
+
+    def own(self, owned: Iterable[common_pb2.StreamInfo], broker_id: int) -> None:
+        """Drop whatever is here of streams that are not among `owned`; those are opened by the service."""
+        keep = {info.stream_id for info in owned if any(a.broker_id == broker_id for a in info.assignments)}
+        for stream_id in self._index.stream_ids() - keep:
+            log.info("dropping a stream that was deleted meanwhile", stream_id=stream_id)
+            self.memory.drop_stream(stream_id)
+        self.restart.drop_leftovers(keep)
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        if not self._dispatching:
+            self._dispatching = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._dispatching = False
+        for job in self.memory.plan():
+            future = self._loop.run_in_executor(self._pool, self._store.perform, job)
+            self._jobs.add(future)
+            future.add_done_callback(lambda done, job=job: self._done(job, done))  # type: ignore[misc]
+
+    def _done(self, job: Job, future: asyncio.Future[None]) -> None:
+        self._jobs.discard(future)
+        future.result()  # `perform` raises nothing but what is a defect
+        self.memory.finished(job)
+        self._changed.set()
+
+    async def _tick(self) -> None:
+        ticks = 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            ticks += 1
+            now_s = self._clock.monotonic_s()
+            self.memory.tick(int(now_s * 1000), idle_close_ms=self._settings.idle_close_ms)
+            if ticks % RETENTION_TICKS == 0:
+                self._retain()
+            if self.arena.inherited and now_s - self._started_s >= INHERITED_LEASE_S:
+                for slot in self.arena.inherited:
+                    slot.release()
+                self.arena.inherited.clear()
+
+    def _retain(self) -> None:
+        now_us = self._clock.now_us()
+        for stream in self.streams:
+            if not stream.retention:
+                continue
+            for streamlet in stream.streamlets.values():
+                for entry, position, record in new_starts(streamlet, stream.retention, now_us):
+                    self._move_start(entry, position, record)
+                if stream.retention.age_us:
+                    self.memory.close_older(streamlet.entries, stream.retention.age_us // 1000)
+
+    def _move_start(self, entry: Entry, position: Any, record: int) -> None:
+        entry.start, entry.start_record = position, record
+        self.memory.collect(entry)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Flush everything, unless the broker never comes back. What the disk does not take stays in the arena."""
+        await self._stop(close_index=True)
+
+    async def _stop(self, *, close_index: bool) -> None:
+        clean = False
+        if not self._settings.ephemeral:
+            self.memory.close_all()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                    clean = await self._flushed()
+        self._ticking.cancel()
+        self.memory.on_work = lambda: None
+        if self._jobs:
+            await asyncio.wait(self._jobs)
+        await asyncio.to_thread(self._pool.shutdown)
+        try:
+            if clean:
+                await asyncio.to_thread(self._index.commit, [], dict(self.memory.meta, clean=True))
+        except OSError:
+            clean = False
+        if not clean and not self._settings.ephemeral:
+            log.error("not all is on disk; it stays in memory for the next start", path=str(self.arena.path))
+        if close_index:
+            await asyncio.to_thread(self._index.close, clean=clean)
+        self.arena.on_release = None
+        self.arena.close(keep=not clean and not self._settings.ephemeral)
+
+    async def _flushed(self) -> bool:
+        """Wait until everything is on disk; False when the disk does not take it."""
+        while not self.memory.idle:
+            if self.memory.disk_error is not None:
+                return False
+            self._changed.clear()
+            self._work()
+            await self._changed.wait()
+        return True
+
+
+def _open_index(root: Path) -> tuple[SegmentIndex, bool]:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return SegmentIndex.open_checked(root / "index")
+    except OSError as error:
+        raise PathNotWritable(
+            f"cannot write the log in {root}: {error.strerror}; choose another --data-dir", path=str(root)
+        ) from error
+
+
+async def _memory(arena: Arena, index: SegmentIndex, slot_bytes: int, clock: Clock) -> PersistenceManager:
+    found = index.meta()
+    meta = {
+        "format": FORMAT,
+        "clean": False,
+        "slot_bytes": max(slot_bytes, found.get("slot_bytes", 0)),
+        "next_physical_id": found.get("next_physical_id", 1),
+        "first_unsettled_id": found.get("next_physical_id", 1),
+    }
+    await asyncio.to_thread(index.commit, [], meta)
+    now_ms = int(clock.monotonic_s() * 1000)
+    return PersistenceManager(arena, index, next_physical_id=meta["next_physical_id"], meta=meta, now_ms=now_ms)
+
+
+def _differs(arena: Arena, settings: BrokerSettings) -> bool:
+    return (arena.slot_bytes, arena.slot_count) != (
+        settings.segment_bytes,
+        settings.arena_bytes // settings.segment_bytes,
+    )

@@ -1,0 +1,912 @@
+"""The persistence manager (thesis 7.2.1): which segments are in memory, which go to disk, and which come back. Pure.
+
+It decides and keeps the books; ``kera.broker.segment_store`` does what it plans, on threads, and reports back:
+
+    appends, reads, timers ──► PersistenceManager ──plan()──► jobs ──► SegmentStore.perform ──► finished(job)
+
+* **Flush**: closed segments are written whole, those that all readers have read first, then the oldest; of one entry
+  always in the order of the log. This is done as soon as they close: it costs little (whole slots, around the page
+  cache), bounds what a host's crash can take, and then memory can be given away without waiting.
+* **Commit**: what has gathered for level `persisted` since the last commit is written in one go (group commit), open
+  segments included. Then it is published, and who waits for it is told.
+* **Eviction**: when no slot is free, one whose segment is on disk is taken: first those that no reader has before it
+  (the oldest first), then the one that is farthest from any reader.
+* **Load**: a segment that a reader wants comes back, and the following ones ahead of it, as long as that leaves three
+  quarters of the memory to others.
+* **Remove**: what retention, truncation or deletion takes goes from the index first and then from the disk.
+* **Back-pressure**: when everything in memory is open or unwritten, `allocate` says so (`ArenaFull`, or `DiskFull` when
+  the disk takes nothing), open segments that were not written to for the longest time are closed to be flushed, and
+  `on_room` tells when there is room.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kera.broker.arena import Arena, Slot
+from kera.broker.disk import block_ceiling, block_floor
+from kera.broker.entry import Entry, Key
+from kera.broker.segment import Segment
+from kera.broker.segment_index import (
+    Change,
+    SegmentIndex,
+    SegmentRecord,
+    delete_segment,
+    put_cursor,
+    put_entry,
+    put_producer,
+    put_removal,
+    put_segment,
+    stream_of,
+)
+from kera.broker.segment_scan import Hole
+from kera.broker.streamlet import Streamlet
+from kera.core.errors import DiskFailed, DiskFull, KeraError, NotPersisted, invariant
+from kera.core.ids import Position
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.persistence")
+
+FLUSH_SEGMENTS_MAX = 32
+"""In one job: with their index records committed together."""
+LOADS_IN_FLIGHT_MAX = 2
+READ_AHEAD_SEGMENTS = 2
+LOADED_SHARE_MAX = 4
+"""At most one slot in so many is for segments that were loaded and not yet read."""
+WANTED_MS = 5_000
+"""How long a loaded segment waits for its reader before it can be evicted like any other."""
+RETRY_MS = 1_000
+"""After an error of the disk."""
+REMOVALS_MAX = 512
+"""Segments removed in one job."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One piece of a segment to be written."""
+
+    segment: Segment
+    physical_id: int
+    create: bool
+    reserve_bytes: int
+    """Of a new file."""
+    offset: int
+    view: memoryview
+    """Whole blocks."""
+    begin: int
+    end: int
+    """The new bytes: what is added to the checksum."""
+    final: bool
+    crc32c: int
+    """Over everything before `begin`; after the job, before `end`."""
+
+
+@dataclass(slots=True)
+class WriteJob:
+    """Write parts, then change the index."""
+
+    parts: list[Part]
+    changes: list[Change]
+    """Besides the segments' records, which the job makes of the parts."""
+    meta: dict[str, Any] | None
+    commit: bool
+    error: OSError | None = None
+
+
+@dataclass(slots=True)
+class LoadJob:
+    """Read a segment into its slot."""
+
+    segment: Segment
+    error: OSError | None = None
+    chunk_ends: Any = None
+    holes: list[Hole] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RemoveJob:
+    """Change the index, then remove files."""
+
+    changes: list[Change]
+    physical_ids: list[int]
+    done: list[Done]
+    entries: list[Entry]
+    stored: list[tuple[Entry, Key, int]] = field(default_factory=list)
+    """Segments on disk that go, with their lengths."""
+    tail: list[Segment] = field(default_factory=list)
+    """Segments that go without ever having been there."""
+    error: OSError | None = None
+
+
+Job = WriteJob | LoadJob | RemoveJob
+Done = Callable[[KeraError | None], None]
+"""Called once, with the error if there is one."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has happened since the start."""
+
+    segments_flushed: int = 0
+    bytes_flushed: int = 0
+    commits: int = 0
+    bytes_committed: int = 0
+    segments_loaded: int = 0
+    bytes_loaded: int = 0
+    segments_evicted: int = 0
+    segments_removed: int = 0
+    bytes_removed: int = 0
+    chunks_damaged: int = 0
+    disk_errors: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Somebody waits until these are durable on disk."""
+
+    wanted: list[tuple[Segment, int]]
+    done: Done
+
+
+class PersistenceManager:
+    """See the head of this module. Belongs to one event loop."""
+
+    def __init__(
+        self, arena: Arena, index: SegmentIndex, *, next_physical_id: int, meta: dict[str, Any], now_ms: int = 0
+    ) -> None:
+        self._arena = arena
+        self._index = index
+        self._next_physical_id = next_physical_id
+        self._meta = meta
+        self.totals = Totals()
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when `plan` may have something to do."""
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when `allocate` may succeed again."""
+        self.now_ms = now_ms
+        """Set by `tick`."""
+        self._heads: dict[Segment, None] = {}
+        self._closed: dict[Segment, None] = {}
+        """Not on disk yet, in the order in which they closed."""
+        self._stored: dict[Segment, None] = {}
+        """On disk and in memory, oldest first."""
+        self._dirty: dict[Entry, None] = {}
+        """With something that waits for level persisted."""
+        self._pending: list[_Pending] = []
+        self._wanted: deque[tuple[Entry, Key]] = deque()
+        """To be loaded."""
+        self._loaded: dict[Segment, int] = {}
+        """Loaded, not read yet → until when it is kept."""
+        self._load_waiters: dict[tuple[Entry, Key], list[Done]] = {}
+        self._drops: dict[int, list[Done]] = {}
+        """Streams that go."""
+        self._collect: dict[Entry, list[Done]] = {}
+        """Entries whose start has moved."""
+        self._unnoted: dict[Segment, None] = {}
+        """Open, and durable further than the index knows."""
+        self._note_now = False
+        self._remove: list[tuple[list[Change], list[int], Done]] = []
+        """Changes of the index, files to remove after them."""
+        self._locked: set[Entry] = set()
+        """With a change of their records under way: there is never more than one."""
+        self._unsettled: set[int] = set()
+        """Files that there may be, and that the index does not know: a start looks for them."""
+        self._failed_removal: RemoveJob | None = None
+        """Is tried again before any other."""
+        self._flushing = self._committing = self._removing = False
+        self._loading = 0
+        self._room_wanted = False
+        self._error: OSError | None = None
+        self._retry_ms = self._retry_removal_ms = 0
+        arena.on_release = self._released
+
+    # -- slots -----------------------------------------------------------------------------------------------------
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of a segment."""
+        return self._arena.slot_bytes
+
+    def allocate(self) -> Slot:
+        """A slot, free or freed. Raises `ArenaFull` or `DiskFull`; then `on_room` is called when it is worth trying."""
+        if not self._arena.free_slots and not self._evict():
+            self._room_wanted = True
+            self.on_work()
+            if self._error is not None:
+                raise self._disk_error()
+        return self._arena.allocate()
+
+    def check_disk(self) -> None:
+        """Raise `DiskFull` while the disk takes nothing: what has to be persisted is refused before it is appended."""
+        if self._error is not None:
+            raise self._disk_error()
+
+    def _disk_error(self) -> KeraError:
+        error = self._error
+        invariant(error is not None, "there is an error to tell")
+        full = error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "has no room" if full else f"fails ({error})"
+        return DiskFull(
+            f"the broker's disk {what}; make room in its data directory, or delete or truncate streams:"
+            " it goes on by itself",
+            path=str(error.filename) if error is not None else "",
+            errno=error.errno if error is not None else 0,
+        )
+
+    def _evict(self) -> bool:
+        """Free the slot that will be missed least. Returns whether there was one."""
+        farthest: Segment | None = None
+        farthest_distance = (-1, -1)
+        for segment in self._stored:
+            if segment.slot.leases or segment in self._loaded or segment.busy:
+                continue
+            distance = segment.entry.distance(segment.key)
+            if distance is None:
+                farthest = segment
+                break
+            if distance > farthest_distance:
+                farthest, farthest_distance = segment, distance
+        if farthest is None:
+            return False
+        self._forget(farthest)
+        farthest.slot.retire()
+        self.totals.segments_evicted += 1
+        return True
+
+    def _forget(self, segment: Segment) -> None:
+        """A stored segment is not in memory any more."""
+        self._stored.pop(segment, None)
+        self._loaded.pop(segment, None)
+        if segment.entry.resident.get(segment.key) is segment:
+            del segment.entry.resident[segment.key]
+
+    def _released(self) -> None:
+        if self._wanted:
+            self.on_work()
+        if self._room_wanted:
+            self._room_wanted = False
+            self.on_room()
+
+    # -- life of segments ------------------------------------------------------------------------------------------
+
+    def opened(self, segment: Segment) -> None:
+        """See `Memory`."""
+        segment.opened_ms = segment.touched_ms = self.now_ms
+        self._heads[segment] = None
+
+    def closed(self, segment: Segment) -> None:
+        """See `Memory`."""
+        self._heads.pop(segment, None)
+        if not segment.busy:
+            self._closed[segment] = None
+            self.on_work()
+
+    def adopt(self, segment: Segment) -> None:
+        """A segment of the tail that the last launch left in memory."""
+        segment.opened_ms = segment.touched_ms = self.now_ms
+        (self._closed if segment.closed else self._heads)[segment] = None
+
+    def read(self, entry: Entry, reader: int, position: Key) -> None:
+        """A reader asks for what is at `position`: it has what is before."""
+        entry.readers[reader] = position
+
+    def touched(self, segment: Segment) -> None:
+        """A reader has got something of a segment: if it was loaded for that, it is one like the others now."""
+        self._loaded.pop(segment, None)
+
+    def persist(self, wanted: list[tuple[Segment, int]], done: Done) -> None:
+        """Call `done` when each segment is durable on disk up to its offset, or with `NotPersisted`."""
+        missing = [(segment, end) for segment, end in wanted if not segment.in_index and segment.stored < end]
+        if not missing:
+            done(None)
+            return
+        for segment, _ in missing:
+            self._dirty[segment.entry] = None
+        self._pending.append(_Pending(missing, done))
+        self.on_work()
+
+    def load(self, entry: Entry, key: Key, done: Done | None = None) -> None:
+        """Bring a segment back into memory, and the following ones; `done` when it is there, or with an error."""
+        segment = entry.resident.get(key)
+        if segment is not None:
+            if not segment.loading:
+                if done is not None:
+                    done(None)
+                return
+            if done is not None:
+                segment.on_loaded.append(done)
+            return
+        if done is not None:
+            self._load_waiters.setdefault((entry, key), []).append(done)
+        if (entry, key) not in self._wanted:
+            self._wanted.append((entry, key))
+        self.on_work()
+
+    # -- planning --------------------------------------------------------------------------------------------------
+
+    def plan(self) -> list[Job]:
+        """What to do next; each job must be performed and then given to `finished`."""
+        jobs: list[Job] = []
+        may_write = self._error is None or self.now_ms >= self._retry_ms
+        if may_write and not self._committing and self._dirty:
+            job = self._plan_commit()
+            if job is not None:
+                jobs.append(job)
+        if may_write and not self._flushing:
+            if not self._closed and self._room_wanted:
+                self._close_stalest()
+            job = self._plan_flush()
+            if job is not None:
+                jobs.append(job)
+        while self._wanted and self._loading < LOADS_IN_FLIGHT_MAX:
+            load = self._plan_load()
+            if load is None:
+                break
+            jobs.append(load)
+        if not self._removing:
+            removal = self._plan_removal()
+            if removal is not None:
+                jobs.append(removal)
+        return jobs
+
+    def _plan_commit(self) -> WriteJob | None:
+        """Everything unstored of the entries that somebody waits for."""
+        parts: list[Part] = []
+        changes: list[Change] = []
+        for entry in list(self._dirty):
+            if entry in self._locked:
+                continue  # once what is under way is done
+            del self._dirty[entry]
+            self._add_parts(
+                entry,
+                [segment for segment in entry.tail if segment.head > segment.stored or segment.closed],
+                parts,
+                changes,
+            )
+        if not parts:
+            return None
+        self._committing = True
+        return WriteJob(parts, changes, self._meta_if_new(parts), commit=True)
+
+    def _plan_flush(self) -> WriteJob | None:
+        """The closed segments that go next."""
+        chosen: dict[Entry, list[Segment]] = {}
+        count = 0
+        ready = [
+            segment
+            for segment in self._closed
+            if segment.entry not in self._locked and segment.entry not in self._dirty
+        ]
+        if self._closed and len(ready) > 1 and not self._arena.free_slots:
+            ready.sort(key=lambda segment: segment.entry.distance(segment.key) is not None)  # stable: then the oldest
+        for segment in ready:
+            if count >= FLUSH_SEGMENTS_MAX:
+                break
+            entry = segment.entry
+            mine = chosen.get(entry, [])
+            if len(mine) >= len(entry.tail) or entry.tail[len(mine)] is not segment:
+                continue  # an older one of its entry comes first
+            chosen.setdefault(entry, []).append(segment)
+            count += 1
+        if not chosen:
+            return None
+        parts: list[Part] = []
+        changes: list[Change] = []
+        for entry, segments in chosen.items():
+            self._add_parts(entry, segments, parts, changes)
+        self._flushing = True
+        return WriteJob(parts, changes, self._meta_if_new(parts), commit=False)
+
+    def _add_parts(self, entry: Entry, segments: list[Segment], parts: list[Part], changes: list[Change]) -> None:
+        self._locked.add(entry)
+        parts += [self._part(segment) for segment in segments]
+        final = [segment for segment in segments if segment.closed]
+        record = entry.record_with(final) if final else entry.record()
+        changes.append(put_entry(entry.log_id, record))  # without one, a restart would not look for its open files
+        for segment in final:
+            for producer_id, state in segment.producers.items():
+                changes.append(put_producer(*entry.log_id[:2], producer_id, state))
+
+    def _part(self, segment: Segment) -> Part:
+        create = not segment.physical_id
+        if create:
+            segment.physical_id = self._next_physical_id
+            self._unsettled.add(segment.physical_id)
+            self._next_physical_id += 1
+        end = segment.head
+        begin, ceiling = block_floor(segment.stored), block_ceiling(end)
+        segment.slot.view[end:ceiling] = bytes(ceiling - end)  # nothing of an earlier segment goes along
+        segment.slot.lease()
+        segment.busy = True
+        self._closed.pop(segment, None)
+        return Part(
+            segment,
+            segment.physical_id,
+            create,
+            ceiling if segment.closed else self.slot_bytes,
+            begin,
+            segment.slot.view[begin:ceiling],
+            segment.stored,
+            end,
+            segment.closed,
+            segment.crc32c,
+        )
+
+    def _meta_if_new(self, parts: Iterable[Part]) -> dict[str, Any] | None:
+        created = {part.physical_id for part in parts if part.create}
+        if not created:
+            return None
+        first_unsettled = min(self._unsettled - created, default=self._next_physical_id)
+        return dict(self._meta, next_physical_id=self._next_physical_id, first_unsettled_id=first_unsettled)
+
+    def _close_stalest(self) -> None:
+        """Make room: close the open segments that were not written to for the longest time."""
+        heads = sorted(self._heads, key=lambda segment: segment.touched_ms)
+        for segment in heads[: max(1, min(FLUSH_SEGMENTS_MAX, self._arena.slot_count // 8))]:
+            if not segment.busy:
+                segment.close()
+                self.closed(segment)
+
+    def _plan_load(self) -> LoadJob | None:
+        entry, key = self._wanted[0]
+        record = entry.find(key)
+        if not isinstance(record, SegmentRecord):
+            self._wanted.popleft()
+            self._loaded_or_not(entry, key, None)  # it is in memory, or gone: the reader looks again
+            return self._plan_load() if self._wanted else None
+        wanted_max = max(1, self._arena.slot_count // LOADED_SHARE_MAX)
+        has_waiter = (entry, key) in self._load_waiters
+        if len(self._loaded) >= wanted_max and not has_waiter:
+            self._wanted.popleft()
+            return self._plan_load() if self._wanted else None
+        if not self._arena.free_slots and not self._evict():
+            return None
+        self._wanted.popleft()
+        slot = self._arena.allocate()
+        segment = Segment.stub(entry, entry.address(key), slot, record)
+        entry.resident[key] = segment
+        segment.on_loaded = self._load_waiters.pop((entry, key), [])
+        slot.lease()
+        self._loading += 1
+        if has_waiter:
+            self._read_ahead(entry, key)
+        return LoadJob(segment)
+
+    def _read_ahead(self, entry: Entry, key: Key) -> None:
+        for _ in range(READ_AHEAD_SEGMENTS):
+            following = entry.following(key)
+            if following is None or not isinstance(following[1], SegmentRecord):
+                return
+            key = following[0]
+            if (entry, key) not in self._wanted:
+                self._wanted.append((entry, key))
+
+    def _plan_removal(self) -> RemoveJob | None:
+        if self._failed_removal is not None:
+            if self.now_ms < self._retry_removal_ms:
+                return None
+            job, self._failed_removal = self._failed_removal, None
+            self._removing = True
+            return job
+        job = RemoveJob([], [], [], [])
+        while self._remove and len(job.physical_ids) < REMOVALS_MAX:
+            changes, physical_ids, done = self._remove.pop(0)
+            job.changes += changes
+            job.physical_ids += physical_ids
+            job.done.append(done)
+        for entry in [entry for entry in self._collect if entry not in self._locked]:
+            if len(job.physical_ids) >= REMOVALS_MAX:
+                break
+            self._locked.add(entry)
+            job.entries.append(entry)
+            job.done += self._collect.pop(entry)
+            self._collect_entry(entry, job)
+        if self._note_now:
+            self._note(job)
+        for stream_id in list(self._drops):
+            self._plan_drop(stream_id, job)
+        if not (job.done or job.changes or job.physical_ids):
+            return None
+        job.changes += [put_removal(physical_id) for physical_id in job.physical_ids]
+        self._removing = True
+        return job
+
+    def _plan_drop(self, stream_id: int, job: RemoveJob) -> None:
+        """All that the index has of a stream, once nobody is about to add to it."""
+        if any(entry.log_id.stream_id == stream_id for entry in self._locked):
+            return
+        job.done += self._drops.pop(stream_id)
+        job.changes = [(key, value) for key, value in job.changes if stream_of(key) != stream_id]
+        job.physical_ids += [record.physical_id for _, record in self._index.segments_of_stream(stream_id)]
+        job.changes += [(key, None) for key in self._index.keys_of_stream(stream_id)]
+
+    def _note(self, job: RemoveJob) -> None:
+        """Write down how far open segments are durable.
+
+        Chunks say that of those before them, so only for the last commit is there no other evidence: done when there is
+        nothing else to do.
+        """
+        self._note_now = False
+        for segment in [segment for segment in self._unnoted if segment.entry not in self._locked]:
+            del self._unnoted[segment]
+            self._locked.add(segment.entry)
+            job.entries.append(segment.entry)
+            job.changes.append(
+                put_segment(segment.address, segment.record()._replace(length=segment.stored, open=True))
+            )
+
+    def _collect_entry(self, entry: Entry, job: RemoveJob) -> None:
+        """Everything of an entry that is before its start. Memory is freed when the index has it, and not before."""
+        start = entry.start
+        lengths: list[int] = []
+        for address, record in self._index.segments(entry.log_id):
+            key = (address.group_id, address.segment_id)
+            if key > entry.last_stored or Position(*key, record.length) > start:
+                break
+            job.changes.append(delete_segment(address))
+            job.physical_ids.append(record.physical_id)
+            job.stored.append((entry, key, record.length))
+            lengths.append(record.length)
+        tail: list[Segment] = []
+        for segment in entry.tail:
+            if not segment.closed or Position(*segment.key, segment.head) > start:
+                break
+            tail.append(segment)
+            job.changes += [put_producer(*entry.log_id[:2], *item) for item in segment.producers.items()]
+            job.changes.append(delete_segment(segment.address))  # of an open file, if there is one
+            job.physical_ids += files_of(segment)
+            lengths.append(segment.head)
+        job.tail += tail
+        after = entry.record_with(tail) if tail else entry.record()
+        after = after._replace(
+            stored_bytes=after.stored_bytes - sum(lengths), stored_segments=after.stored_segments - len(lengths)
+        )
+        job.changes.append(put_entry(entry.log_id, after))
+
+    def _collected(self, job: RemoveJob) -> None:
+        """The index has forgotten segments: memory follows."""
+        for entry, key, length in job.stored:
+            entry.stored_bytes -= length
+            entry.stored_segments -= 1
+            self._count_removed(length)
+            self._drop_resident(entry, key)
+        for segment in job.tail:
+            entry = segment.entry
+            self._count_removed(segment.head)
+            if segment.dropped:
+                continue  # with its whole streamlet, meanwhile
+            entry.stored(segment)
+            entry.stored_bytes -= segment.head
+            entry.stored_segments -= 1
+            self._closed.pop(segment, None)
+            self._forget(segment)
+            segment.in_index = True
+            segment.slot.retire()
+
+    def _count_removed(self, length: int) -> None:
+        self.totals.segments_removed += 1
+        self.totals.bytes_removed += length
+
+    # -- results ---------------------------------------------------------------------------------------------------
+
+    def finished(self, job: Job) -> None:
+        """A job was performed: take note, tell who waits."""
+        match job:
+            case WriteJob():
+                self._written(job)
+            case LoadJob():
+                self._load_finished(job)
+            case RemoveJob():
+                self._removed(job)
+        self.on_work()
+
+    def _written(self, job: WriteJob) -> None:
+        if job.commit:
+            self._committing = False
+        else:
+            self._flushing = False
+        touched = {part.segment.entry: None for part in job.parts}
+        self._locked.difference_update(touched)
+        if job.error is None:
+            self._write_succeeded(job)
+        else:
+            self._write_failed(job)
+        for part in job.parts:
+            segment = part.segment
+            segment.busy = False
+            if job.error is None:
+                self._part_written(part)
+            elif segment.closed and not segment.dropped:
+                self._closed[segment] = None
+            segment.slot.release()
+            if segment.dropped:
+                self._drop_written(segment)
+        if job.error is None:
+            for entry in touched:
+                entry.wake()
+        else:
+            self._restore_order()
+        self._tell_pending(job)
+        if self._room_wanted and (self._arena.free_slots or self._stored):
+            self._room_wanted = False
+            self.on_room()
+
+    def _write_succeeded(self, job: WriteJob) -> None:
+        if self._error is not None:
+            log.info("the disk takes data again")
+        self._error = None
+        self._unsettled.difference_update(part.physical_id for part in job.parts)
+        size = sum(part.end - part.begin for part in job.parts)
+        if job.commit:
+            self.totals.commits += 1
+            self.totals.bytes_committed += size
+        else:
+            self.totals.bytes_flushed += size
+        self.totals.segments_flushed += sum(part.final for part in job.parts)
+
+    def _part_written(self, part: Part) -> None:
+        segment = part.segment
+        segment.stored, segment.crc32c = part.end, part.crc32c
+        if segment.abandoned:
+            self._remove.append(([], segment.abandoned, _nothing))
+            segment.abandoned = []
+        if segment.dropped:
+            return
+        if part.end > segment.durable_head:
+            segment.advance_durable_head(part.end)
+        if not part.final:
+            self._unnoted[segment] = None
+        if part.final:
+            self._unnoted.pop(segment, None)
+            segment.in_index = True
+            segment.producers = {}
+            segment.entry.stored(segment)
+            self._stored[segment] = None
+        elif segment.closed:
+            self._closed[segment] = None  # it closed meanwhile, with more in it or not
+
+    def _write_failed(self, job: WriteJob) -> None:
+        error = job.error
+        self.totals.disk_errors += 1
+        if self._error is None:
+            log.error("cannot write the log; it is tried again", error=str(error), retry_ms=RETRY_MS)
+        self._error = error
+        self._retry_ms = self.now_ms + RETRY_MS
+        for part in job.parts:
+            # What a file holds after a failed write is anybody's guess: begin anew in another one. Until that is
+            # durable, the old one stays, with what had been durable in it.
+            segment = part.segment
+            segment.abandoned.append(segment.physical_id)
+            segment.physical_id = segment.stored = segment.crc32c = 0
+            self._unnoted.pop(segment, None)
+
+    def _restore_order(self) -> None:
+        """Segments that failed are older than those that closed meanwhile."""
+        self._closed = dict.fromkeys(sorted(self._closed, key=lambda segment: segment.key))
+
+    def _drop_written(self, segment: Segment) -> None:
+        """A segment whose streamlet was dropped while it was being written."""
+        segment.slot.retire()
+        self._remove_files(segment)
+
+    def _remove_files(self, segment: Segment) -> None:
+        """Of a segment that was dropped; files in the index go with their stream's records."""
+        if segment.in_index:
+            return
+        files = files_of(segment)
+        if files:
+            self._remove.append(([], files, _nothing))
+
+    def _tell_pending(self, job: WriteJob) -> None:
+        still: list[_Pending] = []
+        failed = {part.segment for part in job.parts} if job.error is not None else set()
+        for pending in self._pending:
+            pending.wanted = [
+                (segment, end) for segment, end in pending.wanted if not segment.in_index and segment.stored < end
+            ]
+            if not pending.wanted:
+                pending.done(None)
+            elif any(segment.dropped for segment, _ in pending.wanted):
+                pending.done(NotPersisted("the stream was deleted"))
+            elif any(segment in failed for segment, _ in pending.wanted):
+                cause = self._disk_error()
+                for segment, _ in pending.wanted:
+                    self._dirty[segment.entry] = None  # it stays to be done, whoever asks for it again
+                pending.done(NotPersisted(cause.message, **cause.attributes))
+            else:
+                still.append(pending)
+        self._pending = still
+
+    def _load_finished(self, job: LoadJob) -> None:
+        segment = job.segment
+        self._loading -= 1
+        segment.loading = False
+        waiters, segment.on_loaded = segment.on_loaded, []
+        segment.slot.release()
+        error: KeraError | None = None
+        if segment.dropped or job.error is not None:
+            if segment.entry.resident.get(segment.key) is segment:
+                del segment.entry.resident[segment.key]
+            segment.slot.retire()
+            if job.error is not None:
+                self.totals.disk_errors += 1
+                error = DiskFailed(
+                    f"cannot read segment {segment.address} from disk: {job.error}", path=str(job.error.filename)
+                )
+                log.error("cannot read a segment", address=list(segment.address), error=str(job.error))
+        else:
+            segment.loaded(job.chunk_ends, job.holes)
+            self.totals.chunks_damaged += len(job.holes)
+            self.totals.segments_loaded += 1
+            self.totals.bytes_loaded += segment.head
+            self._stored[segment] = None
+            self._loaded[segment] = self.now_ms + WANTED_MS
+        for waiter in waiters:
+            waiter(error)
+
+    def _loaded_or_not(self, entry: Entry, key: Key, error: KeraError | None) -> None:
+        for waiter in self._load_waiters.pop((entry, key), []):
+            waiter(error)
+
+    def _removed(self, job: RemoveJob) -> None:
+        self._removing = False
+        error: KeraError | None = None
+        if job.error is None:
+            self._locked.difference_update(job.entries)
+            self._unsettled.difference_update(job.physical_ids)
+            self._collected(job)
+        else:
+            self.totals.disk_errors += 1
+            log.error("cannot remove segments; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            error = DiskFailed(f"cannot change the index: {job.error}", path=str(job.error.filename))
+            # Its entries stay locked: what is to be written of them has been decided.
+            self._failed_removal = replace(job, done=[], error=None)
+            self._retry_removal_ms = self.now_ms + RETRY_MS
+        for done in job.done:
+            done(error)
+
+    # -- removal ---------------------------------------------------------------------------------------------------
+
+    def collect(self, entry: Entry, done: Done | None = None) -> None:
+        """Remove what is before the entry's start; `done` when it is gone for good, whatever happens after."""
+        self._collect.setdefault(entry, []).append(done or _nothing)
+        self.on_work()
+
+    def _drop_resident(self, entry: Entry, key: Key) -> None:
+        segment = entry.resident.get(key)
+        if segment is None:
+            return
+        if segment.loading or segment.busy:
+            segment.dropped = True
+            entry.resident.pop(key, None)
+            self._stored.pop(segment, None)
+            return
+        self._forget(segment)
+        segment.slot.retire()
+
+    def dropped(self, streamlet: Streamlet) -> None:
+        """See `Memory`. Its records and files go with `drop_stream`."""
+        for entry in streamlet.entries:
+            self._dirty.pop(entry, None)
+            for done in self._collect.pop(entry, ()):
+                done(None)
+            for segment in list(entry.resident.values()):
+                segment.dropped = True
+                self._heads.pop(segment, None)
+                self._closed.pop(segment, None)
+                self._stored.pop(segment, None)
+                self._loaded.pop(segment, None)
+                self._unnoted.pop(segment, None)
+                if not segment.busy and not segment.loading:
+                    segment.slot.retire()
+                    self._remove_files(segment)
+            entry.resident.clear()
+            entry.tail.clear()
+            for key in [wanted for wanted in self._wanted if wanted[0] is entry]:
+                self._wanted.remove(key)
+                self._loaded_or_not(*key, None)
+        still = []
+        for pending in self._pending:
+            if any(segment.dropped for segment, _ in pending.wanted):
+                pending.done(NotPersisted("the stream was deleted"))
+            else:
+                still.append(pending)
+        self._pending = still
+
+    def drop_stream(self, stream_id: int, done: Done | None = None) -> None:
+        """Remove all records and files of a stream, whose streamlets were dropped."""
+        self._drops.setdefault(stream_id, []).append(done or _nothing)
+        self.on_work()
+
+    def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
+        """Remember, durably, how far an application has read."""
+
+        def committed(error: KeraError | None) -> None:
+            if error is None:
+                entry.committed[application_id] = position
+            done(error)
+
+        self._remove.append(([put_cursor(entry.log_id, application_id, position)], [], committed))
+        self.on_work()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int, *, idle_close_ms: int) -> None:
+        """Time goes on: close what nobody writes to, forget what nobody came for, try the disk again."""
+        self.now_ms = now_ms
+        for segment in [head for head in self._heads if now_ms - head.touched_ms >= idle_close_ms]:
+            segment.close()
+            self.closed(segment)
+        for segment in [segment for segment, until in self._loaded.items() if now_ms >= until]:
+            del self._loaded[segment]
+        self._note_now = bool(self._unnoted) and not (self._dirty or self._committing)
+        if (
+            self._note_now
+            or self._error is not None
+            or self._failed_removal is not None
+            or self._wanted
+            or self._room_wanted
+        ):
+            self.on_work()
+
+    def close_older(self, entries: Iterable[Entry], age_ms: int) -> None:
+        """Close open segments of that age: what is to go by age has to be closed first."""
+        for entry in entries:
+            head = entry.head
+            if head is not None and self.now_ms - head.opened_ms >= age_ms:
+                head.close()
+                self.closed(head)
+
+    # -- for the end and for those who watch -----------------------------------------------------------------------
+
+    def close_all(self) -> None:
+        """Close all open segments, to have them flushed."""
+        for segment in list(self._heads):
+            segment.close()
+            self.closed(segment)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way or waiting, except what only time or a reader will bring."""
+        return not (
+            self._closed
+            or self._dirty
+            or self._drops
+            or self._remove
+            or self._collect
+            or self._locked
+            or self._removing
+            or self._loading
+        )
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the index is to remember of the broker."""
+        first_unsettled = min(self._unsettled, default=self._next_physical_id)
+        return dict(self._meta, next_physical_id=self._next_physical_id, first_unsettled_id=first_unsettled)
+
+    @property
+    def disk_error(self) -> OSError | None:
+        """Why nothing can be written, if so."""
+        return self._error
+
+    def segments_by_state(self) -> dict[str, int]:
+        """How many segments are in memory, by state."""
+        counts: dict[str, int] = {"head": 0, "group": 0, "processed": 0, "loading": self._loading}
+        for segments in (self._heads, self._closed, self._stored):
+            for segment in segments:
+                counts[segment.entry.state_of(segment).value] += 1
+        return counts
+
+
+def files_of(segment: Segment) -> list[int]:
+    """All files that a segment has, or had before they failed."""
+    return [physical_id for physical_id in (segment.physical_id, *segment.abandoned) if physical_id]
+
+
+def _nothing(error: KeraError | None) -> None:
+    """Nobody waits."""

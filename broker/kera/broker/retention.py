@@ -1,0 +1,101 @@
+"""Retention: which segments go, by age, by size, and by consumption. Pure.
+
+Whole closed segments go, oldest first. A rule that is not set removes nothing. Applications that are named hold back
+all rules: what one of them has yet to read stays, whatever its age and size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kera.broker.entry import Entry, Key, first_record_of, length_of
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentRecord
+from kera.broker.streamlet import Streamlet
+from kera.core.ids import Position
+from kera.v1 import common_pb2
+
+SEGMENTS_MAX = 4096
+"""Looked at in one pass over a streamlet; the next pass goes on."""
+
+
+class Rules(NamedTuple):
+    """Retention of a stream."""
+
+    age_us: int = 0
+    bytes_max: int = 0
+    """Per streamlet."""
+    applications: tuple[str, ...] = ()
+    consumed: bool = False
+
+    @classmethod
+    def of(cls, config: common_pb2.StreamConfig) -> Rules:
+        """The rules in a stream's configuration."""
+        return cls(
+            config.retention_ms * 1000,
+            config.retention_bytes,
+            tuple(config.retention_applications),
+            config.retention_consumed,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.age_us or self.bytes_max or (self.consumed and self.applications))
+
+
+class Start(NamedTuple):
+    """Where an entry is to start from now on."""
+
+    entry: Entry
+    position: Position
+    record: int
+    """Ordinal of the first record there."""
+
+
+def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[Start]:
+    """The entries that have something to lose, and where they are to start."""
+    if not rules:
+        return []
+    walks = {entry: _removable(entry, rules) for entry in streamlet.entries}
+    heads = {entry: found for entry, walk in walks.items() if (found := next(walk, None)) is not None}
+    surplus = streamlet.length_bytes - rules.bytes_max if rules.bytes_max else 0
+    starts: dict[Entry, Start] = {}
+    for _ in range(SEGMENTS_MAX):
+        if not heads:
+            break
+        entry = min(heads, key=lambda candidate: heads[candidate][1].newest_us)  # the oldest of all entries
+        key, segment = heads[entry]
+        size = length_of(segment)
+        too_old = bool(rules.age_us) and segment.newest_us < now_us - rules.age_us
+        too_much = bool(rules.bytes_max) and surplus >= size
+        read = rules.consumed and bool(rules.applications)
+        if not (too_old or too_much or read):
+            del heads[entry]
+            continue
+        starts[entry] = _behind(entry, key, segment)
+        surplus -= size
+        following = next(walks[entry], None)
+        if following is None:
+            del heads[entry]
+        else:
+            heads[entry] = following
+    return list(starts.values())
+
+
+def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
+    """Closed segments that nothing holds back, in order."""
+    limit = entry.end
+    for application in rules.applications:
+        limit = min(limit, entry.committed.get(application, entry.start))
+    for key, segment in entry.segments():
+        closed = segment.closed if isinstance(segment, Segment) else not segment.open
+        if not closed or Position(*key, length_of(segment)) > limit:
+            return
+        yield key, segment
+
+
+def _behind(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> Start:
+    following = entry.following(key)
+    if following is not None:
+        return Start(entry, Position(*following[0], 0), first_record_of(following[1]))
+    return Start(entry, Position(*key, length_of(segment)), segment.first_record + segment.record_count)

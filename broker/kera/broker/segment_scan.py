@@ -1,0 +1,161 @@
+"""Which chunks are in a piece of memory that claims to be a segment: after a restart, a load from disk, and offline.
+
+Every chunk says where it belongs, so what is left in a slot or a file by an earlier segment is never taken for this
+one's. Damage is told from an end that was never finished by what chunks know (`ChunkHeader.durable_head`):
+
+* Bytes that are no chunk, before a point that some later chunk knows to have been durable, are **damage**: a hole of
+  exactly the chunk that was there. What follows is served.
+* Bytes that are no chunk behind that point are a **torn tail**: a write that was never finished, so never acknowledged.
+  The segment ends before them, at a chunk boundary.
+
+Pure: no I/O.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, MAGIC, ChunkHeader, verify_header, verify_payload
+from kera.core.errors import CorruptChunk
+
+_MAGIC = int.from_bytes(MAGIC, "little")
+
+
+class SegmentAddress(NamedTuple):
+    """Which segment of which entry. Addresses of one entry compare in log order."""
+
+    stream_id: int
+    streamlet_id: int
+    entry: int
+    group_id: int
+    segment_id: int
+
+
+class Hole(NamedTuple):
+    """Damaged bytes, from the start of a chunk to the start of the next."""
+
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(slots=True)
+class SegmentScan:
+    """What a segment holds."""
+
+    end: int = 0
+    """Of the last chunk or hole, in bytes from the segment's start."""
+    chunk_ends: array[int] = field(default_factory=lambda: array("I"))
+    """Where each chunk or hole ends, ascending."""
+    holes: list[Hole] = field(default_factory=list)
+    torn_bytes: int = 0
+    """What was cut behind `end`."""
+    headers: list[ChunkHeader] = field(default_factory=list)
+    """Of the chunks that are whole, in order."""
+    address: SegmentAddress | None = None
+    """As the chunks say; None when there is none."""
+
+    @property
+    def record_count(self) -> int:
+        """In the chunks that are whole."""
+        return sum(header.record_count for header in self.headers)
+
+
+def address_of(header: ChunkHeader) -> SegmentAddress:
+    """Where a placed chunk says that it belongs."""
+    return SegmentAddress(header.stream_id, header.streamlet_id, header.entry, header.group_id, header.segment_id)
+
+
+def scan_segment(
+    view: memoryview,
+    *,
+    address: SegmentAddress | None = None,
+    length: int | None = None,
+    durable: int = 0,
+    finished: bool = True,
+) -> SegmentScan:
+    """Look at all chunks from the start of `view`, every checksum included.
+
+    `address`: chunks of other segments do not count; None: the first whole chunk says whose segment it is. `length`: up
+    to here chunks are known to have been (whatever is not one is damage); None: find the end. `durable`: up
+    to here it was complete, whatever chunks say. `finished`: chunks are evidence of what was before them; if not, the
+    segment ends at the first thing that is none.
+    """
+    limit = len(view) if length is None else length
+    result = SegmentScan(address=address)
+    found: list[tuple[int, ChunkHeader]] = []
+    bad: list[Hole] = []
+    at = 0
+    while at < limit:
+        header, reason = _chunk_at(view, at, limit, result.address)
+        if header is not None:
+            if result.address is None:
+                result.address = address_of(header)
+            found.append((at, header))
+            at += header.chunk_bytes
+            continue
+        following = _resume(view, at, limit, result.address)
+        if following is None:
+            if length is not None:
+                bad.append(Hole(at, limit, reason))
+            else:
+                result.torn_bytes = _used_bytes(view[at:limit])
+            break
+        bad.append(Hole(at, following, reason))
+        at = following
+    if length is None and bad:
+        if finished:
+            durable = max([durable, *(header.durable_head for _, header in found)])
+        torn = next((hole for hole in bad if hole.start >= durable), None)
+        if torn is not None:
+            result.torn_bytes += at - torn.start
+            found = [item for item in found if item[0] < torn.start]
+            bad = [hole for hole in bad if hole.start < torn.start]
+    result.holes = bad
+    result.headers = [header for _, header in found]
+    ends = [start + header.chunk_bytes for start, header in found] + [hole.end for hole in bad]
+    result.chunk_ends = array("I", sorted(ends))
+    result.end = result.chunk_ends[-1] if ends else 0
+    return result
+
+
+def _chunk_at(view: memoryview, at: int, limit: int, address: SegmentAddress | None) -> tuple[ChunkHeader | None, str]:
+    """The whole chunk at `at`, or why there is none."""
+    try:
+        header = verify_header(view[:limit], at)
+        if not header.placed or (address is not None and address_of(header) != address):
+            return None, f"the chunk at offset {at} belongs to another segment"
+        if at + header.chunk_bytes > limit:
+            return None, f"the chunk at offset {at} is cut short"
+        verify_payload(view, at, header)
+    except CorruptChunk as error:
+        return None, error.message
+    return header, ""
+
+
+def _resume(view: memoryview, at: int, limit: int, address: SegmentAddress | None) -> int | None:
+    """Where the next chunk of this segment starts behind `at`; None when there is none."""
+    usable = limit - limit % ALIGNMENT_BYTES
+    words = np.frombuffer(view[:usable], dtype="<u4")[:: ALIGNMENT_BYTES // 4]
+    first = at // ALIGNMENT_BYTES + 1
+    for index in np.flatnonzero(words[first:] == _MAGIC):
+        start = (first + int(index)) * ALIGNMENT_BYTES
+        if start + HEADER_BYTES > limit:
+            break
+        try:
+            header = verify_header(view[:limit], start)
+        except CorruptChunk:
+            continue
+        if header.placed and (address is None or address_of(header) == address):
+            return start
+    return None
+
+
+def _used_bytes(rest: memoryview) -> int:
+    """How far `rest` is more than zeros."""
+    used = np.flatnonzero(np.frombuffer(rest, dtype=np.uint8))
+    return int(used[-1]) + 1 if len(used) else 0

@@ -1,0 +1,334 @@
+"""Looks at a broker's data directory while no broker runs: is all of it what was once written?
+
+    broker.json, broker.copy.json   format and checksum
+    log/index                       copied record by record, by a process that may crash; nothing is written there
+    log/segments                    each record's file by its checksum; where that differs, chunk by chunk
+    in each entry                   ordinals of records without a gap
+
+Promises: nothing in the directory is changed; damage is reported and never raised; one segment is in memory at a time.
+What becomes of damage is for others: the start makes the index anew (``kera.broker.restart``), readers are told of
+damaged chunks, and nobody repairs those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from crc32c import crc32c
+
+from kera.broker.registration import FORMAT, IDENTITY_NAMES, LOCK_NAME, Identity
+from kera.broker.segment_index import CHECK_TIMEOUT_S, EntryRecord, SegmentIndex, SegmentRecord, file_checksum
+from kera.broker.segment_scan import SegmentAddress, SegmentScan, scan_segment
+from kera.broker.segment_store import segment_path
+from kera.core.errors import StartError
+from kera.core.ids import EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    severity: Literal["damage", "warning"]
+    """damage: something that was written is gone. warning: odd, and nothing is lost by it."""
+    path: Path
+    """File it is about."""
+    offset: int | None
+    """Where in the file it starts, in bytes; None: the file as a whole."""
+    length_bytes: int
+    """How much of the file it is about; 0 when that is not known."""
+    text: str
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was looked at and is whole, up to now."""
+
+    segments: int = 0
+    chunks: int = 0
+    records: int = 0
+    bytes: int = 0
+    """Of segments, damaged chunks included."""
+    segments_expected: int = 0
+    """How many there are to look at."""
+
+
+@dataclass(slots=True)
+class IndexCopy:
+    """A private copy of an index, of what is intact of it."""
+
+    index: SegmentIndex | None
+    """None when there is no index, or nothing of it can be read."""
+    damaged: int = 0
+    """Records that do not match their checksums."""
+    missing: int = 0
+    """Records that cannot be reached any more."""
+    error: str = ""
+    """Why nothing can be read."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of it was lost."""
+        return self.index is not None and not self.damaged and not self.missing
+
+
+def verify(data_dir: Path, totals: Totals, progress: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+    """Check everything in `data_dir`; `totals` grow as it goes, and `progress` is called after each segment.
+
+    Raises `StartError` when it is no data directory, when a broker uses it, or when a newer version has written it.
+    """
+    data_dir = data_dir.absolute()
+    if not any((data_dir / name).exists() for name in (*IDENTITY_NAMES, "log")):
+        raise StartError(f"{data_dir} is no data directory of a broker: it has neither {IDENTITY_NAMES[0]} nor log")
+    with unused(data_dir) as free:
+        if not free:
+            raise StartError(f"a broker uses data directory {data_dir}; stop it first")
+        yield from _check_identity(data_dir)
+        root = data_dir / "log"
+        if root.is_dir():
+            with index_copy(root / "index") as copy:
+                yield from _check_index(root / "index", copy)
+                yield from _Log(root, copy, totals, progress).check()
+
+
+@contextlib.contextmanager
+def unused(data_dir: Path) -> Iterator[bool]:
+    """Whether no broker uses `data_dir`; if so, none can start as long as the context lasts."""
+    try:
+        lock = os.open(data_dir / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    except OSError as error:
+        raise StartError(f"cannot read {data_dir / LOCK_NAME}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        free = True
+    except OSError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def index_copy(path: Path) -> Iterator[IndexCopy]:
+    """What is intact of the index in `path`, copied: damaged pages of LMDB can crash whoever follows them."""
+    if not (path / "data.mdb").exists():
+        yield IndexCopy(None)
+        return
+    with tempfile.TemporaryDirectory(prefix="kera-index-") as temporary:
+        target = Path(temporary) / "index"
+        command = [sys.executable, "-m", "kera.broker.index_copy", str(path), str(target)]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False)  # noqa: S603
+            reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+            report = json.loads(done.stdout) if done.returncode == 0 else None
+        except (subprocess.TimeoutExpired, ValueError) as error:
+            report, reason = None, str(error)
+        if report is None:
+            yield IndexCopy(None, error=reason)
+            return
+        index = SegmentIndex.open(target, durable=False)
+        try:
+            yield IndexCopy(index, report["damaged"], report["missing"])
+        finally:
+            index.close()
+
+
+def read_segment(path: Path, length: int | None = None) -> memoryview:
+    """The first `length` bytes of a file, zeros where it is shorter; None: all of it. Raises ``OSError``."""
+    with path.open("rb", buffering=0) as file:
+        view = memoryview(bytearray(os.fstat(file.fileno()).st_size if length is None else length))
+        done = 0
+        while done < len(view) and (count := file.readinto(view[done:])):
+            done += count
+    return view
+
+
+def scan_all(view: memoryview, *, address: SegmentAddress | None = None) -> SegmentScan:
+    """All chunks in a file of unknown length: also those that a start cuts, as they are behind a torn tail."""
+    scan = scan_segment(view, address=address, length=len(view))
+    if scan.holes and scan.holes[-1].end == len(view):
+        last = scan.holes.pop()
+        scan.chunk_ends.pop()
+        scan.end = last.start + len(bytes(view[last.start :]).rstrip(b"\0"))
+        if scan.end > last.start:
+            scan.holes.append(last._replace(end=scan.end))
+            scan.chunk_ends.append(scan.end)
+    return scan
+
+
+def place_of(address: SegmentAddress | EntryId) -> str:
+    """The address for people: ``stream 1, streamlet 0, entry 0, group 1, segment 2``."""
+    names = ("stream", "streamlet", "entry", "group", "segment")
+    return ", ".join(f"{name} {number}" for name, number in zip(names, address, strict=False))
+
+
+def _check_identity(data_dir: Path) -> Iterator[Finding]:
+    identities: dict[Path, Identity | None] = {}
+    for name in IDENTITY_NAMES:
+        path = data_dir / name
+        try:
+            identities[path] = Identity.read(path)
+        except (OSError, ValueError) as error:
+            yield Finding("damage", path, None, 0, str(error))
+    if list(identities.values()) == [None, None]:
+        text = "is missing: a broker would join as a new one, to which none of this belongs"
+        yield Finding("warning", data_dir / IDENTITY_NAMES[0], None, 0, text)
+    formats = {identity.format for identity in identities.values() if identity is not None}
+    for path, identity in identities.items():
+        if identity is None and FORMAT in formats:  # the one of format 1 had no copy; a broker may be new
+            yield Finding("warning", path, None, 0, "is missing; the next start writes it anew")
+
+
+def _check_index(path: Path, copy: IndexCopy) -> Iterator[Finding]:
+    """`path`: of the index itself."""
+    data, checksum = path / "data.mdb", path / "data.crc32"
+    anew = "the next start makes it anew from the segment files"
+    if copy.error:
+        yield Finding("damage", data, None, 0, f"cannot be read ({copy.error}); {anew}")
+    elif copy.index is None:
+        yield Finding("damage", data, None, 0, f"is missing; {anew}")
+    elif copy.damaged or copy.missing:
+        yield Finding("damage", data, None, 0, f"{copy.damaged} records are damaged, {copy.missing} missing; {anew}")
+    elif checksum.exists() and checksum.read_bytes().strip() != file_checksum(data).encode():
+        yield Finding("damage", data, None, 0, f"does not match {checksum.name}; all its records are intact")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of an entry so far."""
+
+    end_record: int
+    """Ordinal behind the last segment."""
+    stored_segments: int = 0
+    """Those that are closed."""
+    stored_record: int = 0
+    """Ordinal behind the last one of them."""
+
+
+@dataclass(slots=True)
+class _Log:
+    """One look at all segments."""
+
+    root: Path
+    copy: IndexCopy
+    totals: Totals
+    progress: Callable[[], None]
+    named: set[int] = field(default_factory=set)
+    """Files that the index knows."""
+    entries: dict[EntryId, _Seen] = field(default_factory=dict)
+
+    def check(self) -> Iterator[Finding]:
+        index = self.copy.index
+        if index is None:
+            self.totals.segments_expected = sum(1 for _ in self._files())
+        else:
+            self.totals.segments_expected = sum(1 for _ in index.all_segments())
+            self.named.update(index.removals())
+            for address, record in index.all_segments():
+                self.named.add(record.physical_id)
+                yield from self._check_segment(address, record)
+                self.progress()
+            if self.copy.whole:
+                yield from self._check_entries(index)
+        for path, physical_id in self._files():
+            if physical_id in self.named:
+                continue
+            if self.copy.whole:
+                yield Finding("warning", path, None, 0, "no record of the index names it")
+            else:
+                yield from self._check_unknown(path)
+                self.progress()
+
+    def _files(self) -> Iterator[tuple[Path, int | None]]:
+        """All files, and their ids if they have one."""
+        segments = self.root / "segments"
+        for directory in sorted(segments.iterdir()) if segments.is_dir() else ():
+            for path in sorted(directory.iterdir()) if directory.is_dir() else [directory]:
+                with contextlib.suppress(ValueError):
+                    physical_id = int(path.stem, 16)
+                    if segment_path(self.root, physical_id) == path:
+                        yield path, physical_id
+                        continue
+                yield path, None
+
+    def _check_segment(self, address: SegmentAddress, record: SegmentRecord) -> Iterator[Finding]:
+        path, place = segment_path(self.root, record.physical_id), place_of(address)
+        seen = self.entries.setdefault(EntryId(*address[:3]), _Seen(record.first_record))
+        if record.first_record > seen.end_record:
+            lost = f"records {seen.end_record} to {record.first_record - 1}"
+            yield Finding("damage", path, None, 0, f"{lost} are missing before {place}")
+        elif record.first_record < seen.end_record:
+            twice = f"records {record.first_record} to {seen.end_record - 1}"
+            yield Finding("damage", path, None, 0, f"{twice} are there twice: in {place}, and before it")
+        seen.end_record = record.first_record + (0 if record.open else record.record_count)
+        if not record.open:
+            seen.stored_segments += 1
+            seen.stored_record = seen.end_record
+        try:
+            view = read_segment(path, None if record.open else record.length)
+        except FileNotFoundError:
+            yield Finding("damage", path, None, record.length, f"is missing; it had {place}")
+            return
+        except OSError as error:
+            yield Finding("damage", path, None, record.length, f"cannot be read: {error.strerror}; it has {place}")
+            return
+        if not record.open and crc32c(view) == record.crc32c:
+            self._count(record.chunk_count, record.record_count, record.length)
+            return
+        scan = scan_segment(view, address=address, length=None if record.open else record.length)
+        if record.open and scan.headers:
+            seen.end_record = scan.headers[-1].first_record + scan.headers[-1].record_count
+        yield from self._report(path, view, scan)
+        if not record.open and not scan.holes and record.crc32c:  # 0: a start that found it did not know
+            text = f"does not match the checksum that the index has of {place}; all its chunks match theirs"
+            yield Finding("warning", path, None, record.length, text)
+
+    def _check_unknown(self, path: Path) -> Iterator[Finding]:
+        """A file whose record was lost, or never was: its chunks say what it holds."""
+        try:
+            view = read_segment(path)
+            yield from self._report(path, view, scan_segment(view))
+        except OSError as error:
+            yield Finding("damage", path, None, 0, f"cannot be read: {error.strerror}")
+
+    def _report(self, path: Path, view: memoryview, scan: SegmentScan) -> Iterator[Finding]:
+        self._count(len(scan.headers), scan.record_count, scan.end)
+        for hole in scan.holes:
+            yield Finding("damage", path, hole.start, hole.end - hole.start, hole.reason)
+        if scan.torn_bytes:
+            behind = len(scan_all(view, address=scan.address).headers) - len(scan.headers)
+            text = f", or damage: {behind} whole chunks follow" if behind else ""
+            text = f"a write that was not finished{text}; the next start cuts it"
+            yield Finding("damage" if behind else "warning", path, scan.end, scan.torn_bytes, text)
+
+    def _count(self, chunks: int, records: int, size: int) -> None:
+        self.totals.segments += 1
+        self.totals.chunks += chunks
+        self.totals.records += records
+        self.totals.bytes += size
+
+    def _check_entries(self, index: SegmentIndex) -> Iterator[Finding]:
+        """Whether the index has as much of each entry as it says."""
+        for entry_id in index.entries():
+            record, seen = index.entry(entry_id) or EntryRecord(), self.entries.get(entry_id) or _Seen(0)
+            there = seen.stored_segments, seen.stored_record if seen.stored_segments else record.next_record
+            wanted = record.stored_segments, record.next_record
+            if there != wanted:
+                text = (
+                    f"of {place_of(entry_id)}, {there[0]} segments up to record {there[1]} are left"
+                    f" of {wanted[0]} up to record {wanted[1]}"
+                )
+                yield Finding("damage", self.root / "index" / "data.mdb", None, 0, text)

@@ -1,0 +1,137 @@
+"""Write a small data directory of a broker: ``python -m scripts.sample_data_dir DIRECTORY``.
+
+It is what tests/data/broker-format-2 was made with. The log engine does the work, without daemons, threads or a clock:
+a stream of level leader, whose segments go to disk when they close, and one of level persisted, which is committed
+chunk by chunk. A new format gets a directory of its own; those that are there are never written again.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+
+from kera.broker.arena import Arena
+from kera.broker.disk import LocalDisk
+from kera.broker.persistence import PersistenceManager
+from kera.broker.registration import DataDirectory
+from kera.broker.restart import Restart
+from kera.broker.segment_index import FORMAT, SegmentIndex
+from kera.broker.segment_store import SegmentStore
+from kera.broker.stream import Streams
+from kera.core.chunk import Codec, encode_chunk, encode_payload, verify_header
+from kera.core.schema import DEFAULT_SCHEMA
+from kera.v1 import common_pb2
+
+BROKER_ID = 3
+CLUSTER_ID = "7a0d5f1e4c3b42998e6f1b2a3c4d5e6f"
+SEGMENT_BYTES = 16 << 10
+LEADER, PERSISTED = 1, 2
+"""The streams."""
+CHUNKS = 12
+"""Of each stream."""
+START_US = 1_700_000_000_000_000
+
+
+def write(data_dir: Path, *, clean: bool = True, commit_chunks: int = 1) -> None:
+    """Write the directory, which must not exist.
+
+    `clean`: as a broker leaves it that was stopped, else as the crash of a host does. `commit_chunks`: how many chunks
+    are committed at once.
+    """
+    directory = DataDirectory(data_dir)
+    try:
+        directory.store(BROKER_ID, CLUSTER_ID)
+        with tempfile.TemporaryDirectory(prefix="kera-sample-", dir="/dev/shm") as shm_dir:
+            _write_log(data_dir / "log", Path(shm_dir), clean=clean, commit_chunks=commit_chunks)
+    finally:
+        directory.close()
+
+
+def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int) -> None:
+    root.mkdir()
+    index = SegmentIndex.open(root / "index")
+    store = SegmentStore(root, LocalDisk(root), index)
+    restart = Restart(None, index, store)
+    restart.look(index_whole=True, slot_bytes=SEGMENT_BYTES)
+    meta = {"format": FORMAT, "clean": False, "slot_bytes": SEGMENT_BYTES, "next_physical_id": 1}
+    index.commit([], meta)
+    arena = Arena.create(
+        shm_dir, arena_bytes=16 * SEGMENT_BYTES, slot_bytes=SEGMENT_BYTES, data_dir=root.parent, ephemeral=True
+    )
+    memory = PersistenceManager(arena, index, next_physical_id=1, meta=meta)
+    streams = Streams(memory, restart)
+    streams.open(stream_info(LEADER, "clicks", common_pb2.DURABILITY_LEADER), BROKER_ID)
+    streams.open(stream_info(PERSISTED, "orders", common_pb2.DURABILITY_PERSISTED), BROKER_ID)
+    for stream in streams:
+        for sequence in range(CHUNKS):
+            data = chunk(stream.stream_id, sequence)
+            appended = stream.streamlet(0).append(memoryview(data), verify_header(data))
+            if stream.stream_id == LEADER:
+                stream.streamlet(0).publish(appended)
+            elif appended.segment is not None and (sequence + 1) % commit_chunks == 0:
+                memory.persist([(appended.segment, appended.end)], lambda _: None)
+            perform(memory, store)
+    if clean:
+        memory.close_all()
+        perform(memory, store)
+        index.commit([], dict(memory.meta, clean=True))
+    index.close(clean=clean)
+    arena.close()
+
+
+def perform(memory: PersistenceManager, store: SegmentStore) -> None:
+    """Do what is to be done, until nothing is."""
+    while jobs := memory.plan():
+        for job in jobs:
+            store.perform(job)
+            memory.finished(job)
+
+
+def stream_info(stream_id: int, name: str, durability: common_pb2.Durability.ValueType) -> common_pb2.StreamInfo:
+    """A stream as the coordinator describes it: one streamlet, groups of two segments."""
+    return common_pb2.StreamInfo(
+        stream_id=stream_id,
+        name=name,
+        config=common_pb2.StreamConfig(streamlets=1, entries=1, group_segments=2, durability=durability),
+        config_version=1,
+        schemas=[common_pb2.StreamSchema(schema_id=1)],
+        assignments=[common_pb2.StreamletAssignment(broker_id=BROKER_ID, broker_epoch=1, first_group_id=1)],
+    )
+
+
+def chunk(stream_id: int, sequence: int) -> bytes:
+    """Records of which no two are alike, compressed in every third chunk."""
+    count = 10 + sequence * 4
+    time_us = START_US + sequence * 1_000_000
+    names = [f"{stream_id}-{sequence}-{number}" for number in range(count)]
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array(range(time_us, time_us + count)).cast(DEFAULT_SCHEMA.field("timestamp").type),
+            pa.array([[name.encode()] for name in names], DEFAULT_SCHEMA.field("keys").type),
+            pa.array([f"the value of {name}".encode() for name in names], DEFAULT_SCHEMA.field("value").type),
+            pa.nulls(count, DEFAULT_SCHEMA.field("headers").type),
+        ],
+        schema=DEFAULT_SCHEMA,
+    )
+    codec = Codec.NONE if sequence % 3 else Codec.ZSTD
+    return encode_chunk(
+        encode_payload(batch, codec),
+        record_count=count,
+        stream_id=stream_id,
+        streamlet_id=0,
+        schema_id=1,
+        producer_id=40 + stream_id,
+        producer_epoch=0,
+        sequence=sequence,
+        created_us=time_us,
+        min_timestamp_us=time_us,
+        max_timestamp_us=time_us + count - 1,
+        codec=codec,
+    ).to_bytes()
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,246 @@
+"""A broker's log in a world that breaks: a disk in memory that tears, refuses and forgets, and crashes anywhere.
+
+Everything of the engine but its event loop is real: arena, index (LMDB), persistence manager, restart. What the loop
+does is done here step by step: planned jobs wait until somebody lets one be performed, in any order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kera.broker.arena import Arena
+from kera.broker.persistence import Job, PersistenceManager, Totals
+from kera.broker.restart import Restart
+from kera.broker.segment_index import Change, SegmentIndex
+from kera.broker.segment_store import SegmentStore
+from kera.broker.stream import Streams
+from kera.v1 import common_pb2
+
+BROKER_ID = 1
+SLOT_BYTES = 8192
+SLOTS = 6
+SECTOR_BYTES = 512
+GROUPS_PER_LAUNCH = 1 << 24
+IDLE_MS = 1000
+
+
+class Crash(BaseException):
+    """The process is gone in the middle of what it was doing."""
+
+
+@dataclass
+class SimulatedDisk:
+    """Files in memory, with all that can go wrong; see `kera.broker.disk.Disk`."""
+
+    random: Random
+    files: dict[Path, bytearray] = field(default_factory=dict)
+    fail: list[int] = field(default_factory=list)
+    """Errors of the next operations."""
+    crash_in: int = 0
+    """The so manieth change from now on is cut off by a crash; 0: none."""
+    full: bool = False
+
+    def _before_change(self) -> bool:
+        """Whether this change is cut off. Raises the error that is due."""
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._error()
+        if self.crash_in:
+            self.crash_in -= 1
+            return self.crash_in == 0
+        return False
+
+    def _error(self) -> None:
+        if self.fail:
+            number = self.fail.pop()
+            raise OSError(number, os.strerror(number))
+
+    def create(self, path: Path, reserve_bytes: int) -> None:
+        if self._before_change():
+            raise Crash
+        self.files[path] = bytearray(reserve_bytes)
+
+    def write(self, path: Path, offset: int, data: memoryview) -> None:
+        cut_off = self._before_change()
+        file = self.files[path]
+        file.extend(bytes(max(0, offset + len(data) - len(file))))
+        if not cut_off:
+            file[offset : offset + len(data)] = data
+            return
+        for at in range(0, len(data), SECTOR_BYTES):  # sectors are whole, their order is the disk's
+            if self.random.random() < 0.5:
+                file[offset + at : offset + at + SECTOR_BYTES] = data[at : at + SECTOR_BYTES]
+        raise Crash
+
+    def read(self, path: Path, offset: int, into: memoryview) -> int:
+        self._error()
+        try:
+            data = self.files[path][offset : offset + len(into)]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        into[: len(data)] = data
+        return len(data)
+
+    def truncate(self, path: Path, length: int) -> None:
+        if self._before_change():
+            raise Crash
+        del self.files[path][length:]
+
+    def remove(self, path: Path) -> None:
+        if self._before_change():
+            raise Crash
+        self.files.pop(path, None)
+
+    def names(self, path: Path) -> list[str]:
+        depth = len(path.parts)
+        return sorted({file.parts[depth] for file in self.files if file.is_relative_to(path)})
+
+    def length(self, path: Path) -> int:
+        return len(self.files[path])
+
+
+class CrashingIndex(SegmentIndex):
+    """An index whose commits fail and are cut off like the disk's writes: before or after, never in between."""
+
+    disk: SimulatedDisk
+
+    def commit(self, changes: Any, meta: dict[str, Any] | None = None) -> None:
+        changes = list[Change](changes)
+        if self.disk._before_change():
+            if self.disk.random.random() < 0.5:
+                super().commit(changes, meta)
+            raise Crash
+        super().commit(changes, meta)
+
+
+class World:
+    """One broker, launch after launch."""
+
+    def __init__(self, seed: int, *, streams: list[common_pb2.StreamInfo], slots: int = SLOTS) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
+        self.disk = SimulatedDisk(Random(seed))
+        self.infos = streams
+        self.slots = slots
+        self.launches = 0
+        self.now_ms = 0
+        self.jobs: list[Job] = []
+        self.totals = Totals()
+        self.start()
+
+    def close(self) -> None:
+        self._let_go()
+        shutil.rmtree(self.root)
+
+    # -- launches --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """What `LogEngine.start` does. Disk errors and crashes are over by then."""
+        self.disk.fail.clear()
+        self.disk.crash_in = 0
+        self.disk.full = False
+        self.jobs.clear()
+        self.launches += 1
+        index = CrashingIndex.open(self.root / "index", durable=False)
+        assert isinstance(index, CrashingIndex)
+        index.disk = self.disk
+        self.index = index
+        self.store = SegmentStore(Path("/log"), self.disk, index)
+        arena = Arena.attach(self.root, self.root)
+        self.restart = Restart(arena, index, self.store)
+        self.restart.look(index_whole=True, slot_bytes=SLOT_BYTES)
+        self.arena = arena or Arena.create(
+            self.root, arena_bytes=self.slots * SLOT_BYTES, slot_bytes=SLOT_BYTES, data_dir=self.root, ephemeral=False
+        )
+        for slot in self.arena.inherited:
+            slot.release()
+        self.arena.inherited.clear()
+        next_id = index.meta().get("next_physical_id", 1)
+        meta = {"clean": False, "next_physical_id": next_id, "first_unsettled_id": next_id, "slot_bytes": SLOT_BYTES}
+        index.commit([], meta)
+        self.memory = PersistenceManager(self.arena, index, next_physical_id=meta["next_physical_id"], meta=meta)
+        self.memory.now_ms = self.now_ms
+        self.streams = Streams(self.memory, self.restart)
+        for info in self.infos:
+            for assignment in info.assignments:
+                assignment.broker_epoch = self.launches
+                assignment.first_group_id = 1 + (self.launches - 1) * GROUPS_PER_LAUNCH
+            self.streams.open(info, BROKER_ID)
+        self.restart.drop_leftovers(set())
+
+    def kill(self) -> None:
+        """The process dies; its arena stays."""
+        self._let_go()
+        self.start()
+
+    def lose_host(self) -> None:
+        """The machine dies: what is on disk stays."""
+        self._let_go()
+        self.arena.path.unlink()
+        self.start()
+
+    def stop(self) -> bool:
+        """What `LogEngine.close` does; and whether the disk took it all."""
+        self.memory.close_all()
+        try:
+            clean = self.settle()
+            if clean:
+                self.index.commit([], dict(self.memory.meta, clean=True))
+        except OSError:
+            clean = False
+        self._let_go()
+        if clean:
+            self.arena.path.unlink()
+        self.start()
+        return clean
+
+    def lose_index(self) -> None:
+        """The process dies, and then the index is gone."""
+        self._let_go()
+        shutil.rmtree(self.root / "index")
+        self.start()
+
+    def _let_go(self) -> None:
+        for name in self.totals.__slots__:
+            setattr(self.totals, name, getattr(self.totals, name) + getattr(self.memory.totals, name))
+        self.index._environment.close()
+        self.arena.close(keep=True)
+
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        """Take up what the persistence manager wants done."""
+        self.jobs += self.memory.plan()
+
+    def perform_one(self, number: int = 0) -> None:
+        """Do one of the jobs that wait. Raises `Crash`."""
+        self.plan()
+        if self.jobs:
+            job = self.jobs.pop(number % len(self.jobs))
+            self.store.perform(job)
+            self.memory.finished(job)
+
+    def settle(self) -> bool:
+        """Do all there is to do; False when the disk does not take it."""
+        for _ in range(10_000):
+            self.plan()
+            if not self.jobs:
+                if self.memory.disk_error is None:
+                    return self.memory.idle
+                if self.disk.full:
+                    return False
+                self.tick(2000)
+                continue
+            self.perform_one()
+        raise AssertionError("the jobs never end")
+
+    def tick(self, by_ms: int) -> None:
+        """Let time pass."""
+        self.now_ms += by_ms
+        self.memory.tick(self.now_ms, idle_close_ms=IDLE_MS)

@@ -1,0 +1,320 @@
+"""Data directories as they were once written, and what one flipped bit in them does: to the start, and to `verify`."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from scripts import sample_data_dir as sample
+
+from kera.broker.arena import Arena
+from kera.broker.disk import LocalDisk
+from kera.broker.persistence import LoadJob
+from kera.broker.registration import DataDirectory
+from kera.broker.restart import Restart
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_scan import scan_segment
+from kera.broker.segment_store import SegmentStore
+from kera.broker.verify import Finding, Totals, verify
+from kera.core.chunk import read_header, verify_chunk
+from kera.core.ids import EARLIEST
+from tests.unit.broker.forked_copy import run_forked
+
+DATA = Path(__file__).parents[2] / "data"
+FORMAT_1, FORMAT_2 = DATA / "broker-format-1", DATA / "broker-format-2"
+SEGMENTS = sorted(path.relative_to(FORMAT_2) for path in FORMAT_2.rglob("*.segment"))
+INDEX = Path("log/index/data.mdb")
+INDEX_CHECKSUM = Path("log/index/data.crc32")
+INDEX_LOCK = Path("log/index/lock.mdb")
+ROUNDS = 15
+FLIPS = 8
+"""Of each round."""
+
+Chunks = dict[tuple[int, int], bytes]
+"""Stream and sequence of a chunk, and all of it."""
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FORMAT_2, tmp_path / "broker"))
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    with tempfile.TemporaryDirectory(prefix="kera-test-", dir="/dev/shm") as shm_dir:
+        arena = Arena.create(
+            Path(shm_dir),
+            arena_bytes=sample.SEGMENT_BYTES,
+            slot_bytes=sample.SEGMENT_BYTES,
+            data_dir=Path("/data"),
+            ephemeral=True,
+        )
+        yield arena
+        arena.close()
+
+
+def read_by_engine(data_dir: Path, arena: Arena) -> Chunks:
+    """Start the log as a broker does, and load all segments."""
+    root = data_dir / "log"
+    index, whole = SegmentIndex.open_checked(root / "index")
+    try:
+        store = SegmentStore(root, LocalDisk(root), index)
+        restart = Restart(None, index, store)
+        restart.look(index_whole=whole, slot_bytes=sample.SEGMENT_BYTES)
+        found: Chunks = {}
+        for stream_id in (sample.LEADER, sample.PERSISTED):
+            (entry,) = restart.restore(stream_id, 0, 1, 1).entries
+            assert entry.start == EARLIEST._replace(group_id=1, segment_id=1)
+            for key, record in entry.segments():
+                assert not isinstance(record, Segment)
+                found |= load(store, Segment.stub(entry, entry.address(key), arena.allocate(), record))
+    finally:
+        index.close()
+    return found
+
+
+def load(store: SegmentStore, segment: Segment) -> Chunks:
+    job = LoadJob(segment)
+    store.perform(job)
+    assert job.error is None
+    view, damaged = segment.slot.view, {hole.start for hole in job.holes}
+    found, start = {}, 0
+    for end in job.chunk_ends:
+        if start not in damaged:
+            header = read_header(view, start)
+            found[header.stream_id, header.sequence] = bytes(view[start:end])
+        start = end
+    segment.slot.retire()
+    return found
+
+
+class Place(NamedTuple):
+    """A chunk in a file of the sample."""
+
+    path: Path
+    start: int
+    end: int
+    key: tuple[int, int]
+
+
+def places() -> list[Place]:
+    found = []
+    for path in SEGMENTS:
+        scan = scan_segment(memoryview((FORMAT_2 / path).read_bytes()))
+        starts = [0, *scan.chunk_ends[:-1]]
+        found += [
+            Place(path, start, end, (header.stream_id, header.sequence))
+            for start, end, header in zip(starts, scan.chunk_ends, scan.headers, strict=True)
+        ]
+    return found
+
+
+PLACES = places()
+WRITTEN: Chunks = {place.key: (FORMAT_2 / place.path).read_bytes()[place.start : place.end] for place in PLACES}
+
+
+def findings_of(data_dir: Path) -> tuple[list[Finding], Totals]:
+    totals = Totals()
+    return list(verify(data_dir, totals)), totals
+
+
+def flip(path: Path, offset: int, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+# --- formats -----------------------------------------------------------------------------------------------
+
+
+def test_a_directory_of_format_1_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "broker"
+    shutil.copytree(FORMAT_1, path)
+    directory = DataDirectory(path)
+    broker_id, cluster_id = directory.load()
+    assert not (path / "broker.copy.json").exists(), "upgraded only when it is known that the coordinator agrees"
+    directory.store(broker_id, cluster_id)
+    directory.close()
+
+    assert (broker_id, cluster_id) == (4, "416e95b064e24483b9090a6027df39b4")
+    assert json.loads((path / "broker.json").read_text())["format"] == 2
+    assert (path / "broker.copy.json").read_bytes() == (path / "broker.json").read_bytes()
+    assert findings_of(path) == ([], Totals())
+
+
+def test_a_directory_of_format_2_has_all_its_chunks(data_dir: Path, arena: Arena) -> None:
+    directory = DataDirectory(data_dir)
+    identity = directory.load()
+    found = read_by_engine(data_dir, arena)
+    directory.close()
+
+    assert identity == (sample.BROKER_ID, sample.CLUSTER_ID)
+    assert sorted(found) == [(stream, sequence) for stream in (1, 2) for sequence in range(sample.CHUNKS)]
+    assert found == WRITTEN
+    assert sum(verify_chunk(chunk).record_count for chunk in found.values()) == 768
+
+
+def test_the_sample_is_what_the_script_writes(tmp_path: Path, arena: Arena) -> None:
+    sample.write(tmp_path / "broker")
+
+    written = sorted(path.relative_to(tmp_path / "broker") for path in (tmp_path / "broker").rglob("*"))
+    assert written == sorted(path.relative_to(FORMAT_2) for path in FORMAT_2.rglob("*"))
+    assert read_by_engine(tmp_path / "broker", arena).keys() == WRITTEN.keys()
+
+
+# --- one flipped bit ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", run_forked)
+
+
+def positions(path: Path, seed: int) -> list[tuple[int, int]]:
+    """Some bits of a file of which something is used: most of them in bytes that are not 0."""
+    chance, content = random.Random(f"{path.name} {seed}"), path.read_bytes()
+    used = [offset for offset, byte in enumerate(content) if byte]
+    return [
+        (chance.choice(used if number % 4 else range(len(content))), chance.randrange(8)) for number in range(FLIPS)
+    ]
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_a_bit_of_a_segment_costs_one_chunk_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(FLIPS):
+        place = chance.choice(PLACES)
+        data_dir = Path(shutil.copytree(FORMAT_2, tmp_path / f"{number}"))
+        flip(data_dir / place.path, chance.randrange(place.start, place.end), chance.randrange(8))
+
+        (finding,), totals = findings_of(data_dir)
+        found = read_by_engine(data_dir, arena)
+
+        assert (finding.severity, finding.path) == ("damage", data_dir / place.path)
+        assert (finding.offset, finding.length_bytes) == (place.start, place.end - place.start)
+        assert (totals.segments, totals.chunks) == (len(SEGMENTS), len(WRITTEN) - 1)
+        assert found == {key: chunk for key, chunk in WRITTEN.items() if key != place.key}
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_a_bit_of_the_index_costs_nothing_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
+    for number, position in enumerate(positions(FORMAT_2 / INDEX, seed)):
+        data_dir = Path(shutil.copytree(FORMAT_2, tmp_path / f"{number}"))
+        flip(data_dir / INDEX, *position)
+
+        found, totals = findings_of(data_dir)
+
+        assert {(finding.severity, finding.path) for finding in found} == {("damage", data_dir / INDEX)}, position
+        assert (totals.segments, totals.chunks) == (len(SEGMENTS), len(WRITTEN)), position
+        assert read_by_engine(data_dir, arena) == WRITTEN, position
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bit_of_the_indexs_lock_file_does_nothing(data_dir: Path, arena: Arena, seed: int) -> None:
+    for position in positions(FORMAT_2 / INDEX_LOCK, seed):
+        flip(data_dir / INDEX_LOCK, *position)
+        assert findings_of(data_dir)[0] == []
+        assert read_by_engine(data_dir, arena) == WRITTEN
+        shutil.rmtree(data_dir)
+        shutil.copytree(FORMAT_2, data_dir)
+
+
+NO_TEXT = pytest.mark.xfail(
+    strict=True, raises=UnicodeDecodeError, reason="SegmentIndex.open_checked reads data.crc32 as UTF-8 text"
+)
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("bit", [*range(7), pytest.param(7, marks=NO_TEXT)])
+def test_a_bit_of_the_indexs_checksum_does_nothing(data_dir: Path, arena: Arena, bit: int) -> None:
+    for offset in range((FORMAT_2 / INDEX_CHECKSUM).stat().st_size):
+        flip(data_dir / INDEX_CHECKSUM, offset, bit)
+        assert [finding.path for finding in findings_of(data_dir)[0]] == [data_dir / INDEX]
+        assert read_by_engine(data_dir, arena) == WRITTEN
+        shutil.rmtree(data_dir)
+        shutil.copytree(FORMAT_2, data_dir)
+
+
+def test_a_bit_of_the_index_is_found_by_a_process_that_may_crash(data_dir: Path, arena: Arena) -> None:
+    content = (data_dir / INDEX).read_bytes()
+    flip(data_dir / INDEX, content.rindex(b"s" + (1).to_bytes(8)), 3)
+
+    assert {finding.path for finding in findings_of(data_dir)[0]} == {data_dir / INDEX}
+    assert read_by_engine(data_dir, arena) == WRITTEN
+
+
+@pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
+def test_no_bit_of_the_identity_stops_a_start(data_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    path = data_dir / name
+    content = path.read_bytes()
+    directory = DataDirectory(data_dir)
+    for offset in range(len(content)):
+        for bit in range(8):
+            flip(path, offset, bit)
+            assert directory.load() == (sample.BROKER_ID, sample.CLUSTER_ID)
+            assert path.read_bytes() == content
+    directory.close()
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bit_of_an_open_segment_that_was_committed_costs_one_chunk(tmp_path: Path, arena: Arena, seed: int) -> None:
+    sample.write(tmp_path / "whole", clean=False)
+    whole = read_by_engine(Path(shutil.copytree(tmp_path / "whole", tmp_path / "read")), arena)
+    path = Path("log/segments/000000/000000000003.segment")
+    end = scan_segment(memoryview((tmp_path / "whole" / path).read_bytes())).end
+    chance = random.Random(seed)
+    for number, position in enumerate((chance.randrange(end), chance.randrange(8)) for _ in range(FLIPS)):
+        data_dir = Path(shutil.copytree(tmp_path / "whole", tmp_path / f"{number}"))
+        flip(data_dir / path, *position)
+
+        (finding,), _ = findings_of(data_dir)
+        found = read_by_engine(data_dir, arena)
+
+        assert finding.path == data_dir / path
+        assert found.items() <= whole.items()
+        assert len(found) == len(whole) - 1
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="Restart._finish_file takes damage in the last commit of an open file for a torn write, and cuts more",
+)
+@pytest.mark.usefixtures("forked")
+def test_a_bit_of_an_open_segment_costs_one_chunk_of_those_that_were_committed_with_it(
+    tmp_path: Path, arena: Arena
+) -> None:
+    sample.write(tmp_path / "whole", clean=False, commit_chunks=4)
+    whole = read_by_engine(Path(shutil.copytree(tmp_path / "whole", tmp_path / "read")), arena)
+    flip(tmp_path / "whole" / "log/segments/000000/000000000003.segment", 3136 + 130, 0)
+
+    assert len(read_by_engine(tmp_path / "whole", arena)) == len(whole) - 1
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=ValueError,
+    reason="scan_segment takes the max() of no chunk when it found headers, and none whole",
+)
+@pytest.mark.usefixtures("forked")
+def test_a_first_commit_of_which_only_a_later_header_arrived_is_a_torn_tail(tmp_path: Path, arena: Arena) -> None:
+    sample.write(tmp_path / "broker", clean=False)
+    path = tmp_path / "broker" / "log/segments/000000/000000000003.segment"
+    content = path.read_bytes()
+    path.write_bytes(bytes(3136) + content[3136 : 3136 + 140] + bytes(len(content) - 3136 - 140))
+
+    assert [finding.severity for finding in findings_of(tmp_path / "broker")[0]] == ["warning"]
+    assert len(read_by_engine(tmp_path / "broker", arena)) == 16

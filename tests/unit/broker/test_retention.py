@@ -1,0 +1,214 @@
+"""Retention: which segments go, by age, size and consumption, and what holds them back."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kera.broker.retention import Rules, new_starts
+from kera.core.ids import Position
+from kera.v1 import common_pb2
+from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, Log
+
+SEGMENT = 4
+HOUR_US = 3_600_000_000
+
+
+def apply(log: Log, now_us: int = 0, **rules: object) -> list[Position]:
+    """Move the starts as the engine does; returns where all entries start."""
+    for entry, position, record in new_starts(log.streamlet, Rules(**rules), now_us):  # type: ignore[arg-type]
+        entry.start, entry.start_record = position, record
+        log.engine.memory.collect(entry)
+    log.engine.run()
+    return [entry.start for entry in log.streamlet.entries]
+
+
+@pytest.fixture(params=["memory", "disk"])
+def aged(request: pytest.FixtureRequest, engine: Engine) -> Log:
+    """Segments (1, 1), (1, 2), (2, 1) with chunks of the hours 1, 2 and 3, and an open one of hour 4."""
+    log = Log(engine)
+    for hour in (1, 2, 3):
+        log.append_many(SEGMENT, created_us=hour * HOUR_US, record_count=10)
+    log.append(created_us=4 * HOUR_US)
+    if request.param == "disk":
+        engine.run()
+    return log
+
+
+# --- rules -------------------------------------------------------------------------------------------------
+
+
+def test_rules_are_those_of_the_configuration() -> None:
+    config = common_pb2.StreamConfig(
+        retention_ms=5, retention_bytes=7, retention_applications=["a", "b"], retention_consumed=True
+    )
+
+    assert Rules.of(config) == Rules(5000, 7, ("a", "b"), consumed=True)
+    assert not Rules.of(common_pb2.StreamConfig())
+
+
+@pytest.mark.parametrize("rules", [Rules(), Rules(applications=("a",)), Rules(consumed=True)])
+def test_a_rule_that_is_not_set_removes_nothing(aged: Log, rules: Rules) -> None:
+    assert not rules
+    assert new_starts(aged.streamlet, rules, 1 << 60) == []
+
+
+# --- age ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now_hours", "start", "record"),
+    [
+        (2, Position(1, 1, 0), 0),
+        (3, Position(1, 1, 0), 0),
+        (3.5, Position(1, 2, 0), 40),
+        (4.5, Position(2, 1, 0), 80),
+        (5.5, Position(2, 2, 0), 120),
+        (99, Position(2, 2, 0), 120),
+    ],
+)
+def test_closed_segments_whose_newest_chunk_is_too_old_go(
+    aged: Log, now_hours: float, start: Position, record: int
+) -> None:
+    assert apply(aged, int(now_hours * HOUR_US), age_us=2 * HOUR_US) == [start]
+    assert aged.entry.start_record == record
+    assert aged.read_all()[0] == {0: 0, 40: 4, 80: 8, 120: 12}[record]
+
+
+def test_one_new_chunk_keeps_its_segment(engine: Engine) -> None:
+    log = Log(engine)
+    log.append_many(SEGMENT - 1, created_us=1)
+    log.append_many(2, created_us=10 * HOUR_US)
+
+    assert apply(log, 11 * HOUR_US, age_us=2 * HOUR_US) == [Position(1, 1, 0)]
+
+
+def test_an_old_segment_behind_a_new_one_waits_for_it(engine: Engine) -> None:
+    """Clocks of producers differ. What goes is always the oldest part of the log."""
+    log = Log(engine)
+    for hour in (9, 1, 1):
+        log.append_many(SEGMENT, created_us=hour * HOUR_US)
+    log.append()
+
+    assert apply(log, 10 * HOUR_US, age_us=2 * HOUR_US) == [Position(1, 1, 0)]
+
+
+def test_an_entry_may_lose_all_it_has(engine: Engine) -> None:
+    log = Log(engine)
+    log.append_many(SEGMENT, created_us=1)
+    log.engine.memory.close_all()
+    end = log.entry.end
+
+    assert apply(log, HOUR_US, age_us=1000) == [end]
+    assert log.read() == ([], end)
+    assert log.append().first_record == SEGMENT
+    assert log.read(end)[0] == [SEGMENT]
+
+
+# --- size --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "start"),
+    [
+        (1 << 40, Position(1, 1, 0)),
+        (3 * SLOT_BYTES + CHUNK_BYTES, Position(1, 1, 0)),
+        (3 * SLOT_BYTES, Position(1, 1, 0)),  # what is left would be less than it may be
+        (2 * SLOT_BYTES + CHUNK_BYTES, Position(1, 2, 0)),
+        (2 * SLOT_BYTES, Position(1, 2, 0)),
+        (1, Position(2, 2, 0)),
+    ],
+)
+def test_the_oldest_segments_go_as_long_as_no_less_is_left_than_may_be(
+    aged: Log, bytes_max: int, start: Position
+) -> None:
+    assert apply(aged, bytes_max=bytes_max) == [start]
+    assert apply(aged, bytes_max=bytes_max) == [start], "and then it is enough"
+
+
+def test_the_size_is_that_of_the_streamlet_and_the_oldest_goes_whichever_entry_it_is_of(engine: Engine) -> None:
+    log = Log(engine, entries=2)
+    for hour, producer in ((1, 1), (2, 2), (3, 2), (4, 1)):
+        log.append_many(SEGMENT, producer, created_us=hour * HOUR_US)
+    engine.memory.close_all()
+
+    assert apply(log, bytes_max=3 * SLOT_BYTES) == [Position(2, 1, 0), Position(1, 2, 0)]
+    assert apply(log, bytes_max=2 * SLOT_BYTES) == [Position(2, 2, 0), Position(1, 2, 0)]
+    assert apply(log, bytes_max=1 * SLOT_BYTES) == [Position(2, 2, SLOT_BYTES), Position(1, 2, 0)]
+
+
+# --- consumption -------------------------------------------------------------------------------------------
+
+
+def commit(log: Log, application: str, position: Position) -> None:
+    log.entry.committed[application] = position
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "start"),
+    [
+        (None, None, Position(1, 1, 0)),
+        (Position(2, 2, 0), None, Position(1, 1, 0)),
+        (Position(2, 2, 0), Position(1, 1, SLOT_BYTES - CHUNK_BYTES), Position(1, 1, 0)),
+        (Position(2, 2, 0), Position(1, 1, SLOT_BYTES), Position(1, 2, 0)),
+        (Position(1, 2, 0), Position(2, 1, 0), Position(1, 2, 0)),
+        (Position(2, 2, CHUNK_BYTES), Position(2, 2, CHUNK_BYTES), Position(2, 2, 0)),
+    ],
+)
+def test_what_all_applications_have_read_goes(
+    aged: Log, first: Position | None, second: Position | None, start: Position
+) -> None:
+    for application, position in (("a", first), ("b", second)):
+        if position is not None:
+            commit(aged, application, position)
+
+    assert apply(aged, applications=("a", "b"), consumed=True) == [start]
+
+
+@pytest.mark.parametrize("rules", [{"age_us": 1}, {"bytes_max": 1}, {"age_us": 1, "bytes_max": 1, "consumed": True}])
+def test_applications_hold_back_all_rules(aged: Log, rules: dict[str, int]) -> None:
+    assert apply(aged, 99 * HOUR_US, applications=("a",), **rules) == [Position(1, 1, 0)]
+    commit(aged, "a", Position(2, 1, CHUNK_BYTES))
+
+    assert apply(aged, 99 * HOUR_US, applications=("a",), **rules) == [Position(2, 1, 0)]
+
+
+def test_applications_that_are_not_named_hold_back_nothing(aged: Log) -> None:
+    commit(aged, "other", Position(1, 1, 0))
+
+    assert apply(aged, 99 * HOUR_US, age_us=1) == [Position(2, 2, 0)]
+
+
+# --- what cannot go ----------------------------------------------------------------------------------------
+
+
+def everything(log: Log) -> list[Position]:
+    return apply(log, 1 << 60, age_us=1, bytes_max=1)
+
+
+def test_what_is_not_readable_yet_stays(engine: Engine) -> None:
+    log = Log(engine)
+    log.append_many(2 * SEGMENT + 1, publish=False)
+
+    assert everything(log) == [Position(1, 1, 0)]
+
+
+def test_an_open_segment_stays_whatever_its_age(log: Log) -> None:
+    log.append_many(SEGMENT - 1)
+
+    assert everything(log) == [Position(1, 1, 0)]
+
+
+def test_a_segment_that_somebody_has_begun_to_remove_counts_as_what_is_left_of_it(engine: Engine) -> None:
+    log = Log(engine)
+    log.append_many(2 * SEGMENT + 1)
+    engine.run()
+    log.entry.start, log.entry.start_record = Position(1, 1, 3 * CHUNK_BYTES), 3
+
+    assert apply(log, bytes_max=SLOT_BYTES + 2 * CHUNK_BYTES) == [Position(1, 1, 3 * CHUNK_BYTES)]
+
+
+def test_a_pass_is_bounded_and_the_next_one_goes_on(aged: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.broker.retention.SEGMENTS_MAX", 2)
+    starts: list[Callable[[], list[Position]] | Position] = [everything(aged)[0], everything(aged)[0]]
+
+    assert starts == [Position(2, 1, 0), Position(2, 2, 0)]

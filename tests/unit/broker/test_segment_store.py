@@ -1,0 +1,265 @@
+"""Segment files: written, read back, and removed; what is missing or damaged becomes a hole."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from kera.broker.persistence import LoadJob, RemoveJob, WriteJob
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentRecord, delete_segment, put_removal
+from kera.broker.segment_scan import scan_segment
+from kera.broker.segment_store import chunk_ends, record_of, segment_path
+from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, Engine, Log, placed
+
+SECOND = ADDRESS._replace(segment_id=2)
+
+
+def flushed(log: Log, count: int = 4) -> SegmentRecord:
+    """One segment with `count` chunks, on disk only; its record."""
+    log.append_many(count, record_count=10)
+    log.engine.memory.close_all()
+    log.engine.run()
+    log.engine.fill_memory()
+    log.engine.memory.allocate().retire()
+    assert log.entry.resident == {}
+    record = log.engine.index.segment(ADDRESS)
+    assert record is not None
+    return record
+
+
+def load(log: Log) -> tuple[LoadJob, Segment]:
+    """Bring the first segment back."""
+    log.engine.memory.load(log.entry, (1, 1))
+    (job,) = log.engine.memory.plan()
+    assert isinstance(job, LoadJob)
+    log.engine.perform(job)
+    return job, job.segment
+
+
+def overwrite(log: Log, physical_id: int, at: int, data: bytes) -> None:
+    with log.engine.store.path(physical_id).open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def test_files_are_named_by_their_ids_and_a_directory_has_a_thousand_of_them(engine: Engine) -> None:
+    names = [str(segment_path(engine.root, number).relative_to(engine.root)) for number in (1, 1023, 1024, 0x2B1F)]
+
+    assert names == [
+        "segments/000000/000000000001.segment",
+        "segments/000000/0000000003ff.segment",
+        "segments/000001/000000000400.segment",
+        "segments/00000a/000000002b1f.segment",
+    ]
+
+
+def test_the_files_that_are_there_are_found_in_order_and_others_are_not_taken_for_them(engine: Engine) -> None:
+    for number in (3000, 5, 1024, 1023):
+        engine.disk.create(engine.store.path(number), 0)
+    for name in ("000000/x.segment", "000000/5.segment", "else/000000000007.segment", "000000/000000000008.segment~"):
+        engine.disk.create(engine.root / "segments" / name, 0)
+
+    assert list(engine.store.physical_ids()) == [5, 1023, 1024, 3000]
+    assert list(engine.store.physical_ids(first=1024)) == [1024, 3000]
+    assert list(engine.store.physical_ids(first=3001)) == []
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+def test_a_closed_segment_is_written_whole_and_then_in_the_index(log: Log) -> None:
+    log.append_many(5, record_count=10, created_us=77)
+    (job,) = log.engine.memory.plan()
+    assert isinstance(job, WriteJob)
+    log.engine.store.perform(job)
+
+    path = log.engine.store.path(1)
+    assert path.read_bytes() == bytes(log.entry.tail[0].slot.view)
+    record = log.engine.index.segment(ADDRESS)
+    assert record is not None
+    assert (record.physical_id, record.length, record.open, record.chunk_count) == (1, SLOT_BYTES, False, 4)
+    assert (record.first_record, record.record_count, record.newest_us) == (0, 40, 77)
+    assert log.engine.index.meta()["next_physical_id"] == 2
+    entry = log.engine.index.entry(log.entry.log_id)
+    assert entry is not None
+    assert (entry.last_group_id, entry.last_segment_id, entry.next_record, entry.stored_bytes) == (1, 1, 40, SLOT_BYTES)
+    assert log.engine.index.producers(7, 0)[1].next_sequence == 4, "up to the end of the segment"
+
+
+def test_the_rest_of_the_last_block_is_zeros_whatever_was_in_the_slot(log: Log) -> None:
+    slot = log.engine.arena.allocate()
+    slot.view[:] = b"?" * SLOT_BYTES
+    slot.retire()
+    log.append()
+    log.engine.memory.close_all()
+    log.engine.run()
+
+    content = log.engine.store.path(1).read_bytes()
+    assert len(content) == SLOT_BYTES
+    assert content[CHUNK_BYTES:] == bytes(SLOT_BYTES - CHUNK_BYTES)
+
+
+def test_a_job_that_fails_says_why_and_changes_no_index(log: Log) -> None:
+    log.append_many(5)
+    log.engine.disk.write_error = errno.EIO
+    (job,) = log.engine.memory.plan()
+    log.engine.store.perform(job)
+
+    assert job.error is not None
+    assert job.error.errno == errno.EIO
+    assert log.engine.index.segment(ADDRESS) is None
+    assert log.engine.index.entry(log.entry.log_id) is None
+
+
+# --- loading -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_what_was_written_is_loaded_byte_by_byte(log: Log, count: int) -> None:
+    record = flushed(log, count)
+    written = log.engine.store.path(record.physical_id).read_bytes()
+    job, segment = load(log)
+
+    assert (job.error, segment.holes) == (None, [])
+    assert bytes(segment.slot.view[: segment.head]) == written[: count * CHUNK_BYTES]
+    assert list(segment.chunk_ends) == [CHUNK_BYTES * n for n in range(1, count + 1)]
+    assert (segment.head, segment.durable_head, segment.record_count) == (count * CHUNK_BYTES,) * 2 + (10 * count,)
+
+
+def test_a_flipped_bit_is_a_hole_of_its_chunk(log: Log) -> None:
+    record = flushed(log)
+    overwrite(log, record.physical_id, CHUNK_BYTES + 300, b"\xff")
+    job, segment = load(log)
+
+    assert job.error is None
+    assert [(hole.start, hole.end) for hole in segment.holes] == [(CHUNK_BYTES, 2 * CHUNK_BYTES)]
+    assert log.engine.memory.totals.chunks_damaged == 1
+
+
+def gone(log: Log, physical_id: int) -> int:
+    log.engine.store.path(physical_id).unlink()
+    return 0
+
+
+def cut(log: Log, physical_id: int) -> int:
+    path = log.engine.store.path(physical_id)
+    path.write_bytes(path.read_bytes()[: 2 * CHUNK_BYTES])
+    return 2 * CHUNK_BYTES
+
+
+def emptied(log: Log, physical_id: int) -> int:
+    log.engine.store.path(physical_id).write_bytes(b"")
+    return 0
+
+
+@pytest.mark.parametrize("damage", [gone, cut, emptied])
+def test_what_is_missing_of_a_file_is_a_hole_up_to_the_end_of_the_segment(
+    log: Log, damage: Callable[[Log, int], int]
+) -> None:
+    start = damage(log, flushed(log).physical_id)
+    job, segment = load(log)
+
+    assert job.error is None
+    assert [(hole.start, hole.end) for hole in segment.holes] == [(start, SLOT_BYTES)]
+    assert segment.chunk_ends[-1] == SLOT_BYTES
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        b"y",
+        pytest.param(
+            b"x",
+            marks=pytest.mark.xfail(
+                reason="crc32c over a header that ends with its own crc32c is a constant: only payloads count",
+                strict=True,
+            ),
+        ),
+    ],
+)
+def test_a_file_with_the_chunks_of_another_segment_is_one_hole(log: Log, fill: bytes) -> None:
+    """Also if their payloads are the same."""
+    record = flushed(log)
+    overwrite(log, record.physical_id, 0, b"".join(placed(n, SECOND, fill=fill) for n in range(4)))
+    _, segment = load(log)
+
+    assert [(hole.start, hole.end) for hole in segment.holes] == [(0, SLOT_BYTES)]
+
+
+def test_what_was_in_the_slot_before_is_not_taken_for_the_segment(log: Log) -> None:
+    """A file that is gone, and a slot that still holds the very bytes."""
+    record = flushed(log)
+    content = log.engine.store.path(record.physical_id).read_bytes()
+    for slot in log.engine.arena.slots():
+        slot.view[: len(content)] = content
+    gone(log, record.physical_id)
+    _, segment = load(log)
+
+    assert [(hole.start, hole.end) for hole in segment.holes] == [(0, SLOT_BYTES)]
+
+
+def test_a_disk_that_cannot_be_read_is_an_error_and_no_hole(log: Log) -> None:
+    flushed(log)
+    log.engine.disk.read_error = errno.EIO
+    job, _ = load(log)
+
+    assert job.error is not None
+    assert log.entry.resident == {}
+
+
+# --- removing ----------------------------------------------------------------------------------------------
+
+
+def test_a_removal_goes_first_from_the_index_and_then_from_the_disk(log: Log) -> None:
+    record = flushed(log)
+    job = RemoveJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
+    log.engine.store.perform(job)
+
+    assert job.error is None
+    assert log.engine.index.segment(ADDRESS) is None
+    assert list(log.engine.store.physical_ids()) == []
+    assert log.engine.index.removals() == []
+
+
+def test_a_file_that_could_not_be_removed_is_remembered(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = flushed(log)
+
+    def fail(_: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(log.engine.disk, "remove", fail)
+    job = RemoveJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
+    log.engine.store.perform(job)
+
+    assert job.error is not None
+    assert log.engine.index.segment(ADDRESS) is None
+    assert log.engine.index.removals() == [record.physical_id]
+
+
+# --- looking at files --------------------------------------------------------------------------------------
+
+
+def test_a_file_tells_by_itself_what_it_holds(log: Log) -> None:
+    record = flushed(log, 3)
+    scan = log.engine.store.scan_file(record.physical_id)
+
+    assert (scan.address, scan.end, scan.holes, scan.torn_bytes) == (ADDRESS, 3 * CHUNK_BYTES, [], 0)
+    assert record_of(record.physical_id, scan, record.crc32c) == record
+
+
+def test_a_file_that_is_shorter_than_the_segment_has_a_hole_up_to_its_length(log: Log) -> None:
+    record = flushed(log, 3)
+    log.engine.store.path(record.physical_id).write_bytes(b"")
+    scan = log.engine.store.scan_file(record.physical_id, address=ADDRESS, length=record.length)
+
+    assert [(hole.start, hole.end) for hole in scan.holes] == [(0, 3 * CHUNK_BYTES)]
+
+
+def test_the_ends_of_chunks_are_where_a_scan_finds_them() -> None:
+    data = memoryview(bytearray(b"".join(placed(n, size=size) for n, size in enumerate((512, 1024, 128, 2048)))))
+
+    assert chunk_ends(data, len(data)) == scan_segment(data, address=ADDRESS).chunk_ends

@@ -1,0 +1,213 @@
+"""Truncation, and cursors that applications commit."""
+
+import asyncio
+import errno
+from typing import Any
+
+import pytest
+
+from kera.broker.service import APPLICATION_ID_BYTES_MAX
+from kera.core.errors import InvalidArgument
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import api
+from kera.core.rpc.wire import error_from_message
+from tests.unit.broker.support import (
+    BROKER_ID,
+    CHUNK_BYTES,
+    SLOT_BYTES,
+    STREAM_ID,
+    Broker,
+    Engine,
+    chunk,
+    cursor,
+    stream_info,
+)
+
+
+@pytest.fixture(params=["memory", "disk"])
+async def broker(request: pytest.FixtureRequest, engine: Engine) -> Broker:
+    """Eleven chunks in segments (1, 1), (1, 2) and (2, 1), of which the closed ones may be on disk only."""
+    broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1)))
+    broker.paused = True
+    broker.append(*(chunk(1, sequence) for sequence in range(11)))
+    if request.param == "disk":
+        engine.run()
+        for slot in [*engine.fill_memory(), engine.memory.allocate(), engine.memory.allocate()]:
+            slot.retire()
+    broker.paused = False
+    return broker
+
+
+def entry_of(broker: Broker) -> Any:
+    return broker.streams.get(STREAM_ID).streamlet(0).entries[0]
+
+
+async def truncate(broker: Broker, *cursors: Any) -> Any:
+    request = api.TRUNCATE_STREAMLETS.request(cursors=cursors)
+    return (await broker.ask(api.TRUNCATE_STREAMLETS, request)).results
+
+
+async def commit(broker: Broker, *cursors: Any, application_id: str = "a") -> Any:
+    request = api.COMMIT_CURSORS.request(application_id=application_id, cursors=cursors)
+    return (await broker.ask(api.COMMIT_CURSORS, request)).results
+
+
+def place(of: Any) -> Position:
+    return Position(of.group_id, of.segment_id, of.position)
+
+
+def in_index(broker: Broker) -> list[tuple[int, int]]:
+    broker.engine.run()
+    return [(each.group_id, each.segment_id) for each, _ in broker.engine.index.segments((STREAM_ID, 0, 0))]
+
+
+# --- truncation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("position", "start", "record"),
+    [
+        (EARLIEST, Position(1, 1, 0), 0),
+        (Position(1, 1, 0), Position(1, 1, 0), 0),
+        (Position(1, 1, CHUNK_BYTES), Position(1, 1, CHUNK_BYTES), 1),
+        (Position(1, 2, 0), Position(1, 2, 0), 4),
+        (Position(1, 2, 3 * CHUNK_BYTES), Position(1, 2, 3 * CHUNK_BYTES), 7),
+        (Position(2, 1, 0), Position(2, 1, 0), 8),
+        (Position(2, 1, 3 * CHUNK_BYTES), Position(2, 1, 3 * CHUNK_BYTES), 11),
+    ],
+)
+async def test_what_is_before_a_cursor_goes(broker: Broker, position: Position, start: Position, record: int) -> None:
+    (result,) = await truncate(broker, cursor(position))
+
+    assert (result.error.code, place(result.start)) == ("", start)
+    assert (entry_of(broker).start, entry_of(broker).start_record) == (start, record)
+    kept = [key for key in ((1, 1), (1, 2)) if key >= start[:2]]
+    assert in_index(broker) == kept
+    (described,) = (await broker.ask(api.DESCRIBE_STREAMLETS, api.DESCRIBE_STREAMLETS.request(stream_id=7))).streamlets
+    (entry,) = described.entries
+    assert (place(entry.start), entry.first_record, entry.next_record) == (start, record, 11)
+    assert entry.length_bytes == (11 - record) * CHUNK_BYTES
+
+
+async def test_truncating_again_and_to_what_is_gone_is_no_error(broker: Broker) -> None:
+    await truncate(broker, cursor(Position(1, 2, 0)))
+    results = await truncate(broker, cursor(Position(1, 1, CHUNK_BYTES)), cursor(Position(1, 2, 0)))
+
+    assert [(result.error.code, place(result.start)) for result in results] == [("", Position(1, 2, 0))] * 2
+
+
+@pytest.mark.parametrize(
+    ("at", "code"),
+    [
+        (cursor(Position(1, 1, 100)), "invalid_cursor"),
+        (cursor(Position(1, 2, 100)), "invalid_cursor"),
+        (cursor(Position(2, 1, SLOT_BYTES)), "invalid_cursor"),
+        (cursor(Position(9, 1, 0)), "invalid_cursor"),
+        (cursor(Position(1, 2, 0), stream_id=99), "unknown_stream"),
+        (cursor(Position(1, 2, 0), streamlet=1), "not_owner"),
+        (cursor(Position(1, 2, 0), entry=1), "invalid_cursor"),
+    ],
+)
+async def test_a_cursor_that_names_no_place_removes_nothing_and_fails_alone(broker: Broker, at: Any, code: str) -> None:
+    bad, good = await truncate(broker, at, cursor(Position(1, 1, CHUNK_BYTES)))
+
+    assert (bad.error.code, good.error.code) == (code, "")
+    assert entry_of(broker).start == Position(1, 1, CHUNK_BYTES)
+
+
+async def test_a_truncation_is_answered_when_it_cannot_come_back(broker: Broker) -> None:
+    broker.paused = True
+    asked = asyncio.ensure_future(truncate(broker, cursor(Position(2, 1, 0))))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    broker.resume()
+    await asked
+
+    record = broker.engine.index.entry(entry_of(broker).log_id)
+    assert record is not None
+    assert record.start == Position(2, 1, 0)
+    assert list(broker.engine.store.physical_ids()) == []
+
+
+async def test_a_group_that_was_truncated_is_gone_and_those_behind_it_are_there(broker: Broker) -> None:
+    await truncate(broker, cursor(Position(2, 1, 0)))
+    request = api.GET_AVAILABLE_GROUPS.request(stream_id=STREAM_ID)
+    answer = await broker.ask(api.GET_AVAILABLE_GROUPS, request)
+
+    assert (answer.first_group_id, answer.last_group_id) == (2, 2)
+
+
+# --- cursors -----------------------------------------------------------------------------------------------
+
+
+async def test_a_cursor_is_on_disk_when_it_is_answered(broker: Broker) -> None:
+    broker.paused = True
+    asked = asyncio.ensure_future(commit(broker, cursor(Position(1, 2, CHUNK_BYTES))))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    broker.resume()
+    (result,) = await asked
+
+    assert (result.error.code, place(result.start)) == ("", Position(1, 1, 0))
+    assert broker.engine.index.cursors(entry_of(broker).log_id) == {"a": Position(1, 2, CHUNK_BYTES)}
+
+
+async def test_applications_have_cursors_of_their_own(broker: Broker) -> None:
+    await commit(broker, cursor(Position(1, 2, 0)), application_id="a")
+    await commit(broker, cursor(Position(1, 1, CHUNK_BYTES)), application_id="b")
+    await commit(broker, cursor(Position(2, 1, 0)), application_id="a")
+
+    assert entry_of(broker).committed == {"a": Position(2, 1, 0), "b": Position(1, 1, CHUNK_BYTES)}
+
+
+async def test_a_cursor_beyond_the_durable_head_is_refused(broker: Broker) -> None:  # invariant 9
+    end = entry_of(broker).end
+    beyond, at_the_end = await commit(broker, cursor(end._replace(offset=end.offset + 1)), cursor(end))
+
+    assert error_from_message(beyond.error).code == "invalid_argument"
+    assert at_the_end.error.code == ""
+    assert entry_of(broker).committed == {"a": end}
+
+
+async def test_a_cursor_of_who_has_read_nothing_yet_is_no_cursor(broker: Broker) -> None:
+    (result,) = await commit(broker, cursor(EARLIEST))
+
+    assert (result.error.code, entry_of(broker).committed) == ("", {})
+
+
+async def test_a_cursor_that_cannot_be_committed_fails_alone(broker: Broker) -> None:
+    results = await commit(broker, cursor(EARLIEST, stream_id=99), cursor(Position(1, 2, 0)), cursor(EARLIEST, entry=1))
+
+    assert [result.error.code for result in results] == ["unknown_stream", "", "invalid_cursor"]
+
+
+@pytest.mark.parametrize("application_id", ["", "a" * (APPLICATION_ID_BYTES_MAX + 1), "ä" * APPLICATION_ID_BYTES_MAX])
+async def test_an_application_needs_a_name_that_the_index_can_keep(broker: Broker, application_id: str) -> None:
+    with pytest.raises(InvalidArgument, match=str(APPLICATION_ID_BYTES_MAX)):
+        await commit(broker, cursor(Position(1, 1, 0)), application_id=application_id)
+
+
+async def test_so_many_applications_and_no_more(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.broker.service.APPLICATIONS_MAX", 2)
+    codes = [
+        (await commit(broker, cursor(Position(1, 1, 0)), application_id=name))[0].error.code
+        for name in ("a", "b", "c", "a")
+    ]
+
+    assert codes == ["", "", "invalid_argument", ""]
+
+
+async def test_a_cursor_that_the_disk_does_not_take_is_an_error(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    broker.engine.run()
+    with monkeypatch.context() as context:
+        context.setattr(broker.engine.index, "commit", fail)
+        (result,) = await commit(broker, cursor(Position(1, 1, 0)))
+
+    assert result.error.code == "disk_failed"

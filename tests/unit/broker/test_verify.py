@@ -1,0 +1,330 @@
+"""`kera.broker.verify`: what is found in a data directory, and that looking changes nothing."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scripts import sample_data_dir as sample
+
+from kera.broker.registration import DataDirectory, Identity
+from kera.broker.segment_index import Change, SegmentIndex, SegmentRecord, delete_segment, put_removal, put_segment
+from kera.broker.segment_scan import SegmentAddress
+from kera.broker.verify import Totals, unused, verify
+from kera.core.chunk import HEADER_BYTES, Placement, place_chunk, verify_header
+from kera.core.errors import StartError
+from tests.unit.broker.forked_copy import run_forked
+
+SAMPLE = Path(__file__).parents[2] / "data" / "broker-format-2"
+FIRST, SECOND = SegmentAddress(1, 0, 0, 1, 1), SegmentAddress(1, 0, 0, 1, 2)
+FIRST_FILE = "log/segments/000000/000000000001.segment"
+WHOLE = (4, 24, 768, 54272)
+"""Segments, chunks, records and bytes of the sample."""
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", run_forked)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "broker"))
+
+
+def look(data_dir: Path) -> tuple[list[tuple[str, str, int | None, int]], tuple[int, int, int, int], list[str]]:
+    """Findings without their texts, the totals, and the texts."""
+    totals = Totals()
+    found = list(verify(data_dir, totals))
+    places: list[tuple[str, str, int | None, int]] = [
+        (finding.severity, str(finding.path.relative_to(data_dir)), finding.offset, finding.length_bytes)
+        for finding in found
+    ]
+    whole = (totals.segments, totals.chunks, totals.records, totals.bytes)
+    return places, whole, [finding.text for finding in found]
+
+
+def change_index(data_dir: Path, change: Callable[[SegmentIndex], list[Change]]) -> None:
+    """As the broker itself would: with a checksum after it."""
+    index = SegmentIndex.open(data_dir / "log" / "index")
+    index.commit(change(index))
+    index.close(clean=True)
+
+
+def record_of(index: SegmentIndex, address: SegmentAddress) -> SegmentRecord:
+    record = index.segment(address)
+    assert record is not None
+    return record
+
+
+def state_of(data_dir: Path) -> dict[Path, tuple[int, bytes]]:
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in data_dir.rglob("*")
+    }
+
+
+def test_a_whole_directory_has_no_findings(data_dir: Path) -> None:
+    assert look(data_dir) == ([], WHOLE, [])
+
+
+def test_progress_is_told_after_each_segment(data_dir: Path) -> None:
+    totals, seen = Totals(), []
+    list(verify(data_dir, totals, lambda: seen.append((totals.segments, totals.segments_expected))))
+
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_looking_changes_nothing(data_dir: Path) -> None:
+    (data_dir / FIRST_FILE).write_bytes(b"")
+    (data_dir / "log/index/data.crc32").unlink()
+    before = state_of(data_dir)
+
+    assert look(data_dir)[0]
+    assert state_of(data_dir) == before
+
+
+def test_a_directory_that_a_broker_uses_is_refused(data_dir: Path) -> None:
+    directory = DataDirectory(data_dir)
+    with pytest.raises(StartError, match=r"a broker uses data directory .*; stop it first"):
+        look(data_dir)
+    directory.close()
+
+    assert look(data_dir)[0] == []
+
+
+def test_no_broker_starts_while_a_directory_is_looked_at_but_others_may_look(data_dir: Path) -> None:
+    findings = verify(data_dir, Totals(), lambda: None)
+    (data_dir / FIRST_FILE).unlink()
+    next(findings)
+    with pytest.raises(StartError, match="another broker uses"):
+        DataDirectory(data_dir)
+    with unused(data_dir) as free:
+        assert free
+    list(findings)
+
+    DataDirectory(data_dir).close()
+
+
+@pytest.mark.parametrize("name", ["", "lock"])
+def test_what_is_no_data_directory_is_refused(tmp_path: Path, name: str) -> None:
+    if name:
+        (tmp_path / name).touch()
+    with pytest.raises(StartError, match="is no data directory of a broker"):
+        look(tmp_path)
+
+
+def test_a_directory_of_a_newer_version_is_refused(data_dir: Path) -> None:
+    (data_dir / "broker.json").write_bytes(Identity(3, 1, "c").to_bytes())
+    with pytest.raises(StartError, match="has format 3"):
+        look(data_dir)
+
+
+# --- identity and index ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
+def test_a_damaged_identity_is_found(data_dir: Path, name: str) -> None:
+    path = data_dir / name
+    path.write_bytes(path.read_bytes().replace(b": 3", b": 7"))
+
+    assert look(data_dir) == ([("damage", name, None, 0)], WHOLE, ["it does not match its checksum"])
+
+
+@pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
+def test_a_missing_copy_of_the_identity_is_no_damage(data_dir: Path, name: str) -> None:
+    (data_dir / name).unlink()
+
+    assert look(data_dir)[:2] == ([("warning", name, None, 0)], WHOLE)
+
+
+def test_a_log_without_an_identity_is_a_warning(data_dir: Path) -> None:
+    for name in ("broker.json", "broker.copy.json"):
+        (data_dir / name).unlink()
+
+    assert look(data_dir)[:2] == ([("warning", "broker.json", None, 0)], WHOLE)
+
+
+def test_an_index_that_is_gone_is_found_and_its_segments_are_looked_at_nevertheless(data_dir: Path) -> None:
+    (data_dir / "log/index/data.mdb").unlink()
+
+    places, whole, (text,) = look(data_dir)
+    assert (places, whole) == ([("damage", "log/index/data.mdb", None, 0)], WHOLE)
+    assert text == "is missing; the next start makes it anew from the segment files"
+
+
+def test_damage_is_found_in_segments_without_an_index(data_dir: Path) -> None:
+    (data_dir / "log/index/data.mdb").write_bytes(b"nothing of LMDB")
+    with (data_dir / FIRST_FILE).open("r+b") as file:
+        file.seek(200)
+        file.write(b"?")
+
+    places, whole, texts = look(data_dir)
+    assert places == [("damage", "log/index/data.mdb", None, 0), ("damage", FIRST_FILE, 0, 1216)]
+    assert whole == (4, 23, 758, 54272)
+    assert texts[0].startswith("cannot be read (")
+
+
+def test_damaged_records_are_found_and_their_files_are_looked_at_nevertheless(data_dir: Path) -> None:
+    def damage(index: SegmentIndex) -> list[Change]:
+        key, value = put_segment(FIRST, record_of(index, FIRST))
+        return [(key, (value or b"")[:-1] + b"?")]
+
+    change_index(data_dir, damage)
+
+    places, whole, (text,) = look(data_dir)
+    assert (places, whole) == ([("damage", "log/index/data.mdb", None, 0)], WHOLE)
+    assert text.startswith("1 records are damaged, 0 missing")
+
+
+def test_an_index_that_was_changed_behind_the_brokers_back_is_found(data_dir: Path) -> None:
+    (data_dir / "log/index/data.crc32").write_text("00000000")
+
+    assert look(data_dir) == (
+        [("damage", "log/index/data.mdb", None, 0)],
+        WHOLE,
+        ["does not match data.crc32; all its records are intact"],
+    )
+
+
+# --- segments ----------------------------------------------------------------------------------------------
+
+
+def test_each_damaged_chunk_is_found_where_it_is(data_dir: Path) -> None:
+    with (data_dir / FIRST_FILE).open("r+b") as file:
+        for offset in (1216 + 130, 4480 + 16, 5824 + 100):
+            file.seek(offset)
+            file.write(b"?")
+
+    places, whole, texts = look(data_dir)
+    assert places == [
+        ("damage", FIRST_FILE, 1216, 1536),
+        ("damage", FIRST_FILE, 4480, 5824 + 2240 - 4480),
+    ], "two damaged headers are one hole: where the second one was nobody can tell"
+    assert "chunk payload at offset 1216 does not match its checksum" in texts[0]
+    assert whole == (4, 21, 768 - 14 - 22 - 26, 54272)
+
+
+@pytest.mark.parametrize(("size", "start"), [(12_000, 11_968), (4480, 4480), (0, 0)])
+def test_a_file_that_was_cut_is_found(data_dir: Path, size: int, start: int) -> None:
+    os.truncate(data_dir / FIRST_FILE, size)
+
+    assert look(data_dir)[0] == [("damage", FIRST_FILE, start, 14_848 - start)]
+
+
+def test_a_file_that_is_gone_is_found(data_dir: Path) -> None:
+    (data_dir / FIRST_FILE).unlink()
+
+    places, whole, texts = look(data_dir)
+    assert (places, whole) == ([("damage", FIRST_FILE, None, 14_848)], (3, 16, 576, 54_272 - 14_848))
+    assert texts == ["is missing; it had stream 1, streamlet 0, entry 0, group 1, segment 1"]
+
+
+def test_a_file_that_cannot_be_read_is_found(data_dir: Path) -> None:
+    (data_dir / FIRST_FILE).unlink()
+    (data_dir / FIRST_FILE).mkdir()
+
+    places, _, (text, *_) = look(data_dir)
+    assert places[0] == ("damage", FIRST_FILE, None, 14_848)
+    assert text.startswith("cannot be read: Is a directory")
+
+
+def test_a_file_of_another_segment_is_no_replacement(data_dir: Path) -> None:
+    shutil.copy(data_dir / "log/segments/000000/000000000002.segment", data_dir / FIRST_FILE)
+
+    places, _, (text,) = look(data_dir)
+    assert places == [("damage", FIRST_FILE, 0, 14_848)]
+    assert text == "the chunk at offset 0 belongs to another segment"
+
+
+@pytest.mark.parametrize(
+    "name", ["000000/000000000009.segment", "000001/000000000002.segment", "000000/notes", "000000/1.segment", "notes"]
+)
+def test_a_file_that_no_record_names_is_a_warning(data_dir: Path, name: str) -> None:
+    path = data_dir / "log/segments" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"")
+
+    assert look(data_dir) == (
+        [("warning", f"log/segments/{name}", None, 0)],
+        WHOLE,
+        ["no record of the index names it"],
+    )
+
+
+def test_a_file_that_is_to_be_removed_is_as_it_should_be(data_dir: Path) -> None:
+    (data_dir / "log/segments/000000/000000000009.segment").touch()
+    change_index(data_dir, lambda _: [put_removal(9)])
+
+    assert look(data_dir) == ([], WHOLE, [])
+
+
+@pytest.mark.parametrize(("crc", "findings"), [(12345, [("warning", FIRST_FILE, None, 14_848)]), (0, [])])
+def test_a_checksum_that_only_the_index_has_wrong_is_a_warning_and_one_it_never_had_is_none(
+    data_dir: Path, crc: int, findings: list[tuple[str, str, int | None, int]]
+) -> None:
+    change_index(data_dir, lambda index: [put_segment(FIRST, record_of(index, FIRST)._replace(crc32c=crc))])
+
+    assert look(data_dir)[:2] == (findings, WHOLE)
+
+
+def test_missing_records_of_an_entry_are_found(data_dir: Path) -> None:
+    change_index(data_dir, lambda _: [delete_segment(FIRST)])
+    assert look(data_dir)[0] == [
+        ("damage", "log/index/data.mdb", None, 0),
+        ("warning", FIRST_FILE, None, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first_record", "text"),
+    [(200, "records 192 to 199 are missing before"), (190, "records 190 to 191 are there twice: in")],
+)
+def test_ordinals_that_do_not_go_on_are_found(data_dir: Path, first_record: int, text: str) -> None:
+    change_index(
+        data_dir,
+        lambda index: [put_segment(SECOND, record_of(index, SECOND)._replace(first_record=first_record))],
+    )
+
+    places, _, texts = look(data_dir)
+    assert places[0] == ("damage", "log/segments/000000/000000000004.segment", None, 0)
+    assert texts[0].startswith(text)
+
+
+def test_an_open_segment_says_itself_how_far_it_goes(tmp_path: Path) -> None:
+    sample.write(tmp_path / "broker", clean=False)
+    assert look(tmp_path / "broker") == ([], (3, 20, 576, 41_984), [])
+
+    path = tmp_path / "broker" / "log/segments/000000/000000000003.segment"
+    with path.open("r+b") as file:
+        file.seek(3136 + 130)
+        file.write(b"?")
+        file.seek(12_288)
+        file.write(b"half a chunk")
+    places, _, texts = look(tmp_path / "broker")
+    assert places == [
+        ("damage", "log/segments/000000/000000000003.segment", 3136, 1600),
+        ("warning", "log/segments/000000/000000000003.segment", 12_288, 12),
+    ]
+    assert texts[1] == "a write that was not finished; the next start cuts it"
+
+
+def test_whole_chunks_behind_what_looks_like_an_unfinished_write_are_damage(tmp_path: Path) -> None:
+    sample.write(tmp_path / "broker", clean=False)
+    path = tmp_path / "broker" / "log/segments/000000/000000000003.segment"
+    with path.open("r+b") as file:
+        for offset in (4736, 8384):  # of the last two chunks, placed again as those of one commit
+            view = memoryview(bytearray(path.read_bytes()))
+            header = verify_header(view, offset)
+            place_chunk(view, offset, Placement(1, 2, 0, header.first_record, header.broker_epoch, 3136))
+            file.seek(offset)
+            file.write(view[offset : offset + HEADER_BYTES])
+            file.flush()
+        file.seek(4736 + 130)
+        file.write(b"?")
+
+    assert look(tmp_path / "broker")[::2] == (
+        [("damage", "log/segments/000000/000000000003.segment", 4736, 12_288 - 4736)],
+        ["a write that was not finished, or damage: 1 whole chunks follow; the next start cuts it"],
+    )
