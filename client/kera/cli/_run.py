@@ -1,7 +1,7 @@
 """Runs a command and turns its end, whatever it is, into an exit code and at most one line of text.
 
-`run_app` is for the whole command line, `run_async` for a command that needs an event loop, `extra` for a
-block that imports what an optional extra installs.
+`run_app` is for the whole command line, `run_async` for a command that needs an event loop, `interruptible` for one
+that needs none, `extra` for a block that imports what an optional extra installs.
 """
 
 from __future__ import annotations
@@ -121,6 +121,15 @@ async def _interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Around the work of a command that needs no event loop: Ctrl-C ends it with code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _configure_logging() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kera.cli import bench, cluster, consume, daemons, dev, produce, stream
+from kera.cli import bench, cluster, consume, daemons, dev, inspect, produce, stream, verify
 
 app = typer.Typer(
     name="kera",
@@ -38,3 +38,5 @@ app.add_typer(cluster.app, name="cluster")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(bench.app, name="bench")
+app.command("verify")(verify.verify)
+app.command("inspect")(inspect.inspect)

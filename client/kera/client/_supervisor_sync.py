@@ -30,7 +30,7 @@ class Cluster(Protocol):
     async def start(self) -> None: ...
     async def stop(self) -> list[str]: ...
     async def kill(self, name: str) -> None: ...
-    async def restart(self, name: str) -> None: ...
+    async def restart(self, name: str, **settings: object) -> None: ...
 
 
 class RunningCluster:
@@ -64,9 +64,9 @@ class RunningCluster:
         """See `LocalCluster.kill`."""
         self.run(self._cluster.kill(name))
 
-    def restart(self, name: str) -> None:
+    def restart(self, name: str, **settings: object) -> None:
         """See `LocalCluster.restart`."""
-        self.run(self._cluster.restart(name))
+        self.run(self._cluster.restart(name, **settings))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of `coroutine`, run on the cluster's loop."""

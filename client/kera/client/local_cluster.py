@@ -59,7 +59,7 @@ class ChildDeath:
 class LocalCluster:
     """One coordinator and some brokers. See the head of this module."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a setting each
         self,
         *,
         brokers: int = 1,
@@ -68,14 +68,16 @@ class LocalCluster:
         segment_bytes: int = 8 * MIB,
         host: str = "127.0.0.1",
         port: int = 0,
+        broker_settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         log_dir: Path | str | None = None,
     ) -> None:
         """Nothing is started yet.
 
-        `data_dir` None makes a temporary, ephemeral cluster. `arena_bytes` is per broker. `port` is the
-        coordinator's (0: any free one). `env` is added to the children's environment, which makes it the way
-        to give any other setting (``KERA_BROKER_…``). Logs go to `log_dir`, or to ``logs`` in the cluster's
+        `data_dir` None makes a temporary cluster of ephemeral brokers; with one, brokers keep what they have, and
+        a killed one finds it when it is restarted. `arena_bytes` is per broker. `port` is the coordinator's (0:
+        any free one). `broker_settings` are other settings of all brokers, by name (``idle_close_ms``, …); `env`
+        is added to the environment of all children. Logs go to `log_dir`, or to ``logs`` in the cluster's
         directory.
         """
         if brokers < 1:
@@ -85,6 +87,7 @@ class LocalCluster:
         self.port = port
         self.arena_bytes = arena_bytes
         self.segment_bytes = segment_bytes
+        self._broker_settings = dict(broker_settings or {})
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._log_dir = Path(log_dir).absolute() if log_dir is not None else None
         self._env = {**os.environ, **(env or {})}
@@ -175,12 +178,18 @@ class LocalCluster:
         """End a child with SIGKILL, as a crash would. `wait` does not report it."""
         await self._child(name).kill()
 
-    async def restart(self, name: str) -> None:
-        """Start a child again, with its data; stops it first if it runs. The coordinator keeps its port."""
+    async def restart(self, name: str, **settings: object) -> None:
+        """Start a child again, with its data; stops it first if it runs. The coordinator keeps its port.
+
+        `settings` are added to those of the brokers, for this one and all that are restarted later.
+        """
         child = self._child(name)
+        self._broker_settings |= settings
         await child.stop(grace_s=STOP_GRACE_S)
         if name == COORDINATOR:
             child.argv = self._coordinator_argv(port=int(self.bootstrap.rpartition(":")[2]))
+        else:
+            child.argv = self._broker_argv(int(name.rpartition("-")[2]))
         await child.start(ready_timeout_s=READY_TIMEOUT_S)
 
     async def wait(self) -> ChildDeath:
@@ -233,16 +242,16 @@ class LocalCluster:
         )
 
     def _broker_argv(self, number: int) -> list[str]:
-        argv = self._argv(
-            "broker",
-            host=self.host,
-            port=0,
-            frames_port=0,
-            coordinator=self.bootstrap,
-            data_dir=self.directory / f"broker-{number}",
-            arena_bytes=self.arena_bytes,
-            segment_bytes=self.segment_bytes,
-        )
+        flags = {
+            "host": self.host,
+            "port": 0,
+            "frames_port": 0,
+            "coordinator": self.bootstrap,
+            "data_dir": self.directory / f"broker-{number}",
+            "arena_bytes": self.arena_bytes,
+            "segment_bytes": self.segment_bytes,
+        }
+        argv = self._argv("broker", **(flags | self._broker_settings))
         return [*argv, "--ephemeral"] if self.ephemeral else argv
 
     @staticmethod

@@ -1,0 +1,232 @@
+"""``kera inspect``: what is on a broker's disk: segments, and the chunks in them. Read-only, also beside the broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from kera.cli._client import JSON_OPTION
+from kera.cli._run import UsageError, extra, interruptible
+from kera.cli._table import format_time, table
+
+if TYPE_CHECKING:
+    from kera.broker.segment_index import SegmentRecord
+    from kera.broker.segment_scan import SegmentAddress, SegmentScan
+
+COPIES_MAX = 3
+"""The index of a broker that runs changes while it is copied; then another copy is made."""
+SEGMENT_HEADING = (
+    "STREAM", "STREAMLET", "ENTRY", "GROUP", "SEGMENT", "FILE", "STATE", "CHUNKS", "RECORDS", "BYTES", "FIRST RECORD",
+    "FROM", "TO",
+)  # fmt: skip
+CHUNK_HEADING = ("OFFSET", "PRODUCER", "EPOCH", "SEQUENCE", "RECORDS", "BYTES", "FROM", "TO", "STATE")
+
+
+class Segment(NamedTuple):
+    """A segment as it is shown. What nobody knows is None."""
+
+    stream_id: int | None
+    streamlet_id: int | None
+    entry: int | None
+    group_id: int | None
+    segment_id: int | None
+    path: Path
+    state: str | None
+    """open, closed; missing, unreadable: there is a record, and nothing to be had of its file."""
+    chunks: int
+    records: int
+    length_bytes: int
+    first_record: int | None
+    min_timestamp_us: int | None
+    max_timestamp_us: int | None
+
+
+class Chunk(NamedTuple):
+    """A chunk, or what is left of it. What a damaged header does not say is None."""
+
+    offset: int
+    producer_id: int | None
+    producer_epoch: int | None
+    sequence: int | None
+    records: int | None
+    length_bytes: int
+    min_timestamp_us: int | None
+    max_timestamp_us: int | None
+    damage: str | None
+
+
+def inspect(
+    path: Path = typer.Argument(
+        ..., exists=True, metavar="PATH", help="Data directory of a broker, or a segment file."
+    ),
+    stream: int | None = typer.Option(None, min=1, metavar="ID", help="Only segments of this stream."),
+    chunks: bool = typer.Option(False, "--chunks", help="List the chunks of each segment, too, checksums compared."),
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Show what is on a broker's disk.
+
+    Changes nothing, and can be used while the broker runs.
+    """
+    if path.is_file() and stream is not None:
+        raise UsageError("--stream is for a data directory; a file has one segment")
+    with extra("server"):
+        import kera.broker.verify  # noqa: F401 - whether all is there that it needs
+    with interruptible():
+        if path.is_file():
+            _show(_of_file(path, with_chunks=chunks), with_chunks=chunks, as_json=as_json)
+        else:
+            _show(_of_directory(path, stream, with_chunks=chunks), with_chunks=chunks, as_json=as_json)
+
+
+def _show(found: Iterator[tuple[Segment, list[Chunk] | None]], *, with_chunks: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_to_json(*item) for item in found], indent=2))
+    elif with_chunks:
+        for segment, chunks in found:
+            print(table(SEGMENT_HEADING, [_segment_row(segment)]), "", sep="\n")
+            print(table(CHUNK_HEADING, [_chunk_row(chunk) for chunk in chunks or []]), "", sep="\n")
+    elif rows := [_segment_row(segment) for segment, _ in found]:
+        print(table(SEGMENT_HEADING, rows))
+    else:
+        print("no segments", file=sys.stderr)
+
+
+def _of_file(path: Path, *, with_chunks: bool) -> Iterator[tuple[Segment, list[Chunk] | None]]:
+    from kera.broker.verify import read_segment, scan_all
+
+    try:
+        view = read_segment(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    scan = scan_all(view)
+    if scan.address is None:
+        raise UsageError(f"{path} has no chunk; it is no segment, or nothing is left of it")
+    yield _scanned(path, scan.address, scan, None), _chunks(view, scan) if with_chunks else None
+
+
+def _of_directory(
+    data_dir: Path, stream: int | None, *, with_chunks: bool
+) -> Iterator[tuple[Segment, list[Chunk] | None]]:
+    from kera.broker.segment_store import segment_path
+    from kera.broker.verify import IndexCopy, index_copy, unused
+
+    root = data_dir.absolute() / "log"
+    if not root.is_dir():
+        raise UsageError(f"{data_dir} is no data directory of a broker: it has no log")
+    with unused(data_dir) as free:
+        stopped = free
+    if not stopped:
+        print("kera: note: a broker runs; what is in its memory only is not shown", file=sys.stderr)
+    with contextlib.ExitStack() as stack:
+        copy = IndexCopy(None)
+        for _ in range(1 if stopped else COPIES_MAX):
+            copy = stack.enter_context(index_copy(root / "index"))
+            if copy.whole:
+                break
+        if not copy.whole:
+            print("kera: warning: the index is damaged or gone; see kera verify", file=sys.stderr)
+        if copy.index is None:
+            return
+        found = copy.index.all_segments() if stream is None else copy.index.segments_of_stream(stream)
+        for address, record in found:
+            yield _of_record(segment_path(root, record.physical_id), address, record, with_chunks=with_chunks)
+
+
+def _of_record(
+    path: Path, address: SegmentAddress, record: SegmentRecord, *, with_chunks: bool
+) -> tuple[Segment, list[Chunk] | None]:
+    from kera.broker.segment_scan import scan_segment
+    from kera.broker.verify import read_segment, scan_all
+
+    segment = Segment(
+        *address,
+        path,
+        "closed",
+        record.chunk_count,
+        record.record_count,
+        record.length,
+        record.first_record,
+        record.min_timestamp_us,
+        record.max_timestamp_us,
+    )
+    if not with_chunks and not record.open:
+        return segment if path.exists() else segment._replace(state="missing"), None
+    try:
+        view = read_segment(path, None if record.open else record.length)
+    except OSError as error:
+        return segment._replace(state="missing" if isinstance(error, FileNotFoundError) else "unreadable"), None
+    if record.open:  # how far it goes only its file knows
+        scan = scan_all(view, address=address)
+        segment = _scanned(path, address, scan, "open")
+    else:
+        scan = scan_segment(view, address=address, length=record.length)
+    return segment, _chunks(view, scan) if with_chunks else None
+
+
+def _scanned(path: Path, address: SegmentAddress, scan: SegmentScan, state: str | None) -> Segment:
+    """What the chunks of a segment say of it."""
+    headers = scan.headers
+    return Segment(
+        *address,
+        path,
+        state,
+        len(headers),
+        scan.record_count,
+        scan.end,
+        headers[0].first_record if headers else None,
+        min((header.min_timestamp_us for header in headers), default=None),
+        max((header.max_timestamp_us for header in headers), default=None),
+    )
+
+
+def _chunks(view: memoryview, scan: SegmentScan) -> list[Chunk]:
+    from kera.core.chunk import ChunkHeader, verify_header
+    from kera.core.errors import CorruptChunk
+
+    def chunk(offset: int, end: int, header: ChunkHeader | None, damage: str | None) -> Chunk:
+        if header is None:
+            return Chunk(offset, None, None, None, None, end - offset, None, None, damage)
+        times = header.min_timestamp_us, header.max_timestamp_us
+        producer = header.producer_id, header.producer_epoch, header.sequence
+        return Chunk(offset, *producer, header.record_count, end - offset, *times, damage)
+
+    headers, holes = iter(scan.headers), {hole.start: hole.reason for hole in scan.holes}
+    found, start = [], 0
+    for end in scan.chunk_ends:
+        header = None
+        if start not in holes:
+            header = next(headers)
+        else:
+            with contextlib.suppress(CorruptChunk):  # only the payload may be damaged
+                header = verify_header(view, start)
+        found.append(chunk(start, end, header, holes.get(start)))
+        start = end
+    return found
+
+
+def _segment_row(segment: Segment) -> tuple[object, ...]:
+    times = _time(segment.min_timestamp_us), _time(segment.max_timestamp_us)
+    return (*segment[:5], segment.path.name, *segment[6:11], *times)
+
+
+def _chunk_row(chunk: Chunk) -> tuple[object, ...]:
+    times = _time(chunk.min_timestamp_us), _time(chunk.max_timestamp_us)
+    return (*chunk[:6], *times, f"damaged: {chunk.damage}" if chunk.damage else "ok")
+
+
+def _time(time_us: int | None) -> str | None:
+    try:
+        return None if time_us is None else format_time(time_us)
+    except (OverflowError, ValueError, OSError):
+        return str(time_us)  # whatever the producer meant by it
+
+
+def _to_json(segment: Segment, chunks: list[Chunk] | None) -> dict[str, Any]:
+    document = segment._asdict() | {"path": str(segment.path)}
+    return document if chunks is None else document | {"chunk_list": [chunk._asdict() for chunk in chunks]}
