@@ -15,6 +15,9 @@ PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+BENCH_LOG_ARGS ?=
+ROUNDS ?= 200
+CHAOS_ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -27,13 +30,15 @@ LINT_IMPORTS := $(PY) -c 'from importlinter.cli import lint_imports_command as r
 WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pwd)/$(PY)"; \
   export JAVA_HOME PYSPARK_PYTHON; unset SPARK_HOME;
 
-.PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench constraints clean
+.PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench bench-log chaos-kill
+.PHONY: constraints clean
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | \
 	  while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  BENCH_ARGS"
+	@echo "           BENCH_LOG_ARGS  ROUNDS=$(ROUNDS)  CHAOS_ARGS"
 
 setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this tree into it.
 	@:
@@ -81,6 +86,14 @@ proto-check: setup ## Check that the generated messages are current.
 
 bench: setup ## Measure a local cluster end to end. BENCH_ARGS are passed on to `kera bench e2e`.
 	@$(PY) -m kera.cli bench e2e $(BENCH_ARGS)
+
+bench-log: setup ## Measure the log on disk: minutes, and 10 GB there. BENCH_LOG_ARGS are passed to each script.
+	@for script in log_disk log_start arena_prefault; do $(PY) -m bench.$$script $(BENCH_LOG_ARGS) || exit 1; done
+	@$(PY) -m bench.log_streams --streams 2000 --arena-bytes 16MiB $(BENCH_LOG_ARGS)
+	@$(PY) -m bench.log_catchup --bytes 4GiB --arena-bytes 512MiB --rounds 2 $(BENCH_LOG_ARGS)
+
+chaos-kill: setup ## Kill a broker under load, ROUNDS times, and check that nothing is lost. CHAOS_ARGS are passed on.
+	@$(PY) -m tests.chaos.kill --rounds $(ROUNDS) $(CHAOS_ARGS)
 
 constraints: ## Resolve the newest versions anew and write constraints.txt (then run make check).
 	@PYTHON="$(PYTHON)" sh scripts/constraints.sh

@@ -35,22 +35,22 @@ CHUNKS = 12
 START_US = 1_700_000_000_000_000
 
 
-def write(data_dir: Path, *, clean: bool = True, commit_chunks: int = 1) -> None:
+def write(data_dir: Path, *, clean: bool = True, commit_chunks: int = 1, ticked: bool = True) -> None:
     """Write the directory, which must not exist.
 
-    `clean`: as a broker leaves it that was stopped, else as the crash of a host does. `commit_chunks`: how many chunks
-    are committed at once.
+    `clean`: as a broker leaves it that was stopped, else as the crash of a host does, some time (`ticked`) or at once
+    after the last commit. `commit_chunks`: how many chunks are committed at once.
     """
     directory = DataDirectory(data_dir)
     try:
         directory.store(BROKER_ID, CLUSTER_ID)
         with tempfile.TemporaryDirectory(prefix="kera-sample-", dir="/dev/shm") as shm_dir:
-            _write_log(data_dir / "log", Path(shm_dir), clean=clean, commit_chunks=commit_chunks)
+            _write_log(data_dir / "log", Path(shm_dir), clean=clean, commit_chunks=commit_chunks, ticked=ticked)
     finally:
         directory.close()
 
 
-def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int) -> None:
+def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int, ticked: bool) -> None:
     root.mkdir()
     index = SegmentIndex.open(root / "index")
     store = SegmentStore(root, LocalDisk(root), index)
@@ -78,6 +78,9 @@ def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int) ->
         memory.close_all()
         perform(memory, store)
         index.commit([], dict(memory.meta, clean=True))
+    elif ticked:
+        memory.tick(0, idle_close_ms=1)
+        perform(memory, store)
     index.close(clean=clean)
     arena.close()
 

@@ -11,6 +11,11 @@ from kera.core.settings import KIB, MIB
 SHM = Path("/dev/shm")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Know the marker of pytest-xdist without it, too: these tests also run one after the other."""
+    config.addinivalue_line("markers", "xdist_group(name): run on one worker")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RunningCluster]:
     """Two brokers with small segments, shared by the tests of a module; they use streams of their own."""

@@ -222,7 +222,7 @@ def test_shared_memory_too_small(tmp_path: Path) -> None:
         assert not list(Path(shm_dir).iterdir()), "no part of an arena is left"
     line = refused(broker)
     assert f"{shm_dir} has " in line
-    assert "the arena needs 104857" in line, "in MiB"
+    assert "the arena needs 10485" in line, "in MiB"
     assert "smaller --arena-bytes" in line
 
 

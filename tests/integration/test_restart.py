@@ -1,7 +1,8 @@
 """Daemons that are killed and started again, with clients at work."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +10,17 @@ from kera.client import EARLIEST, Client, ConsumerSettings
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import DataLost, UnknownStream
 from kera.core.settings import KIB, MIB
-
-TIMEOUT_S = 60.0
+from tests.integration.support import (
+    BROKER,
+    TIMEOUT_S,
+    arena_of,
+    keeping_cluster,
+    load,
+    lose_host,
+    metric,
+    read,
+    until,
+)
 
 
 @pytest.fixture
@@ -20,10 +30,10 @@ def own_cluster() -> Iterator[RunningCluster]:
         yield running
 
 
-async def in_thread(function: object, *arguments: str) -> None:
+async def in_thread(function: Callable[..., None], *arguments: object, **settings: object) -> None:
     """Run one of the cluster's blocking methods."""
     async with asyncio.timeout(TIMEOUT_S):
-        await asyncio.to_thread(function, *arguments)  # type: ignore[arg-type]
+        await asyncio.to_thread(function, *arguments, **settings)
 
 
 def broker_name(cluster: RunningCluster) -> str:
@@ -31,34 +41,86 @@ def broker_name(cluster: RunningCluster) -> str:
     return next(name for name in cluster.ready if name.startswith("broker"))
 
 
-async def test_killed_broker_comes_back_and_the_producer_goes_on(own_cluster: RunningCluster) -> None:
-    """Level ``leader`` loses the memory of the broker; nothing wrong is served for it."""
-    async with await Client.connect(own_cluster.bootstrap) as client:
-        await client.admin.create_stream("s")
-        async with client.producer() as producer:
-            await producer.prepare("s")
-            for number in range(99):
-                await producer.send("s", b"before %d" % number)
-            before = await producer.send("s", b"before 99")
-            old = client.consumer("s", start={0: [before.position]}, shared_memory="never")
-            await in_thread(own_cluster.kill, broker_name(own_cluster))
-            pending = [producer.send("s", b"after %d" % number) for number in range(100)]
-            await in_thread(own_cluster.restart, broker_name(own_cluster))
+async def test_killed_broker_comes_back_with_all_it_had_and_clients_go_on(tmp_path: Path) -> None:
+    with keeping_cluster(tmp_path) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            await client.admin.create_stream("s")
+            async with client.producer() as producer, client.consumer("s", start="earliest") as consumer:
+                await producer.prepare("s")
+                for number in range(200):  # of two segments
+                    await producer.send("s", b"%d" % number)
+                records = aiter(consumer)
+                async with asyncio.timeout(TIMEOUT_S):
+                    seen = [await anext(records) for _ in range(100)]
+                    await in_thread(cluster.kill, BROKER)
+                    pending = [producer.send("s", b"%d" % number) for number in range(200, 300)]
+                    await in_thread(cluster.restart, BROKER)
+                    after = [await delivery for delivery in pending]
+                    seen += [await anext(records) for _ in range(200)]
+        assert [delivery.record for delivery in after] == list(range(200, 300)), "each once, and counted on"
+        assert [record.value for record in seen] == [b"%d" % number for number in range(300)]
+        assert (metric(cluster, "start_attached"), metric(cluster, "start_lost_memory")) == (1, 0)
+
+
+async def test_broker_whose_memory_is_lost_tells_readers_the_exact_gap(tmp_path: Path) -> None:
+    """Level ``leader`` means its memory; what had gone to disk is there, and nothing wrong is served for the rest."""
+    with keeping_cluster(tmp_path) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            await client.admin.create_stream("s")
+            async with client.producer() as producer:
+                await producer.prepare("s")
+                before = [await producer.send("s", b"before %d" % number) for number in range(100)]
+                first_segment = [each for each in before if each.position[:2] == (1, 1)]
+                await until(lambda: metric(cluster, "segments_flushed_total") == 1)
+                old = client.consumer("s", start={0: [before[-1].position]}, shared_memory="never")
+                await in_thread(lose_host, cluster)
+                pending = [producer.send("s", b"after %d" % number) for number in range(100)]
+                await in_thread(cluster.restart, BROKER)
+                async with asyncio.timeout(TIMEOUT_S):
+                    after = [await delivery for delivery in pending]
+
+            kept = len(first_segment)
+            assert 0 < kept < len(before)
+            assert [delivery.record for delivery in after] == list(range(kept, kept + 100)), "in order, each once"
+            assert after[0].position > before[-1].position, "positions never go back"
+            async with asyncio.timeout(TIMEOUT_S), client.consumer("s", start="earliest") as consumer:
+                records = aiter(consumer)
+                assert [(await anext(records)).value for _ in range(kept)] == [b"before %d" % n for n in range(kept)]
+            async with client.consumer("s", start={0: [after[0].position]}, end="latest") as consumer:
+                assert [record.value async for record in consumer] == [b"after %d" % n for n in range(100)]
+
+            # Who stands in the gap is told its extent, and never gets other records for those that are gone.
             async with asyncio.timeout(TIMEOUT_S):
-                after = [await delivery for delivery in pending]
+                with pytest.raises(DataLost) as caught:
+                    await anext(old.batches())
+            await old.close()
+            assert caught.value.attributes["lost_from"] == list(before[-1].position)
+            assert caught.value.attributes["available_from"] == list(after[0].position)
 
-        assert [delivery.record for delivery in after] == list(range(100)), "in order, each once, and counted anew"
-        assert after[0].position > before.position, "positions never go back"
-        async with client.consumer("s", start="earliest", end="latest") as consumer:
-            assert [record.value async for record in consumer] == [b"after %d" % number for number in range(100)]
 
-        # Who stands before the gap is told its exact extent, and never gets other records for those that are gone.
-        async with asyncio.timeout(TIMEOUT_S):
-            with pytest.raises(DataLost) as caught:
-                await anext(old.batches())
-        await old.close()
-        assert caught.value.attributes["lost_from"] == list(before.position)
-        assert caught.value.attributes["available_from"] == list(after[0].position)
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("settings", [{"arena_bytes": 8 * MIB}, {"segment_bytes": 128 * KIB}])
+async def test_broker_may_have_memory_of_another_size_afterwards(
+    tmp_path: Path, killed: bool, settings: dict[str, int]
+) -> None:
+    with keeping_cluster(tmp_path) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            await client.admin.create_stream("s", streamlets=2)
+            async with client.producer(chunk_bytes_max=8 * KIB) as producer:
+                await producer.prepare("s")
+                counts = []
+                for _ in range(2):
+                    async with load(producer) as running:
+                        await until(lambda running=running: len(running.deliveries) > 1000)  # type: ignore[misc]
+                    counts.append(len(running.deliveries))
+                    if killed:
+                        cluster.kill(BROKER)
+                    old = arena_of(cluster)
+                    await in_thread(cluster.restart, BROKER, **settings)
+                    assert old.exists() == (len(counts) == 2 and killed), "the old one goes, but for one that fits"
+            found = await read(client)
+        for streamlet in range(2):
+            assert found[streamlet] == [n for count in counts for n in range(streamlet, count, 2)]
 
 
 async def test_clients_go_on_without_the_coordinator_and_streams_survive_it(own_cluster: RunningCluster) -> None:

@@ -231,8 +231,8 @@ class World:
         for _ in range(10_000):
             self.plan()
             if not self.jobs:
-                if self.memory.disk_error is None:
-                    return self.memory.idle
+                if self.memory.disk_error is None and self.memory.idle:
+                    return True
                 if self.disk.full:
                     return False
                 self.tick(2000)

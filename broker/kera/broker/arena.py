@@ -69,7 +69,7 @@ class SlotContent(NamedTuple):
 class Slot:
     """Memory for one segment."""
 
-    __slots__ = ("_arena", "_u32", "_u64", "arena_offset", "index", "leases", "retired", "view")
+    __slots__ = ("_arena", "_u32", "_u64", "arena_offset", "index", "leases", "pins", "retired", "view")
 
     def __init__(self, arena: Arena, index: int, arena_offset: int, row: memoryview, view: memoryview) -> None:
         self._arena = arena
@@ -80,6 +80,8 @@ class Slot:
         self.view = view
         self.leases = 0
         """Readers that still look at the slot's bytes."""
+        self.pins = 0
+        """Jobs of ours that read or write the slot's bytes. Unlike leases they end with the process."""
         self.retired = False
         """No segment uses the slot any more; it is free as soon as there are no leases."""
 
@@ -129,6 +131,8 @@ class Slot:
     def lease(self) -> None:
         """Keep the slot's bytes as they are until `release`."""
         self.leases += 1
+        if self.leases == 1:
+            self._arena.leased_slots += 1
         self._u32[_LEASES] = self.leases
 
     def release(self) -> None:
@@ -137,22 +141,39 @@ class Slot:
         self.leases -= 1
         self._u32[_LEASES] = self.leases
         if not self.leases:
-            if self.retired:
-                self._arena.reuse(self)
-            elif self._arena.on_release is not None:
-                self._arena.on_release()
+            self._arena.leased_slots -= 1
+            self._let_go()
+
+    def pin(self) -> None:
+        """Keep the slot until `unpin`, for a job of ours."""
+        self.pins += 1
+
+    def unpin(self) -> None:
+        """End one pin."""
+        invariant(self.pins > 0, "a slot was unpinned twice", slot=self.index)
+        self.pins -= 1
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.leases or self.pins:
+            return
+        if self.retired:
+            self._arena.reuse(self)
+        elif self._arena.on_release is not None:
+            self._arena.on_release()
 
     def retire(self) -> None:
         """The segment is gone: free the slot, now or when the last lease ends."""
         invariant(not self.retired, "a slot was retired twice", slot=self.index)
         self.retired = True
         self._u32[_STATE] = _FREE
-        if not self.leases:
+        if not self.leases and not self.pins:
             self._arena.reuse(self)
 
     def take_over(self) -> bool:
         """After `Arena.attach`: count the leases of the last launch as one. Returns whether there were any."""
         self.leases = 1 if self._u32[_LEASES] else 0
+        self._arena.leased_slots += self.leases
         self._u32[_LEASES] = self.leases
         return bool(self.leases)
 
@@ -184,6 +205,8 @@ class Arena:
             for index, at in enumerate(range(slots_at, slots_at + slots * slot_bytes, slot_bytes))
         ]
         self._free: list[Slot] = []
+        self.leased_slots = 0
+        """With at least one lease."""
         self.inherited: list[Slot] = []
         """Slots that readers of the last launch may still look at; each has one lease, to be released in the end."""
 
@@ -295,15 +318,19 @@ class Arena:
     def allocate(self) -> Slot:
         """A free slot. Raises `ArenaFull`."""
         if not self._free:
-            raise ArenaFull(
-                f"all {len(self._slots)} segments of the broker's memory are in use;"
-                " it goes on when some are written to disk or let go by their readers",
-                slots=len(self._slots),
-                slot_bytes=self.slot_bytes,
-            )
+            raise self.full()
         slot = self._free.pop()
         slot.retired = False
         return slot
+
+    def full(self) -> ArenaFull:
+        """The error for want of a slot."""
+        return ArenaFull(
+            f"the {len(self._slots)} segments of the broker's memory are in use;"
+            " it goes on when some are written to disk or let go by their readers",
+            slots=len(self._slots),
+            slot_bytes=self.slot_bytes,
+        )
 
     def reuse(self, slot: Slot) -> None:
         """Called by the slot itself when nobody uses it any more."""

@@ -29,7 +29,7 @@ READ_BYTES_MAX = 16 << 20
 """Bound on one response, whatever the reader asks for."""
 READ_RANGES_MAX = 65536
 READ_WAIT_MS_MAX = 60_000
-LOAD_WAIT_MS_MAX = 10_000
+LOAD_WAIT_MS_MAX = 5_000
 """How long a reader waits for the disk, and for room in memory to load to."""
 _LEASES = "leases"
 _ENTRIES = "entries"
@@ -135,7 +135,9 @@ class Fetches:
     def _look(self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError]) -> _Look:
         request = call.message
         response = broker_pb2.MultiReadChunksResponse()
-        if request.by_reference:
+        # Readers that hold much of the memory are given copies, or they would stop the writers.
+        by_reference = request.by_reference and 2 * self._arena.leased_slots <= self._arena.slot_count
+        if by_reference:
             response.arena_path = str(self._arena.path)
         bulk: list[memoryview] = []
         missing: list[tuple[Entry, Key]] = []
@@ -161,7 +163,7 @@ class Fetches:
                 result.error.CopyFrom(error_to_message(error))
                 found = True
                 continue
-            length = self._give(call.peer, entry, plan, result, bulk, by_reference=request.by_reference)
+            length = self._give(call.peer, entry, plan, result, bulk, by_reference=by_reference)
             budget -= length
             found = found or length > 0
             self._counters.bytes_read += length

@@ -57,6 +57,8 @@ LOADS_IN_FLIGHT_MAX = 2
 READ_AHEAD_SEGMENTS = 2
 LOADED_SHARE_MAX = 4
 """At most one slot in so many is for segments that were loaded and not yet read."""
+SLOTS_TO_KEEP_ONE = 4
+"""An arena of so many slots keeps one of them for loads."""
 WANTED_MS = 5_000
 """How long a loaded segment waits for its reader before it can be evicted like any other."""
 RETRY_MS = 1_000
@@ -201,6 +203,8 @@ class PersistenceManager:
         self._loading = 0
         self._room_wanted = False
         self._error: OSError | None = None
+        self._kept_for_loads = 1 if arena.slot_count >= SLOTS_TO_KEEP_ONE else 0
+        """Free slots that writers do not get, so that readers of what is on disk go on whatever writers do."""
         self._retry_ms = self._retry_removal_ms = 0
         arena.on_release = self._released
 
@@ -213,11 +217,13 @@ class PersistenceManager:
 
     def allocate(self) -> Slot:
         """A slot, free or freed. Raises `ArenaFull` or `DiskFull`; then `on_room` is called when it is worth trying."""
-        if not self._arena.free_slots and not self._evict():
-            self._room_wanted = True
-            self.on_work()
-            if self._error is not None:
-                raise self._disk_error()
+        while self._arena.free_slots <= self._kept_for_loads:
+            if not self._evict():
+                self._room_wanted = True
+                self.on_work()
+                if self._error is not None:
+                    raise self._disk_error()
+                raise self._arena.full()
         return self._arena.allocate()
 
     def check_disk(self) -> None:
@@ -381,7 +387,7 @@ class PersistenceManager:
             for segment in self._closed
             if segment.entry not in self._locked and segment.entry not in self._dirty
         ]
-        if self._closed and len(ready) > 1 and not self._arena.free_slots:
+        if len(ready) > 1 and self._arena.free_slots <= self._kept_for_loads:
             ready.sort(key=lambda segment: segment.entry.distance(segment.key) is not None)  # stable: then the oldest
         for segment in ready:
             if count >= FLUSH_SEGMENTS_MAX:
@@ -420,7 +426,7 @@ class PersistenceManager:
         end = segment.head
         begin, ceiling = block_floor(segment.stored), block_ceiling(end)
         segment.slot.view[end:ceiling] = bytes(ceiling - end)  # nothing of an earlier segment goes along
-        segment.slot.lease()
+        segment.slot.pin()
         segment.busy = True
         self._closed.pop(segment, None)
         return Part(
@@ -470,7 +476,7 @@ class PersistenceManager:
         segment = Segment.stub(entry, entry.address(key), slot, record)
         entry.resident[key] = segment
         segment.on_loaded = self._load_waiters.pop((entry, key), [])
-        slot.lease()
+        slot.pin()
         self._loading += 1
         if has_waiter:
             self._read_ahead(entry, key)
@@ -622,7 +628,7 @@ class PersistenceManager:
                 self._part_written(part)
             elif segment.closed and not segment.dropped:
                 self._closed[segment] = None
-            segment.slot.release()
+            segment.slot.unpin()
             if segment.dropped:
                 self._drop_written(segment)
         if job.error is None:
@@ -726,7 +732,7 @@ class PersistenceManager:
         self._loading -= 1
         segment.loading = False
         waiters, segment.on_loaded = segment.on_loaded, []
-        segment.slot.release()
+        segment.slot.unpin()
         error: KeraError | None = None
         if segment.dropped or job.error is not None:
             if segment.entry.resident.get(segment.key) is segment:

@@ -35,7 +35,7 @@ from kera.broker.segment_index import (
 )
 from kera.broker.segment_scan import SegmentAddress, SegmentScan, scan_segment
 from kera.broker.segment_store import SegmentStore, record_of, report_damage
-from kera.core.chunk import ChunkHeader
+from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader
 from kera.core.errors import StartError
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.telemetry import get_logger
@@ -292,9 +292,8 @@ class Restart:
         unsure = self.found.lost_memory or self._fresh
         if unsure or (not known and not result.segments):
             result.next_group_id = max(result.next_group_id, first_group_id)
-        if self.found.lost_memory:
-            for entry in result.entries:
-                self._close_gap(entry, result, persisted=persisted)
+        for entry in result.entries:
+            self._settle_gaps(entry, result, persisted=persisted)
         if unsure and result.next_group_id > 1:
             for entry in result.entries:
                 if entry.start == EARLIEST:
@@ -302,13 +301,16 @@ class Restart:
                     result.moved.append(entry)
         return result
 
-    def _close_gap(self, entry: Entry, result: RestoredStreamlet, *, persisted: bool) -> None:
-        """Let what was lost end where the new launch begins."""
-        if entry.gaps:
-            start = entry.gaps[-1].start
-            if persisted:
-                start = start._replace(offset=start.offset + 1)
-            entry.gaps[-1] = Gap(start, Position(result.next_group_id, 1, 0))
+    def _settle_gaps(self, entry: Entry, result: RestoredStreamlet, *, persisted: bool) -> None:
+        """Let what was lost end where the new launch begins, and begin behind what readers of the stream could see."""
+        gaps = list(entry.gaps)
+        if self.found.lost_memory and gaps:
+            gaps[-1] = Gap(gaps[-1].start, Position(result.next_group_id, 1, 0))
+        if persisted:
+            # The end of the last chunk, which is at a multiple of the alignment, becomes a place to go on from.
+            gaps = [Gap(_behind(gap.start), gap.end) for gap in gaps]
+        if gaps != entry.gaps:
+            entry.gaps = gaps
             result.moved.append(entry)
 
     def _restore_tail(self, entry: Entry, producers: dict[int, ProducerRecord]) -> list[Segment]:
@@ -372,6 +374,10 @@ def entry_with(entry: EntryRecord, address: SegmentAddress, record: SegmentRecor
         last_group_id=address.group_id,
         last_segment_id=address.segment_id,
     )
+
+
+def _behind(position: Position) -> Position:
+    return position if position.offset % ALIGNMENT_BYTES else position._replace(offset=position.offset + 1)
 
 
 def _goes_on(entry: EntryRecord, address: SegmentAddress, scan: SegmentScan) -> bool:

@@ -18,8 +18,8 @@ One thread writes (`commit`, durable when it returns), any thread reads.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -42,6 +42,9 @@ log = get_logger("kera.index")
 FORMAT = 1
 MAP_BYTES = 64 << 30
 """Of address space, not of memory: the index of half a billion segments."""
+LOCK_BYTES = 16 << 10
+"""More than LMDB's lock file takes with `READERS_MAX` readers."""
+READERS_MAX = 64
 CHECK_TIMEOUT_S = 300.0
 GAPS_MAX = 64
 """Of an entry: each is one loss of the host's memory."""
@@ -212,9 +215,10 @@ class SegmentIndex:
     def open(cls, path: Path, *, durable: bool = True) -> SegmentIndex:
         """Open the index in `path`, or make it. Raises `StartError`."""
         path.mkdir(parents=True, exist_ok=True)
+        _reserve(path / "lock.mdb")
         try:
             environment = lmdb.open(
-                str(path), map_size=MAP_BYTES, mode=0o600, sync=durable, metasync=durable, max_readers=64
+                str(path), map_size=MAP_BYTES, mode=0o600, sync=durable, metasync=durable, max_readers=READERS_MAX
             )
         except lmdb.Error as error:
             raise StartError(f"cannot open the index in {path}: {error}; remove it, it is made anew") from error
@@ -413,6 +417,15 @@ def file_checksum(path: Path) -> str:
     return f"{checksum:08x}"
 
 
+def _reserve(path: Path) -> None:
+    """Make LMDB's lock file: LMDB maps it without room for it, and on a full disk the first access would kill us."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, LOCK_BYTES)
+    finally:
+        os.close(fd)
+
+
 def _copy_intact(path: Path) -> bool:
     """Replace the index by a copy of its intact records; returns whether that was all of it."""
     copy = path.with_name(path.name + ".copy")
@@ -427,22 +440,27 @@ def _copy_intact(path: Path) -> bool:
     if report is None:
         log.error("index is damaged; it is made anew from the segments", path=str(path), reason=reason)
         shutil.rmtree(copy, ignore_errors=True)
-        for name in ("data.mdb", "lock.mdb"):
-            with contextlib.suppress(FileNotFoundError):
-                (path / name).unlink()
+        (path / "data.mdb").unlink()
         return False
+    whole = not (report["damaged"] or report["missing"])
+    if not report["written"]:
+        shutil.rmtree(copy, ignore_errors=True)
+        if whole:
+            return True
+        raise StartError(
+            f"the index in {path} is damaged, and there is no room for a copy without the damage; make room",
+            path=str(path),
+        )
     (copy / "data.mdb").replace(path / "data.mdb")
     shutil.rmtree(copy, ignore_errors=True)
-    (path / "lock.mdb").unlink(missing_ok=True)
-    if report["damaged"] or report["missing"]:
+    if not whole:
         log.error(
             "index has damaged records; they are made anew from the segments",
             path=str(path / "data.mdb"),
             damaged=report["damaged"],
             missing=report["missing"],
         )
-        return False
-    return True
+    return whole
 
 
 def failed(error: OSError, what: str) -> DiskFailed:

@@ -103,7 +103,10 @@ def scan_segment(
             if length is not None:
                 bad.append(Hole(at, limit, reason))
             else:
-                result.torn_bytes = _used_bytes(view[at:limit])
+                known = min(durable, limit) if finished else 0
+                if at < known:
+                    bad.append(Hole(at, known, reason))
+                result.torn_bytes = _used_bytes(view[max(at, known) : limit])
             break
         bad.append(Hole(at, following, reason))
         at = following

@@ -127,8 +127,9 @@ class SegmentStore:
     ) -> SegmentScan:
         """Look at all chunks of a file, see `scan_segment`. Raises ``OSError``."""
         path = self.path(physical_id)
-        buffer = memoryview(mmap.mmap(-1, max(BLOCK_BYTES, block_ceiling(self.disk.length(path)))))
-        size = self.disk.read(path, 0, buffer)
+        expected = block_ceiling(durable)  # a file that was cut short misses what was there, and not what never was
+        buffer = memoryview(mmap.mmap(-1, max(BLOCK_BYTES, expected, block_ceiling(self.disk.length(path)))))
+        size = max(expected, self.disk.read(path, 0, buffer))
         view = buffer if length is not None else buffer[:size]
         return scan_segment(view, address=address, length=length, durable=durable, finished=finished)
 

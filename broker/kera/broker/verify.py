@@ -288,7 +288,10 @@ class _Log:
         if not record.open and crc32c(view) == record.crc32c:
             self._count(record.chunk_count, record.record_count, record.length)
             return
-        scan = scan_segment(view, address=address, length=None if record.open else record.length)
+        if record.open:
+            scan = scan_segment(view, address=address, durable=record.length)
+        else:
+            scan = scan_segment(view, address=address, length=record.length)
         if record.open and scan.headers:
             seen.end_record = scan.headers[-1].first_record + scan.headers[-1].record_count
         yield from self._report(path, view, scan)

@@ -141,7 +141,7 @@ class Fetcher:
         at = 0
         fetched = []
         for item, result in zip(wanted, reply.message.results, strict=True):
-            if self.by_reference:
+            if result.references:
                 buffers = [self._refer(reply.message.arena_path, reference) for reference in result.references]
             else:
                 buffers = [bulk.slice(at, result.length_bytes)] if result.length_bytes else []

@@ -173,7 +173,9 @@ class MultiReadChunksRequest(_message.Message):
     application_id: _builtins.str
     """Unique name of the application (thesis table 6.1), for the broker's records of readers."""
     by_reference: _builtins.bool
-    """Return places in the broker's arena instead of bytes; only over a unix socket of the same node."""
+    """Return places in the broker's arena instead of bytes, as long as the readers do not hold too much of it; only over a
+    unix socket of the same node.
+    """
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadRange]: ...
     @_builtins.property

@@ -221,7 +221,6 @@ async def test_idle_segments_go_to_disk(settings: BrokerSettings, monkeypatch: p
         assert await read_all(engine) == [0]
 
 
-@pytest.mark.xfail(reason="PersistenceManager.now_ms is 0 until the first tick: all that is older is idle", strict=True)
 @pytest.mark.parametrize("killed", [False, True])
 async def test_what_was_written_to_before_the_first_tick_is_not_idle(settings: BrokerSettings, killed: bool) -> None:
     if killed:

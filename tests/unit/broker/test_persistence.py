@@ -686,10 +686,6 @@ def test_closed_segments_that_never_were_on_disk_go_without_getting_there(log: L
     assert log.read_all() == [8]
 
 
-ABANDONED = pytest.mark.xfail(reason="files in Segment.abandoned are forgotten with their segment", strict=True)
-
-
-@ABANDONED
 def test_files_that_failed_go_with_their_segments(log: Log) -> None:
     log.append_many(2 * SEGMENT + 1)
     log.engine.disk.write_error = errno.ENOSPC
@@ -825,12 +821,7 @@ def test_a_stream_that_is_dropped_while_it_is_loaded_leaves_nothing_and_tells_wh
     assert [len(outcome.calls) for outcome in outcomes] == [1, 1]
 
 
-REVIVED = pytest.mark.xfail(
-    reason="the keys of a stream are looked up before what is queued for it is done", strict=True
-)
-
-
-@pytest.mark.parametrize("begun", [pytest.param(False, marks=REVIVED), True])
+@pytest.mark.parametrize("begun", [False, True])
 def test_a_stream_that_is_dropped_while_its_start_moves_leaves_nothing(log: Log, begun: bool) -> None:
     log.append_many(2 * SEGMENT + 1)
     log.engine.run()
@@ -843,7 +834,6 @@ def test_a_stream_that_is_dropped_while_its_start_moves_leaves_nothing(log: Log,
     assert (len(removal.calls), dropping.calls) == (1, [None])
 
 
-@REVIVED
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_stream_that_is_dropped_while_a_cursor_is_committed_leaves_nothing(log: Log, begun: bool) -> None:
     log.append_many(SEGMENT + 1)
@@ -858,7 +848,6 @@ def test_a_stream_that_is_dropped_while_a_cursor_is_committed_leaves_nothing(log
     assert len(committed.calls) == 1
 
 
-@ABANDONED
 def test_files_that_failed_go_with_their_stream(log: Log) -> None:
     log.append_many(SEGMENT + 1)
     log.engine.disk.write_error = errno.ENOSPC
@@ -888,7 +877,6 @@ def test_a_committed_cursor_is_remembered_when_it_is_told(log: Log) -> None:
     assert log.entry.committed == {"a": Position(1, 1, 0)}
 
 
-@pytest.mark.xfail(reason="a cursor counts for retention before it is durable, and also if it never is", strict=True)
 def test_a_cursor_that_could_not_be_committed_lets_retention_take_nothing(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from kera.broker.arena import Arena
-from kera.broker.reading import lag_records
+from kera.broker.reading import ReadPlan, lag_records, plan_read
 from kera.broker.restart import LOST_GROUPS_MAX, Found, Restart
 from kera.broker.segment_index import EntryRecord, SegmentIndex, delete_segment, put_entry, put_removal
 from kera.broker.segment_store import SegmentStore
+from kera.broker.streamlet import Streamlet
+from kera.core.chunk import verify_header
 from kera.core.errors import DataLost, InvalidCursor, StartError
-from kera.core.ids import Position
+from kera.core.ids import EARLIEST, Position
 from kera.v1 import common_pb2
 from tests.unit.broker.support import (
     ADDRESS,
@@ -26,6 +28,8 @@ from tests.unit.broker.support import (
     FailingDisk,
     Log,
     Outcome,
+    chunk,
+    headers,
     stream_info,
 )
 
@@ -43,8 +47,9 @@ class Launches:
         self.found: Found
         self.running = False
 
-    def start(self, *, index_whole: bool = True, slot_bytes: int = SLOT_BYTES) -> Engine:
+    def start(self, *, index_whole: bool = True, was_closed: bool = False, slot_bytes: int = SLOT_BYTES) -> Engine:
         index = SegmentIndex.open(self.root / "index", durable=False)
+        index.was_closed = was_closed
         arena = Arena.attach(self.shm_dir, self.root)
         restart = Restart(arena, index, SegmentStore(self.root, FailingDisk(self.root), index))
         try:
@@ -110,6 +115,22 @@ def commit(log: Log) -> None:
 def publish(log: Log) -> None:
     for segment in log.entry.tail:
         segment.advance_durable_head(segment.head)
+
+
+def read_all(log: Log) -> tuple[list[int], list[Position]]:
+    """Sequences of all chunks, and where a reader of them all is told of a loss, and goes on behind it."""
+    sequences: list[int] = []
+    losses: list[Position] = []
+    position, following = Position(-1, 0, 0), EARLIEST
+    while following != position:
+        position = following
+        try:
+            found, following = log.read(position)
+            sequences += found
+        except DataLost:
+            losses.append(position)
+            following = lost(log, position)
+    return sequences, losses
 
 
 def lost(log: Log, position: Position) -> Position:
@@ -324,13 +345,47 @@ def test_a_lost_host_loses_what_was_not_on_disk_and_the_gap_is_known(launches: L
 
     assert launches.found.lost_memory
     end = Position(1, 1, SLOT_BYTES)
-    assert log.read_all() == list(range(SEGMENT))
-    assert log.read(end) == ([], end), "who was there has lost nothing that he knew of"
+    assert read_all(log) == (list(range(SEGMENT)), [end])
     following = lost(log, Position(1, 2, 2 * CHUNK_BYTES))
+    assert lost(log, end) == following, "who was there has missed what he never saw"
     assert log.append(sequence=SEGMENT).group_id > LOST_GROUPS_MAX
     assert log.read(following)[0] == [SEGMENT]
-    assert lost(log, Position(1, 2, 0)) == (*log.entry.tail[0].key, 0)
-    assert log.read(end)[0] == [SEGMENT]
+    assert lost(log, Position(1, 2, 0)) == lost(log, end) == (*log.entry.tail[0].key, 0)
+    assert read_all(log) == (list(range(SEGMENT + 1)), [end])
+
+
+@pytest.mark.parametrize(
+    "written_down",
+    [
+        False,
+        True,
+    ],
+)
+def test_who_sees_only_what_is_on_disk_and_was_at_the_end_has_missed_nothing(
+    launches: Launches, written_down: bool
+) -> None:
+    def streamlet_of(engine: Engine) -> Streamlet:
+        engine.streams.open(stream_info(durability=common_pb2.DURABILITY_PERSISTED), BROKER_ID)
+        return engine.streams.get(STREAM_ID).streamlet(0)
+
+    log = launches.begin()
+    log.append()
+    commit(log)
+    end = log.entry.end
+    launches.lose_host()
+    streamlet = streamlet_of(launches.start())
+    assert plan_read(streamlet, 0, end, None, 1) == ReadPlan([], end)
+    if written_down:
+        launches.engine.run()
+    launches.kill()
+    streamlet = streamlet_of(launches.start())
+
+    assert plan_read(streamlet, 0, end, None, 1) == ReadPlan([], end)
+    with pytest.raises(DataLost):
+        plan_read(streamlet, 0, end._replace(offset=2 * CHUNK_BYTES), None, 1)
+    data = chunk(sequence=1)
+    streamlet.publish(streamlet.append(memoryview(data), verify_header(data)))
+    assert [header.sequence for header in headers(plan_read(streamlet, 0, end, None, 1))] == [1]
 
 
 def test_what_was_committed_of_an_open_segment_is_there_after_the_loss_of_the_host(launches: Launches) -> None:
@@ -342,8 +397,8 @@ def test_what_was_committed_of_an_open_segment_is_there_after_the_loss_of_the_ho
     log = launches.begin()
 
     assert (launches.found.open_files, launches.found.torn_tails) == (1, 0)
-    assert log.read_all() == [0, 1]
     assert log.entry.end == Position(1, 1, 2 * CHUNK_BYTES)
+    assert read_all(log) == ([0, 1], [log.entry.end])
     assert log.append(sequence=2)[4] == 20
     assert log.append(sequence=1).duplicate
 
@@ -363,7 +418,7 @@ def test_a_torn_tail_of_a_file_is_cut_at_the_end_of_a_chunk(launches: Launches, 
 
     assert (launches.found.torn_tails, launches.found.chunks_damaged) == (1, 0)
     assert 0 < launches.found.torn_bytes <= written
-    assert log.read_all() == [0]
+    assert read_all(log) == ([0], [Position(1, 1, CHUNK_BYTES)])
     record = launches.engine.index.segment(ADDRESS)
     assert record is not None
     assert (record.length, record.open) == (CHUNK_BYTES, False)
@@ -383,6 +438,30 @@ def test_damage_before_what_was_committed_is_a_hole_and_no_torn_tail(launches: L
     assert (launches.found.chunks_damaged, launches.found.torn_tails) == (1, 0)
     assert lost(log, Position(1, 1, 0)) == Position(1, 1, CHUNK_BYTES)
     assert log.read(Position(1, 1, CHUNK_BYTES))[0] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        0,
+        1,
+    ],
+)
+def test_damage_in_what_a_tick_has_noted_is_a_hole_also_if_nothing_follows(launches: Launches, number: int) -> None:
+    log = launches.begin()
+    log.append_many(2, publish=False)
+    commit(log)
+    launches.engine.memory.tick(0, idle_close_ms=1)
+    launches.engine.run()
+    with launches.engine.store.path(1).open("r+b") as file:
+        file.seek(number * CHUNK_BYTES + 300)
+        file.write(b"\xff")
+    launches.lose_host()
+    log = launches.begin()
+
+    assert (launches.found.chunks_damaged, launches.found.torn_tails) == (1, 0)
+    assert lost(log, Position(1, 1, number * CHUNK_BYTES)) == Position(1, 1, (number + 1) * CHUNK_BYTES)
+    assert log.entry.end == Position(1, 1, 2 * CHUNK_BYTES)
 
 
 def test_an_open_file_in_which_nothing_is_whole_is_removed(launches: Launches) -> None:
@@ -423,10 +502,10 @@ def test_each_loss_is_a_gap_of_its_own(launches: Launches) -> None:
         launches.lose_host()
     log = launches.begin()
 
-    assert log.read_all() == [0, 1, 2]
-    for number, (end, following) in enumerate(pairwise(ends)):
+    assert read_all(log) == ([0, 1, 2], ends)
+    for end, following in pairwise(ends):
+        assert lost(log, end) == following._replace(offset=0)
         assert lost(log, end._replace(offset=end.offset + CHUNK_BYTES)) == following._replace(offset=0)
-        assert log.read(end, bytes_max=1)[0] == [number + 1]
 
 
 def test_a_gap_is_still_known_after_a_clean_end(launches: Launches) -> None:
@@ -439,7 +518,7 @@ def test_a_gap_is_still_known_after_a_clean_end(launches: Launches) -> None:
     launches.stop()
     log = launches.begin()
 
-    assert log.read_all() == list(range(SEGMENT + 1))
+    assert read_all(log) == (list(range(SEGMENT + 1)), [Position(1, 1, SLOT_BYTES)])
     assert lost(log, Position(1, 2, CHUNK_BYTES)) == Position(1 + LOST_GROUPS_MAX, 1, 0)
 
 
@@ -489,7 +568,7 @@ def test_a_segment_that_was_written_and_is_not_in_the_index_yet_is_taken_into_it
     launches.lose_host()
     log = launches.begin()
 
-    assert log.read_all() == list(range(SEGMENT))
+    assert read_all(log) == (list(range(SEGMENT)), [Position(1, 1, SLOT_BYTES)])
     assert log.append(sequence=3).duplicate
 
 
@@ -505,7 +584,7 @@ def test_a_file_that_does_not_go_on_where_the_log_ends_is_removed(launches: Laun
     log = launches.begin()
 
     assert list(launches.engine.store.physical_ids()) == [1, 2, 3]
-    assert log.read_all() == list(range(3 * SEGMENT))
+    assert read_all(log) == (list(range(3 * SEGMENT)), [Position(2, 1, SLOT_BYTES)])
 
 
 def test_new_files_never_get_the_number_of_one_that_is_there(launches: Launches) -> None:
@@ -531,7 +610,7 @@ def test_an_index_that_is_gone_is_made_anew_from_the_files(launches: Launches) -
     log = launches.begin()
 
     assert launches.found.repaired
-    assert log.read_all() == list(range(5 * SEGMENT))
+    assert read_all(log) == (list(range(5 * SEGMENT)), [Position(3, 1, SLOT_BYTES)]), "it knew of the clean end"
     assert lag_records(log.entry, log.entry.start) == 50 * SEGMENT
     assert log.append(sequence=0).duplicate
     assert log.append().first_record == 50 * SEGMENT
@@ -551,7 +630,8 @@ def test_an_index_that_is_gone_with_the_process_loses_nothing(launches: Launches
     assert log.read_all() == list(range(3 * SEGMENT + 2))
 
 
-def test_a_damaged_index_gets_back_what_was_lost_of_it(launches: Launches) -> None:
+@pytest.mark.parametrize("was_closed", [False, True])
+def test_a_damaged_index_gets_back_what_was_lost_of_it(launches: Launches, was_closed: bool) -> None:
     log = launches.begin()
     log.append_many(4 * SEGMENT)
     launches.stop()
@@ -565,10 +645,11 @@ def test_a_damaged_index_gets_back_what_was_lost_of_it(launches: Launches) -> No
         ]
     )
     index.close()
-    launches.start(index_whole=False)
+    launches.start(index_whole=False, was_closed=was_closed)
     log = launches.log()
 
-    assert log.read_all() == list(range(4 * SEGMENT))
+    assert launches.found.lost_memory != was_closed
+    assert read_all(log) == (list(range(4 * SEGMENT)), [] if was_closed else [Position(2, 2, SLOT_BYTES)])
     assert launches.engine.index.entry(log.entry.log_id)._replace(gaps=()) == entry  # type: ignore[union-attr]
 
 
@@ -584,7 +665,7 @@ def test_a_repair_does_not_bring_back_what_was_removed(launches: Launches) -> No
     launches.start(index_whole=False)
     log = launches.log()
 
-    assert log.read_all() == list(range(SEGMENT, 3 * SEGMENT))
+    assert read_all(log) == (list(range(SEGMENT, 3 * SEGMENT)), [Position(2, 1, SLOT_BYTES)])
     assert list(launches.engine.store.physical_ids()) == [2, 3]
 
 

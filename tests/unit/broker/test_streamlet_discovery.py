@@ -95,7 +95,6 @@ def test_a_group_that_was_removed_is_lost(streamlet: Streamlet, engine: Engine) 
     assert raised.value.attributes["available_from"] == [11, 1, 0]
 
 
-@pytest.mark.xfail(reason="a group behind the first of any entry is taken for one that never was", strict=True)
 def test_a_group_that_was_removed_is_lost_also_if_older_ones_of_another_entry_are_there(
     streamlet: Streamlet, engine: Engine
 ) -> None:

@@ -54,7 +54,9 @@ GET_STREAM_ID = Method(COORDINATOR, "GetStreamId", 102, coordinator.GetStreamIdR
 DESCRIBE_STREAM = Method(
     COORDINATOR, "DescribeStream", 103, coordinator.DescribeStreamRequest, coordinator.DescribeStreamResponse
 )
-LIST_STREAMS = Method(COORDINATOR, "ListStreams", 104, coordinator.ListStreamsRequest, coordinator.ListStreamsResponse)
+LIST_STREAMS = Method(
+    COORDINATOR, "ListStreams", 104, coordinator.ListStreamsRequest, coordinator.ListStreamsResponse, large=True
+)
 DELETE_STREAM = Method(
     COORDINATOR, "DeleteStream", 105, coordinator.DeleteStreamRequest, coordinator.DeleteStreamResponse
 )
@@ -69,7 +71,12 @@ INIT_PRODUCER = Method(
     COORDINATOR, "InitProducer", 107, coordinator.InitProducerRequest, coordinator.InitProducerResponse
 )
 REGISTER_BROKER = Method(
-    COORDINATOR, "RegisterBroker", 108, coordinator.RegisterBrokerRequest, coordinator.RegisterBrokerResponse
+    COORDINATOR,
+    "RegisterBroker",
+    108,
+    coordinator.RegisterBrokerRequest,
+    coordinator.RegisterBrokerResponse,
+    large=True,
 )
 HEARTBEAT = Method(COORDINATOR, "Heartbeat", 109, coordinator.HeartbeatRequest, coordinator.HeartbeatResponse)
 ALTER_STREAM = Method(COORDINATOR, "AlterStream", 110, coordinator.AlterStreamRequest, coordinator.AlterStreamResponse)

@@ -28,12 +28,13 @@ invariant(
 
 def check_size(method: Method[Any, Any], head_bytes: int, bulk_bytes: int, bulk_bytes_max: int) -> None:
     """Refuse to send what the other end would refuse to receive: raises `RecordTooLarge`."""
-    if head_bytes > HEAD_BYTES_MAX or bulk_bytes > bulk_bytes_max:
+    head_bytes_max = bulk_bytes_max if method.large else HEAD_BYTES_MAX
+    if head_bytes > head_bytes_max or bulk_bytes > bulk_bytes_max:
         raise RecordTooLarge(
             f"{method.name}: message of {head_bytes} + {bulk_bytes} bytes is over the limits of"
-            f" {HEAD_BYTES_MAX} + {bulk_bytes_max}",
+            f" {head_bytes_max} + {bulk_bytes_max}",
             message_bytes=head_bytes + bulk_bytes,
-            limit=HEAD_BYTES_MAX if head_bytes > HEAD_BYTES_MAX else bulk_bytes_max,
+            limit=head_bytes_max if head_bytes > head_bytes_max else bulk_bytes_max,
         )
     if bulk_bytes and not method.bulk:
         raise InternalError(f"{method.name} has no bulk field", bulk_bytes=bulk_bytes)

@@ -39,6 +39,8 @@ class Method(Generic[RequestT, ResponseT]):
     response: type[ResponseT]
     bulk: bool = False
     """Requests or responses have a last field ``chunks`` of type bytes, which travels beside the message."""
+    large: bool = False
+    """Tells of all streams there are: without bulk, the message may be as large as one with bulk. Over gRPC only."""
 
     @property
     def path(self) -> str:

@@ -1,0 +1,192 @@
+"""What the scripts of this folder share: figures, the machine, and a broker to look at from outside."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ByteSize, TypeAdapter
+
+from kera.cli.bench._cpu import cpu_model
+from kera.client.local_cluster import LocalCluster
+
+BROKER = "broker-1"
+TIMEOUT_S = 600.0
+_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+
+
+def size(text: str) -> int:
+    """A size on the command line: ``8MiB``."""
+    return int(_SIZE.validate_python(text))
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """With what all scripts have."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--dir", type=Path, default=None, help="where data goes; absent: a temporary directory")
+    return made
+
+
+@contextlib.contextmanager
+def directory(arguments: argparse.Namespace) -> Iterator[Path]:
+    """A new directory in ``--dir``, which is removed at the end."""
+    path = Path(tempfile.mkdtemp(prefix="kera-bench-", dir=arguments.dir))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def say(text: str) -> None:
+    """Tell what is going on."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# -- figures ---------------------------------------------------------------------------------------------------
+
+
+class Figures:
+    """Samples by name; printed as median (least-most) in a table, and whole as a line of JSON."""
+
+    def __init__(self, bench: str, arguments: argparse.Namespace, where: Path) -> None:
+        self._head: dict[str, Any] = {"bench": bench, "machine": machine(where), "arguments": _plain(vars(arguments))}
+        self._samples: dict[str, tuple[str, list[float]]] = {}
+        self.notes: dict[str, str] = {}
+
+    def add(self, name: str, value: float, unit: str) -> None:
+        """One sample."""
+        self._samples.setdefault(name, (unit, []))[1].append(value)
+
+    def median(self, name: str) -> float:
+        """The middle of the samples so far."""
+        return statistics.median(self._samples[name][1])
+
+    def print(self) -> None:
+        """To standard output."""
+        print(f"## {self._head['bench']}\n\n{describe(self._head['machine'])}\n")
+        print("| what | median | min-max | unit | samples |\n|---|---|---|---|---|")
+        for name, (unit, values) in self._samples.items():
+            spread = f"{_short(min(values))}-{_short(max(values))}"
+            print(f"| {name} | {_short(statistics.median(values))} | {spread} | {unit} | {len(values)} |")
+        for name, note in self.notes.items():
+            print(f"\n{name}: {note}")
+        samples = {name: {"unit": unit, "values": values} for name, (unit, values) in self._samples.items()}
+        print("\n" + json.dumps({**self._head, "samples": samples, "notes": self.notes}), flush=True)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def machine(where: Path) -> dict[str, Any]:
+    """What the figures are of."""
+    return {
+        "cores": os.cpu_count(),
+        "cpu": cpu_model(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "file_system": _file_system(where),
+        "load": os.getloadavg()[0],
+    }
+
+
+def describe(found: dict[str, Any]) -> str:
+    """`machine` in a line."""
+    return (
+        f"{found['cores']} cores ({found['cpu']}), {found['memory_bytes'] / 2**30:.0f} GiB, {found['file_system']},"
+        f" Linux {found['kernel']}, Python {found['python']}; load before: {found['load']:.1f}"
+    )
+
+
+def _file_system(path: Path) -> str:
+    best = ("", "unknown")
+    for line in Path("/proc/mounts").read_text().splitlines():
+        device, mount, kind = line.split()[:3]
+        if path.resolve().is_relative_to(mount) and len(mount) >= len(best[0]):
+            best = (mount, f"{kind} on {device}")
+    return best[1]
+
+
+# -- a broker --------------------------------------------------------------------------------------------------
+
+
+class Broker:
+    """A cluster of one broker that keeps what it has."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+
+    @property
+    def pid(self) -> int:
+        """Of the broker's process."""
+        return self.cluster.processes[BROKER]
+
+    @property
+    def arena(self) -> Path:
+        """The broker's memory."""
+        return Path(self.cluster.ready[BROKER]["arena_path"])
+
+    async def metrics(self) -> dict[str, float]:
+        """By name, without the common prefix."""
+        url = f"http://{self.cluster.ready[BROKER]['metrics_address']}/metrics"
+        lines = (await asyncio.to_thread(_get, url)).splitlines()
+        pairs = (line.removeprefix("kera_broker_").split() for line in lines if line.startswith("kera_broker_"))
+        return {name: float(value) for name, value in pairs}
+
+    async def until(self, condition: Callable[[dict[str, float]], bool]) -> None:
+        """Wait until the metrics satisfy `condition`."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition(await self.metrics()):
+                await asyncio.sleep(0.01)
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes of the process: its own (anon), the arena (shmem), files such as the index (file)."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        rows = dict(line.split(":", 1) for line in status.splitlines() if line.startswith("Rss"))
+        return {name.removeprefix("Rss").lower(): int(value.split()[0]) << 10 for name, value in rows.items()}
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:  # noqa: S310 - our own broker
+        return str(response.read().decode())
+
+
+@contextlib.asynccontextmanager
+async def broker(data_dir: Path, *, arena_bytes: int, segment_bytes: int, **settings: object) -> AsyncIterator[Broker]:
+    """A running one."""
+    cluster = LocalCluster(
+        data_dir=data_dir,
+        arena_bytes=arena_bytes,
+        segment_bytes=segment_bytes,
+        broker_settings={"metrics_port": 0, **settings},
+    )
+    async with cluster:
+        made = Broker(cluster)
+        try:
+            yield made
+        finally:
+            last = made.arena
+    last.unlink(missing_ok=True)  # of a broker that did not stop in time
+
+
+def alternating(names: Sequence[str], rounds: int) -> Iterator[str]:
+    """Each name in turn, `rounds` times: what disturbs one disturbs the others as much."""
+    for _ in range(rounds):
+        yield from names

@@ -1,0 +1,193 @@
+"""What tests with brokers that are killed share: clusters that keep their data, a load, and what a broker tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kera.client import Client, Consumer, Delivery, Position, Producer
+from kera.client.local_cluster import LocalCluster, RunningCluster
+from kera.core.errors import DataLost
+from kera.core.settings import KIB, MIB
+
+TIMEOUT_S = 60.0
+BROKER = "broker-1"
+NOISE = random.Random(7).randbytes(64 * KIB)
+
+
+@contextlib.contextmanager
+def keeping_cluster(
+    data_dir: Path, *, arena_bytes: int = 4 * MIB, segment_bytes: int = 64 * KIB, **settings: object
+) -> Iterator[RunningCluster]:
+    """A cluster of one broker that is not ephemeral, and tells its metrics; nothing is left in shared memory."""
+    settings = {"metrics_port": 0, **settings}
+    with LocalCluster.running(
+        data_dir=data_dir, arena_bytes=arena_bytes, segment_bytes=segment_bytes, broker_settings=settings
+    ) as running:
+        try:
+            yield running
+        finally:
+            last = arena_of(running)
+    last.unlink(missing_ok=True)  # of a broker that was killed, or could not put everything on disk
+
+
+def arena_of(cluster: RunningCluster) -> Path:
+    """The broker's memory."""
+    return Path(cluster.ready[BROKER]["arena_path"])
+
+
+def lose_host(cluster: RunningCluster) -> None:
+    """What a host's crash does to its broker: the process and its memory are gone, its disk stays."""
+    cluster.kill(BROKER)
+    arena_of(cluster).unlink()
+
+
+def disk_bytes(path: Path) -> int:
+    """What the segments below `path` occupy."""
+    total = 0
+    for file in path.rglob("*.segment"):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_blocks * 512
+    return total
+
+
+def metrics(cluster: RunningCluster) -> dict[str, int]:
+    """What the broker measures, by name without the common prefix."""
+    url = f"http://{cluster.ready[BROKER]['metrics_address']}/metrics"
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+        lines = response.read().decode().splitlines()
+    pairs = (line.removeprefix("kera_broker_").split() for line in lines if line.startswith("kera_broker_"))
+    return {name: int(float(value)) for name, value in pairs if not name.endswith("_created")}
+
+
+def metric(cluster: RunningCluster, name: str) -> int:
+    """One of them."""
+    return metrics(cluster)[name]
+
+
+def tell(cluster: RunningCluster) -> None:
+    """Print what helps to understand a failure."""
+    with contextlib.suppress(OSError):
+        print(metrics(cluster))  # noqa: T201 - pytest shows it
+    print((cluster.log_dir / f"{BROKER}.log").read_text()[-8000:])  # noqa: T201 - the same
+
+
+def log_events(cluster: RunningCluster, event: str) -> list[dict[str, Any]]:
+    """What the broker has logged under this name."""
+    lines = (cluster.log_dir / f"{BROKER}.log").read_text().splitlines()
+    return [entry for line in lines if line.startswith("{") and (entry := json.loads(line)).get("event") == event]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait for `condition`."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def value_of(number: int) -> bytes:
+    """The record with this number: of some length, and with its own bytes."""
+    start = number * 31 % (len(NOISE) - 2048)
+    return b"%d:" % number + NOISE[start : start + 100 + number % 1500]
+
+
+def number_of(value: bytes | None) -> int:
+    """Which record this is; all its bytes are compared."""
+    number = int((value or b"").partition(b":")[0])
+    assert value == value_of(number), f"record {number} has other bytes"
+    return number
+
+
+class Load:
+    """Sends records 0, 1, … to the streamlets in turn, all the time, and keeps what became of each."""
+
+    def __init__(self, producer: Producer, stream: str, streamlets: int, pause_s: float) -> None:
+        self._producer = producer
+        self._pause_s = pause_s
+        self.stream = stream
+        self.streamlets = streamlets
+        self.deliveries: list[Delivery] = []
+        """Of record 0, 1, …"""
+        self.sent = 0
+        self.stopping = False
+
+    async def run(self) -> None:
+        pending: list[Any] = []
+        while not self.stopping:
+            for _ in range(10):
+                streamlet = self.sent % self.streamlets
+                pending.append(self._producer.send(self.stream, value_of(self.sent), keys=b"key", streamlet=streamlet))
+                self.sent += 1
+            await self._producer.drain()
+            await asyncio.sleep(self._pause_s)  # a load, not a flood
+            done = next((at for at, each in enumerate(pending) if not self._done(each)), len(pending))
+            self.deliveries += [await delivery for delivery in pending[:done]]
+            del pending[:done]
+        self.deliveries += [await delivery for delivery in pending]
+
+    @staticmethod
+    def _done(pending: Any) -> bool:
+        return bool(pending._accumulator.delivered.done())
+
+    def of(self, streamlet: int) -> list[tuple[int, Delivery]]:
+        """What was delivered to a streamlet, with its numbers."""
+        found = list(enumerate(self.deliveries))[streamlet :: self.streamlets]
+        assert all(each.entry.streamlet_id == streamlet for _, each in found)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def load(
+    producer: Producer, stream: str = "s", streamlets: int = 2, timeout_s: float = TIMEOUT_S, pause_s: float = 0.002
+) -> AsyncIterator[Load]:
+    """A load in the background, ended and delivered when the block is left."""
+    running = Load(producer, stream, streamlets, pause_s)
+    async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+        tasks.create_task(running.run())
+        try:
+            yield running
+        finally:
+            running.stopping = True
+
+
+class Follower:
+    """Reads along until an error ends it."""
+
+    def __init__(self, consumer: Consumer, streamlets: int = 2) -> None:
+        self._consumer = consumer
+        self.seen: dict[int, list[int]] = {streamlet: [] for streamlet in range(streamlets)}
+        self.error: DataLost | None = None
+
+    async def run(self) -> None:
+        try:
+            async for record in self._consumer:
+                self.seen[record.streamlet].append(number_of(record.value))
+        except DataLost as error:
+            self.error = error
+
+
+async def read(
+    client: Client, stream: str = "s", streamlets: int = 2, timeout_s: float = TIMEOUT_S
+) -> dict[int, list[int]]:
+    """The numbers of the records in each streamlet, in order; all their bytes are compared."""
+    found: dict[int, list[int]] = {streamlet: [] for streamlet in range(streamlets)}
+    ahead: dict[str, Any] = {"prefetch_bytes_max": MIB, "fetch_bytes_max": MIB // 4}  # a small memory is also writers'
+    start: Any = "earliest"
+    async with asyncio.timeout(timeout_s):
+        while True:
+            consumer = client.consumer(stream, start=start, end="latest", **ahead)
+            try:
+                async with consumer:
+                    async for record in consumer:
+                        found[record.streamlet].append(number_of(record.value))
+                return found
+            except DataLost as error:  # over the gap, as whoever wants the rest would
+                start = consumer.positions()
+                available = Position(*error.attributes["available_from"])
+                start[error.attributes["streamlet_id"]][error.attributes["entry"]] = available

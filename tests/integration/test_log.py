@@ -1,0 +1,478 @@
+"""The log of real brokers: more than their memory holds, killed, full, shrunk; with clients at work."""
+
+import asyncio
+import contextlib
+import gc
+import random
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import EARLIEST, Client, ClientSettings, Consumer, Delivery, Position
+from kera.client.local_cluster import RunningCluster
+from kera.core.errors import DataLost, DiskFull, KeraError, NotPersisted, UnknownStream
+from kera.core.settings import KIB, MIB
+from tests.integration.support import (
+    BROKER,
+    TIMEOUT_S,
+    Follower,
+    arena_of,
+    disk_bytes,
+    keeping_cluster,
+    load,
+    log_events,
+    lose_host,
+    metric,
+    number_of,
+    read,
+    tell,
+    until,
+    value_of,
+)
+
+ARENA_BYTES = 4 * MIB
+SEGMENT_BYTES = 64 * KIB
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
+    """A broker with memory for 64 small segments."""
+    with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as running:
+        yield running
+        tell(running)
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+def log_of(tmp_path: Path) -> Path:
+    return tmp_path / BROKER / "log"
+
+
+async def settled(cluster: RunningCluster, client: Client, stream: str = "s") -> int:
+    """Wait until all segments but the open ones are on disk; what the disk has then."""
+    bounds = [entry for entries in (await client.bounds(stream)).values() for entry in entries]
+    closed = sum(max(0, entry.length_bytes - SEGMENT_BYTES) for entry in bounds)
+    path = log_of(cluster.log_dir.parent)
+    await until(lambda: disk_bytes(path) >= closed)
+    return disk_bytes(path)
+
+
+def is_nowhere(delivery: Delivery) -> bool:
+    """The answer to a repeat of a chunk that is on disk only does not tell its place."""
+    return delivery.duplicate and delivery.position == EARLIEST
+
+
+async def fill(client: Client, stream: str, size: int, first: int = 0, streamlet: int = 0) -> list[Delivery]:
+    """Write records `first`, … of `size` bytes together; the deliveries of their chunks."""
+    values: list[bytes] = []
+    while size > 0:
+        values.append(value_of(first + len(values)))
+        size -= len(values[-1])
+    async with client.producer(chunk_bytes_max=16 * KIB) as producer:
+        batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+        return await (await producer.send_batch(stream, batch, streamlet=streamlet))
+
+
+async def drained(consumer: Consumer) -> None:
+    """Read to the end, and keep nothing."""
+    async with asyncio.timeout(TIMEOUT_S):
+        async for _ in consumer.batches():
+            pass
+
+
+async def lost_range(client: Client, stream: str, position: Position) -> tuple[Position, Position]:
+    """What a reader at `position` is told to have lost."""
+    async with asyncio.timeout(TIMEOUT_S):
+        with pytest.raises(DataLost) as caught:
+            await anext(client.read_range(stream, 0, 0, position, None))
+    attributes = caught.value.attributes
+    assert (attributes["streamlet_id"], attributes["entry"]) == (0, 0)
+    return Position(*attributes["lost_from"]), Position(*attributes["available_from"])
+
+
+async def first_number(client: Client, stream: str, start: Position) -> int:
+    async with asyncio.timeout(TIMEOUT_S):
+        chunk = await anext(client.read_range(stream, 0, 0, start, None))
+    return number_of(chunk.batch["value"][0].as_py())
+
+
+# --- more than fits into memory ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared_memory", ["auto", "never"])
+async def test_more_than_memory_is_read_back_while_another_follows_the_tail(
+    cluster: RunningCluster, client: Client, shared_memory: str
+) -> None:
+    await client.admin.create_stream("s", group_segments=4)
+    first = (await fill(client, "s", 4 * ARENA_BYTES))[-1]
+    middle = first.record + first.record_count
+    # Together they hold less than the memory, with what they have fetched ahead: writers need some as well.
+    settings: dict[str, Any] = {"shared_memory": shared_memory, "prefetch_bytes_max": MIB, "fetch_bytes_max": MIB // 2}
+    async with (
+        client.consumer("s", start="earliest", **settings) as from_start,
+        client.consumer("s", start="latest", **settings) as at_tail,
+    ):
+        last = (await fill(client, "s", 2 * ARENA_BYTES, first=middle))[-1]
+        end = last.record + last.record_count
+
+        async def numbers(records: Any, start: int) -> None:
+            for number in range(start, end):
+                record = await anext(records)
+                assert (record.offset, number_of(record.value)) == (number, number)
+
+        async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(numbers(aiter(from_start), 0))
+            tasks.create_task(numbers(aiter(at_tail), middle))
+    assert metric(cluster, "bytes_loaded_total") >= 3 * ARENA_BYTES
+    assert metric(cluster, "arena_slots") == ARENA_BYTES // SEGMENT_BYTES, "memory is what it was"
+
+
+async def test_a_reader_that_holds_all_memory_stops_writers_until_it_lets_go(
+    cluster: RunningCluster, client: Client
+) -> None:
+    await client.admin.create_stream("s")
+    await fill(client, "s", ARENA_BYTES)
+    async with client.consumer("s", start="earliest", prefetch_bytes_max=2 * ARENA_BYTES) as consumer:
+        held = []
+        async with asyncio.timeout(TIMEOUT_S):
+            async for chunk in consumer.batches():
+                held.append(chunk)
+                if metric(cluster, "arena_slots_free") == 0 and len(held) * 16 * KIB > ARENA_BYTES // 2:
+                    break
+        values = [value for chunk in held for value in chunk.batch["value"].to_pylist()]
+        filling = asyncio.create_task(fill(client, "s", ARENA_BYTES, first=len(values)))
+        await until(lambda: filling.done() or metric(cluster, "segments_evicted_total") > 0)
+        assert [number_of(v) for chunk in held for v in chunk.batch["value"].to_pylist()] == list(range(len(values)))
+        held.clear()
+        del chunk
+    async with asyncio.timeout(TIMEOUT_S):
+        await filling
+
+
+# --- killed ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("durability", ["leader", "persisted"])
+async def test_killed_under_load_again_and_again(tmp_path: Path, durability: str) -> None:
+    """After each restart every acknowledged record is there, once, and in order. `make chaos-kill` is the long form."""
+    moments = random.Random(1)
+    # What was being flushed when the broker died is pinned for a while: five times that must fit, and leave some room.
+    with keeping_cluster(tmp_path, arena_bytes=4 * ARENA_BYTES) as cluster:
+        async with (
+            await Client.connect(cluster.bootstrap) as client,
+            client.producer(chunk_bytes_max=4 * KIB) as producer,
+        ):
+            await client.admin.create_stream("s", streamlets=2, group_segments=2, durability=durability)
+            await producer.prepare("s")
+            async with load(producer, timeout_s=200) as running:
+                for _ in range(5):
+                    wanted = len(running.deliveries) + moments.randrange(500, 3000)
+                    await until(lambda wanted=wanted: len(running.deliveries) > wanted)  # type: ignore[misc]
+                    await asyncio.to_thread(cluster.kill, BROKER)
+                    acknowledged = len(running.deliveries)
+                    await asyncio.to_thread(cluster.restart, BROKER)
+                    assert metric(cluster, "start_attached") == 1
+                    found = await read(client)
+                    assert sum(map(len, found.values())) >= acknowledged
+                    for streamlet in range(2):
+                        assert found[streamlet] == [streamlet + 2 * at for at in range(len(found[streamlet]))]
+            found = await read(client)
+        tell(cluster)
+    for streamlet in range(2):
+        delivered = running.of(streamlet)
+        assert found[streamlet] == [number for number, _ in delivered]
+        places = [(ordinal, each.record) for ordinal, (_, each) in enumerate(delivered) if not is_nowhere(each)]
+        assert all(ordinal == record for ordinal, record in places)
+
+
+async def test_what_is_persisted_survives_the_loss_of_the_host(cluster: RunningCluster, client: Client) -> None:
+    """The producer goes on with the same identity, the consumer from its position."""
+    await client.admin.create_stream("s", streamlets=2, group_segments=2, durability="persisted")
+    async with (
+        client.producer(chunk_bytes_max=4 * KIB) as producer,
+        client.consumer("s", start="earliest", fetch_wait_ms=50) as consumer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await producer.prepare("s")
+        identity = producer._identity
+        follower = Follower(consumer)
+        following = tasks.create_task(follower.run())
+        async with load(producer) as running:
+            for _ in range(3):
+                wanted = len(running.deliveries) + 1000
+                await until(lambda wanted=wanted: len(running.deliveries) > wanted)  # type: ignore[misc]
+                await asyncio.to_thread(lose_host, cluster)
+                await asyncio.to_thread(cluster.restart, BROKER)
+                assert metric(cluster, "start_lost_memory") == 1
+            wanted = len(running.deliveries) + 1000
+            await until(lambda: len(running.deliveries) > wanted)
+        await until(
+            lambda: follower.error is not None or sum(map(len, follower.seen.values())) == len(running.deliveries)
+        )
+        following.cancel()
+        assert follower.error is None, "nothing that was acknowledged or seen is lost"
+        assert producer._identity == identity
+    found = await read(client)
+    for streamlet in range(2):
+        delivered = running.of(streamlet)
+        assert {each.durability for _, each in delivered} == {"persisted"}
+        assert found[streamlet] == follower.seen[streamlet] == [number for number, _ in delivered]
+        places = [(ordinal, each.record) for ordinal, (_, each) in enumerate(delivered) if not is_nowhere(each)]
+        assert all(ordinal == record for ordinal, record in places)
+
+
+# --- retention, truncation, deletion -----------------------------------------------------------------------
+
+
+async def test_retention_by_bytes(cluster: RunningCluster, client: Client, tmp_path: Path) -> None:
+    await client.admin.create_stream("s", group_segments=4, retention_bytes=MIB)
+    deliveries = await fill(client, "s", 2 * ARENA_BYTES)
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= MIB + SEGMENT_BYTES)
+    await until(lambda: metric(cluster, "bytes_removed_total") >= 2 * ARENA_BYTES - MIB - SEGMENT_BYTES)
+    left = len(list(log_of(tmp_path).rglob("*.segment"))) + 2  # the open one, and one that was just closed
+    await until(lambda: metric(cluster, "arena_slots_free") >= ARENA_BYTES // SEGMENT_BYTES - left)
+    ((bounds,),) = (await client.bounds("s")).values()
+    assert MIB - SEGMENT_BYTES <= bounds.length_bytes <= MIB + SEGMENT_BYTES
+    assert await lost_range(client, "s", deliveries[0].position) == (deliveries[0].position, bounds.start)
+    assert await first_number(client, "s", bounds.start) == bounds.first_record
+    last = deliveries[-1]
+    assert bounds.next_record == last.record + last.record_count
+
+
+async def test_retention_by_age_empties_disk_and_memory(
+    cluster: RunningCluster, client: Client, tmp_path: Path
+) -> None:
+    await client.admin.create_stream("s", retention_ms=1500)
+    deliveries = await fill(client, "s", 2 * ARENA_BYTES)
+    await until(lambda: disk_bytes(log_of(tmp_path)) == 0)
+    await until(lambda: metric(cluster, "arena_slots_free") == metric(cluster, "arena_slots"))
+    ((bounds,),) = (await client.bounds("s")).values()
+    assert (bounds.length_bytes, bounds.first_record) == (0, bounds.next_record), "also what was in the open segment"
+    lost, available = await lost_range(client, "s", deliveries[0].position)
+    assert (lost, available) == (deliveries[0].position, bounds.start)
+    (after,) = await fill(client, "s", 1000, first=bounds.next_record)
+    assert after.record == bounds.next_record, "ordinals go on"
+
+
+async def test_retention_by_consumption_goes_as_far_as_all_applications(
+    cluster: RunningCluster, client: Client, tmp_path: Path
+) -> None:
+    await client.admin.create_stream("s", retention_applications=["a", "b"], retention_consumed=True)
+    deliveries = await fill(client, "s", 2 * ARENA_BYTES)
+    before = await settled(cluster, client)
+    third, half = deliveries[len(deliveries) // 3], deliveries[len(deliveries) // 2]
+    await client.admin.commit_cursors("a", "s", {0: [half.position]})
+    await client.admin.commit_cursors("b", "s", {0: [third.position]})
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= before * 2 // 3 + 2 * SEGMENT_BYTES)
+    ((bounds,),) = (await client.bounds("s")).values()
+    assert deliveries[0].position < bounds.start <= third.position
+    assert bounds.start[:2] == third.position[:2], "all whole segments before it"
+    assert await lost_range(client, "s", deliveries[0].position) == (deliveries[0].position, bounds.start)
+    assert await first_number(client, "s", third.position) == third.record
+
+    cluster.kill(BROKER)
+    cluster.restart(BROKER)
+    async with client.consumer("s", start={0: [bounds.start]}, end="latest", application_id="b") as consumer:
+        await drained(consumer)
+        await consumer.commit()
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= before // 2 + 3 * SEGMENT_BYTES)
+    ((bounds,),) = (await client.bounds("s")).values()
+    assert bounds.start[:2] == half.position[:2], "the other one is remembered"
+
+
+async def test_alter_while_running(cluster: RunningCluster, client: Client, tmp_path: Path) -> None:
+    await client.admin.create_stream("s", streamlets=2)
+    async with client.producer(chunk_bytes_max=8 * KIB) as producer:
+        await producer.prepare("s")
+        async with load(producer) as running:
+            await until(lambda: disk_bytes(log_of(tmp_path)) > 2 * MIB)
+            assert {each.durability for each in running.deliveries} == {"leader"}
+            altered = await client.admin.alter_stream("s", durability="persisted", retention_bytes=256 * KIB)
+            assert (altered.config.durability, altered.config.retention_bytes) == ("persisted", 256 * KIB)
+            await until(lambda: running.deliveries[-1].durability == "persisted")
+            await until(lambda: metric(cluster, "segments_removed_total") > 0)
+            await until(lambda: disk_bytes(log_of(tmp_path)) < MIB)
+            await asyncio.to_thread(cluster.kill, BROKER)
+            await asyncio.to_thread(cluster.restart, BROKER)
+            await client.admin.alter_stream("s", durability="leader", retention_bytes=0)
+            await until(lambda: running.deliveries[-1].durability == "leader")
+            await until(lambda: disk_bytes(log_of(tmp_path)) > 2 * MIB)
+        found = await read(client)
+    for streamlet in range(2):
+        numbers = [number for number, _ in running.of(streamlet)]
+        assert found[streamlet] == numbers[-len(found[streamlet]) :]
+
+
+async def test_truncate(cluster: RunningCluster, client: Client, tmp_path: Path) -> None:
+    await client.admin.create_stream("s", streamlets=2, group_segments=4)
+    deliveries = await fill(client, "s", 2 * ARENA_BYTES)
+    other = await fill(client, "s", MIB, streamlet=1)
+    before = await settled(cluster, client)
+    middle = deliveries[len(deliveries) // 2]
+    starts = await client.admin.truncate_stream("s", {0: [middle.position]})
+    assert starts == {0: [middle.position]}
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= before - ARENA_BYTES + 2 * SEGMENT_BYTES)
+    assert await lost_range(client, "s", deliveries[0].position) == (deliveries[0].position, middle.position)
+
+    cluster.kill(BROKER)
+    cluster.restart(BROKER)
+    bounds = await client.bounds("s")
+    assert (bounds[0][0].start, bounds[0][0].first_record) == (middle.position, middle.record), "for ever"
+    assert await first_number(client, "s", middle.position) == middle.record
+    assert (bounds[1][0].start, bounds[1][0].first_record) == (other[0].position, 0), "as it was"
+
+    await client.admin.truncate_stream("s", "latest")
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= 2 * SEGMENT_BYTES)
+    assert await read(client) == {0: [], 1: []}
+    assert (await lost_range(client, "s", middle.position))[1] == (await client.bounds("s"))[0][0].end
+    (after,) = await fill(client, "s", 1000)
+    assert after.record == deliveries[-1].record + deliveries[-1].record_count
+
+
+async def test_deleting_a_stream_frees_memory_and_disk_at_once_with_a_reader_attached(
+    cluster: RunningCluster, client: Client, tmp_path: Path
+) -> None:
+    await client.admin.create_stream("s")
+    await client.admin.create_stream("t")
+    (kept,) = await fill(client, "t", 1000)
+    await fill(client, "s", 4 * ARENA_BYTES)
+    await settled(cluster, client)
+    ahead = 256 * KIB
+    async with client.consumer("s", start="earliest", prefetch_bytes_max=ahead, fetch_bytes_max=ahead) as consumer:
+        async with asyncio.timeout(TIMEOUT_S):
+            held = await anext(consumer.batches())
+        await client.admin.delete_stream("s")
+        assert disk_bytes(log_of(tmp_path)) <= SEGMENT_BYTES, "what is left is not its"
+        leased = 2 * ahead // SEGMENT_BYTES + 4  # what the reader has fetched
+        assert metric(cluster, "arena_slots_free") >= ARENA_BYTES // SEGMENT_BYTES - leased
+        assert [number_of(value) for value in held.batch["value"].to_pylist()] == list(range(held.batch.num_rows))
+        with pytest.raises(UnknownStream):
+            await drained(consumer)
+    del held, consumer  # its error, with its traceback, refers to what was fetched last
+    gc.collect()
+    await until(lambda: metric(cluster, "arena_slots_free") >= ARENA_BYTES // SEGMENT_BYTES - 1)
+    assert await first_number(client, "t", kept.position) == 0
+
+
+# --- a disk that is full -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB where the broker's log will be."""
+    path = tmp_path / BROKER
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here: root is needed")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def fill_up(disk: Path, leave_bytes: int) -> Path:
+    """A file that takes all room but so much; the broker may be taking some at the same time."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while (room := shutil.disk_usage(disk).free - leave_bytes) > 0:
+            file.write(bytes(min(room, MIB)))
+    return filler
+
+
+@pytest.mark.parametrize("durability", ["leader", "persisted"])
+async def test_full_disk_stops_writers_only_and_until_there_is_room(
+    small_disk: Path, tmp_path: Path, durability: str
+) -> None:
+    with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES) as cluster:
+        patience = ClientSettings.load(request_timeout_ms=20_000)
+        async with await Client.connect(cluster.bootstrap, patience) as client:
+            await client.admin.create_stream("s", streamlets=2, durability=durability)
+            filler = fill_up(small_disk, 2 * MIB)
+            errors: list[KeraError] = []
+            async with client.producer(chunk_bytes_max=8 * KIB, delivery_timeout_ms=1_000) as impatient:
+                # Until it is told, and not for want of patience: what is given up is not sent again.
+                written = await fill(client, "s", MIB // 2)
+                number = written[-1].record + written[-1].record_count
+                async with asyncio.timeout(TIMEOUT_S):
+                    while not errors:
+                        batch = pa.record_batch({"value": pa.array([value_of(number)] * 100, pa.binary())})
+                        results = await asyncio.gather(
+                            *(await impatient.send_batch("s", batch, streamlet=1))._futures, return_exceptions=True
+                        )
+                        errors += [result for result in results if isinstance(result, KeraError)]
+                with contextlib.suppress(KeraError):
+                    await impatient.flush()
+            # Of chunks behind the first one that was refused, `OutOfSequence` may be the last that was heard.
+            assert all(error.retriable for error in errors)
+            assert any(isinstance(e, (DiskFull, NotPersisted)) or "disk has no room" in e.message for e in errors)
+            assert metric(cluster, "disk_failing") == 1
+            if durability == "persisted":  # of `leader`, see below
+                assert await first_number(client, "s", written[0].position) == 0, "readers go on"
+
+            # A producer with more patience sees nothing of it.
+            async with client.producer(chunk_bytes_max=8 * KIB, name="patient") as patient:
+                await patient.prepare("s")
+                pending = [patient.send("s", value_of(n), streamlet=0) for n in range(number, number + 2000)]
+                await until(lambda: len(log_events(cluster, "cannot write the log; it is tried again")) > 0)
+                filler.unlink()
+                async with asyncio.timeout(TIMEOUT_S):
+                    deliveries = [await each for each in pending]
+            assert [each.record for each in deliveries] == list(range(number, number + 2000))
+            await until(lambda: metric(cluster, "disk_failing") == 0)
+            cluster.kill(BROKER)
+            cluster.restart(BROKER)
+            async with client.consumer("s", start="earliest", end="latest") as consumer:
+                found = [number_of(record.value) async for record in consumer if record.streamlet == 0]
+            assert found == list(range(number + 2000))
+
+
+async def test_readers_of_what_is_on_disk_go_on_while_memory_is_full_of_what_it_does_not_take(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES) as cluster:
+        patience = ClientSettings.load(retry_timeout_ms=1_000)
+        async with await Client.connect(cluster.bootstrap, patience) as client:
+            await client.admin.create_stream("s")
+            (first, *_) = await fill(client, "s", 2 * ARENA_BYTES)
+            filler = fill_up(small_disk, 0)
+            producer = client.producer(chunk_bytes_max=16 * KIB, delivery_timeout_ms=1_000)
+            batch = pa.record_batch({"value": pa.array([value_of(1499)] * 5_000, pa.binary())})  # 8 MB
+            await producer.send_batch("s", batch)
+            with pytest.raises(KeraError):
+                await producer.close()
+            try:
+                assert await first_number(client, "s", first.position) == 0
+            finally:
+                filler.unlink()
+
+
+async def test_broker_that_is_killed_while_its_disk_is_full_starts_again_with_all_it_had(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            await client.admin.create_stream("s", retention_applications=["a"], retention_consumed=True)
+            deliveries = await fill(client, "s", ARENA_BYTES)
+            middle = deliveries[len(deliveries) // 2]
+            await client.admin.truncate_stream("s", {0: [middle.position]})
+            filler = fill_up(small_disk, 0)
+            cluster.kill(BROKER)
+            with contextlib.suppress(KeraError):  # it may well refuse to start
+                await asyncio.to_thread(cluster.restart, BROKER)
+            filler.unlink()
+            await asyncio.to_thread(cluster.restart, BROKER)
+            assert not log_events(cluster, "index is damaged; it is made anew from the segments")
+            ((bounds,),) = (await client.bounds("s")).values()
+            assert (bounds.start, bounds.first_record) == (middle.position, middle.record)
+            assert bounds.next_record == deliveries[-1].record + deliveries[-1].record_count
+            assert await first_number(client, "s", middle.position) == middle.record
+            assert arena_of(cluster).exists()

@@ -1,0 +1,148 @@
+"""The log engine with its real disk and index, and its jobs done in an order that threads may choose."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kera.broker.arena import Arena
+from kera.broker.disk import LocalDisk
+from kera.broker.log_engine import _memory
+from kera.broker.persistence import Job, PersistenceManager, WriteJob
+from kera.broker.restart import Restart
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_store import SegmentStore
+from kera.broker.streamlet import Streamlet
+from kera.core.chunk import Codec, encode_chunk, read_header
+from kera.core.clock import SystemClock
+
+SLOT_BYTES = 16 << 10
+STREAM = 1
+
+
+class Launch:
+    """One launch of an engine, without its loop and threads: the test does the jobs."""
+
+    def __init__(self, store: SegmentStore, arena: Arena, memory: PersistenceManager, restart: Restart) -> None:
+        self.store = store
+        self.arena = arena
+        self.memory = memory
+        self._restart = restart
+        self._streamlets: dict[int, Streamlet] = {}
+        self._sequences: dict[int, int] = {}
+
+    @classmethod
+    async def start(cls, root: Path, shm_dir: Path) -> Launch:
+        index, whole = SegmentIndex.open_checked(root / "index")
+        store = SegmentStore(root, LocalDisk(root), index)
+        found = Arena.attach(shm_dir, root)
+        restart = Restart(found, index, store)
+        restart.look(index_whole=whole, slot_bytes=SLOT_BYTES)
+        arena = found or Arena.create(
+            shm_dir, arena_bytes=16 * SLOT_BYTES, slot_bytes=SLOT_BYTES, data_dir=root, ephemeral=False
+        )
+        return cls(store, arena, await _memory(arena, index, SLOT_BYTES, SystemClock()), restart)
+
+    def streamlet(self, streamlet_id: int) -> Streamlet:
+        if streamlet_id not in self._streamlets:
+            restored = self._restart.restore(STREAM, streamlet_id, 1, 1)
+            self._streamlets[streamlet_id] = Streamlet(
+                STREAM,
+                streamlet_id,
+                entries=restored.entries,
+                group_segments=4,
+                broker_epoch=1,
+                next_group_id=restored.next_group_id,
+                producers=restored.producers,
+                memory=self.memory,
+            )
+        return self._streamlets[streamlet_id]
+
+    def append(self, streamlet_id: int) -> Segment:
+        """Append a chunk; the segment that it is in."""
+        sequence = self._sequences[streamlet_id] = self._sequences.get(streamlet_id, -1) + 1
+        parts = encode_chunk(
+            pa.py_buffer(bytes(3000)),
+            record_count=1,
+            stream_id=STREAM,
+            streamlet_id=streamlet_id,
+            schema_id=1,
+            producer_id=1,
+            producer_epoch=0,
+            sequence=sequence,
+            created_us=1,
+            min_timestamp_us=1,
+            max_timestamp_us=1,
+            codec=Codec.NONE,
+            typed=False,
+        )
+        chunk = memoryview(parts.to_bytes())
+        segment = self.streamlet(streamlet_id).append(chunk, read_header(chunk, 0)).segment
+        assert segment is not None
+        return segment
+
+    def plan(self) -> WriteJob:
+        (job,) = self.memory.plan()
+        assert isinstance(job, WriteJob)
+        return job
+
+    def perform(self, job: Job) -> None:
+        self.store.perform(job)
+        assert job.error is None
+        self.memory.finished(job)
+
+    def kill(self) -> None:
+        self.store.index.close()
+        fcntl.flock(self.arena._fd, fcntl.LOCK_UN)  # the mapping, which is still there, holds the file open
+        os.close(self.arena._fd)
+
+
+@pytest.fixture
+def shm_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+        yield Path(path)
+
+
+async def test_ids_of_files_are_never_given_again_whichever_job_ends_last(tmp_path: Path, shm_dir: Path) -> None:
+    launch = await Launch.start(tmp_path, shm_dir)
+    while not (first := launch.append(0)).closed and len(first.chunk_ends) < 5:
+        pass
+    launch.streamlet(0).close_segment(first)
+    flush = launch.plan()
+    second = launch.append(1)
+    launch.memory.persist([(second, second.head)], lambda _: None)
+    commit = launch.plan()
+    launch.perform(commit)  # planned later, and done earlier
+    launch.perform(flush)
+    launch.streamlet(1).close_segment(second)
+    launch.perform(launch.plan())
+    used = {record.physical_id for _, record in launch.store.index.all_segments()}
+    assert used == {first.physical_id, second.physical_id}
+    launch.kill()
+
+    launch = await Launch.start(tmp_path, shm_dir)
+    third = launch.append(2)
+    launch.streamlet(2).close_segment(third)
+    launch.perform(launch.plan())
+    launch.kill()
+    assert third.physical_id not in used
+
+
+async def test_what_was_being_flushed_by_a_killed_launch_is_no_readers_lease(tmp_path: Path, shm_dir: Path) -> None:
+    launch = await Launch.start(tmp_path, shm_dir)
+    segment = launch.append(0)
+    launch.streamlet(0).close_segment(segment)
+    launch.plan()
+    launch.kill()
+
+    launch = await Launch.start(tmp_path, shm_dir)
+    inherited = list(launch.arena.inherited)
+    launch.kill()
+    assert inherited == []
