@@ -17,6 +17,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_LOG_ARGS ?=
 ROUNDS ?= 200
+EXAMPLES ?= 2000
 CHAOS_ARGS ?=
 
 VENV := .venv
@@ -30,7 +31,7 @@ LINT_IMPORTS := $(PY) -c 'from importlinter.cli import lint_imports_command as r
 WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pwd)/$(PY)"; \
   export JAVA_HOME PYSPARK_PYTHON; unset SPARK_HOME;
 
-.PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench bench-log chaos-kill
+.PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench bench-log chaos-kill fuzz-log
 .PHONY: constraints clean
 
 help: ## Show this list.
@@ -38,7 +39,7 @@ help: ## Show this list.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | \
 	  while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  BENCH_ARGS"
-	@echo "           BENCH_LOG_ARGS  ROUNDS=$(ROUNDS)  CHAOS_ARGS"
+	@echo "           BENCH_LOG_ARGS  ROUNDS=$(ROUNDS)  CHAOS_ARGS  SEED  EXAMPLES=$(EXAMPLES)"
 
 setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this tree into it.
 	@:
@@ -91,6 +92,12 @@ bench-log: setup ## Measure the log on disk: minutes, and 10 GB there. BENCH_LOG
 	@for script in log_disk log_start arena_prefault; do $(PY) -m bench.$$script $(BENCH_LOG_ARGS) || exit 1; done
 	@$(PY) -m bench.log_streams --streams 2000 --arena-bytes 16MiB $(BENCH_LOG_ARGS)
 	@$(PY) -m bench.log_catchup --bytes 4GiB --arena-bytes 512MiB --rounds 2 $(BENCH_LOG_ARGS)
+
+fuzz-log: setup ## Run the log against a disk that breaks: EXAMPLES random histories of SEED (a new one if it is not given).
+	@seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \
+	  echo "fuzz-log: SEED=$$seed EXAMPLES=$(EXAMPLES)"; \
+	  KERA_FUZZ_SEED="$$seed" KERA_FUZZ_EXAMPLES="$(EXAMPLES)" \
+	  $(PYTEST) -p no:xdist -q tests/property/test_log_machine.py --timeout 0 --show-capture=no
 
 chaos-kill: setup ## Kill a broker under load, ROUNDS times, and check that nothing is lost. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.kill --rounds $(ROUNDS) $(CHAOS_ARGS)

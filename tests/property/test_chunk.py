@@ -56,6 +56,7 @@ PLACEMENTS = st.builds(
     entry=U32,
     first_record=U64,
     broker_epoch=U64,
+    durable_head=U32,
 )
 
 

@@ -122,9 +122,9 @@ class LogMachine(RuleBasedStateMachine):
         super().__init__()
         self.world: World | None = None
 
-    @initialize(world=st.integers(0, 1 << 16))
-    def begin(self, world: int) -> None:
-        self.world = World(world, streams=[stream(LEADER, 1), stream(PERSISTED, 3)])
+    @initialize(world=st.integers(0, 1 << 16), slots=st.sampled_from([4, 6, 16]))
+    def begin(self, world: int, slots: int) -> None:
+        self.world = World(world, streams=[stream(LEADER, 1), stream(PERSISTED, 3)], slots=slots)
         self.logs: dict[tuple[int, int], Log] = defaultdict(Log)
         self.next_sequences: dict[tuple[int, int], int] = defaultdict(int)
         self.names: dict[tuple[int, int], int] = {}
@@ -680,7 +680,7 @@ class LogMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 def test_the_log_keeps_its_promises_over_random_histories() -> None:
     try:
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
             seed(SEED)(LogMachine),
             settings=settings(
                 max_examples=EXAMPLES,

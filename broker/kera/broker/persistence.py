@@ -57,7 +57,7 @@ LOADS_IN_FLIGHT_MAX = 2
 READ_AHEAD_SEGMENTS = 2
 LOADED_SHARE_MAX = 4
 """At most one slot in so many is for segments that were loaded and not yet read."""
-SLOTS_TO_KEEP_ONE = 4
+SLOTS_TO_KEEP_ONE = 16
 """An arena of so many slots keeps one of them for loads."""
 WANTED_MS = 5_000
 """How long a loaded segment waits for its reader before it can be evicted like any other."""

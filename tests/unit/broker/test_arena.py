@@ -186,7 +186,7 @@ def test_the_slot_that_was_let_go_last_is_used_first(arena: Arena) -> None:
 def test_a_full_arena_says_so_and_goes_on_when_a_slot_is_free(make_arena: MakeArena) -> None:
     arena = make_arena(slots=2)
     slot, _ = arena.allocate(), arena.allocate()
-    with pytest.raises(ArenaFull, match="all 2 segments") as raised:
+    with pytest.raises(ArenaFull, match="the 2 segments") as raised:
         arena.allocate()
     slot.retire()
 

@@ -313,7 +313,7 @@ def test_a_bit_of_what_was_committed_last_is_told_as_the_damage_that_the_start_f
 
 @pytest.mark.usefixtures("forked")
 def test_a_first_commit_of_which_only_a_later_header_arrived_is_a_torn_tail(tmp_path: Path, arena: Arena) -> None:
-    sample.write(tmp_path / "broker", clean=False)
+    sample.write(tmp_path / "broker", clean=False, ticked=False)
     path = tmp_path / "broker" / "log/segments/000000/000000000003.segment"
     content = path.read_bytes()
     path.write_bytes(bytes(3136) + content[3136 : 3136 + 140] + bytes(len(content) - 3136 - 140))

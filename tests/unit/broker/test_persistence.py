@@ -510,7 +510,7 @@ def test_who_waits_for_room_is_told_when_a_lease_ends(make_engine: MakeEngine) -
 def test_a_segment_that_a_reader_waits_for_is_loaded_and_the_following_ones_ahead_of_it(
     make_engine: MakeEngine,
 ) -> None:
-    log = on_disk_only(Log(make_engine(slots=16)), 6)
+    log = on_disk_only(Log(make_engine(slots=15)), 6)
     outcome = Outcome()
     log.engine.memory.load(log.entry, (1, 2), outcome)
     jobs = log.engine.memory.plan()

@@ -311,7 +311,7 @@ def test_an_open_segment_says_itself_how_far_it_goes(tmp_path: Path) -> None:
 
 
 def test_whole_chunks_behind_what_looks_like_an_unfinished_write_are_damage(tmp_path: Path) -> None:
-    sample.write(tmp_path / "broker", clean=False)
+    sample.write(tmp_path / "broker", clean=False, ticked=False)
     path = tmp_path / "broker" / "log/segments/000000/000000000003.segment"
     with path.open("r+b") as file:
         for offset in (4736, 8384):  # of the last two chunks, placed again as those of one commit

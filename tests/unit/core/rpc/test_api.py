@@ -43,6 +43,8 @@ def test_the_numbers_in_frames_never_change() -> None:
         "DescribeStreamlets": 7,
         "OpenStreamlets": 8,
         "DropStream": 9,
+        "TruncateStreamlets": 10,
+        "CommitCursors": 11,
         "CreateStream": 101,
         "GetStreamId": 102,
         "DescribeStream": 103,
@@ -52,6 +54,7 @@ def test_the_numbers_in_frames_never_change() -> None:
         "InitProducer": 107,
         "RegisterBroker": 108,
         "Heartbeat": 109,
+        "AlterStream": 110,
     }
 
 
