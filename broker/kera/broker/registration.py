@@ -123,6 +123,12 @@ class DataDirectory:
         if found is None:
             for path, reason in damaged.items():
                 raise StartError(f"cannot read {path}: {reason}; restore it, or remove it to join anew")
+            if any((self.path / "log" / "segments").glob("*/*")):
+                raise StartError(  # joining as a new broker would drop all of it
+                    f"{self.path} has the log of a broker, and no broker.json that says of which;"
+                    " restore that file, or move the log away to join anew",
+                    path=str(self.path),
+                )
             return 0, ""
         for path, reason in damaged.items():
             log.error("a file is damaged; it is written anew from its copy", path=str(path), reason=reason)

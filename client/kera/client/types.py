@@ -211,7 +211,7 @@ class Delivery(NamedTuple):
     durability: str
     """The level that was reached."""
     duplicate: bool
-    """An earlier attempt had arrived already; the position is that one's."""
+    """An earlier attempt had arrived already; the position is that one's, or 0 if it has left the memory since."""
 
 
 class Record(NamedTuple):

@@ -147,6 +147,17 @@ def test_a_directory_of_the_version_before_is_taken(directory: DataDirectory) ->
     assert directory.load() == (4, "c")
 
 
+def test_a_log_without_an_identity_stops_the_start(directory: DataDirectory) -> None:
+    segments = directory.path / "log" / "segments" / "000000"
+    segments.mkdir(parents=True)
+    assert directory.load() == (0, "")
+
+    (segments / "000000000001.segment").touch()
+
+    with pytest.raises(StartError, match="no broker.json"):
+        directory.load()
+
+
 def test_storing_again_what_is_stored_needs_no_room(directory: DataDirectory) -> None:
     directory.store(4, "cluster")
     (directory.path / "broker.tmp").mkdir()
