@@ -154,7 +154,7 @@ def test_a_log_without_an_identity_stops_the_start(directory: DataDirectory) -> 
 
     (segments / "000000000001.segment").touch()
 
-    with pytest.raises(StartError, match="no broker.json"):
+    with pytest.raises(StartError, match="no broker"):
         directory.load()
 
 
