@@ -13,8 +13,9 @@ import pytest
 
 from kera.broker.arena import Arena
 from kera.broker.disk import LocalDisk
+from kera.broker.jobs import Job, WriteJob
 from kera.broker.log_engine import _memory
-from kera.broker.persistence import Job, PersistenceManager, WriteJob
+from kera.broker.persistence import PersistenceManager
 from kera.broker.restart import Restart
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentIndex

@@ -16,7 +16,8 @@ from random import Random
 from typing import Any
 
 from kera.broker.arena import Arena
-from kera.broker.persistence import Job, PersistenceManager, Totals
+from kera.broker.jobs import Job, Totals
+from kera.broker.persistence import PersistenceManager
 from kera.broker.restart import Restart
 from kera.broker.segment_index import Change, SegmentIndex
 from kera.broker.segment_store import SegmentStore

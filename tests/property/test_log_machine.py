@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 
 from kera.broker.arena import Slot
 from kera.broker.entry import Entry
-from kera.broker.persistence import Totals
+from kera.broker.jobs import Totals
 from kera.broker.reading import end_record, first_record, ordinal_of, plan_read, resolve
 from kera.broker.retention import Rules, new_starts
 from kera.broker.segment import Segment

@@ -19,7 +19,8 @@ from typing import Any
 from kera.broker.arena import Arena, remove_orphans
 from kera.broker.disk import LocalDisk
 from kera.broker.entry import Entry
-from kera.broker.persistence import Job, PersistenceManager
+from kera.broker.jobs import Job
+from kera.broker.persistence import PersistenceManager
 from kera.broker.restart import Restart
 from kera.broker.retention import new_starts
 from kera.broker.segment_index import FORMAT, SegmentIndex

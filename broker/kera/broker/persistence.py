@@ -24,26 +24,22 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kera.broker.arena import Arena, Slot
 from kera.broker.disk import block_ceiling, block_floor
 from kera.broker.entry import Entry, Key
+from kera.broker.jobs import RETRY_MS, Done, Job, LoadJob, Part, RemoveJob, Totals, WriteJob, nothing
+from kera.broker.removals import Removals, files_of
 from kera.broker.segment import Segment
 from kera.broker.segment_index import (
     Change,
     SegmentIndex,
     SegmentRecord,
-    delete_segment,
-    put_cursor,
     put_entry,
     put_producer,
-    put_removal,
-    put_segment,
-    stream_of,
 )
-from kera.broker.segment_scan import Hole
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import DiskFailed, DiskFull, KeraError, NotPersisted, invariant
 from kera.core.ids import Position
@@ -61,89 +57,6 @@ SLOTS_TO_KEEP_ONE = 16
 """An arena of so many slots keeps one of them for loads."""
 WANTED_MS = 5_000
 """How long a loaded segment waits for its reader before it can be evicted like any other."""
-RETRY_MS = 1_000
-"""After an error of the disk."""
-REMOVALS_MAX = 512
-"""Segments removed in one job."""
-
-
-@dataclass(slots=True)
-class Part:
-    """One piece of a segment to be written."""
-
-    segment: Segment
-    physical_id: int
-    create: bool
-    reserve_bytes: int
-    """Of a new file."""
-    offset: int
-    view: memoryview
-    """Whole blocks."""
-    begin: int
-    end: int
-    """The new bytes: what is added to the checksum."""
-    final: bool
-    crc32c: int
-    """Over everything before `begin`; after the job, before `end`."""
-
-
-@dataclass(slots=True)
-class WriteJob:
-    """Write parts, then change the index."""
-
-    parts: list[Part]
-    changes: list[Change]
-    """Besides the segments' records, which the job makes of the parts."""
-    meta: dict[str, Any] | None
-    commit: bool
-    error: OSError | None = None
-
-
-@dataclass(slots=True)
-class LoadJob:
-    """Read a segment into its slot."""
-
-    segment: Segment
-    error: OSError | None = None
-    chunk_ends: Any = None
-    holes: list[Hole] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class RemoveJob:
-    """Change the index, then remove files."""
-
-    changes: list[Change]
-    physical_ids: list[int]
-    done: list[Done]
-    entries: list[Entry]
-    stored: list[tuple[Entry, Key, int]] = field(default_factory=list)
-    """Segments on disk that go, with their lengths."""
-    tail: list[Segment] = field(default_factory=list)
-    """Segments that go without ever having been there."""
-    error: OSError | None = None
-
-
-Job = WriteJob | LoadJob | RemoveJob
-Done = Callable[[KeraError | None], None]
-"""Called once, with the error if there is one."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """What has happened since the start."""
-
-    segments_flushed: int = 0
-    bytes_flushed: int = 0
-    commits: int = 0
-    bytes_committed: int = 0
-    segments_loaded: int = 0
-    bytes_loaded: int = 0
-    segments_evicted: int = 0
-    segments_removed: int = 0
-    bytes_removed: int = 0
-    chunks_damaged: int = 0
-    disk_errors: int = 0
 
 
 @dataclass(slots=True)
@@ -184,28 +97,20 @@ class PersistenceManager:
         self._loaded: dict[Segment, int] = {}
         """Loaded, not read yet → until when it is kept."""
         self._load_waiters: dict[tuple[Entry, Key], list[Done]] = {}
-        self._drops: dict[int, list[Done]] = {}
-        """Streams that go."""
-        self._collect: dict[Entry, list[Done]] = {}
-        """Entries whose start has moved."""
-        self._unnoted: dict[Segment, None] = {}
-        """Open, and durable further than the index knows."""
-        self._note_now = False
-        self._remove: list[tuple[list[Change], list[int], Done]] = []
-        """Changes of the index, files to remove after them."""
         self._locked: set[Entry] = set()
         """With a change of their records under way: there is never more than one."""
         self._unsettled: set[int] = set()
         """Files that there may be, and that the index does not know: a start looks for them."""
-        self._failed_removal: RemoveJob | None = None
-        """Is tried again before any other."""
-        self._flushing = self._committing = self._removing = False
+        self._removals = Removals(
+            index, self.totals, locked=self._locked, unsettled=self._unsettled, on_removed=self._removed
+        )
+        self._flushing = self._committing = False
         self._loading = 0
         self._room_wanted = False
         self._error: OSError | None = None
         self._kept_for_loads = 1 if arena.slot_count >= SLOTS_TO_KEEP_ONE else 0
         """Free slots that writers do not get, so that readers of what is on disk go on whatever writers do."""
-        self._retry_ms = self._retry_removal_ms = 0
+        self._retry_ms = 0
         arena.on_release = self._released
 
     # -- slots -----------------------------------------------------------------------------------------------------
@@ -296,10 +201,6 @@ class PersistenceManager:
         segment.opened_ms = segment.touched_ms = self.now_ms
         (self._closed if segment.closed else self._heads)[segment] = None
 
-    def read(self, entry: Entry, reader: int, position: Key) -> None:
-        """A reader asks for what is at `position`: it has what is before."""
-        entry.readers[reader] = position
-
     def touched(self, segment: Segment) -> None:
         """A reader has got something of a segment: if it was loaded for that, it is one like the others now."""
         self._loaded.pop(segment, None)
@@ -353,10 +254,9 @@ class PersistenceManager:
             if load is None:
                 break
             jobs.append(load)
-        if not self._removing:
-            removal = self._plan_removal()
-            if removal is not None:
-                jobs.append(removal)
+        removal = self._removals.plan(self.now_ms)
+        if removal is not None:
+            jobs.append(removal)
         return jobs
 
     def _plan_commit(self) -> WriteJob | None:
@@ -491,89 +391,7 @@ class PersistenceManager:
             if (entry, key) not in self._wanted:
                 self._wanted.append((entry, key))
 
-    def _plan_removal(self) -> RemoveJob | None:
-        if self._failed_removal is not None:
-            if self.now_ms < self._retry_removal_ms:
-                return None
-            job, self._failed_removal = self._failed_removal, None
-            self._removing = True
-            return job
-        job = RemoveJob([], [], [], [])
-        while self._remove and len(job.physical_ids) < REMOVALS_MAX:
-            changes, physical_ids, done = self._remove.pop(0)
-            job.changes += changes
-            job.physical_ids += physical_ids
-            job.done.append(done)
-        for entry in [entry for entry in self._collect if entry not in self._locked]:
-            if len(job.physical_ids) >= REMOVALS_MAX:
-                break
-            self._locked.add(entry)
-            job.entries.append(entry)
-            job.done += self._collect.pop(entry)
-            self._collect_entry(entry, job)
-        if self._note_now:
-            self._note(job)
-        for stream_id in list(self._drops):
-            self._plan_drop(stream_id, job)
-        if not (job.done or job.changes or job.physical_ids):
-            return None
-        job.changes += [put_removal(physical_id) for physical_id in job.physical_ids]
-        self._removing = True
-        return job
-
-    def _plan_drop(self, stream_id: int, job: RemoveJob) -> None:
-        """All that the index has of a stream, once nobody is about to add to it."""
-        if any(entry.log_id.stream_id == stream_id for entry in self._locked):
-            return
-        job.done += self._drops.pop(stream_id)
-        job.changes = [(key, value) for key, value in job.changes if stream_of(key) != stream_id]
-        job.physical_ids += [record.physical_id for _, record in self._index.segments_of_stream(stream_id)]
-        job.changes += [(key, None) for key in self._index.keys_of_stream(stream_id)]
-
-    def _note(self, job: RemoveJob) -> None:
-        """Write down how far open segments are durable.
-
-        Chunks say that of those before them, so only for the last commit is there no other evidence: done when there is
-        nothing else to do.
-        """
-        self._note_now = False
-        for segment in [segment for segment in self._unnoted if segment.entry not in self._locked]:
-            del self._unnoted[segment]
-            self._locked.add(segment.entry)
-            job.entries.append(segment.entry)
-            job.changes.append(
-                put_segment(segment.address, segment.record()._replace(length=segment.stored, open=True))
-            )
-
-    def _collect_entry(self, entry: Entry, job: RemoveJob) -> None:
-        """Everything of an entry that is before its start. Memory is freed when the index has it, and not before."""
-        start = entry.start
-        lengths: list[int] = []
-        for address, record in self._index.segments(entry.log_id):
-            key = (address.group_id, address.segment_id)
-            if key > entry.last_stored or Position(*key, record.length) > start:
-                break
-            job.changes.append(delete_segment(address))
-            job.physical_ids.append(record.physical_id)
-            job.stored.append((entry, key, record.length))
-            lengths.append(record.length)
-        tail: list[Segment] = []
-        for segment in entry.tail:
-            if not segment.closed or Position(*segment.key, segment.head) > start:
-                break
-            tail.append(segment)
-            job.changes += [put_producer(*entry.log_id[:2], *item) for item in segment.producers.items()]
-            job.changes.append(delete_segment(segment.address))  # of an open file, if there is one
-            job.physical_ids += files_of(segment)
-            lengths.append(segment.head)
-        job.tail += tail
-        after = entry.record_with(tail) if tail else entry.record()
-        after = after._replace(
-            stored_bytes=after.stored_bytes - sum(lengths), stored_segments=after.stored_segments - len(lengths)
-        )
-        job.changes.append(put_entry(entry.log_id, after))
-
-    def _collected(self, job: RemoveJob) -> None:
+    def _removed(self, job: RemoveJob) -> None:
         """The index has forgotten segments: memory follows."""
         for entry, key, length in job.stored:
             entry.stored_bytes -= length
@@ -607,7 +425,7 @@ class PersistenceManager:
             case LoadJob():
                 self._load_finished(job)
             case RemoveJob():
-                self._removed(job)
+                self._removals.finished(job, self.now_ms)
         self.on_work()
 
     def _written(self, job: WriteJob) -> None:
@@ -657,17 +475,16 @@ class PersistenceManager:
     def _part_written(self, part: Part) -> None:
         segment = part.segment
         segment.stored, segment.crc32c = part.end, part.crc32c
-        if segment.abandoned:
-            self._remove.append(([], segment.abandoned, _nothing))
-            segment.abandoned = []
+        self._removals.remove_files(segment.abandoned)
+        segment.abandoned = []
         if segment.dropped:
             return
         if part.end > segment.durable_head:
             segment.advance_durable_head(part.end)
         if not part.final:
-            self._unnoted[segment] = None
+            self._removals.durable_further(segment)
         if part.final:
-            self._unnoted.pop(segment, None)
+            self._removals.forget(segment)
             segment.in_index = True
             segment.producers = {}
             segment.entry.stored(segment)
@@ -688,7 +505,7 @@ class PersistenceManager:
             segment = part.segment
             segment.abandoned.append(segment.physical_id)
             segment.physical_id = segment.stored = segment.crc32c = 0
-            self._unnoted.pop(segment, None)
+            self._removals.forget(segment)
 
     def _restore_order(self) -> None:
         """Segments that failed are older than those that closed meanwhile."""
@@ -701,11 +518,8 @@ class PersistenceManager:
 
     def _remove_files(self, segment: Segment) -> None:
         """Of a segment that was dropped; files in the index go with their stream's records."""
-        if segment.in_index:
-            return
-        files = files_of(segment)
-        if files:
-            self._remove.append(([], files, _nothing))
+        if not segment.in_index:
+            self._removals.remove_files(files_of(segment))
 
     def _tell_pending(self, job: WriteJob) -> None:
         still: list[_Pending] = []
@@ -758,28 +572,21 @@ class PersistenceManager:
         for waiter in self._load_waiters.pop((entry, key), []):
             waiter(error)
 
-    def _removed(self, job: RemoveJob) -> None:
-        self._removing = False
-        error: KeraError | None = None
-        if job.error is None:
-            self._locked.difference_update(job.entries)
-            self._unsettled.difference_update(job.physical_ids)
-            self._collected(job)
-        else:
-            self.totals.disk_errors += 1
-            log.error("cannot remove segments; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
-            error = DiskFailed(f"cannot change the index: {job.error}", path=str(job.error.filename))
-            # Its entries stay locked: what is to be written of them has been decided.
-            self._failed_removal = replace(job, done=[], error=None)
-            self._retry_removal_ms = self.now_ms + RETRY_MS
-        for done in job.done:
-            done(error)
-
     # -- removal ---------------------------------------------------------------------------------------------------
 
-    def collect(self, entry: Entry, done: Done | None = None) -> None:
-        """Remove what is before the entry's start; `done` when it is gone for good, whatever happens after."""
-        self._collect.setdefault(entry, []).append(done or _nothing)
+    def collect(self, entry: Entry, done: Done = nothing) -> None:
+        """See `Removals.collect`."""
+        self._removals.collect(entry, done)
+        self.on_work()
+
+    def drop_stream(self, stream_id: int, done: Done = nothing) -> None:
+        """See `Removals.drop_stream`."""
+        self._removals.drop_stream(stream_id, done)
+        self.on_work()
+
+    def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
+        """See `Removals.commit_cursor`."""
+        self._removals.commit_cursor(entry, application_id, position, done)
         self.on_work()
 
     def _drop_resident(self, entry: Entry, key: Key) -> None:
@@ -798,15 +605,14 @@ class PersistenceManager:
         """See `Memory`. Its records and files go with `drop_stream`."""
         for entry in streamlet.entries:
             self._dirty.pop(entry, None)
-            for done in self._collect.pop(entry, ()):
-                done(None)
+            self._removals.cancel(entry)
             for segment in list(entry.resident.values()):
                 segment.dropped = True
                 self._heads.pop(segment, None)
                 self._closed.pop(segment, None)
                 self._stored.pop(segment, None)
                 self._loaded.pop(segment, None)
-                self._unnoted.pop(segment, None)
+                self._removals.forget(segment)
                 if not segment.busy and not segment.loading:
                     segment.slot.retire()
                     self._remove_files(segment)
@@ -823,22 +629,6 @@ class PersistenceManager:
                 still.append(pending)
         self._pending = still
 
-    def drop_stream(self, stream_id: int, done: Done | None = None) -> None:
-        """Remove all records and files of a stream, whose streamlets were dropped."""
-        self._drops.setdefault(stream_id, []).append(done or _nothing)
-        self.on_work()
-
-    def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
-        """Remember, durably, how far an application has read."""
-
-        def committed(error: KeraError | None) -> None:
-            if error is None:
-                entry.committed[application_id] = position
-            done(error)
-
-        self._remove.append(([put_cursor(entry.log_id, application_id, position)], [], committed))
-        self.on_work()
-
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int, *, idle_close_ms: int) -> None:
@@ -849,14 +639,8 @@ class PersistenceManager:
             self.closed(segment)
         for segment in [segment for segment, until in self._loaded.items() if now_ms >= until]:
             del self._loaded[segment]
-        self._note_now = bool(self._unnoted) and not (self._dirty or self._committing)
-        if (
-            self._note_now
-            or self._error is not None
-            or self._failed_removal is not None
-            or self._wanted
-            or self._room_wanted
-        ):
+        removals_wait = self._removals.note_soon(quiet=not (self._dirty or self._committing))
+        if removals_wait or self._error is not None or self._wanted or self._room_wanted:
             self.on_work()
 
     def close_older(self, entries: Iterable[Entry], age_ms: int) -> None:
@@ -878,16 +662,7 @@ class PersistenceManager:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way or waiting, except what only time or a reader will bring."""
-        return not (
-            self._closed
-            or self._dirty
-            or self._drops
-            or self._remove
-            or self._collect
-            or self._locked
-            or self._removing
-            or self._loading
-        )
+        return not (self._closed or self._dirty or self._locked or self._loading or not self._removals.idle)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -907,12 +682,3 @@ class PersistenceManager:
             for segment in segments:
                 counts[segment.entry.state_of(segment).value] += 1
         return counts
-
-
-def files_of(segment: Segment) -> list[int]:
-    """All files that a segment has, or had before they failed."""
-    return [physical_id for physical_id in (segment.physical_id, *segment.abandoned) if physical_id]
-
-
-def _nothing(error: KeraError | None) -> None:
-    """Nobody waits."""

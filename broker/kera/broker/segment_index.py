@@ -33,7 +33,7 @@ import lmdb
 from crc32c import crc32c
 
 from kera.broker.segment_scan import SegmentAddress
-from kera.core.errors import DiskFailed, StartError
+from kera.core.errors import StartError
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.telemetry import get_logger
 
@@ -461,8 +461,3 @@ def _copy_intact(path: Path) -> bool:
             missing=report["missing"],
         )
     return whole
-
-
-def failed(error: OSError, what: str) -> DiskFailed:
-    """`error` as one of ours."""
-    return DiskFailed(f"{what}: {error.strerror or error}", path=error.filename)

@@ -22,7 +22,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from kera.broker.disk import BLOCK_BYTES, Disk, block_ceiling
-from kera.broker.persistence import Job, LoadJob, RemoveJob, WriteJob
+from kera.broker.jobs import Job, LoadJob, RemoveJob, WriteJob
 from kera.broker.segment_index import Change, SegmentIndex, SegmentRecord, delete_removal, put_segment
 from kera.broker.segment_scan import SegmentAddress, SegmentScan, scan_segment
 from kera.core.chunk import HEADER_BYTES, padded

@@ -13,8 +13,9 @@ from typing import Any
 from kera.broker.arena import Arena
 from kera.broker.entry import Entry, Key, length_of
 from kera.broker.fetching import READ_BYTES_MAX, Fetches, position_of
+from kera.broker.jobs import Done
 from kera.broker.metrics import Counters
-from kera.broker.persistence import Done, PersistenceManager
+from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import end_record, entry_of, first_record, group_entry, ordinal_of, resolve
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord

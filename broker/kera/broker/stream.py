@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from kera.broker.persistence import Done, PersistenceManager
+from kera.broker.jobs import Done, nothing
+from kera.broker.persistence import PersistenceManager
 from kera.broker.restart import RestoredStreamlet
 from kera.broker.retention import Rules
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import InvalidArgument, KeraError, NotOwner, StreamletOutOfRange, UnknownStream
+from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, UnknownStream
 from kera.v1 import common_pb2
 
 
@@ -131,17 +132,13 @@ class Streams:
             if stream.durability == common_pb2.DURABILITY_LEADER:
                 segment.advance_durable_head(segment.head)
             else:
-                self._memory.persist([(segment, segment.head)], _nothing)
+                self._memory.persist([(segment, segment.head)], nothing)
         return streamlet
 
-    def drop(self, stream_id: int, done: Done | None = None) -> None:
+    def drop(self, stream_id: int, done: Done = nothing) -> None:
         """Free all of a stream, in memory at once; `done` when its files are gone, or if it is not here."""
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
             for streamlet in stream.streamlets.values():
                 streamlet.drop()
         self._memory.drop_stream(stream_id, done)
-
-
-def _nothing(error: KeraError | None) -> None:
-    """Nobody waits."""

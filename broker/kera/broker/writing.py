@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable
 
+from kera.broker.jobs import nothing
 from kera.broker.metrics import Counters
 from kera.broker.persistence import PersistenceManager
 from kera.broker.segment import Segment
@@ -190,7 +191,7 @@ class Writer:
                 write.wanted.append((appended.segment, appended.end))
                 write.waiting.append(len(write.response.statuses))
             else:
-                self._memory.persist([(appended.segment, appended.end)], _nothing)
+                self._memory.persist([(appended.segment, appended.end)], nothing)
         write.response.statuses.add(
             entry=appended.entry,
             group_id=appended.group_id,
@@ -265,7 +266,3 @@ def level_name(durability: int) -> str:
     """The name of a level, or the number of one that only newer clients know."""
     known = common_pb2.Durability.DESCRIPTOR.values_by_number.get(durability)
     return str(known.name) if known is not None else str(durability)
-
-
-def _nothing(error: KeraError | None) -> None:
-    """Nobody waits."""

@@ -12,8 +12,9 @@ import pyarrow as pa
 from kera.broker.arena import Arena, Slot
 from kera.broker.disk import LocalDisk
 from kera.broker.entry import Entry
+from kera.broker.jobs import Job
 from kera.broker.metrics import Counters
-from kera.broker.persistence import Job, PersistenceManager
+from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, plan_read
 from kera.broker.restart import Restart
 from kera.broker.segment import Segment

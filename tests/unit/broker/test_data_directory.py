@@ -15,7 +15,7 @@ from scripts import sample_data_dir as sample
 
 from kera.broker.arena import Arena
 from kera.broker.disk import LocalDisk
-from kera.broker.persistence import LoadJob
+from kera.broker.jobs import LoadJob
 from kera.broker.registration import DataDirectory
 from kera.broker.restart import Restart
 from kera.broker.segment import Segment

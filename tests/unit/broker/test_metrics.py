@@ -5,8 +5,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from kera.broker.jobs import RETRY_MS, Totals
 from kera.broker.metrics import _FOUND_HELP, _HELP, _TOTALS_HELP, BrokerCollector, Counters
-from kera.broker.persistence import RETRY_MS, Totals
 from kera.broker.restart import Found
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from kera.broker import persistence
-from kera.broker.persistence import (
-    LOADS_IN_FLIGHT_MAX,
-    READ_AHEAD_SEGMENTS,
-    RETRY_MS,
-    WANTED_MS,
-    Job,
-    LoadJob,
-    WriteJob,
-)
+from kera.broker.jobs import RETRY_MS, Job, LoadJob, WriteJob
+from kera.broker.persistence import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS, WANTED_MS
 from kera.broker.retention import Rules, new_starts
 from kera.broker.segment import Segment
 from kera.broker.segment_index import EntryRecord
@@ -137,8 +130,8 @@ def test_a_full_memory_flushes_first_what_all_readers_have_read(make_engine: Mak
     unread, read = Log(engine), Log(engine)
     unread.append_many(SEGMENT + 1)
     read.append_many(SEGMENT + 1)
-    engine.memory.read(unread.entry, 1, (1, 1))
-    engine.memory.read(read.entry, 2, (1, 2))
+    unread.entry.readers[1] = (1, 1)
+    read.entry.readers[2] = (1, 2)
     (job,) = engine.memory.plan()
 
     assert isinstance(job, WriteJob)
@@ -394,7 +387,7 @@ def test_while_the_disk_takes_nothing_what_has_to_be_persisted_is_refused(log: L
 def evicted(log: Log, *readers: tuple[int, int]) -> list[tuple[int, int]]:
     """In which order the segments of a log leave the memory, with readers at these places."""
     for number, reader in enumerate(readers):
-        log.engine.memory.read(log.entry, number, reader)
+        log.entry.readers[number] = reader
     log.engine.fill_memory()
     order = []
     while before := resident(log):
@@ -903,7 +896,7 @@ def test_segments_are_counted_by_the_states_of_the_thesis(log: Log) -> None:
     flushed(log, 3)
     log.append_many(SEGMENT + 1)
     assert memory.segments_by_state() == {"head": 1, "group": 4, "processed": 0, "loading": 0}
-    memory.read(log.entry, 1, (2, 1))
+    log.entry.readers[1] = (2, 1)
 
     assert memory.segments_by_state() == {"head": 1, "group": 2, "processed": 2, "loading": 0}
 

@@ -217,7 +217,7 @@ def test_a_segment_goes_through_the_states_of_the_thesis(log: Log) -> None:
     first, second = entry.tail
     assert [entry.state_of(segment) for segment in (first, second)] == [SegmentState.GROUP, SegmentState.HEAD]
 
-    memory.read(entry, 1, (1, 2))
+    entry.readers[1] = (1, 2)
     assert entry.state_of(first) == SegmentState.PROCESSED
 
     log.engine.run()

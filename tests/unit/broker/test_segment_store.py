@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kera.broker.persistence import LoadJob, RemoveJob, WriteJob
+from kera.broker.jobs import LoadJob, RemoveJob, WriteJob
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord, delete_segment, put_removal
 from kera.broker.segment_scan import scan_segment

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kera.broker import writing
-from kera.broker.persistence import RETRY_MS
+from kera.broker.jobs import RETRY_MS
 from kera.core.errors import InvalidArgument, OutOfSequence, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
