@@ -40,17 +40,23 @@ class Catalog:
         self._streams: dict[int, common_pb2.StreamInfo] = {}
         self._ids: dict[str, int] = {}
         self._creating: dict[str, common_pb2.StreamInfo] = {}
+        # Sums over all of them, kept up to date: with many streams it takes long to add them up anew for each.
+        self._sizes: dict[int, int] = {}
+        self._bytes = 0
+        self._streamlets: Counter[int] = Counter()
 
     def add(self, stream: common_pb2.StreamInfo) -> None:
         """A stream that is stored: one from before, one that has been created, or a new version of one."""
         invariant(self._ids.get(stream.name, stream.stream_id) == stream.stream_id, "a name belongs to one stream")
         self._creating.pop(stream.name, None)
+        self._discount(self._streams.get(stream.stream_id, stream))
+        self._count(stream)
         self._streams[stream.stream_id] = stream
         self._ids[stream.name] = stream.stream_id
 
     def remove(self, stream: common_pb2.StreamInfo) -> None:
         """Forget a stream that is no longer stored."""
-        del self._streams[stream.stream_id]
+        self._discount(self._streams.pop(stream.stream_id))
         del self._ids[stream.name]
 
     def check_free(self, name: str) -> None:
@@ -65,7 +71,7 @@ class Catalog:
 
         Raises `InvalidArgument`.
         """
-        others_bytes = sum(known.ByteSize() for known in self._all() if known.stream_id != stream.stream_id)
+        others_bytes = self._bytes - self._sizes.get(stream.stream_id, 0)
         if others_bytes + stream.ByteSize() > CATALOG_BYTES_MAX:
             raise InvalidArgument(
                 f"the descriptions of all streams would take more than {CATALOG_BYTES_MAX} bytes;"
@@ -76,10 +82,12 @@ class Catalog:
     def reserve(self, stream: common_pb2.StreamInfo) -> None:
         """Hold the name of a stream that is being created, until `add` or `release`."""
         self._creating[stream.name] = stream
+        self._count(stream)
 
     def release(self, stream: common_pb2.StreamInfo) -> None:
         """The stream could not be created."""
-        self._creating.pop(stream.name, None)
+        if self._creating.pop(stream.name, None) is not None:
+            self._discount(stream)
 
     def named(self, name: str) -> common_pb2.StreamInfo:
         """The stream of this name. Raises `UnknownStream`."""
@@ -102,7 +110,7 @@ class Catalog:
 
     def streamlet_counts(self) -> Counter[int]:
         """How many streamlets each broker has; 0 for those that have none."""
-        return Counter(assignment.broker_id for stream in self._all() for assignment in stream.assignments)
+        return +self._streamlets
 
     def of_launch(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
         """The streams with streamlets of this launch of a broker, those that it is just to open included."""
@@ -129,6 +137,17 @@ class Catalog:
                     owner.first_group_id += GROUPS_PER_LAUNCH
             changed.append(version)
         return changed
+
+    def _count(self, stream: common_pb2.StreamInfo) -> None:
+        self._sizes[stream.stream_id] = stream.ByteSize()
+        self._bytes += self._sizes[stream.stream_id]
+        self._streamlets.update(owner.broker_id for owner in stream.assignments)
+
+    def _discount(self, stream: common_pb2.StreamInfo) -> None:
+        size = self._sizes.pop(stream.stream_id, None)
+        if size is not None:
+            self._bytes -= size
+            self._streamlets.subtract(owner.broker_id for owner in stream.assignments)
 
     def _all(self) -> Iterator[common_pb2.StreamInfo]:
         yield from self._streams.values()
