@@ -23,8 +23,8 @@ import pyarrow as pa
 from pydantic import ByteSize
 
 from bench.common import Broker, Figures, broker, directory, parser, say, size
+from kera.broker.loads import LOADS_IN_FLIGHT_MAX
 from kera.broker.log_engine import LogEngine
-from kera.broker.persistence import LOADS_IN_FLIGHT_MAX
 from kera.broker.settings import BrokerSettings
 from kera.client import Client
 from kera.core.chunk import Codec, encode_chunk, read_header

@@ -22,7 +22,6 @@ It decides and keeps the books; ``kera.broker.segment_store`` does what it plans
 from __future__ import annotations
 
 import errno
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -31,17 +30,17 @@ from kera.broker.arena import Arena, Slot
 from kera.broker.disk import block_ceiling, block_floor
 from kera.broker.entry import Entry, Key
 from kera.broker.jobs import RETRY_MS, Done, Job, LoadJob, Part, RemoveJob, Totals, WriteJob, nothing
+from kera.broker.loads import Loads
 from kera.broker.removals import Removals, files_of
 from kera.broker.segment import Segment
 from kera.broker.segment_index import (
     Change,
     SegmentIndex,
-    SegmentRecord,
     put_entry,
     put_producer,
 )
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import DiskFailed, DiskFull, KeraError, NotPersisted, invariant
+from kera.core.errors import DiskFull, KeraError, NotPersisted, invariant
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger
 
@@ -49,14 +48,8 @@ log = get_logger("kera.persistence")
 
 FLUSH_SEGMENTS_MAX = 32
 """In one job: with their index records committed together."""
-LOADS_IN_FLIGHT_MAX = 2
-READ_AHEAD_SEGMENTS = 2
-LOADED_SHARE_MAX = 4
-"""At most one slot in so many is for segments that were loaded and not yet read."""
 SLOTS_TO_KEEP_ONE = 16
 """An arena of so many slots keeps one of them for loads."""
-WANTED_MS = 5_000
-"""How long a loaded segment waits for its reader before it can be evicted like any other."""
 
 
 @dataclass(slots=True)
@@ -92,11 +85,6 @@ class PersistenceManager:
         self._dirty: dict[Entry, None] = {}
         """With something that waits for level persisted."""
         self._pending: list[_Pending] = []
-        self._wanted: deque[tuple[Entry, Key]] = deque()
-        """To be loaded."""
-        self._loaded: dict[Segment, int] = {}
-        """Loaded, not read yet → until when it is kept."""
-        self._load_waiters: dict[tuple[Entry, Key], list[Done]] = {}
         self._locked: set[Entry] = set()
         """With a change of their records under way: there is never more than one."""
         self._unsettled: set[int] = set()
@@ -104,8 +92,8 @@ class PersistenceManager:
         self._removals = Removals(
             index, self.totals, locked=self._locked, unsettled=self._unsettled, on_removed=self._removed
         )
+        self._loads = Loads(arena, self.totals, evict=self._evict, on_loaded=self._loaded)
         self._flushing = self._committing = False
-        self._loading = 0
         self._room_wanted = False
         self._error: OSError | None = None
         self._kept_for_loads = 1 if arena.slot_count >= SLOTS_TO_KEEP_ONE else 0
@@ -153,7 +141,7 @@ class PersistenceManager:
         farthest: Segment | None = None
         farthest_distance = (-1, -1)
         for segment in self._stored:
-            if segment.slot.leases or segment in self._loaded or segment.busy:
+            if segment.slot.leases or segment in self._loads or segment.busy:
                 continue
             distance = segment.entry.distance(segment.key)
             if distance is None:
@@ -171,12 +159,12 @@ class PersistenceManager:
     def _forget(self, segment: Segment) -> None:
         """A stored segment is not in memory any more."""
         self._stored.pop(segment, None)
-        self._loaded.pop(segment, None)
+        self._loads.forget(segment)
         if segment.entry.resident.get(segment.key) is segment:
             del segment.entry.resident[segment.key]
 
     def _released(self) -> None:
-        if self._wanted:
+        if self._loads:
             self.on_work()
         if self._room_wanted:
             self._room_wanted = False
@@ -203,7 +191,15 @@ class PersistenceManager:
 
     def touched(self, segment: Segment) -> None:
         """A reader has got something of a segment: if it was loaded for that, it is one like the others now."""
-        self._loaded.pop(segment, None)
+        self._loads.forget(segment)
+
+    def load(self, entry: Entry, key: Key, done: Done | None = None) -> None:
+        """See `Loads.load`."""
+        self._loads.load(entry, key, done)
+        self.on_work()
+
+    def _loaded(self, segment: Segment) -> None:
+        self._stored[segment] = None
 
     def persist(self, wanted: list[tuple[Segment, int]], done: Done) -> None:
         """Call `done` when each segment is durable on disk up to its offset, or with `NotPersisted`."""
@@ -214,23 +210,6 @@ class PersistenceManager:
         for segment, _ in missing:
             self._dirty[segment.entry] = None
         self._pending.append(_Pending(missing, done))
-        self.on_work()
-
-    def load(self, entry: Entry, key: Key, done: Done | None = None) -> None:
-        """Bring a segment back into memory, and the following ones; `done` when it is there, or with an error."""
-        segment = entry.resident.get(key)
-        if segment is not None:
-            if not segment.loading:
-                if done is not None:
-                    done(None)
-                return
-            if done is not None:
-                segment.on_loaded.append(done)
-            return
-        if done is not None:
-            self._load_waiters.setdefault((entry, key), []).append(done)
-        if (entry, key) not in self._wanted:
-            self._wanted.append((entry, key))
         self.on_work()
 
     # -- planning --------------------------------------------------------------------------------------------------
@@ -249,11 +228,7 @@ class PersistenceManager:
             job = self._plan_flush()
             if job is not None:
                 jobs.append(job)
-        while self._wanted and self._loading < LOADS_IN_FLIGHT_MAX:
-            load = self._plan_load()
-            if load is None:
-                break
-            jobs.append(load)
+        jobs += self._loads.plan()
         removal = self._removals.plan(self.now_ms)
         if removal is not None:
             jobs.append(removal)
@@ -357,40 +332,6 @@ class PersistenceManager:
                 segment.close()
                 self.closed(segment)
 
-    def _plan_load(self) -> LoadJob | None:
-        entry, key = self._wanted[0]
-        record = entry.find(key)
-        if not isinstance(record, SegmentRecord):
-            self._wanted.popleft()
-            self._loaded_or_not(entry, key, None)  # it is in memory, or gone: the reader looks again
-            return self._plan_load() if self._wanted else None
-        wanted_max = max(1, self._arena.slot_count // LOADED_SHARE_MAX)
-        has_waiter = (entry, key) in self._load_waiters
-        if len(self._loaded) >= wanted_max and not has_waiter:
-            self._wanted.popleft()
-            return self._plan_load() if self._wanted else None
-        if not self._arena.free_slots and not self._evict():
-            return None
-        self._wanted.popleft()
-        slot = self._arena.allocate()
-        segment = Segment.stub(entry, entry.address(key), slot, record)
-        entry.resident[key] = segment
-        segment.on_loaded = self._load_waiters.pop((entry, key), [])
-        slot.pin()
-        self._loading += 1
-        if has_waiter:
-            self._read_ahead(entry, key)
-        return LoadJob(segment)
-
-    def _read_ahead(self, entry: Entry, key: Key) -> None:
-        for _ in range(READ_AHEAD_SEGMENTS):
-            following = entry.following(key)
-            if following is None or not isinstance(following[1], SegmentRecord):
-                return
-            key = following[0]
-            if (entry, key) not in self._wanted:
-                self._wanted.append((entry, key))
-
     def _removed(self, job: RemoveJob) -> None:
         """The index has forgotten segments: memory follows."""
         for entry, key, length in job.stored:
@@ -423,7 +364,7 @@ class PersistenceManager:
             case WriteJob():
                 self._written(job)
             case LoadJob():
-                self._load_finished(job)
+                self._loads.finished(job, self.now_ms)
             case RemoveJob():
                 self._removals.finished(job, self.now_ms)
         self.on_work()
@@ -541,37 +482,6 @@ class PersistenceManager:
                 still.append(pending)
         self._pending = still
 
-    def _load_finished(self, job: LoadJob) -> None:
-        segment = job.segment
-        self._loading -= 1
-        segment.loading = False
-        waiters, segment.on_loaded = segment.on_loaded, []
-        segment.slot.unpin()
-        error: KeraError | None = None
-        if segment.dropped or job.error is not None:
-            if segment.entry.resident.get(segment.key) is segment:
-                del segment.entry.resident[segment.key]
-            segment.slot.retire()
-            if job.error is not None:
-                self.totals.disk_errors += 1
-                error = DiskFailed(
-                    f"cannot read segment {segment.address} from disk: {job.error}", path=str(job.error.filename)
-                )
-                log.error("cannot read a segment", address=list(segment.address), error=str(job.error))
-        else:
-            segment.loaded(job.chunk_ends, job.holes)
-            self.totals.chunks_damaged += len(job.holes)
-            self.totals.segments_loaded += 1
-            self.totals.bytes_loaded += segment.head
-            self._stored[segment] = None
-            self._loaded[segment] = self.now_ms + WANTED_MS
-        for waiter in waiters:
-            waiter(error)
-
-    def _loaded_or_not(self, entry: Entry, key: Key, error: KeraError | None) -> None:
-        for waiter in self._load_waiters.pop((entry, key), []):
-            waiter(error)
-
     # -- removal ---------------------------------------------------------------------------------------------------
 
     def collect(self, entry: Entry, done: Done = nothing) -> None:
@@ -611,16 +521,14 @@ class PersistenceManager:
                 self._heads.pop(segment, None)
                 self._closed.pop(segment, None)
                 self._stored.pop(segment, None)
-                self._loaded.pop(segment, None)
+                self._loads.forget(segment)
                 self._removals.forget(segment)
                 if not segment.busy and not segment.loading:
                     segment.slot.retire()
                     self._remove_files(segment)
             entry.resident.clear()
             entry.tail.clear()
-            for key in [wanted for wanted in self._wanted if wanted[0] is entry]:
-                self._wanted.remove(key)
-                self._loaded_or_not(*key, None)
+            self._loads.cancel(entry)
         still = []
         for pending in self._pending:
             if any(segment.dropped for segment, _ in pending.wanted):
@@ -637,10 +545,9 @@ class PersistenceManager:
         for segment in [head for head in self._heads if now_ms - head.touched_ms >= idle_close_ms]:
             segment.close()
             self.closed(segment)
-        for segment in [segment for segment, until in self._loaded.items() if now_ms >= until]:
-            del self._loaded[segment]
+        self._loads.expire(now_ms)
         removals_wait = self._removals.note_soon(quiet=not (self._dirty or self._committing))
-        if removals_wait or self._error is not None or self._wanted or self._room_wanted:
+        if removals_wait or self._error is not None or self._loads or self._room_wanted:
             self.on_work()
 
     def close_older(self, entries: Iterable[Entry], age_ms: int) -> None:
@@ -662,7 +569,7 @@ class PersistenceManager:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way or waiting, except what only time or a reader will bring."""
-        return not (self._closed or self._dirty or self._locked or self._loading or not self._removals.idle)
+        return not (self._closed or self._dirty or self._locked or self._loads.in_flight or not self._removals.idle)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -677,7 +584,7 @@ class PersistenceManager:
 
     def segments_by_state(self) -> dict[str, int]:
         """How many segments are in memory, by state."""
-        counts: dict[str, int] = {"head": 0, "group": 0, "processed": 0, "loading": self._loading}
+        counts: dict[str, int] = {"head": 0, "group": 0, "processed": 0, "loading": self._loads.in_flight}
         for segments in (self._heads, self._closed, self._stored):
             for segment in segments:
                 counts[segment.entry.state_of(segment).value] += 1

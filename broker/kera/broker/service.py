@@ -167,17 +167,26 @@ class BrokerService:
         self, call: Call[broker_pb2.TruncateStreamletsRequest]
     ) -> Reply[broker_pb2.TruncateStreamletsResponse]:
         """Remove what is before cursors; answered when it cannot come back. What is gone already is no error."""
-        response = broker_pb2.TruncateStreamletsResponse()
-        for cursor in call.message.cursors:
-            result = response.results.add()
+        return Reply(
+            broker_pb2.TruncateStreamletsResponse(results=await self._each(call.message.cursors, self._truncate))
+        )
+
+    async def _each(
+        self, cursors: Iterable[common_pb2.Cursor], action: Callable[[Streamlet, Entry, Position], Awaitable[None]]
+    ) -> list[broker_pb2.CursorResult]:
+        """Do something with each cursor; one that fails does not fail its neighbours."""
+        results = []
+        for cursor in cursors:
+            result = broker_pb2.CursorResult()
             try:
                 streamlet = self._streams.get(cursor.stream_id).streamlet(cursor.streamlet_id)
                 entry = entry_of(streamlet, cursor.entry)
-                await self._truncate(streamlet, entry, position_of(cursor))
+                await action(streamlet, entry, position_of(cursor))
                 _fill(result.start, entry, entry.start)
             except KeraError as error:
                 result.error.CopyFrom(error_to_message(error))
-        return Reply(response)
+            results.append(result)
+        return results
 
     async def _truncate(self, streamlet: Streamlet, entry: Entry, position: Position) -> None:
         if position <= entry.start:
@@ -207,17 +216,11 @@ class BrokerService:
                 f"a cursor belongs to an application_id of 1 to {APPLICATION_ID_BYTES_MAX} bytes",
                 limit=APPLICATION_ID_BYTES_MAX,
             )
-        response = broker_pb2.CommitCursorsResponse()
-        for cursor in call.message.cursors:
-            result = response.results.add()
-            try:
-                streamlet = self._streams.get(cursor.stream_id).streamlet(cursor.streamlet_id)
-                entry = entry_of(streamlet, cursor.entry)
-                await self._commit_cursor(entry, application_id, position_of(cursor))
-                _fill(result.start, entry, entry.start)
-            except KeraError as error:
-                result.error.CopyFrom(error_to_message(error))
-        return Reply(response)
+
+        async def commit(_streamlet: Streamlet, entry: Entry, position: Position) -> None:
+            await self._commit_cursor(entry, application_id, position)
+
+        return Reply(broker_pb2.CommitCursorsResponse(results=await self._each(call.message.cursors, commit)))
 
     async def _commit_cursor(self, entry: Entry, application_id: str, position: Position) -> None:
         if position == EARLIEST:

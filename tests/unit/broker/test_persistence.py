@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker import persistence
+from kera.broker import loads
 from kera.broker.jobs import RETRY_MS, Job, LoadJob, WriteJob
-from kera.broker.persistence import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS, WANTED_MS
+from kera.broker.loads import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS, WANTED_MS
 from kera.broker.retention import Rules, new_starts
 from kera.broker.segment import Segment
 from kera.broker.segment_index import EntryRecord
@@ -575,7 +575,7 @@ def test_what_was_loaded_and_read_can_be_evicted(make_engine: MakeEngine) -> Non
 
 def test_reading_ahead_leaves_most_of_the_memory_to_others(engine: Engine) -> None:
     log = on_disk_only(Log(engine), 6)
-    assert engine.arena.slot_count // persistence.LOADED_SHARE_MAX == 2
+    assert engine.arena.slot_count // loads.LOADED_SHARE_MAX == 2
     for key in ((1, 1), (2, 1), (3, 1)):
         engine.memory.load(log.entry, key)
     engine.run()

@@ -1,0 +1,164 @@
+"""What comes back from disk: segments that readers want, and the following ones ahead of them. Part of the persistence
+manager; pure.
+
+A segment that was loaded is kept until its reader has come for it, but not for ever. What is read ahead is bounded by a
+share of the memory; what a reader waits for is not, as it takes the place of something else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from kera.broker.arena import Arena
+from kera.broker.entry import Entry, Key
+from kera.broker.jobs import Done, LoadJob, Totals
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentRecord
+from kera.core.errors import DiskFailed, KeraError
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.persistence")
+
+LOADS_IN_FLIGHT_MAX = 2
+READ_AHEAD_SEGMENTS = 2
+LOADED_SHARE_MAX = 4
+"""At most one slot in so many is for segments that were loaded and not yet read."""
+WANTED_MS = 5_000
+"""How long a loaded segment waits for its reader before it can be evicted like any other."""
+
+
+class Loads:
+    """See the head of this module."""
+
+    def __init__(
+        self, arena: Arena, totals: Totals, *, evict: Callable[[], bool], on_loaded: Callable[[Segment], None]
+    ) -> None:
+        """`evict` frees a slot, if it can; `on_loaded`: a segment is in memory that is on disk, too."""
+        self._arena = arena
+        self._totals = totals
+        self._evict = evict
+        self._on_loaded = on_loaded
+        self._wanted: deque[tuple[Entry, Key]] = deque()
+        self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
+        self._kept: dict[Segment, int] = {}
+        """Loaded, not read yet → until when it is kept."""
+        self.in_flight = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything is to be loaded."""
+        return bool(self._wanted)
+
+    def __contains__(self, segment: Segment) -> bool:
+        """Whether a segment is kept for a reader."""
+        return segment in self._kept
+
+    def load(self, entry: Entry, key: Key, done: Done | None) -> None:
+        """Bring a segment back into memory, and the following ones; `done` when it is there, or with an error."""
+        segment = entry.resident.get(key)
+        if segment is not None:
+            if not segment.loading:
+                if done is not None:
+                    done(None)
+                return
+            if done is not None:
+                segment.on_loaded.append(done)
+            return
+        if done is not None:
+            self._waiters.setdefault((entry, key), []).append(done)
+        if (entry, key) not in self._wanted:
+            self._wanted.append((entry, key))
+
+    def forget(self, segment: Segment) -> None:
+        """Its reader has come, or it is gone: keep it no longer."""
+        self._kept.pop(segment, None)
+
+    def expire(self, now_ms: int) -> None:
+        """Keep nothing for readers who do not come."""
+        for segment in [segment for segment, until in self._kept.items() if now_ms >= until]:
+            del self._kept[segment]
+
+    def cancel(self, entry: Entry) -> None:
+        """The entry is gone."""
+        for wanted in [wanted for wanted in self._wanted if wanted[0] is entry]:
+            self._wanted.remove(wanted)
+            self._tell(*wanted)
+
+    def _tell(self, entry: Entry, key: Key) -> None:
+        """Who waits for a segment shall look again."""
+        for waiter in self._waiters.pop((entry, key), []):
+            waiter(None)
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> list[LoadJob]:
+        """What to load now; each job must be performed and then given to `finished`."""
+        jobs: list[LoadJob] = []
+        while self._wanted and self.in_flight < LOADS_IN_FLIGHT_MAX:
+            job = self._next()
+            if job is None:
+                break
+            jobs.append(job)
+        return jobs
+
+    def _next(self) -> LoadJob | None:
+        entry, key = self._wanted[0]
+        record = entry.find(key)
+        if not isinstance(record, SegmentRecord):
+            self._wanted.popleft()
+            self._tell(entry, key)  # it is in memory, or gone: the reader looks again
+            return self._next() if self._wanted else None
+        wanted_max = max(1, self._arena.slot_count // LOADED_SHARE_MAX)
+        has_waiter = (entry, key) in self._waiters
+        if len(self._kept) >= wanted_max and not has_waiter:
+            self._wanted.popleft()
+            return self._next() if self._wanted else None
+        if not self._arena.free_slots and not self._evict():
+            return None
+        self._wanted.popleft()
+        slot = self._arena.allocate()
+        segment = Segment.stub(entry, entry.address(key), slot, record)
+        entry.resident[key] = segment
+        segment.on_loaded = self._waiters.pop((entry, key), [])
+        slot.pin()
+        self.in_flight += 1
+        if has_waiter:
+            self._read_ahead(entry, key)
+        return LoadJob(segment)
+
+    def _read_ahead(self, entry: Entry, key: Key) -> None:
+        for _ in range(READ_AHEAD_SEGMENTS):
+            following = entry.following(key)
+            if following is None or not isinstance(following[1], SegmentRecord):
+                return
+            key = following[0]
+            if (entry, key) not in self._wanted:
+                self._wanted.append((entry, key))
+
+    def finished(self, job: LoadJob, now_ms: int) -> None:
+        """The job was performed: take note, tell who waits."""
+        segment = job.segment
+        self.in_flight -= 1
+        segment.loading = False
+        waiters, segment.on_loaded = segment.on_loaded, []
+        segment.slot.unpin()
+        error: KeraError | None = None
+        if segment.dropped or job.error is not None:
+            if segment.entry.resident.get(segment.key) is segment:
+                del segment.entry.resident[segment.key]
+            segment.slot.retire()
+            if job.error is not None:
+                self._totals.disk_errors += 1
+                error = DiskFailed(
+                    f"cannot read segment {segment.address} from disk: {job.error}", path=str(job.error.filename)
+                )
+                log.error("cannot read a segment", address=list(segment.address), error=str(job.error))
+        else:
+            segment.loaded(job.chunk_ends, job.holes)
+            self._totals.chunks_damaged += len(job.holes)
+            self._totals.segments_loaded += 1
+            self._totals.bytes_loaded += segment.head
+            self._kept[segment] = now_ms + WANTED_MS
+            self._on_loaded(segment)
+        for waiter in waiters:
+            waiter(error)
