@@ -1,0 +1,62 @@
+"""What the tests of the persistence manager are made with: looking at jobs, and logs in a known state."""
+
+from collections.abc import Callable, Sequence
+
+from kera.broker.jobs import Job, LoadJob, WriteJob
+from kera.broker.segment import Segment
+from tests.unit.broker.support import Engine, Log, Outcome
+
+MakeEngine = Callable[..., Engine]
+NEVER_MS = 1 << 40
+SEGMENT = 4
+"""Chunks that fill one."""
+
+
+def keys(segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    return [segment.key for segment in segments]
+
+
+def written(jobs: Sequence[Job]) -> list[tuple[int, int]]:
+    """The segments that are about to be written, in order."""
+    return [part.segment.key for job in jobs if isinstance(job, WriteJob) for part in job.parts]
+
+
+def loaded(jobs: Sequence[Job]) -> list[tuple[int, int]]:
+    return [job.segment.key for job in jobs if isinstance(job, LoadJob)]
+
+
+def finish(engine: Engine, jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        engine.perform(job)
+
+
+def resident(log: Log, entry: int = 0) -> list[tuple[int, int]]:
+    return sorted(log.streamlet.entries[entry].resident)
+
+
+def flushed(log: Log, segments: int) -> Log:
+    """So many segments, on disk and in memory; none is open."""
+    log.append_many(SEGMENT * segments)
+    log.engine.memory.close_all()
+    log.engine.run()
+    assert log.entry.tail == []
+    return log
+
+
+def on_disk_only(log: Log, segments: int) -> Log:
+    """So many segments, and all memory free."""
+    flushed(log, segments)
+    slots = log.engine.fill_memory()
+    slots += [log.engine.memory.allocate() for _ in range(len(log.entry.resident))]
+    for slot in slots:
+        slot.retire()
+    assert log.entry.resident == {}
+    return log
+
+
+def persist(log: Log, count: int = 1) -> Outcome:
+    outcome = Outcome()
+    appended = log.append_many(count, publish=False)[-1]
+    assert appended.segment is not None
+    log.engine.memory.persist([(appended.segment, appended.end)], outcome)
+    return outcome

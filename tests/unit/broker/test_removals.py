@@ -1,0 +1,259 @@
+"""What goes for good, by retention, truncation and deletion; and cursors, which decide about it."""
+
+import errno
+from typing import Any
+
+import pytest
+
+from kera.broker.jobs import RETRY_MS
+from kera.core.errors import DiskFailed, NotPersisted
+from kera.core.ids import Position
+from tests.unit.broker.persistence_support import (
+    NEVER_MS,
+    SEGMENT,
+    finish,
+    flushed,
+    on_disk_only,
+    persist,
+    resident,
+)
+from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, Log, Outcome
+
+# --- removal -----------------------------------------------------------------------------------------------
+
+
+def move_start(log: Log, start: Position, record: int) -> Outcome:
+    outcome = Outcome()
+    log.entry.start, log.entry.start_record = start, record
+    log.engine.memory.collect(log.entry, outcome)
+    return outcome
+
+
+def state(log: Log) -> tuple[list[tuple[int, int]], list[int], int]:
+    """Segments in the index, files, slots in use."""
+    engine = log.engine
+    return (
+        [(address.group_id, address.segment_id) for address, _ in engine.index.segments(log.entry.log_id)],
+        list(engine.store.physical_ids()),
+        engine.arena.slot_count - engine.arena.free_slots,
+    )
+
+
+def test_what_is_before_the_start_goes_from_memory_index_and_disk(log: Log) -> None:
+    flushed(log, 4)
+    outcome = move_start(log, Position(2, 1, 0), 8)
+    assert outcome.calls == [], "not before it is gone for good"
+    log.engine.run()
+
+    assert outcome.calls == [None]
+    assert state(log) == ([(2, 1), (2, 2)], [3, 4], 2)
+    assert (log.entry.stored_segments, log.entry.stored_bytes) == (2, 2 * SLOT_BYTES)
+    record = log.engine.index.entry(log.entry.log_id)
+    assert record is not None
+    assert (record.start, record.start_record, record.stored_segments) == (Position(2, 1, 0), 8, 2)
+    assert log.read_all() == list(range(8, 16))
+    totals = log.engine.memory.totals
+    assert (totals.segments_removed, totals.bytes_removed) == (2, 2 * SLOT_BYTES)
+
+
+def test_a_segment_goes_when_all_of_it_is_before_the_start(log: Log) -> None:
+    flushed(log, 2)
+    move_start(log, Position(1, 1, CHUNK_BYTES), 1)
+    log.engine.run()
+    assert state(log)[0] == [(1, 1), (1, 2)]
+    move_start(log, Position(1, 1, SLOT_BYTES), 4)
+    log.engine.run()
+
+    assert state(log)[0] == [(1, 2)]
+
+
+def test_closed_segments_that_never_were_on_disk_go_without_getting_there(log: Log) -> None:
+    log.append_many(2 * SEGMENT + 1)
+    log.engine.disk.write_error = errno.ENOSPC
+    log.engine.run()
+    outcome = move_start(log, Position(2, 1, 0), 8)
+    log.engine.run()
+
+    assert outcome.calls == [None]
+    assert (state(log)[0], state(log)[2]) == ([], 1)
+    assert log.entry.last_stored == (1, 2)
+    assert log.append(sequence=3).duplicate, "who has appended is remembered"
+    assert log.engine.index.producers(STREAM_ID, 0)[1].next_sequence == 8
+    assert log.read_all() == [8]
+
+
+def test_files_that_failed_go_with_their_segments(log: Log) -> None:
+    log.append_many(2 * SEGMENT + 1)
+    log.engine.disk.write_error = errno.ENOSPC
+    log.engine.run()
+    move_start(log, Position(2, 1, 0), 8)
+    log.engine.run()
+
+    assert state(log)[1] == []
+
+
+def test_a_removal_waits_for_what_is_being_written_of_the_entry(log: Log) -> None:
+    log.append_many(2 * SEGMENT + 1)
+    writing = log.engine.memory.plan()
+    outcome = move_start(log, Position(2, 1, 0), 8)
+    assert log.engine.memory.plan() == []
+    finish(log.engine, writing)
+    log.engine.run()
+
+    assert outcome.calls == [None]
+    assert state(log) == ([], [], 1)
+
+
+def test_a_removal_does_not_take_the_memory_that_somebody_looks_at(log: Log) -> None:
+    flushed(log, 1)
+    slot = log.entry.resident[1, 1].slot
+    content = bytes(slot.view)
+    slot.lease()
+    move_start(log, Position(1, 1, SLOT_BYTES), 4)
+    log.engine.run()
+
+    assert (state(log), bytes(slot.view)) == (([], [], 1), content)
+    slot.release()
+    assert log.engine.arena.free_slots == 8
+
+
+def test_a_segment_that_is_removed_while_it_is_loaded_is_let_go(log: Log) -> None:
+    on_disk_only(log, 1)
+    outcome = Outcome()
+    log.engine.memory.load(log.entry, (1, 1), outcome)
+    (load,) = log.engine.memory.plan()
+    move_start(log, Position(1, 1, SLOT_BYTES), 4)
+    finish(log.engine, log.engine.memory.plan())
+    log.engine.perform(load)
+    log.engine.run()
+
+    assert len(outcome.calls) == 1
+    assert (state(log), resident(log)) == (([], [], 0), [])
+
+
+def test_a_removal_that_fails_is_told(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed(log, 1)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    outcome = move_start(log, Position(1, 1, SLOT_BYTES), 4)
+    monkeypatch.setattr(log.engine.index, "commit", fail)
+    log.engine.run()
+
+    assert [type(error) for error in outcome.calls] == [DiskFailed]
+    assert log.engine.memory.totals.disk_errors == 1
+
+
+# --- dropping a stream -------------------------------------------------------------------------------------
+
+
+def drop(log: Log) -> Outcome:
+    outcome = Outcome()
+    log.streamlet.drop()
+    log.engine.memory.drop_stream(STREAM_ID, outcome)
+    return outcome
+
+
+def nothing_is_left(engine: Engine) -> None:
+    engine.run()
+    assert engine.arena.free_slots == engine.arena.slot_count
+    assert list(engine.store.physical_ids()) == []
+    assert engine.index.keys_of_stream(STREAM_ID) == []
+    assert engine.index.removals() == []
+    assert engine.memory.idle
+
+
+def test_a_dropped_stream_leaves_nothing(log: Log) -> None:
+    flushed(log, 3)
+    log.append_many(SEGMENT + 1)
+    outcome = drop(log)
+    nothing_is_left(log.engine)
+
+    assert outcome.calls == [None]
+
+
+def test_a_stream_that_is_dropped_while_it_is_flushed_leaves_nothing(log: Log) -> None:
+    log.append_many(2 * SEGMENT + 1)
+    writing = log.engine.memory.plan()
+    drop(log)
+    removing = log.engine.memory.plan()
+    finish(log.engine, [*removing, *writing])
+    nothing_is_left(log.engine)
+
+
+def test_a_stream_that_is_dropped_while_it_is_committed_leaves_nothing_and_tells_who_waits(log: Log) -> None:
+    waiting = persist(log, 2)
+    jobs = log.engine.memory.plan()
+    drop(log)
+    assert [type(error) for error in waiting.calls] == [NotPersisted]
+    finish(log.engine, jobs)
+    nothing_is_left(log.engine)
+
+    assert len(waiting.calls) == 1
+
+
+def test_a_stream_that_is_dropped_while_its_write_fails_leaves_nothing(log: Log) -> None:
+    log.append_many(SEGMENT + 1)
+    jobs = log.engine.memory.plan()
+    drop(log)
+    log.engine.disk.write_error = errno.EIO
+    finish(log.engine, jobs)
+    log.engine.disk.write_error = 0
+    log.engine.memory.tick(RETRY_MS, idle_close_ms=NEVER_MS)
+    nothing_is_left(log.engine)
+
+
+def test_a_stream_that_is_dropped_while_it_is_loaded_leaves_nothing_and_tells_who_waits(log: Log) -> None:
+    on_disk_only(log, 4)
+    outcomes = [Outcome(), Outcome()]
+    log.engine.memory.load(log.entry, (1, 1), outcomes[0])
+    jobs = log.engine.memory.plan()
+    log.engine.memory.load(log.entry, (2, 2), outcomes[1])
+    drop(log)
+    finish(log.engine, jobs)
+    nothing_is_left(log.engine)
+
+    assert [len(outcome.calls) for outcome in outcomes] == [1, 1]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_stream_that_is_dropped_while_its_start_moves_leaves_nothing(log: Log, begun: bool) -> None:
+    log.append_many(2 * SEGMENT + 1)
+    log.engine.run()
+    removal = move_start(log, Position(1, 2, 0), 4)
+    jobs = log.engine.memory.plan() if begun else []
+    dropping = drop(log)
+    finish(log.engine, jobs)
+    nothing_is_left(log.engine)
+
+    assert (len(removal.calls), dropping.calls) == (1, [None])
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_stream_that_is_dropped_while_a_cursor_is_committed_leaves_nothing(log: Log, begun: bool) -> None:
+    log.append_many(SEGMENT + 1)
+    log.engine.run()
+    committed = Outcome()
+    log.engine.memory.commit_cursor(log.entry, "a", Position(1, 1, 0), committed)
+    jobs = log.engine.memory.plan() if begun else []
+    drop(log)
+    finish(log.engine, jobs)
+    nothing_is_left(log.engine)
+
+    assert len(committed.calls) == 1
+
+
+def test_files_that_failed_go_with_their_stream(log: Log) -> None:
+    log.append_many(SEGMENT + 1)
+    log.engine.disk.write_error = errno.ENOSPC
+    log.engine.run()
+    drop(log)
+    nothing_is_left(log.engine)
+
+
+def test_an_open_segment_that_was_committed_goes_with_its_stream(log: Log) -> None:
+    persist(log)
+    log.engine.run()
+    drop(log)
+    nothing_is_left(log.engine)
