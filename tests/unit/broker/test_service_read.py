@@ -429,6 +429,19 @@ async def test_references_lead_to_the_chunks_in_the_arena_file(broker: Broker) -
     ]
 
 
+async def test_readers_who_hold_much_of_the_memory_are_given_copies(broker: Broker) -> None:
+    fill(broker, 4 * broker.arena.slot_count // 2 + 4)
+    held = references(broker.read(read_range(), by_reference=True))
+    assert 2 * len(held) > broker.arena.slot_count
+
+    reply = broker.read(read_range(), by_reference=True)
+
+    assert not references(reply)
+    assert not reply.message.arena_path
+    assert sequences_of(reply) == list(range(len(sequences_of(reply))))
+    assert sum(map(len, reply.bulk)) == reply.message.results[0].length_bytes > 0
+
+
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 async def test_references_are_given_over_a_unix_socket_only(broker: Broker, transport: str) -> None:
     fill(broker, 1)
