@@ -284,10 +284,13 @@ class PersistenceManager:
 
     def _add_parts(self, entry: Entry, segments: list[Segment], parts: list[Part], changes: list[Change]) -> None:
         self._locked.add(entry)
+        created = not all(segment.physical_id for segment in segments)
         parts += [self._part(segment) for segment in segments]
         final = [segment for segment in segments if segment.closed]
-        record = entry.record_with(final) if final else entry.record()
-        changes.append(put_entry(entry.log_id, record))  # without one, a restart would not look for its open files
+        if final:
+            changes.append(put_entry(entry.log_id, entry.record_with(final)))
+        elif created:  # without a record of its entry, a restart would not look for an open file
+            changes.append(put_entry(entry.log_id, entry.record()))
         for segment in final:
             for producer_id, state in segment.producers.items():
                 changes.append(put_producer(*entry.log_id[:2], producer_id, state))
