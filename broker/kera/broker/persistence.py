@@ -242,12 +242,9 @@ class PersistenceManager:
             if entry in self._locked:
                 continue  # once what is under way is done
             del self._dirty[entry]
-            self._add_parts(
-                entry,
-                [segment for segment in entry.tail if segment.head > segment.stored or segment.closed],
-                parts,
-                changes,
-            )
+            segments = [segment for segment in entry.tail if segment.head > segment.stored or segment.closed]
+            if segments:  # if not, a flush that was under way has written all of it
+                self._add_parts(entry, segments, parts, changes)
         if not parts:
             return None
         self._committing = True

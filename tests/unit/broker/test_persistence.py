@@ -508,3 +508,20 @@ def test_all_is_on_disk_when_all_was_closed_and_nothing_is_under_way(log: Log) -
     assert idle == [False, False, True]
     assert log.entry.tail == []
     assert memory.meta["next_physical_id"] == 3
+
+
+def test_who_waits_for_what_a_flush_has_just_written_blocks_nothing(log: Log) -> None:
+    log.append_many(SEGMENT)
+    log.engine.memory.close_all()
+    (flush,) = log.engine.memory.plan()
+    outcome = Outcome()
+    log.engine.memory.persist([(log.entry.tail[0], log.entry.tail[0].head)], outcome)  # a repeat of its last chunk
+
+    log.engine.perform(flush)
+    log.engine.run()
+
+    assert outcome.calls == [None]
+    assert log.engine.memory.idle
+    waiting = persist(log)
+    log.engine.run()
+    assert waiting.calls == [None]
