@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 
 from kera.broker.arena import Slot
 from kera.broker.entry import Entry
-from kera.broker.jobs import Totals
+from kera.broker.jobs import RemoveJob, Totals, WriteJob
 from kera.broker.reading import end_record, first_record, ordinal_of, plan_read, resolve
 from kera.broker.retention import Rules, new_starts
 from kera.broker.segment import Segment
@@ -191,10 +191,23 @@ class LogMachine(RuleBasedStateMachine):
         self.restarted_at = self.counter
         self.held.clear()  # a reader of a dead broker has nothing to compare with
         self.ends.clear()
+        at_the_end = {
+            key: plan_read(self.streamlet(PERSISTED), key[1], self.entry(key).end, None, 1).next
+            for key in self.logs
+            if key[0] == PERSISTED and self.entry(key).end != EARLIEST
+        }
         getattr(self.up, how)()
         for chunk_key, log in self.logs.items():
             self.reconcile(chunk_key, log, how)
+        if how != "lose_index":
+            self.check_cursors(at_the_end)
         self.check_everything()
+
+    def check_cursors(self, cursors: dict[tuple[int, int], Position]) -> None:
+        """Who sees only what is on disk, and has seen all of it, goes on where it was."""
+        for key, cursor in cursors.items():
+            if not any(chunk.damaged for chunk in self.logs[key].chunks) and not self.flipped:
+                resolve(self.streamlet(key[0]), self.entry(key), max(cursor, self.entry(key).start))
 
     def reconcile(self, key: tuple[int, int], log: Log, how: str) -> None:
         """Find out what a restart has left of an entry, and whether it may be just that; go on from there."""
@@ -662,6 +675,15 @@ class LogMachine(RuleBasedStateMachine):
             for segment in entry.tail:
                 assert segment.durable_head <= segment.head <= len(segment.slot.view)
                 assert segment.closed or segment is entry.tail[-1]
+
+    @invariant()
+    def only_what_is_under_way_is_locked(self) -> None:
+        if self.world is None:
+            return
+        working = {part.segment.entry for job in self.up.jobs if isinstance(job, WriteJob) for part in job.parts}
+        removals = [job for job in (*self.up.jobs, self.up.memory._removals._failed) if isinstance(job, RemoveJob)]
+        working |= {entry for job in removals for entry in job.entries}
+        assert self.up.memory._locked == working
 
     @invariant()
     def every_slot_has_one_owner(self) -> None:

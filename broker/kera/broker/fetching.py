@@ -211,7 +211,10 @@ class Fetches:
             entries = peer.state[_ENTRIES] = set()
             peer.on_close.append(lambda: self._forget(peer))
         entries.add(entry)
-        entry.readers[id(peer)] = (position.group_id, position.segment_id)
+        key = (position.group_id, position.segment_id)
+        segment = entry.resident.get(key)
+        done = segment is not None and segment.closed and position.offset >= segment.head
+        entry.readers[id(peer)] = (key[0], key[1] + 1) if done else key
 
     def _forget(self, peer: Peer) -> None:
         for entry in peer.state.pop(_ENTRIES, ()):

@@ -77,7 +77,9 @@ class BrokerCollector(Collector):
         arena, memory, found = engine.arena, engine.memory, engine.restart.found
         yield GaugeMetricFamily("kera_broker_arena_slots", "segments that fit into memory", value=arena.slot_count)
         yield GaugeMetricFamily("kera_broker_arena_slots_free", "segments that are free", value=arena.free_slots)
-        yield GaugeMetricFamily("kera_broker_arena_slots_leased", "segments that readers hold", value=arena.leased_slots)
+        yield GaugeMetricFamily(
+            "kera_broker_arena_slots_leased", "segments that readers hold", value=arena.leased_slots
+        )
         yield GaugeMetricFamily("kera_broker_arena_slot_bytes", "size of a segment", value=arena.slot_bytes)
         yield GaugeMetricFamily("kera_broker_streams", "streams with streamlets here", value=len(engine.streams))
         states = GaugeMetricFamily("kera_broker_segments", "segments in memory, by state", labels=["state"])

@@ -546,6 +546,9 @@ class PersistenceManager:
             segment.close()
             self.closed(segment)
         self._loads.expire(now_ms)
+        waiting = self._closed or self._dirty or self._flushing or self._committing
+        if self._error is not None and now_ms >= self._retry_ms and not waiting:
+            self._error = None  # what could not be written is gone: whoever writes next will see
         removals_wait = self._removals.note_soon(quiet=not (self._dirty or self._committing))
         if removals_wait or self._error is not None or self._loads or self._room_wanted:
             self.on_work()

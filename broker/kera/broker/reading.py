@@ -78,6 +78,8 @@ def plan_read(
         following = entry.following(key)
         if following is None or (end is not None and (*key, offset) >= end):
             break
+        if isinstance(following[1], Segment) and not following[1].durable_head:
+            break  # it may be lost yet, with the host, and nobody will have seen any of it
         key, offset = following[0], 0
     return ReadPlan(ranges, Position(*key, offset))
 

@@ -525,3 +525,18 @@ def test_who_waits_for_what_a_flush_has_just_written_blocks_nothing(log: Log) ->
     waiting = persist(log)
     log.engine.run()
     assert waiting.calls == [None]
+
+
+def test_an_error_of_the_disk_is_over_when_what_it_would_not_take_is_gone(make_engine: MakeEngine) -> None:
+    log = Log(make_engine(slots=4))
+    log.append_many(SEGMENT)
+    log.engine.memory.close_all()
+    log.engine.disk.write_error = errno.ENOSPC
+    log.engine.run()
+    with pytest.raises(DiskFull):
+        log.engine.memory.check_disk()
+
+    log.streamlet.drop()
+    log.engine.memory.tick(log.engine.memory.now_ms + RETRY_MS, idle_close_ms=NEVER_MS)
+
+    log.engine.memory.check_disk()
