@@ -108,9 +108,7 @@ class Entry:
         for segment in reversed(self.tail):
             if segment.durable_head:
                 return Position(*segment.key, segment.durable_head)
-        if self.last_stored == NO_SEGMENT and self.tail:
-            return max(self.start, Position(*self.tail[0].key, 0))
-        return max(self.start, self.stored_end)
+        return max(self.start, self.stored_end)  # not a segment of which nothing is durable: it may be lost yet
 
     @property
     def length_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kera.broker.entry import Entry, Key, first_record_of, length_of
 from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentRecord
 from kera.broker.segment_scan import Hole
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import DataLost, InvalidCursor, UnknownGroup
@@ -78,8 +79,8 @@ def plan_read(
         following = entry.following(key)
         if following is None or (end is not None and (*key, offset) >= end):
             break
-        if isinstance(following[1], Segment) and not following[1].durable_head:
-            break  # it may be lost yet, with the host, and nobody will have seen any of it
+        if _is_to_come(following[1]):
+            break
         key, offset = following[0], 0
     return ReadPlan(ranges, Position(*key, offset))
 
@@ -123,13 +124,18 @@ def resolve(streamlet: Streamlet, entry: Entry, position: Position) -> tuple[Key
         raise no_boundary(streamlet, position)
     if position == entry.start or any(position == gap.end for gap in entry.gaps):
         following = entry.following((key[0], key[1] - 1))
-        return (following[0], 0) if following is not None else (key, offset)
+        return (key, offset) if following is None or _is_to_come(following[1]) else (following[0], 0)
     raise InvalidCursor(
         f"entry {entry.index} of streamlet {streamlet.streamlet_id} has no segment {key[1]} of group {key[0]}",
         streamlet_id=streamlet.streamlet_id,
         entry=entry.index,
         position=list(position),
     )
+
+
+def _is_to_come(found: Segment | SegmentRecord) -> bool:
+    """Nothing of a segment is durable: it may be lost yet, with the host, so no reader is sent there."""
+    return isinstance(found, Segment) and not found.durable_head
 
 
 def lag_records(entry: Entry, position: Position) -> int:
