@@ -249,8 +249,3 @@ def _key(segment: Segment) -> Key:
 def length_of(found: Segment | SegmentRecord) -> int:
     """Bytes of chunks in a segment, in memory or on disk."""
     return found.head if isinstance(found, Segment) else found.length
-
-
-def first_record_of(found: Segment | SegmentRecord) -> int:
-    """Ordinal of the first record, in memory or on disk."""
-    return found.first_record

@@ -40,7 +40,7 @@ from kera.broker.segment_index import (
     put_producer,
 )
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import DiskFull, KeraError, NotPersisted, invariant
+from kera.core.errors import DiskFull, NotPersisted
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger
 
@@ -115,26 +115,14 @@ class PersistenceManager:
                 self._room_wanted = True
                 self.on_work()
                 if self._error is not None:
-                    raise self._disk_error()
+                    raise _disk_full(self._error)
                 raise self._arena.full()
         return self._arena.allocate()
 
     def check_disk(self) -> None:
         """Raise `DiskFull` while the disk takes nothing: what has to be persisted is refused before it is appended."""
         if self._error is not None:
-            raise self._disk_error()
-
-    def _disk_error(self) -> KeraError:
-        error = self._error
-        invariant(error is not None, "there is an error to tell")
-        full = error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "has no room" if full else f"fails ({error})"
-        return DiskFull(
-            f"the broker's disk {what}; make room in its data directory, or delete or truncate streams:"
-            " it goes on by itself",
-            path=str(error.filename) if error is not None else "",
-            errno=error.errno if error is not None else 0,
-        )
+            raise _disk_full(self._error)
 
     def _evict(self) -> bool:
         """Free the slot that will be missed least. Returns whether there was one."""
@@ -464,7 +452,7 @@ class PersistenceManager:
 
     def _tell_pending(self, job: WriteJob) -> None:
         still: list[_Pending] = []
-        failed = {part.segment for part in job.parts} if job.error is not None else set()
+        written = {part.segment for part in job.parts}
         for pending in self._pending:
             pending.wanted = [
                 (segment, end) for segment, end in pending.wanted if not segment.in_index and segment.stored < end
@@ -473,8 +461,8 @@ class PersistenceManager:
                 pending.done(None)
             elif any(segment.dropped for segment, _ in pending.wanted):
                 pending.done(NotPersisted("the stream was deleted"))
-            elif any(segment in failed for segment, _ in pending.wanted):
-                cause = self._disk_error()
+            elif job.error is not None and any(segment in written for segment, _ in pending.wanted):
+                cause = _disk_full(job.error)
                 for segment, _ in pending.wanted:
                     self._dirty[segment.entry] = None  # it stays to be done, whoever asks for it again
                 pending.done(NotPersisted(cause.message, **cause.attributes))
@@ -592,3 +580,14 @@ class PersistenceManager:
             for segment in segments:
                 counts[segment.entry.state_of(segment).value] += 1
         return counts
+
+
+def _disk_full(error: OSError) -> DiskFull:
+    """The error for writers while the disk takes nothing."""
+    what = "has no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"fails ({error})"
+    return DiskFull(
+        f"the broker's disk {what}; make room in its data directory, or delete or truncate streams:"
+        " it goes on by itself",
+        path=str(error.filename),
+        errno=error.errno,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kera.broker.entry import Entry, Key, first_record_of, length_of
+from kera.broker.entry import Entry, Key, length_of
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord
 from kera.broker.segment_scan import Hole
@@ -177,7 +177,7 @@ def ordinal_of(entry: Entry, position: Position) -> int:
             )
         return found.first_record + found.record_count * offset // max(1, length_of(found))
     following = entry.following(key)
-    return first_record_of(following[1]) if following is not None else entry.next_record
+    return following[1].first_record if following is not None else entry.next_record
 
 
 def group_entry(streamlet: Streamlet, group_id: int) -> Entry:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kera.broker.entry import Entry, Key, first_record_of, length_of
+from kera.broker.entry import Entry, Key, length_of
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord
 from kera.broker.streamlet import Streamlet
@@ -97,5 +97,5 @@ def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | Segm
 def _behind(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> Start:
     following = entry.following(key)
     if following is not None:
-        return Start(entry, Position(*following[0], 0), first_record_of(following[1]))
+        return Start(entry, Position(*following[0], 0), following[1].first_record)
     return Start(entry, Position(*key, length_of(segment)), segment.first_record + segment.record_count)

@@ -82,7 +82,6 @@ class Segment:
         "slot",
         "stored",
         "touched_ms",
-        "wanted",
     )
 
     def __init__(self, entry: Entry, address: SegmentAddress, slot: Slot, first_record: int) -> None:
@@ -121,8 +120,6 @@ class Segment:
         """Being written to disk."""
         self.loading = False
         self.on_loaded: list[Callable[[KeraError | None], None]] = []
-        self.wanted = False
-        """Loaded for a reader who has not come for it yet."""
         self.dropped = False
         """Removed while it was busy."""
         self.opened_ms = 0
