@@ -7,7 +7,6 @@ share of the memory; what a reader waits for is not, as it takes the place of so
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from kera.broker.arena import Arena
@@ -39,7 +38,8 @@ class Loads:
         self._totals = totals
         self._evict = evict
         self._on_loaded = on_loaded
-        self._wanted: deque[tuple[Entry, Key]] = deque()
+        self._wanted: dict[tuple[Entry, Key], None] = {}
+        """In the order in which it was asked for."""
         self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
         self._kept: dict[Segment, int] = {}
         """Loaded, not read yet → until when it is kept."""
@@ -66,8 +66,7 @@ class Loads:
             return
         if done is not None:
             self._waiters.setdefault((entry, key), []).append(done)
-        if (entry, key) not in self._wanted:
-            self._wanted.append((entry, key))
+        self._wanted[entry, key] = None
 
     def forget(self, segment: Segment) -> None:
         """Its reader has come, or it is gone: keep it no longer."""
@@ -81,7 +80,7 @@ class Loads:
     def cancel(self, entry: Entry) -> None:
         """The entry is gone."""
         for wanted in [wanted for wanted in self._wanted if wanted[0] is entry]:
-            self._wanted.remove(wanted)
+            del self._wanted[wanted]
             self._tell(*wanted)
 
     def _tell(self, entry: Entry, key: Key) -> None:
@@ -94,36 +93,30 @@ class Loads:
     def plan(self) -> list[LoadJob]:
         """What to load now; each job must be performed and then given to `finished`."""
         jobs: list[LoadJob] = []
+        kept_max = max(1, self._arena.slot_count // LOADED_SHARE_MAX)
         while self._wanted and self.in_flight < LOADS_IN_FLIGHT_MAX:
-            job = self._next()
-            if job is None:
+            entry, key = wanted = next(iter(self._wanted))
+            record = entry.find(key)
+            if not isinstance(record, SegmentRecord):
+                del self._wanted[wanted]
+                self._tell(entry, key)  # it is in memory, or gone: the reader looks again
+            elif wanted not in self._waiters and len(self._kept) >= kept_max:
+                del self._wanted[wanted]  # enough was read ahead
+            elif self._arena.free_slots or self._evict():
+                del self._wanted[wanted]
+                jobs.append(self._begin(entry, key, record))
+            else:
                 break
-            jobs.append(job)
         return jobs
 
-    def _next(self) -> LoadJob | None:
-        entry, key = self._wanted[0]
-        record = entry.find(key)
-        if not isinstance(record, SegmentRecord):
-            self._wanted.popleft()
-            self._tell(entry, key)  # it is in memory, or gone: the reader looks again
-            return self._next() if self._wanted else None
-        wanted_max = max(1, self._arena.slot_count // LOADED_SHARE_MAX)
-        has_waiter = (entry, key) in self._waiters
-        if len(self._kept) >= wanted_max and not has_waiter:
-            self._wanted.popleft()
-            return self._next() if self._wanted else None
-        if not self._arena.free_slots and not self._evict():
-            return None
-        self._wanted.popleft()
-        slot = self._arena.allocate()
-        segment = Segment.stub(entry, entry.address(key), slot, record)
+    def _begin(self, entry: Entry, key: Key, record: SegmentRecord) -> LoadJob:
+        segment = Segment.stub(entry, entry.address(key), self._arena.allocate(), record)
         entry.resident[key] = segment
-        segment.on_loaded = self._waiters.pop((entry, key), [])
-        slot.pin()
-        self.in_flight += 1
-        if has_waiter:
+        if (entry, key) in self._waiters:
+            segment.on_loaded = self._waiters.pop((entry, key))
             self._read_ahead(entry, key)
+        segment.slot.pin()
+        self.in_flight += 1
         return LoadJob(segment)
 
     def _read_ahead(self, entry: Entry, key: Key) -> None:
@@ -132,8 +125,7 @@ class Loads:
             if following is None or not isinstance(following[1], SegmentRecord):
                 return
             key = following[0]
-            if (entry, key) not in self._wanted:
-                self._wanted.append((entry, key))
+            self._wanted[entry, key] = None
 
     def finished(self, job: LoadJob, now_ms: int) -> None:
         """The job was performed: take note, tell who waits."""

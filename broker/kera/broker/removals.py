@@ -190,9 +190,12 @@ class Removals:
             job.physical_ids.append(record.physical_id)
             job.stored.append((entry, key, record.length))
             lengths.append(record.length)
+            if len(lengths) == REMOVALS_MAX:
+                self._collect[entry] = []  # the rest goes with the next job: the loop has other things to do
+                break
         tail: list[Segment] = []
         for segment in entry.tail:
-            if not segment.closed or Position(*segment.key, segment.head) > start:
+            if entry in self._collect or not segment.closed or Position(*segment.key, segment.head) > start:
                 break
             tail.append(segment)
             job.changes += [put_producer(*entry.log_id[:2], *item) for item in segment.producers.items()]

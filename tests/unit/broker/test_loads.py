@@ -132,3 +132,12 @@ def test_a_disk_that_cannot_be_read_is_told_and_tried_again_when_somebody_asks(l
     log.engine.run()
 
     assert again.calls == [None]
+
+
+def test_however_many_segments_are_wanted_that_are_gone_nobody_waits_for_them(log: Log) -> None:
+    memory, waiting = log.engine.memory, Outcome()
+    for group in range(100, 2100):
+        memory.load(log.entry, (group, 1), waiting)
+
+    assert memory.plan() == []
+    assert waiting.calls == [None] * 2000

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.jobs import RETRY_MS
+from kera.broker import removals
+from kera.broker.jobs import RETRY_MS, RemoveJob
 from kera.core.errors import DiskFailed, NotPersisted
 from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (
@@ -257,3 +258,21 @@ def test_an_open_segment_that_was_committed_goes_with_its_stream(log: Log) -> No
     log.engine.run()
     drop(log)
     nothing_is_left(log.engine)
+
+
+def test_a_long_log_is_removed_in_several_jobs(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removals, "REMOVALS_MAX", 2)
+    flushed(log, 5)
+    log.entry.start, log.entry.start_record = log.entry.end, log.entry.next_record
+    outcome = Outcome()
+    log.engine.memory.collect(log.entry, outcome)
+
+    (job,) = log.engine.memory.plan()
+    assert isinstance(job, RemoveJob)
+    assert len(job.physical_ids) == 2
+    log.engine.perform(job)
+    assert outcome.calls == [None]  # the start is written down: it cannot come back
+    log.engine.run()
+
+    assert log.entry.stored_bytes == log.entry.stored_segments == 0
+    assert list(log.engine.index.all_segments()) == []
