@@ -58,6 +58,7 @@ _SIZES = struct.Struct("<4sBBHI")
 _HEADER_CRC_AT = 84
 _PLACEMENT_AT = 88
 _PLACEMENT_CRC_AT = 124
+_CHECKSUMS_AT = 80
 _UNPLACED = bytes(HEADER_BYTES - _PLACEMENT_AT)
 _PADDING = bytes(ALIGNMENT_BYTES)
 
@@ -302,6 +303,16 @@ def place_chunk(buffer: Any, offset: int, placement: Placement) -> None:
     covered = _PLACEMENT.pack(*placement)
     view = memoryview(buffer).cast("B")  # Arrow's own view of its memory is of signed bytes, and takes no others
     view[offset + _PLACEMENT_AT : offset + HEADER_BYTES] = covered + _CRC.pack(crc32c(covered))
+
+
+def chained_checksum(buffer: Any, offset: int, checksum: int) -> int:
+    """`checksum`, over the chunks before, taken on to the placed chunk at `offset`: a checksum over checksums.
+
+    It covers the checksums of payload and header, and the placement itself (not its checksum: a crc32c over what ends
+    with its own crc32c is the same whatever that is). So two sequences of verified chunks with the same one are the
+    same bytes in the same order, and no payload is read for it (thesis 7.3.2).
+    """
+    return int(crc32c(memoryview(buffer)[offset + _CHECKSUMS_AT : offset + _PLACEMENT_CRC_AT], checksum))
 
 
 def decode_payload(payload: Any, schema: pa.Schema) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "ArenaFull",
+    "BackupFull",
     "BufferFull",
     "ClosedError",
     "CorruptChunk",
@@ -30,6 +31,7 @@ __all__ = [
     "NotAccepted",
     "NotOwner",
     "NotPersisted",
+    "NotReplicated",
     "OutOfSequence",
     "PathNotWritable",
     "PortTaken",
@@ -42,6 +44,7 @@ __all__ = [
     "StartError",
     "StreamExists",
     "StreamletOutOfRange",
+    "TooFewBackups",
     "Unavailable",
     "Uncertain",
     "UnknownGroup",
@@ -199,6 +202,20 @@ class DiskFailed(NotAccepted):
     retriable = True
 
 
+class BackupFull(NotAccepted):
+    """The backup has no free segment, in memory or on disk; the broker chooses another one."""
+
+    code = "backup_full"
+    retriable = True
+
+
+class TooFewBackups(NotAccepted):
+    """Fewer backups can take replicas than the stream asks for; it goes on by itself when there are enough."""
+
+    code = "too_few_backups"
+    retriable = True
+
+
 class BufferFull(NotAccepted):
     """The producer's buffer is full; ``await producer.drain()`` before sending more."""
 
@@ -230,6 +247,12 @@ class NotPersisted(Uncertain):
     """The chunk is in the broker's memory, but could not be written to its disk; resend it with the same sequence."""
 
     code = "not_persisted"
+
+
+class NotReplicated(Uncertain):
+    """The chunk is in the broker's memory, but not on as many backups as asked; resend it with the same sequence."""
+
+    code = "not_replicated"
 
 
 class InvalidCursor(NotAccepted):

@@ -60,6 +60,7 @@ class MultiWriteChunksResponse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     STATUSES_FIELD_NUMBER: _builtins.int
+    VIRTUAL_SEGMENTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
@@ -69,20 +70,48 @@ class MultiWriteChunksResponse(_message.Message):
     def statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkStatus]:
         """One per chunk, in the order of the request. A failed chunk does not fail its neighbours."""
 
+    @_builtins.property
+    def virtual_segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualSegmentPlaces]:
+        """Where the replicas are, of the virtual segments that the statuses name."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
         statuses: _abc.Iterable[Global___ChunkStatus] | None = ...,
+        virtual_segments: _abc.Iterable[Global___VirtualSegmentPlaces] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "request_id", b"request_id", "statuses", b"statuses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "request_id", b"request_id", "statuses", b"statuses", "virtual_segments", b"virtual_segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MultiWriteChunksResponse: _TypeAlias = MultiWriteChunksResponse  # noqa: Y015
+
+@_typing.final
+class VirtualSegmentPlaces(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VIRTUAL_SEGMENT_ID_FIELD_NUMBER: _builtins.int
+    BACKUP_IDS_FIELD_NUMBER: _builtins.int
+    virtual_segment_id: _builtins.int
+    @_builtins.property
+    def backup_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        virtual_segment_id: _builtins.int = ...,
+        backup_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_ids", b"backup_ids", "virtual_segment_id", b"virtual_segment_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VirtualSegmentPlaces: _TypeAlias = VirtualSegmentPlaces  # noqa: Y015
 
 @_typing.final
 class ChunkStatus(_message.Message):
@@ -96,6 +125,7 @@ class ChunkStatus(_message.Message):
     FIRST_RECORD_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
+    VIRTUAL_SEGMENT_ID_FIELD_NUMBER: _builtins.int
     entry: _builtins.int
     group_id: _builtins.int
     segment_id: _builtins.int
@@ -106,6 +136,8 @@ class ChunkStatus(_message.Message):
     """Level reached."""
     duplicate: _builtins.bool
     """The chunk had been appended before; the position is that of the first time."""
+    virtual_segment_id: _builtins.int
+    """The virtual segment that has the chunk, once it is on backups; 0: none."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -119,10 +151,11 @@ class ChunkStatus(_message.Message):
         first_record: _builtins.int = ...,
         durability: _common_pb2.Durability.ValueType = ...,
         duplicate: _builtins.bool = ...,
+        virtual_segment_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "durability", b"durability", "entry", b"entry", "error", b"error", "first_record", b"first_record", "group_id", b"group_id", "position", b"position", "segment_id", b"segment_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "durability", b"durability", "entry", b"entry", "error", b"error", "first_record", b"first_record", "group_id", b"group_id", "position", b"position", "segment_id", b"segment_id", "virtual_segment_id", b"virtual_segment_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,6 +175,8 @@ class StreamConfig(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     RETENTION_APPLICATIONS_FIELD_NUMBER: _builtins.int
     RETENTION_CONSUMED_FIELD_NUMBER: _builtins.int
+    REPLICATION_FIELD_NUMBER: _builtins.int
+    VIRTUAL_LOGS_FIELD_NUMBER: _builtins.int
     streamlets: _builtins.int
     """M: the number of streamlets, fixed at creation."""
     brokers: _builtins.int
@@ -194,6 +196,14 @@ class StreamConfig(_message.Message):
     """By size: what a streamlet has beyond this many bytes; 0: no such rule."""
     retention_consumed: _builtins.bool
     """By consumption: what all `retention_applications` have read goes at once."""
+    replication: _builtins.int
+    """R: on how many backups each chunk is, besides its broker; fixed at creation. In a request, absent: the cluster's
+    default.
+    """
+    virtual_logs: _builtins.int
+    """V: virtual logs that the entries of the streamlets share on each broker, 1 .. M*Q: the stream's replication
+    capacity; 0: 1. Can be changed while the stream is in use (AlterStream).
+    """
     @_builtins.property
     def retention_applications(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Applications whose committed cursors (CommitCursors) hold back all rules: nothing goes that one of them has yet to
@@ -213,12 +223,16 @@ class StreamConfig(_message.Message):
         retention_bytes: _builtins.int = ...,
         retention_applications: _abc.Iterable[_builtins.str] | None = ...,
         retention_consumed: _builtins.bool = ...,
+        replication: _builtins.int | None = ...,
+        virtual_logs: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "replication", b"replication"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "streamlets", b"streamlets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "replication", b"replication", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__replication: _TypeAlias = _typing.Literal["replication"]  # noqa: Y015
+    _WhichOneofArgType__replication: _TypeAlias = _typing.Literal["_replication", b"_replication"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replication) -> _WhichOneofReturnType__replication | None: ...
 
 Global___StreamConfig: _TypeAlias = StreamConfig  # noqa: Y015
 
@@ -378,3 +392,63 @@ class BrokerInfo(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BrokerInfo: _TypeAlias = BrokerInfo  # noqa: Y015
+
+@_typing.final
+class BackupInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    BACKUP_EPOCH_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
+    FRAMES_ADDRESS_FIELD_NUMBER: _builtins.int
+    FRAMES_UNIX_PATH_FIELD_NUMBER: _builtins.int
+    SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_DISK_BYTES_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
+    backup_id: _builtins.int
+    backup_epoch: _builtins.int
+    """Epoch of the backup's launch: what it had in memory ends with it."""
+    node_id: _builtins.str
+    """See BrokerInfo."""
+    rack: _builtins.str
+    """What fails together: replicas are spread over racks where there are several; empty: not known."""
+    grpc_address: _builtins.str
+    frames_address: _builtins.str
+    frames_unix_path: _builtins.str
+    segment_bytes: _builtins.int
+    """Size of a replica of a virtual segment, at most."""
+    memory_bytes: _builtins.int
+    disk_bytes: _builtins.int
+    free_memory_bytes: _builtins.int
+    """Of memory_bytes and disk_bytes, what is not used: as of the last heartbeat."""
+    free_disk_bytes: _builtins.int
+    alive: _builtins.bool
+    def __init__(
+        self,
+        *,
+        backup_id: _builtins.int = ...,
+        backup_epoch: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        rack: _builtins.str = ...,
+        grpc_address: _builtins.str = ...,
+        frames_address: _builtins.str = ...,
+        frames_unix_path: _builtins.str = ...,
+        segment_bytes: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        free_memory_bytes: _builtins.int = ...,
+        free_disk_bytes: _builtins.int = ...,
+        alive: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "disk_bytes", b"disk_bytes", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes", "grpc_address", b"grpc_address", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rack", b"rack", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupInfo: _TypeAlias = BackupInfo  # noqa: Y015

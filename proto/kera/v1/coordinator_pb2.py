@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kera.v1 import common_pb2 as kera_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kera/v1/coordinator.proto\x12\x07kera.v1\x1a\x14kera/v1/common.proto\"q\n\x13\x43reateStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x15.kera.v1.StreamConfig\x12%\n\x06schema\x18\x03 \x01(\x0b\x32\x15.kera.v1.StreamSchema\";\n\x14\x43reateStreamResponse\x12#\n\x06stream\x18\x01 \x01(\x0b\x32\x13.kera.v1.StreamInfo\"\"\n\x12GetStreamIdRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"(\n\x13GetStreamIdResponse\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"F\n\x15\x44\x65scribeStreamRequest\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\x13\n\tstream_id\x18\x02 \x01(\x04H\x00\x42\x08\n\x06stream\"c\n\x16\x44\x65scribeStreamResponse\x12#\n\x06stream\x18\x01 \x01(\x0b\x32\x13.kera.v1.StreamInfo\x12$\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x13.kera.v1.BrokerInfo\"\x14\n\x12ListStreamsRequest\";\n\x13ListStreamsResponse\x12$\n\x07streams\x18\x01 \x03(\x0b\x32\x13.kera.v1.StreamInfo\"\xcc\x02\n\x12\x41lterStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\ndurability\x18\x02 \x01(\x0e\x32\x13.kera.v1.DurabilityH\x00\x88\x01\x01\x12\x19\n\x0cretention_ms\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12:\n\x16retention_applications\x18\x05 \x01(\x0b\x32\x15.kera.v1.ApplicationsH\x03\x88\x01\x01\x12\x1f\n\x12retention_consumed\x18\x06 \x01(\x08H\x04\x88\x01\x01\x42\r\n\x0b_durabilityB\x0f\n\r_retention_msB\x12\n\x10_retention_bytesB\x19\n\x17_retention_applicationsB\x15\n\x13_retention_consumed\"\x1d\n\x0c\x41pplications\x12\r\n\x05names\x18\x01 \x03(\t\":\n\x13\x41lterStreamResponse\x12#\n\x06stream\x18\x01 \x01(\x0b\x32\x13.kera.v1.StreamInfo\"#\n\x13\x44\x65leteStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\")\n\x14\x44\x65leteStreamResponse\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"\x18\n\x16\x44\x65scribeClusterRequest\"S\n\x17\x44\x65scribeClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12$\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x13.kera.v1.BrokerInfo\"#\n\x13InitProducerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x14InitProducerResponse\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\r\"O\n\x15RegisterBrokerRequest\x12#\n\x06\x62roker\x18\x01 \x01(\x0b\x32\x13.kera.v1.BrokerInfo\x12\x11\n\tlaunch_id\x18\x02 \x01(\t\"\x9a\x01\n\x16RegisterBrokerResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\x12$\n\x07streams\x18\x05 \x03(\x0b\x32\x13.kera.v1.StreamInfo\";\n\x10HeartbeatRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\"\x13\n\x11HeartbeatResponse2\x92\x06\n\x0b\x43oordinator\x12K\n\x0c\x43reateStream\x12\x1c.kera.v1.CreateStreamRequest\x1a\x1d.kera.v1.CreateStreamResponse\x12H\n\x0bGetStreamId\x12\x1b.kera.v1.GetStreamIdRequest\x1a\x1c.kera.v1.GetStreamIdResponse\x12Q\n\x0e\x44\x65scribeStream\x12\x1e.kera.v1.DescribeStreamRequest\x1a\x1f.kera.v1.DescribeStreamResponse\x12H\n\x0bListStreams\x12\x1b.kera.v1.ListStreamsRequest\x1a\x1c.kera.v1.ListStreamsResponse\x12H\n\x0b\x41lterStream\x12\x1b.kera.v1.AlterStreamRequest\x1a\x1c.kera.v1.AlterStreamResponse\x12K\n\x0c\x44\x65leteStream\x12\x1c.kera.v1.DeleteStreamRequest\x1a\x1d.kera.v1.DeleteStreamResponse\x12T\n\x0f\x44\x65scribeCluster\x12\x1f.kera.v1.DescribeClusterRequest\x1a .kera.v1.DescribeClusterResponse\x12K\n\x0cInitProducer\x12\x1c.kera.v1.InitProducerRequest\x1a\x1d.kera.v1.InitProducerResponse\x12Q\n\x0eRegisterBroker\x12\x1e.kera.v1.RegisterBrokerRequest\x1a\x1f.kera.v1.RegisterBrokerResponse\x12\x42\n\tHeartbeat\x12\x19.kera.v1.HeartbeatRequest\x1a\x1a.kera.v1.HeartbeatResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kera/v1/coordinator.proto\x12\x07kera.v1\x1a\x14kera/v1/common.proto\"q\n\x13\x43reateStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x15.kera.v1.StreamConfig\x12%\n\x06schema\x18\x03 \x01(\x0b\x32\x15.kera.v1.StreamSchema\";\n\x14\x43reateStreamResponse\x12#\n\x06stream\x18\x01 \x01(\x0b\x32\x13.kera.v1.StreamInfo\"\"\n\x12GetStreamIdRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"(\n\x13GetStreamIdResponse\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"F\n\x15\x44\x65scribeStreamRequest\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\x13\n\tstream_id\x18\x02 \x01(\x04H\x00\x42\x08\n\x06stream\"c\n\x16\x44\x65scribeStreamResponse\x12#\n\x06stream\x18\x01 \x01(\x0b\x32\x13.kera.v1.StreamInfo\x12$\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x13.kera.v1.BrokerInfo\"\x14\n\x12ListStreamsRequest\";\n\x13ListStreamsResponse\x12$\n\x07streams\x18\x01 \x03(\x0b\x32\x13.kera.v1.StreamInfo\"\xf8\x02\n\x12\x41lterStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\ndurability\x18\x02 \x01(\x0e\x32\x13.kera.v1.DurabilityH\x00\x88\x01\x01\x12\x19\n\x0cretention_ms\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12:\n\x16retention_applications\x18\x05 \x01(\x0b\x32\x15.kera.v1.ApplicationsH\x03\x88\x01\x01\x12\x1f\n\x12retention_consumed\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12\x19\n\x0cvirtual_logs\x18\x07 \x01(\rH\x05\x88\x01\x01\x42\r\n\x0b_durabilityB\x0f\n\r_retention_msB\x12\n\x10_retention_bytesB\x19\n\x17_retention_applicationsB\x15\n\x13_retention_consumedB\x0f\n\r_virtual_logs\"\x1d\n\x0c\x41pplications\x12\r\n\x05names\x18\x01 \x03(\t\":\n\x13\x41lterStreamResponse\x12#\n\x06stream\x18\x01 \x01(\x0b\x32\x13.kera.v1.StreamInfo\"#\n\x13\x44\x65leteStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\")\n\x14\x44\x65leteStreamResponse\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"\x18\n\x16\x44\x65scribeClusterRequest\"y\n\x17\x44\x65scribeClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12$\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x13.kera.v1.BrokerInfo\x12$\n\x07\x62\x61\x63kups\x18\x03 \x03(\x0b\x32\x13.kera.v1.BackupInfo\"#\n\x13InitProducerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x14InitProducerResponse\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\r\"O\n\x15RegisterBrokerRequest\x12#\n\x06\x62roker\x18\x01 \x01(\x0b\x32\x13.kera.v1.BrokerInfo\x12\x11\n\tlaunch_id\x18\x02 \x01(\t\"\xc0\x01\n\x16RegisterBrokerResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\x12$\n\x07streams\x18\x05 \x03(\x0b\x32\x13.kera.v1.StreamInfo\x12$\n\x07\x62\x61\x63kups\x18\x06 \x03(\x0b\x32\x13.kera.v1.BackupInfo\";\n\x10HeartbeatRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\"9\n\x11HeartbeatResponse\x12$\n\x07\x62\x61\x63kups\x18\x01 \x03(\x0b\x32\x13.kera.v1.BackupInfo\"O\n\x15RegisterBackupRequest\x12#\n\x06\x62\x61\x63kup\x18\x01 \x01(\x0b\x32\x13.kera.v1.BackupInfo\x12\x11\n\tlaunch_id\x18\x02 \x01(\t\"t\n\x16RegisterBackupResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbackup_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62\x61\x63kup_epoch\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\"u\n\x16\x42\x61\x63kupHeartbeatRequest\x12\x11\n\tbackup_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62\x61\x63kup_epoch\x18\x02 \x01(\x04\x12\x19\n\x11\x66ree_memory_bytes\x18\x03 \x01(\x04\x12\x17\n\x0f\x66ree_disk_bytes\x18\x04 \x01(\x04\"\x19\n\x17\x42\x61\x63kupHeartbeatResponse2\xbb\x07\n\x0b\x43oordinator\x12K\n\x0c\x43reateStream\x12\x1c.kera.v1.CreateStreamRequest\x1a\x1d.kera.v1.CreateStreamResponse\x12H\n\x0bGetStreamId\x12\x1b.kera.v1.GetStreamIdRequest\x1a\x1c.kera.v1.GetStreamIdResponse\x12Q\n\x0e\x44\x65scribeStream\x12\x1e.kera.v1.DescribeStreamRequest\x1a\x1f.kera.v1.DescribeStreamResponse\x12H\n\x0bListStreams\x12\x1b.kera.v1.ListStreamsRequest\x1a\x1c.kera.v1.ListStreamsResponse\x12H\n\x0b\x41lterStream\x12\x1b.kera.v1.AlterStreamRequest\x1a\x1c.kera.v1.AlterStreamResponse\x12K\n\x0c\x44\x65leteStream\x12\x1c.kera.v1.DeleteStreamRequest\x1a\x1d.kera.v1.DeleteStreamResponse\x12T\n\x0f\x44\x65scribeCluster\x12\x1f.kera.v1.DescribeClusterRequest\x1a .kera.v1.DescribeClusterResponse\x12K\n\x0cInitProducer\x12\x1c.kera.v1.InitProducerRequest\x1a\x1d.kera.v1.InitProducerResponse\x12Q\n\x0eRegisterBroker\x12\x1e.kera.v1.RegisterBrokerRequest\x1a\x1f.kera.v1.RegisterBrokerResponse\x12\x42\n\tHeartbeat\x12\x19.kera.v1.HeartbeatRequest\x1a\x1a.kera.v1.HeartbeatResponse\x12Q\n\x0eRegisterBackup\x12\x1e.kera.v1.RegisterBackupRequest\x1a\x1f.kera.v1.RegisterBackupResponse\x12T\n\x0f\x42\x61\x63kupHeartbeat\x12\x1f.kera.v1.BackupHeartbeatRequest\x1a .kera.v1.BackupHeartbeatResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,31 +49,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTSTREAMSRESPONSE']._serialized_start=509
   _globals['_LISTSTREAMSRESPONSE']._serialized_end=568
   _globals['_ALTERSTREAMREQUEST']._serialized_start=571
-  _globals['_ALTERSTREAMREQUEST']._serialized_end=903
-  _globals['_APPLICATIONS']._serialized_start=905
-  _globals['_APPLICATIONS']._serialized_end=934
-  _globals['_ALTERSTREAMRESPONSE']._serialized_start=936
-  _globals['_ALTERSTREAMRESPONSE']._serialized_end=994
-  _globals['_DELETESTREAMREQUEST']._serialized_start=996
-  _globals['_DELETESTREAMREQUEST']._serialized_end=1031
-  _globals['_DELETESTREAMRESPONSE']._serialized_start=1033
-  _globals['_DELETESTREAMRESPONSE']._serialized_end=1074
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=1076
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=1100
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=1102
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=1185
-  _globals['_INITPRODUCERREQUEST']._serialized_start=1187
-  _globals['_INITPRODUCERREQUEST']._serialized_end=1222
-  _globals['_INITPRODUCERRESPONSE']._serialized_start=1224
-  _globals['_INITPRODUCERRESPONSE']._serialized_end=1291
-  _globals['_REGISTERBROKERREQUEST']._serialized_start=1293
-  _globals['_REGISTERBROKERREQUEST']._serialized_end=1372
-  _globals['_REGISTERBROKERRESPONSE']._serialized_start=1375
-  _globals['_REGISTERBROKERRESPONSE']._serialized_end=1529
-  _globals['_HEARTBEATREQUEST']._serialized_start=1531
-  _globals['_HEARTBEATREQUEST']._serialized_end=1590
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1592
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1611
-  _globals['_COORDINATOR']._serialized_start=1614
-  _globals['_COORDINATOR']._serialized_end=2400
+  _globals['_ALTERSTREAMREQUEST']._serialized_end=947
+  _globals['_APPLICATIONS']._serialized_start=949
+  _globals['_APPLICATIONS']._serialized_end=978
+  _globals['_ALTERSTREAMRESPONSE']._serialized_start=980
+  _globals['_ALTERSTREAMRESPONSE']._serialized_end=1038
+  _globals['_DELETESTREAMREQUEST']._serialized_start=1040
+  _globals['_DELETESTREAMREQUEST']._serialized_end=1075
+  _globals['_DELETESTREAMRESPONSE']._serialized_start=1077
+  _globals['_DELETESTREAMRESPONSE']._serialized_end=1118
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=1120
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=1144
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=1146
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=1267
+  _globals['_INITPRODUCERREQUEST']._serialized_start=1269
+  _globals['_INITPRODUCERREQUEST']._serialized_end=1304
+  _globals['_INITPRODUCERRESPONSE']._serialized_start=1306
+  _globals['_INITPRODUCERRESPONSE']._serialized_end=1373
+  _globals['_REGISTERBROKERREQUEST']._serialized_start=1375
+  _globals['_REGISTERBROKERREQUEST']._serialized_end=1454
+  _globals['_REGISTERBROKERRESPONSE']._serialized_start=1457
+  _globals['_REGISTERBROKERRESPONSE']._serialized_end=1649
+  _globals['_HEARTBEATREQUEST']._serialized_start=1651
+  _globals['_HEARTBEATREQUEST']._serialized_end=1710
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1712
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1769
+  _globals['_REGISTERBACKUPREQUEST']._serialized_start=1771
+  _globals['_REGISTERBACKUPREQUEST']._serialized_end=1850
+  _globals['_REGISTERBACKUPRESPONSE']._serialized_start=1852
+  _globals['_REGISTERBACKUPRESPONSE']._serialized_end=1968
+  _globals['_BACKUPHEARTBEATREQUEST']._serialized_start=1970
+  _globals['_BACKUPHEARTBEATREQUEST']._serialized_end=2087
+  _globals['_BACKUPHEARTBEATRESPONSE']._serialized_start=2089
+  _globals['_BACKUPHEARTBEATRESPONSE']._serialized_end=2114
+  _globals['_COORDINATOR']._serialized_start=2117
+  _globals['_COORDINATOR']._serialized_end=3072
 # @@protoc_insertion_point(module_scope)

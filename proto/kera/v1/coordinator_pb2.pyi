@@ -203,11 +203,13 @@ class AlterStreamRequest(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     RETENTION_APPLICATIONS_FIELD_NUMBER: _builtins.int
     RETENTION_CONSUMED_FIELD_NUMBER: _builtins.int
+    VIRTUAL_LOGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     durability: _common_pb2.Durability.ValueType
     retention_ms: _builtins.int
     retention_bytes: _builtins.int
     retention_consumed: _builtins.bool
+    virtual_logs: _builtins.int
     @_builtins.property
     def retention_applications(self) -> Global___Applications:
         """Replaces the list."""
@@ -221,10 +223,11 @@ class AlterStreamRequest(_message.Message):
         retention_bytes: _builtins.int | None = ...,
         retention_applications: Global___Applications | None = ...,
         retention_consumed: _builtins.bool | None = ...,
+        virtual_logs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "durability", b"durability", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "durability", b"durability", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "durability", b"durability", "name", b"name", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "durability", b"durability", "name", b"name", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durability: _TypeAlias = _typing.Literal["durability"]  # noqa: Y015
     _WhichOneofArgType__durability: _TypeAlias = _typing.Literal["_durability", b"_durability"]  # noqa: Y015
@@ -236,6 +239,8 @@ class AlterStreamRequest(_message.Message):
     _WhichOneofArgType__retention_consumed: _TypeAlias = _typing.Literal["_retention_consumed", b"_retention_consumed"]  # noqa: Y015
     _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
     _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
+    _WhichOneofReturnType__virtual_logs: _TypeAlias = _typing.Literal["virtual_logs"]  # noqa: Y015
+    _WhichOneofArgType__virtual_logs: _TypeAlias = _typing.Literal["_virtual_logs", b"_virtual_logs"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__durability) -> _WhichOneofReturnType__durability | None: ...
     @_typing.overload
@@ -246,6 +251,8 @@ class AlterStreamRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_consumed) -> _WhichOneofReturnType__retention_consumed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__virtual_logs) -> _WhichOneofReturnType__virtual_logs | None: ...
 
 Global___AlterStreamRequest: _TypeAlias = AlterStreamRequest  # noqa: Y015
 
@@ -348,18 +355,22 @@ class DescribeClusterResponse(_message.Message):
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
+    BACKUPS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BrokerInfo]: ...
+    @_builtins.property
+    def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]: ...
     def __init__(
         self,
         *,
         cluster_id: _builtins.str = ...,
         brokers: _abc.Iterable[_common_pb2.BrokerInfo] | None = ...,
+        backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "cluster_id", b"cluster_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -441,6 +452,7 @@ class RegisterBrokerResponse(_message.Message):
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
+    BACKUPS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     broker_id: _builtins.int
     broker_epoch: _builtins.int
@@ -448,6 +460,10 @@ class RegisterBrokerResponse(_message.Message):
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamInfo]:
         """The streams with streamlets on this broker."""
+
+    @_builtins.property
+    def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
+        """All backups, alive or not."""
 
     def __init__(
         self,
@@ -457,10 +473,11 @@ class RegisterBrokerResponse(_message.Message):
         broker_epoch: _builtins.int = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         streams: _abc.Iterable[_common_pb2.StreamInfo] | None = ...,
+        backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "heartbeat_interval_ms", b"heartbeat_interval_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "heartbeat_interval_ms", b"heartbeat_interval_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,6 +509,110 @@ Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 class HeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    BACKUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
+        """All backups, alive or not: where the broker may put replicas."""
+
+    def __init__(
+        self,
+        *,
+        backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class RegisterBackupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKUP_FIELD_NUMBER: _builtins.int
+    LAUNCH_ID_FIELD_NUMBER: _builtins.int
+    launch_id: _builtins.str
+    """Unique for each launch of the process."""
+    @_builtins.property
+    def backup(self) -> _common_pb2.BackupInfo:
+        """backup_id 0: a new backup, give it an id."""
+
+    def __init__(
+        self,
+        *,
+        backup: _common_pb2.BackupInfo | None = ...,
+        launch_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "launch_id", b"launch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterBackupRequest: _TypeAlias = RegisterBackupRequest  # noqa: Y015
+
+@_typing.final
+class RegisterBackupResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    BACKUP_EPOCH_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    backup_id: _builtins.int
+    backup_epoch: _builtins.int
+    heartbeat_interval_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        backup_id: _builtins.int = ...,
+        backup_epoch: _builtins.int = ...,
+        heartbeat_interval_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "cluster_id", b"cluster_id", "heartbeat_interval_ms", b"heartbeat_interval_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterBackupResponse: _TypeAlias = RegisterBackupResponse  # noqa: Y015
+
+@_typing.final
+class BackupHeartbeatRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    BACKUP_EPOCH_FIELD_NUMBER: _builtins.int
+    FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_DISK_BYTES_FIELD_NUMBER: _builtins.int
+    backup_id: _builtins.int
+    backup_epoch: _builtins.int
+    free_memory_bytes: _builtins.int
+    free_disk_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        backup_id: _builtins.int = ...,
+        backup_epoch: _builtins.int = ...,
+        free_memory_bytes: _builtins.int = ...,
+        free_disk_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupHeartbeatRequest: _TypeAlias = BackupHeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class BackupHeartbeatResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     def __init__(
         self,
     ) -> None: ...
@@ -501,4 +622,4 @@ class HeartbeatResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+Global___BackupHeartbeatResponse: _TypeAlias = BackupHeartbeatResponse  # noqa: Y015

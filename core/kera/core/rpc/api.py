@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from kera.core.rpc.method import Method
+from kera.v1 import backup_pb2 as backup
 from kera.v1 import broker_pb2 as broker
 from kera.v1 import coordinator_pb2 as coordinator
 
+BACKUP = "kera.v1.Backup"
 BROKER = "kera.v1.Broker"
 COORDINATOR = "kera.v1.Coordinator"
 
@@ -80,6 +82,12 @@ REGISTER_BROKER = Method(
 )
 HEARTBEAT = Method(COORDINATOR, "Heartbeat", 109, coordinator.HeartbeatRequest, coordinator.HeartbeatResponse)
 ALTER_STREAM = Method(COORDINATOR, "AlterStream", 110, coordinator.AlterStreamRequest, coordinator.AlterStreamResponse)
+REGISTER_BACKUP = Method(
+    COORDINATOR, "RegisterBackup", 111, coordinator.RegisterBackupRequest, coordinator.RegisterBackupResponse
+)
+BACKUP_HEARTBEAT = Method(
+    COORDINATOR, "BackupHeartbeat", 112, coordinator.BackupHeartbeatRequest, coordinator.BackupHeartbeatResponse
+)
 
 COORDINATOR_METHODS = (
     CREATE_STREAM,
@@ -92,4 +100,14 @@ COORDINATOR_METHODS = (
     REGISTER_BROKER,
     HEARTBEAT,
     ALTER_STREAM,
+    REGISTER_BACKUP,
+    BACKUP_HEARTBEAT,
 )
+
+REPLICATE = Method(BACKUP, "Replicate", 201, backup.ReplicateRequest, backup.ReplicateResponse, bulk=True)
+READ_REPLICA = Method(BACKUP, "ReadReplica", 202, backup.ReadReplicaRequest, backup.ReadReplicaResponse, bulk=True)
+LIST_REPLICAS = Method(BACKUP, "ListReplicas", 203, backup.ListReplicasRequest, backup.ListReplicasResponse)
+FREE_REPLICAS = Method(BACKUP, "FreeReplicas", 204, backup.FreeReplicasRequest, backup.FreeReplicasResponse)
+FENCE_BROKER = Method(BACKUP, "FenceBroker", 205, backup.FenceBrokerRequest, backup.FenceBrokerResponse)
+
+BACKUP_METHODS = (REPLICATE, READ_REPLICA, LIST_REPLICAS, FREE_REPLICAS, FENCE_BROKER)

@@ -6,13 +6,14 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from kera.core.rpc import Method
-from kera.core.rpc.api import BROKER_METHODS, COORDINATOR_METHODS
-from kera.v1 import broker_pb2, coordinator_pb2
+from kera.core.rpc.api import BACKUP_METHODS, BROKER_METHODS, COORDINATOR_METHODS
+from kera.v1 import backup_pb2, broker_pb2, coordinator_pb2
 
-ALL: tuple[Method[Any, Any], ...] = (*BROKER_METHODS, *COORDINATOR_METHODS)
+ALL: tuple[Method[Any, Any], ...] = (*BROKER_METHODS, *COORDINATOR_METHODS, *BACKUP_METHODS)
 SERVICES: list[ServiceDescriptor] = [
     *broker_pb2.DESCRIPTOR.services_by_name.values(),
     *coordinator_pb2.DESCRIPTOR.services_by_name.values(),
+    *backup_pb2.DESCRIPTOR.services_by_name.values(),
 ]
 
 
@@ -55,6 +56,13 @@ def test_the_numbers_in_frames_never_change() -> None:
         "RegisterBroker": 108,
         "Heartbeat": 109,
         "AlterStream": 110,
+        "RegisterBackup": 111,
+        "BackupHeartbeat": 112,
+        "Replicate": 201,
+        "ReadReplica": 202,
+        "ListReplicas": 203,
+        "FreeReplicas": 204,
+        "FenceBroker": 205,
     }
 
 
