@@ -16,17 +16,9 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-BLOCK_BYTES = 4096
+from kera.core.blocks import BLOCK_BYTES, block_ceiling, block_floor, direct_flag, sync_directory
 
-
-def block_floor(offset: int) -> int:
-    """`offset` rounded down to a block."""
-    return offset & -BLOCK_BYTES
-
-
-def block_ceiling(offset: int) -> int:
-    """`offset` rounded up to a block."""
-    return (offset + BLOCK_BYTES - 1) & -BLOCK_BYTES
+__all__ = ["BLOCK_BYTES", "Disk", "LocalDisk", "block_ceiling", "block_floor"]
 
 
 class Disk(Protocol):
@@ -66,22 +58,13 @@ class LocalDisk:
 
     def __init__(self, root: Path) -> None:
         """Find out whether the file system of `root`, which exists, writes around the page cache."""
-        self.direct = os.O_DIRECT
-        probe = root / ".direct"
-        try:
-            os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self.direct = 0  # tmpfs of an older kernel, some overlays: through the page cache, then
-        finally:
-            probe.unlink(missing_ok=True)
+        self.direct = direct_flag(root)
 
     def create(self, path: Path, reserve_bytes: int) -> None:
         """See `Disk`."""
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _sync_directory(path.parent.parent)
+            sync_directory(path.parent.parent)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             if reserve_bytes:
@@ -91,7 +74,7 @@ class LocalDisk:
             raise
         finally:
             os.close(fd)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
     def write(self, path: Path, offset: int, data: memoryview) -> None:
         """See `Disk`."""
@@ -139,11 +122,3 @@ class LocalDisk:
     def length(self, path: Path) -> int:
         """See `Disk`."""
         return path.stat().st_size
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

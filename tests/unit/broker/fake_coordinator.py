@@ -1,4 +1,4 @@
-"""A coordinator that answers brokers over gRPC as a test tells it to."""
+"""A coordinator that answers brokers and backups over gRPC as a test tells it to."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -10,6 +10,7 @@ from kera.core.rpc.grpc_server import GrpcServer
 from kera.v1 import common_pb2, coordinator_pb2
 
 BROKER_ID = 3
+BACKUP_ID = 5
 EPOCH = 12
 
 
@@ -20,8 +21,12 @@ class FakeCoordinator:
         self.cluster_id = cluster_id
         self.streams = streams
         self.address = ""
+        self.backups: list[common_pb2.BackupInfo] = []
+        """Told to brokers."""
         self.registered: list[coordinator_pb2.RegisterBrokerRequest] = []
+        self.registered_backups: list[coordinator_pb2.RegisterBackupRequest] = []
         self.heartbeats: list[tuple[int, int]] = []
+        self.backup_heartbeats: list[coordinator_pb2.BackupHeartbeatRequest] = []
         self.registration_errors: list[Exception] = []
         self.heartbeat_errors: list[Exception | None] = []
 
@@ -30,6 +35,8 @@ class FakeCoordinator:
             api.DESCRIBE_CLUSTER: self._describe,
             api.REGISTER_BROKER: self._register,
             api.HEARTBEAT: self._heartbeat,
+            api.REGISTER_BACKUP: self._register_backup,
+            api.BACKUP_HEARTBEAT: self._backup_heartbeat,
         }
 
     def _describe(self, _call: Call[Any]) -> Reply[Any]:
@@ -45,15 +52,33 @@ class FakeCoordinator:
             broker_epoch=EPOCH,
             heartbeat_interval_ms=5,
             streams=self.streams,
+            backups=self.backups,
+        )
+        return Reply(answer)
+
+    def _register_backup(self, call: Call[Any]) -> Reply[Any]:
+        if self.registration_errors:
+            raise self.registration_errors.pop(0)
+        self.registered_backups.append(call.message)
+        answer = coordinator_pb2.RegisterBackupResponse(
+            cluster_id=self.cluster_id, backup_id=BACKUP_ID, backup_epoch=EPOCH, heartbeat_interval_ms=5
         )
         return Reply(answer)
 
     def _heartbeat(self, call: Call[Any]) -> Reply[Any]:
         self.heartbeats.append((call.message.broker_id, call.message.broker_epoch))
+        self._raise_heartbeat_error()
+        return Reply(coordinator_pb2.HeartbeatResponse(backups=self.backups))
+
+    def _backup_heartbeat(self, call: Call[Any]) -> Reply[Any]:
+        self.backup_heartbeats.append(call.message)
+        self._raise_heartbeat_error()
+        return Reply(coordinator_pb2.BackupHeartbeatResponse())
+
+    def _raise_heartbeat_error(self) -> None:
         error = self.heartbeat_errors.pop(0) if self.heartbeat_errors else None
         if error is not None:
             raise error
-        return Reply(coordinator_pb2.HeartbeatResponse())
 
     def fence(self, *before: KeraError | None) -> None:
         """Answer the next heartbeats with `before`, and the one after them with the end."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker import registration as registration_module
 from kera.broker.registration import CoordinatorUnreachable, DataDirectory, Identity, Registration, WrongCluster
+from kera.core import data_dir
+from kera.core import registration as registration_module
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -116,7 +117,7 @@ def test_damage_of_one_file_is_told_and_of_both_stops_the_start(
     directory: DataDirectory, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = []
-    monkeypatch.setattr(registration_module.log, "error", lambda _, path, **__: errors.append(path))
+    monkeypatch.setattr(data_dir.log, "error", lambda _, path, **__: errors.append(path))
     directory.store(4, "cluster")
     broker, copy = directory.path / "broker.json", directory.path / "broker.copy.json"
 
@@ -353,6 +354,28 @@ async def test_heartbeats_go_on_whatever_is_answered_until_a_newer_launch_takes_
             await registration.keep_alive()
 
     assert coordinator.heartbeats == [(BROKER_ID, EPOCH)] * 5
+
+
+@pytest.mark.timeout(30)
+async def test_the_backups_that_there_are_come_with_the_registration_and_with_each_heartbeat(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    told: list[list[int]] = []
+
+    def note(backups: list[common_pb2.BackupInfo]) -> None:
+        told.append([backup.backup_id for backup in backups])
+        if len(told) == 1:
+            coordinator.backups = [common_pb2.BackupInfo(backup_id=backup_id) for backup_id in (1, 2)]
+
+    coordinator.backups = [common_pb2.BackupInfo(backup_id=1)]
+    registration = Registration(coordinator.address, directory, note)
+    await registration.register(info(), timeout_s=5)
+    coordinator.fence(None, Unavailable("away"), None)
+    with pytest.raises(StaleEpoch):
+        await registration.keep_alive()
+    await registration.close()
+
+    assert told == [[1], [1, 2], [1, 2]]
 
 
 @pytest.mark.timeout(30)

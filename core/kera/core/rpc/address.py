@@ -1,12 +1,20 @@
-"""Addresses as text: ``host:port``, with an IPv6 host in brackets as in a URL; and why one cannot be used."""
+"""Addresses: ``host:port`` as text, with an IPv6 host in brackets as in a URL; where a daemon's unix socket is.
+
+And why one cannot be used.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
+from pathlib import Path
 
 from kera.core.errors import InvalidArgument
 
 PORT_MAX = 65535
+UNIX_PATH_BYTES_MAX = 100
+"""The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
 
 
 def join_address(host: str, port: int) -> str:
@@ -23,6 +31,15 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or (":" in host and not bracketed) or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
         raise InvalidArgument(f"{address!r} is no address of the form host:port", address=address)
     return host, int(port)
+
+
+def unix_socket_path(data_dir: Path, name: str) -> Path:
+    """Where the daemon `name` with this data directory has its unix socket."""
+    path = data_dir / f"{name}.sock"
+    if len(bytes(path)) <= UNIX_PATH_BYTES_MAX:
+        return path
+    digest = hashlib.sha256(bytes(path)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"kera-{digest}.sock"
 
 
 def reason_of(error: OSError) -> str:

@@ -1,9 +1,12 @@
 """host:port, both ways."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from kera.core.errors import InvalidArgument
-from kera.core.rpc.address import join_address, split_address
+from kera.core.rpc.address import UNIX_PATH_BYTES_MAX, join_address, split_address, unix_socket_path
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,14 @@ def test_what_is_no_address_is_refused_and_named(address: str) -> None:
         split_address(address)
 
     assert caught.value.attributes == {"address": address}
+
+
+def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * UNIX_PATH_BYTES_MAX)
+    found = {unix_socket_path(path, name) for path in (deep, tmp_path / ("e" * 100)) for name in ("broker", "backup")}
+
+    assert unix_socket_path(Path("/data"), "broker") == Path("/data/broker.sock")
+    assert len(found) == 4
+    assert all(path.parent == Path(tempfile.gettempdir()) for path in found)
+    assert all(len(bytes(path)) <= UNIX_PATH_BYTES_MAX for path in found)
+    assert unix_socket_path(deep, "broker") in found

@@ -1,0 +1,114 @@
+"""What is known of one disk: its room, its frames, and what waits to be written there. Pure.
+
+Room is counted in bytes of blocks. An open replica counts whole, so that it can always be written; a finished one what
+it has. The bound is the setting's, and what the file system has left (as of the last look at it), less a reserve.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+from dataclasses import dataclass, field
+
+from kera.backup.frames import Layout
+from kera.backup.jobs import Done, Freed
+from kera.backup.replica import Replica
+from kera.core.errors import DiskFailed, DiskFull, KeraError
+
+RETRY_MS = 1_000
+"""After an error of a disk."""
+
+
+@dataclass(slots=True)
+class Waiter:
+    """Somebody waits until a replica is durable up to here."""
+
+    length: int
+    done: Done
+
+
+@dataclass(slots=True)
+class DiskState:
+    """See the head of this module."""
+
+    number: int
+    name: str
+    layout: Layout
+    bytes_max: int | None = None
+    reserve_bytes: int = 0
+    """Of the file system, left to others."""
+    used_bytes: int = 0
+    """By replicas, open ones whole."""
+    written_bytes: int = 0
+    """Of `used_bytes`, what has been written."""
+    free_frames: list[int] = field(default_factory=list)
+    next_frame: int = 0
+    waiting: dict[Replica, list[Waiter]] = field(default_factory=dict)
+    to_flush: dict[Replica, None] = field(default_factory=dict)
+    """Finished, and not all on disk."""
+    to_settle: dict[Replica, None] = field(default_factory=dict)
+    """Finished and durable, with a header that does not vouch for all of it yet."""
+    to_punch: list[Freed] = field(default_factory=list)
+    committing: bool = False
+    flushing: bool = False
+    punching: bool = False
+    error: OSError | None = None
+    """Why it takes nothing, if so."""
+    retry_ms: int = 0
+    _fs_free_bytes: int = 1 << 62
+    _fs_written_bytes: int = 0
+
+    def looked(self, fs_free_bytes: int) -> None:
+        """The file system has so much left, now."""
+        self._fs_free_bytes = fs_free_bytes
+        self._fs_written_bytes = self.written_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What replicas may still take."""
+        to_come = self.used_bytes - self._fs_written_bytes
+        room = self._fs_free_bytes - self.reserve_bytes - to_come
+        if self.bytes_max is not None:
+            room = min(room, self.bytes_max - self.used_bytes)
+        return max(0, room)
+
+    def take_frame(self) -> int:
+        """A free frame, the lowest: so the file stays short."""
+        self.used_bytes += self.layout.frame_bytes
+        if self.free_frames:
+            return heapq.heappop(self.free_frames)
+        self.next_frame += 1
+        return self.next_frame - 1
+
+    def found_frames(self, used: dict[int, int]) -> None:
+        """At a start: the frames that have replicas, and how many bytes each of them takes."""
+        self.next_frame = max(used, default=-1) + 1
+        self.free_frames = [index for index in range(self.next_frame) if index not in used]
+        self.used_bytes = self.written_bytes = sum(used.values())
+
+    def give_back(self, freed: Freed) -> None:
+        """A frame is empty again."""
+        self.used_bytes -= freed.room_bytes
+        self.written_bytes -= freed.written_bytes
+        heapq.heappush(self.free_frames, freed.index)
+
+    def writable(self, now_ms: int) -> bool:
+        """Whether it is worth trying."""
+        return self.error is None or now_ms >= self.retry_ms
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way or waits."""
+        waits = self.waiting or self.to_flush or self.to_settle or self.to_punch
+        return not (waits or self.committing or self.flushing or self.punching)
+
+
+def disk_error(error: OSError, name: str) -> KeraError:
+    """What a broker is told of an error of a disk."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return DiskFull(
+            f"the backup's disk has no room for {name}; make room there: it goes on by itself",
+            path=name,
+            errno=error.errno,
+        )
+    return DiskFailed(f"the backup's disk fails at {name}: {error}", path=name, errno=error.errno)

@@ -1,0 +1,133 @@
+"""How replicas lie on a disk: frames of one size, each with a header of one block and room for a replica.
+
+    ┌───────────────┬──────────────────────────────────────┬──────────────────────────────────────┬──
+    │ file header   │ frame 0: header block, replica        │ frame 1: header block, replica        │ …
+    │ 4096 bytes    │ 4096 + segment_bytes                  │ 4096 + segment_bytes                  │
+    └───────────────┴──────────────────────────────────────┴──────────────────────────────────────┴──
+
+A frame that is free is a hole, or begins with zeros. Every header is written twice in its block, at 0 and at 2048, each
+time within one sector and with a checksum: of those that are whole the one with the higher sequence counts.
+
+A header says two lengths. What was durable *before* it was written is vouched for: when that does not match, it is
+damage. What was written *with* it may have been cut off by a crash in between, for nothing orders the two: that is
+believed only when its checksum is right, and was never acknowledged if it is not.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+from kera.core.blocks import BLOCK_BYTES
+from kera.core.errors import StartError, invariant
+
+FORMAT = 1
+COPY_AT = 2048
+SECTOR_BYTES = 512
+CLUSTER_ID_BYTES_MAX = 128
+
+_FILE_MAGIC = b"KERABACK"
+_FILE = struct.Struct("<8sIQ")
+"""Magic, format, segment_bytes."""
+_MAGIC = b"KERAREPL"
+_FRAME = struct.Struct("<8sIQIIQQIQIIIIIBB128s")
+_CRC = struct.Struct("<I")
+invariant(_FRAME.size + _CRC.size <= SECTOR_BYTES, "a sector holds a header")
+
+
+class FrameHeader(NamedTuple):
+    """What the disk knows of a replica."""
+
+    sequence: int
+    """Of the write, within the backup: of two frames for one replica the later one counts."""
+    backup_id: int
+    broker_id: int
+    broker_epoch: int
+    stream_id: int
+    virtual_log_id: int
+    virtual_segment_id: int
+    length: int
+    checksum: int
+    chunk_count: int
+    vouched_length: int
+    """Was durable before this header was written."""
+    vouched_checksum: int
+    closed: bool
+    cluster_id: str
+
+    def encode(self) -> bytes:
+        """The header block."""
+        *numbers, closed, cluster_id = self
+        name = cluster_id.encode()
+        invariant(len(name) <= CLUSTER_ID_BYTES_MAX, "a header has room for the cluster's id", cluster_id=cluster_id)
+        return _block(_FRAME.pack(_MAGIC, FORMAT, *numbers, closed, len(name), name))
+
+
+def decode_header(block: memoryview | bytes, where: str) -> FrameHeader | None:
+    """What a header block says; None when neither of its copies is whole.
+
+    Raises `StartError` when a newer version has written it; `where` names the place for that.
+    """
+    found: FrameHeader | None = None
+    for fields in _copies(block, _FRAME):
+        magic, version, *numbers, closed, name_bytes, name = fields
+        if magic != _MAGIC:
+            continue
+        if version != FORMAT:
+            raise StartError(f"{where} has format {version}, this version knows {FORMAT}; use a newer version")
+        header = FrameHeader(*[*numbers, bool(closed), name[:name_bytes].decode()])
+        if found is None or header.sequence > found.sequence:
+            found = header
+    return found
+
+
+def encode_file_header(segment_bytes: int) -> bytes:
+    """The first block of a file."""
+    return _block(_FILE.pack(_FILE_MAGIC, FORMAT, segment_bytes))
+
+
+def decode_file_header(block: memoryview | bytes, where: str) -> int | None:
+    """The size of replicas in a file; None when it has no header. Raises `StartError` if a newer version wrote it."""
+    for magic, version, segment_bytes in _copies(block, _FILE):
+        if magic == _FILE_MAGIC:
+            if version != FORMAT:
+                raise StartError(f"{where} has format {version}, this version knows {FORMAT}; use a newer version")
+            return int(segment_bytes)
+    return None
+
+
+def _block(content: bytes) -> bytes:
+    half = (content + _CRC.pack(crc32c(content))).ljust(COPY_AT, b"\0")
+    return half + half
+
+
+def _copies(block: memoryview | bytes, layout: struct.Struct) -> list[tuple[Any, ...]]:
+    """Of both copies in a block those that match their checksums."""
+    view = memoryview(block)
+    return [
+        layout.unpack_from(view, at)
+        for at in (0, COPY_AT)
+        if len(view) >= at + layout.size + _CRC.size
+        and crc32c(view[at : at + layout.size]) == _CRC.unpack_from(view, at + layout.size)[0]
+    ]
+
+
+class Layout(NamedTuple):
+    """Where frames are."""
+
+    segment_bytes: int
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of header and replica."""
+        return BLOCK_BYTES + self.segment_bytes
+
+    def offset(self, index: int) -> int:
+        """Where the header of a frame is in the file; its replica begins a block later."""
+        return BLOCK_BYTES + index * self.frame_bytes
+
+    def frame_at(self, offset: int) -> int:
+        """Which frame has this byte of the file, which is behind the file header."""
+        return (offset - BLOCK_BYTES) // self.frame_bytes

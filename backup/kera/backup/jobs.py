@@ -1,0 +1,76 @@
+"""What is planned for the disks, and performed on threads: plain data, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kera.backup.frames import FrameHeader
+from kera.backup.replica import Replica
+from kera.core.errors import KeraError
+
+Done = Callable[[KeraError | None], None]
+"""Called once, with the error if there is one."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What is written of one replica."""
+
+    replica: Replica
+    index: int
+    """Of the frame."""
+    header: FrameHeader
+    offset: int
+    """Of the data, within the replica."""
+    data: memoryview
+    """Whole blocks; may be empty."""
+
+
+@dataclass(slots=True)
+class WriteJob:
+    """Write parts; durable when it is done."""
+
+    disk: int
+    parts: list[Part]
+    commit: bool
+    """Somebody waits for it."""
+    error: OSError | None = None
+
+
+@dataclass(slots=True)
+class Freed:
+    """A frame to give back."""
+
+    index: int
+    room_bytes: int
+    written_bytes: int
+    done: list[Done] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PunchJob:
+    """Give back frames; when it is done nothing that was in them can come back."""
+
+    disk: int
+    freed: list[Freed]
+    error: OSError | None = None
+
+
+Job = WriteJob | PunchJob
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has happened since the start."""
+
+    chunks_appended: int = 0
+    bytes_appended: int = 0
+
+    commits: int = 0
+    bytes_committed: int = 0
+    replicas_flushed: int = 0
+    bytes_flushed: int = 0
+    syncs: int = 0
+    disk_errors: int = 0
+    replicas_freed: int = 0

@@ -1,0 +1,151 @@
+"""The file that a backup has on one disk, as blocks: written and read around the page cache, durable after `sync`.
+
+All offsets and lengths are whole blocks, and memory begins at one. Everything here blocks, and is called from threads;
+errors are those of the operating system (``OSError``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from kera.core.blocks import BLOCK_BYTES, direct_flag, sync_directory
+from kera.core.errors import StartError
+
+NAME = "replicas.log"
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1
+_NO_PUNCHING = {errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class Disk(Protocol):
+    """What the backup does to a disk. Simulations implement it with errors, torn writes and loss of power."""
+
+    name: str
+    """For people: the path of the file."""
+
+    def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
+        """Write `pieces` one behind the other; durable after the next `sync` that begins later."""
+        ...
+
+    def sync(self) -> None:
+        """What was written and punched is durable when this returns."""
+        ...
+
+    def read(self, offset: int, into: memoryview) -> int:
+        """Read into `into`; returns how many bytes there were."""
+        ...
+
+    def punch(self, offset: int, length: int) -> None:
+        """Give back room, where the file system can: it reads as zeros then."""
+        ...
+
+    def next_data(self, offset: int) -> int | None:
+        """Where something may be written, from `offset` on; None when there is nothing."""
+        ...
+
+    def free_bytes(self) -> int:
+        """What the file system has left."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Size of the file system."""
+        ...
+
+
+class LogFile:
+    """The real one."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the file in `directory`, for this process alone; makes both if need be.
+
+        Raises ``OSError``, and `StartError` when another backup has it.
+        """
+        if not directory.is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
+            sync_directory(directory.parent)
+        path = directory / NAME
+        self.name = str(path)
+        self._direct = direct_flag(directory)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | self._direct, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise StartError(f"another backup uses {path}; choose another --log-dirs", path=str(path)) from error
+        sync_directory(directory)
+
+    def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
+        """See `Disk`."""
+        left = list(pieces)
+        while left:
+            count = os.pwritev(self._fd, left, offset)
+            if count % BLOCK_BYTES and self._direct:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.name)
+            offset += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
+
+    def sync(self) -> None:
+        """See `Disk`."""
+        os.fdatasync(self._fd)
+
+    def read(self, offset: int, into: memoryview) -> int:
+        """See `Disk`."""
+        done = 0
+        while done < len(into):
+            count = os.preadv(self._fd, [into[done:]], offset + done)
+            done += count
+            if count == 0 or count % BLOCK_BYTES:
+                break
+        return done
+
+    def punch(self, offset: int, length: int) -> None:
+        """See `Disk`."""
+        if _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+            code = ctypes.get_errno()
+            if code not in _NO_PUNCHING:
+                raise OSError(code, os.strerror(code), self.name)
+
+    def next_data(self, offset: int) -> int | None:
+        """See `Disk`."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            raise
+
+    def free_bytes(self) -> int:
+        """See `Disk`."""
+        state = os.fstatvfs(self._fd)
+        return state.f_bavail * state.f_frsize
+
+    def total_bytes(self) -> int:
+        """See `Disk`."""
+        state = os.fstatvfs(self._fd)
+        return state.f_blocks * state.f_frsize
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def aligned(length: int) -> memoryview:
+    """Memory that begins at a block, all zeros."""
+    return memoryview(mmap.mmap(-1, length))
+
+
+_libc_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_libc_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
+    return int(_libc_fallocate(fd, mode, offset, length))

@@ -1,0 +1,114 @@
+"""The backup's counters. The hot path adds to plain integers; Prometheus reads them when it asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kera.backup.engine import Engine
+from kera.core.errors import KeraError
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start."""
+
+    replicate_requests: int = 0
+    bytes_read: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests, by the code of the error."""
+
+    def refuse(self, error: KeraError) -> None:
+        """A request was answered with an error."""
+        self.refused[error.code] += 1
+
+
+_HELP = {
+    "replicate_requests": "Replicate requests",
+    "bytes_read": "bytes of chunks returned to recovery",
+}
+_TOTALS_HELP = {
+    "chunks_appended": "chunks verified and copied to replicas in memory",
+    "bytes_appended": "bytes of the chunks that were copied, headers included",
+    "commits": "group commits of requests that wait for the disk",
+    "bytes_committed": "bytes written to disk by group commits",
+    "replicas_flushed": "replicas written to disk completely, whose memory was freed",
+    "bytes_flushed": "bytes written to disk when nothing could be appended any more",
+    "syncs": "times that a disk was asked to make data durable",
+    "disk_errors": "writes that failed",
+    "replicas_freed": "replicas deleted because their broker has retired them",
+}
+_FOUND_HELP = {
+    "replicas": "replicas found on disk",
+    "unclosed": "replicas found open, and read",
+    "torn_replicas": "replicas whose last write was never finished",
+    "torn_bytes": "bytes cut with them",
+    "chunks_damaged": "chunks that do not match their checksums",
+    "headers_damaged": "headers that do not match their checksums, whose replicas are lost",
+    "frames_superseded": "frames that held nothing, or an older version of a replica",
+}
+
+
+class BackupCollector(Collector):
+    """Counters and gauges of one backup."""
+
+    def __init__(self, counters: Counters, engine: Engine) -> None:
+        self._counters = counters
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        engine, store = self._engine, self._engine.store
+        for name, text in _HELP.items():
+            yield CounterMetricFamily(f"kera_backup_{name}", text, value=getattr(self._counters, name))
+        refused = CounterMetricFamily(
+            "kera_backup_requests_refused", "requests answered with an error, by its code", labels=["reason"]
+        )
+        for reason, count in sorted(self._counters.refused.copy().items()):
+            refused.add_metric([reason], count)
+        yield refused
+        for name, text in _TOTALS_HELP.items():
+            yield CounterMetricFamily(f"kera_backup_{name}", text, value=getattr(store.persistence.totals, name))
+        yield GaugeMetricFamily("kera_backup_slots", "replicas that fit into memory", value=store.slots.count)
+        yield GaugeMetricFamily("kera_backup_slots_free", "of them, free", value=store.slots.free)
+        yield self._replicas()
+        yield from self._disks()
+        for name, text in _FOUND_HELP.items():
+            yield GaugeMetricFamily(f"kera_backup_start_{name}", text, value=getattr(engine.found, name))
+        yield CounterMetricFamily(
+            "kera_backup_chunks_damaged",
+            "chunks that do not match their checksums, found by readers",
+            value=engine.chunks_damaged,
+        )
+
+    def _replicas(self) -> Metric:
+        states = GaugeMetricFamily("kera_backup_replicas", "replicas, by state and place", labels=["state", "place"])
+        counts: Counter[tuple[str, str]] = Counter()
+        for replica in self._engine.store:
+            state = "closed" if replica.closed else "sealed" if replica.sealed else "open"
+            counts[state, "disk" if replica.slot is None else "memory"] += 1
+        for state in ("open", "sealed", "closed"):
+            for place in ("memory", "disk"):
+                states.add_metric([state, place], counts[state, place])
+        return states
+
+    def _disks(self) -> Iterator[Metric]:
+        gauges = {
+            "used_bytes": "bytes that replicas take on a disk, open ones whole",
+            "free_bytes": "bytes that replicas may still take",
+            "failing": "1 while the disk takes no data",
+        }
+        for name, text in gauges.items():
+            family = GaugeMetricFamily(f"kera_backup_disk_{name}", text, labels=["path"])
+            for disk in self._engine.store.disks:
+                values = {
+                    "used_bytes": disk.used_bytes,
+                    "free_bytes": disk.room_bytes,
+                    "failing": int(disk.error is not None),
+                }
+                family.add_metric([disk.name], values[name])
+            yield family

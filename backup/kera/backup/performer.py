@@ -1,0 +1,61 @@
+"""Does the jobs, on threads: what it takes from them is plain data and memory that stays as it is meanwhile.
+
+A job that fails has its error in `error`; none is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kera.backup.frames import Layout
+from kera.backup.jobs import Job, Part, PunchJob, WriteJob
+from kera.backup.log_file import Disk, aligned
+from kera.core.blocks import BLOCK_BYTES
+
+
+class Performer:
+    """See the head of this module."""
+
+    def __init__(self, disks: Sequence[Disk], layout: Layout) -> None:
+        self.disks = disks
+        self.layout = layout
+
+    def perform(self, job: Job) -> None:
+        """Do a job."""
+        disk = self.disks[job.disk]
+        try:
+            match job:
+                case WriteJob():
+                    self._write(disk, job)
+                    disk.sync()
+                case PunchJob():
+                    give_back(disk, self.layout, [freed.index for freed in job.freed])
+        except OSError as error:
+            job.error = error
+
+    def _write(self, disk: Disk, job: WriteJob) -> None:
+        headers = aligned(BLOCK_BYTES * len(job.parts))
+        for number, part in enumerate(job.parts):
+            block = headers[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+            block[:] = part.header.encode()
+            self._write_part(disk, part, block)
+
+    def _write_part(self, disk: Disk, part: Part, block: memoryview) -> None:
+        start = self.layout.offset(part.index)
+        if not part.data:
+            disk.write(start, [block])
+        elif part.offset == 0:
+            disk.write(start, [block, part.data])
+        else:
+            disk.write(start + BLOCK_BYTES + part.offset, [part.data])
+            disk.write(start, [block])
+
+
+def give_back(disk: Disk, layout: Layout, frames: Sequence[int]) -> None:
+    """Empty frames. First the headers, durably: no replica comes back with a part of its chunks."""
+    zeros = aligned(BLOCK_BYTES)
+    for index in frames:
+        disk.write(layout.offset(index), [zeros])
+    disk.sync()
+    for index in frames:
+        disk.punch(layout.offset(index), layout.frame_bytes)

@@ -1,0 +1,289 @@
+"""Which replicas go to the disks, and when. Pure: it plans jobs and takes note of what became of them.
+
+* **Commit**: of all replicas that somebody waits for, what is not durable yet, in one job per disk (group commit).
+  What gathers meanwhile goes into the next one.
+* **Flush**: finished replicas are written as soon as they are that, whole; then their memory is free.
+* **Settle**: when all of a finished replica is durable, its header is written once more, with the next flush: then a
+  start believes it without reading the replica (see ``kera.backup.frames``).
+* **Punch**: frames that were freed are given back, and used again only when that is durable: so no crash mixes what was
+  in them with what comes.
+
+A commit and a flush may be under way on one disk at the same time, with different replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kera.backup.disks import RETRY_MS, DiskState, Waiter, disk_error
+from kera.backup.frames import FrameHeader
+from kera.backup.jobs import Done, Freed, Job, Part, PunchJob, Totals, WriteJob
+from kera.backup.replica import Replica
+from kera.core.blocks import BLOCK_BYTES, block_ceiling, block_floor
+from kera.core.errors import KeraError, NotAccepted
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.persistence")
+
+COMMIT_REPLICAS_MAX = 256
+FLUSH_REPLICAS_MAX = 4
+"""In one job: enough for the disk, and few enough to give memory back soon."""
+SETTLE_REPLICAS_MAX = 64
+PUNCH_FRAMES_MAX = 64
+
+
+class Persistence:
+    """See the head of this module. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        disks: list[DiskState],
+        *,
+        on_written: Callable[[Replica], None],
+        sequence: int = 0,
+    ) -> None:
+        """`on_written`: a job has let go of a replica. `sequence`: the highest that any header on disk has."""
+        self.disks = disks
+        self.totals = Totals()
+        self.now_ms = 0
+        """Set by `tick`."""
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when `plan` may have something to do."""
+        self.backup_id = 0
+        self.cluster_id = ""
+        self._on_written = on_written
+        self._sequence = sequence
+
+    # -- what is to be done ----------------------------------------------------------------------------------------
+
+    def wait(self, replica: Replica, length: int, done: Done) -> None:
+        """Call `done` when the replica is durable up to `length`, or cannot become that."""
+        if replica.durable_length >= length:
+            done(None)
+            return
+        self.disks[replica.frame.disk].waiting.setdefault(replica, []).append(Waiter(length, done))
+        self.on_work()
+
+    def finished_replica(self, replica: Replica) -> None:
+        """Nothing will be appended to the replica: it goes to disk."""
+        self.disks[replica.frame.disk].to_flush[replica] = None
+        self.on_work()
+
+    def settle(self, replica: Replica) -> None:
+        """The header on disk is to vouch for all of a replica that is durable."""
+        self.disks[replica.frame.disk].to_settle[replica] = None
+        self.on_work()
+
+    def forget(self, replica: Replica, reason: str) -> None:
+        """The replica goes: nothing is written of it any more. Who waits for it is told why."""
+        disk = self.disks[replica.frame.disk]
+        disk.to_flush.pop(replica, None)
+        disk.to_settle.pop(replica, None)
+        for waiter in disk.waiting.pop(replica, []):
+            waiter.done(NotAccepted(reason))
+
+    def give_up(self, replica: Replica) -> None:
+        """Tell those who wait for what the replica does not have any more, because it was cut."""
+        disk = self.disks[replica.frame.disk]
+        waiters = disk.waiting.pop(replica, [])
+        still = [waiter for waiter in waiters if waiter.length <= replica.length]
+        if still:
+            disk.waiting[replica] = still
+        for waiter in waiters:
+            if waiter.length > replica.length:
+                waiter.done(NotAccepted(f"{replica} was closed before this"))
+
+    def punch(self, replica: Replica, done: list[Done]) -> None:
+        """Give back the frame of a replica that nobody is busy with."""
+        disk = self.disks[replica.frame.disk]
+        freed = Freed(replica.frame.number, replica.disk_bytes, replica.written_bytes, done)
+        if not replica.touched:
+            disk.give_back(freed)
+            _tell(freed.done, None)
+            return
+        disk.to_punch.append(freed)
+        self.on_work()
+
+    # -- planning --------------------------------------------------------------------------------------------------
+
+    def plan(self) -> list[Job]:
+        """What to do next; each job must be performed and then given to `finished`."""
+        jobs: list[Job] = []
+        for disk in self.disks:
+            if not disk.writable(self.now_ms):
+                continue
+            if disk.waiting and not disk.committing:
+                parts = self._parts(disk.waiting, COMMIT_REPLICAS_MAX)
+                if parts:
+                    disk.committing = True
+                    jobs.append(WriteJob(disk.number, parts, commit=True))
+            if (disk.to_flush or disk.to_settle) and not disk.flushing:
+                parts = self._parts(disk.to_flush, FLUSH_REPLICAS_MAX)
+                parts += self._parts(disk.to_settle, SETTLE_REPLICAS_MAX)
+                if parts:
+                    disk.flushing = True
+                    jobs.append(WriteJob(disk.number, parts, commit=False))
+            if disk.to_punch and not disk.punching:
+                disk.punching = True
+                jobs.append(PunchJob(disk.number, disk.to_punch[:PUNCH_FRAMES_MAX]))
+                del disk.to_punch[:PUNCH_FRAMES_MAX]
+        return jobs
+
+    def _parts(self, replicas: Iterable[Replica], count_max: int) -> list[Part]:
+        parts: list[Part] = []
+        for replica in replicas:
+            if len(parts) >= count_max:
+                break
+            if not replica.busy:
+                parts.append(self._part(replica))
+        return parts
+
+    def _part(self, replica: Replica) -> Part:
+        replica.busy = replica.touched = True
+        self._sequence += 1
+        header = FrameHeader(
+            sequence=self._sequence,
+            backup_id=self.backup_id,
+            broker_id=replica.broker_id,
+            broker_epoch=replica.broker_epoch,
+            stream_id=replica.stream_id,
+            virtual_log_id=replica.virtual_log_id,
+            virtual_segment_id=replica.virtual_segment_id,
+            length=replica.length,
+            checksum=replica.checksum,
+            chunk_count=replica.chunk_count,
+            vouched_length=replica.durable_length,
+            vouched_checksum=replica.durable_checksum,
+            closed=replica.closed,
+            cluster_id=self.cluster_id,
+        )
+        end = replica.length
+        if replica.slot is None or end == replica.durable_length:
+            return Part(replica, replica.frame.number, header, 0, memoryview(b""))
+        begin, ceiling = block_floor(replica.durable_length), block_ceiling(end)
+        replica.view[end:ceiling] = bytes(ceiling - end)  # nothing of an earlier replica goes along
+        return Part(replica, replica.frame.number, header, begin, replica.view[begin:ceiling])
+
+    # -- results ---------------------------------------------------------------------------------------------------
+
+    def finished(self, job: Job) -> None:
+        """A job was performed: take note, tell who waits."""
+        disk = self.disks[job.disk]
+        self._note(disk, job)
+        match job:
+            case WriteJob(commit=True):
+                disk.committing = False
+                self._written(disk, job)
+            case WriteJob():
+                disk.flushing = False
+                self._written(disk, job)
+            case PunchJob():
+                disk.punching = False
+                self._punched(disk, job)
+        self.on_work()
+
+    def _note(self, disk: DiskState, job: Job) -> None:
+        if job.error is None:
+            if disk.error is not None:
+                log.info("the disk takes data again", path=disk.name)
+            disk.error = None
+            self.totals.syncs += 1
+            return
+        self.totals.disk_errors += 1
+        if disk.error is None:
+            log.error("cannot write to the disk; it is tried again", path=disk.name, error=str(job.error))
+        disk.error = job.error
+        disk.retry_ms = self.now_ms + RETRY_MS
+
+    def _written(self, disk: DiskState, job: WriteJob) -> None:
+        if job.error is None:
+            size = sum(len(part.data) for part in job.parts)
+            if job.commit:
+                self.totals.commits += 1
+                self.totals.bytes_committed += size
+            else:
+                self.totals.bytes_flushed += size
+        for part in job.parts:
+            replica = part.replica
+            replica.busy = False
+            if replica.dropped:
+                self._on_written(replica)
+                continue
+            if job.error is None:
+                self._part_written(disk, part)
+            else:
+                replica.error = disk_error(job.error, disk.name)
+            self._tell_waiters(disk, replica)
+            if replica.on_disk:
+                self._all_written(disk, replica)
+            self._on_written(replica)
+
+    def _part_written(self, disk: DiskState, part: Part) -> None:
+        replica, header = part.replica, part.header
+        written = max(replica.written_bytes, BLOCK_BYTES + block_ceiling(header.length))
+        disk.written_bytes += written - replica.written_bytes
+        replica.written_bytes = written
+        replica.error = None
+        if header.length > replica.length:  # it was cut meanwhile; the header has yet to follow
+            replica.durable_length, replica.durable_checksum = replica.length, replica.checksum
+        else:
+            replica.durable_length, replica.durable_checksum = header.length, header.checksum
+            replica.durable_closed = header.closed
+            replica.settled = header.vouched_length == header.length
+
+    def _all_written(self, disk: DiskState, replica: Replica) -> None:
+        if not replica.finished:
+            return
+        if replica in disk.to_flush:
+            del disk.to_flush[replica]
+            self.totals.replicas_flushed += 1
+        if replica.settled:
+            disk.to_settle.pop(replica, None)
+        else:
+            disk.to_settle[replica] = None
+        needed = max(replica.written_bytes, BLOCK_BYTES + block_ceiling(replica.length))
+        disk.used_bytes -= replica.disk_bytes - needed
+        replica.disk_bytes = needed
+
+    def _tell_waiters(self, disk: DiskState, replica: Replica) -> None:
+        waiters = disk.waiting.pop(replica, [])
+        if replica.error is not None:
+            _tell((waiter.done for waiter in waiters), replica.error)
+            return
+        still = [waiter for waiter in waiters if waiter.length > replica.durable_length]
+        if still:
+            disk.waiting[replica] = still
+        _tell((waiter.done for waiter in waiters if waiter.length <= replica.durable_length), None)
+
+    def _punched(self, disk: DiskState, job: PunchJob) -> None:
+        for freed in job.freed:
+            if job.error is None:
+                disk.give_back(freed)
+                _tell(freed.done, None)
+            else:
+                waiters = list(freed.done)
+                freed.done.clear()
+                disk.to_punch.append(freed)
+                _tell(waiters, disk_error(job.error, disk.name))
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Time goes on: try failed disks again."""
+        self.now_ms = now_ms
+        for disk in self.disks:
+            if disk.error is None:
+                continue
+            if now_ms >= disk.retry_ms and disk.idle:
+                disk.error = None  # what could not be written is gone: whoever writes next will see
+            self.on_work()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way or waits."""
+        return all(disk.idle for disk in self.disks)
+
+
+def _tell(waiters: Iterable[Done], error: KeraError | None) -> None:
+    for done in waiters:
+        done(error)

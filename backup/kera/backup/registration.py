@@ -1,0 +1,68 @@
+"""The backup's tie to the coordinator: its identity on disk, its registration, its heartbeats.
+
+The files are ``backup.json`` and ``backup.copy.json``, see ``kera.core.data_dir``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+from kera.core import data_dir, registration
+from kera.core.rpc import api
+from kera.v1 import common_pb2, coordinator_pb2
+
+
+class Identity(data_dir.Identity):
+    """Which backup, of which cluster."""
+
+    role: ClassVar[str] = "backup"
+
+
+class DataDirectory(data_dir.DataDirectory):
+    """Owner of the backup's data directory. Whose the replicas are, they say themselves (``kera.backup.restart``)."""
+
+    identity: ClassVar[type[data_dir.Identity]] = Identity
+
+
+class Free(NamedTuple):
+    """What a heartbeat tells."""
+
+    memory_bytes: int
+    disk_bytes: int
+
+
+class Registration(registration.Registration):
+    """One launch of a backup, as the coordinator knows it."""
+
+    def __init__(self, coordinator: str, directory: DataDirectory) -> None:
+        super().__init__(coordinator, directory)
+        self.backup_id = 0
+        self.backup_epoch = 0
+        self.cluster_id = ""
+
+    async def register(self, info: common_pb2.BackupInfo, timeout_s: float) -> None:
+        """Make this launch known.
+
+        Waits up to `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
+        """
+        info.backup_id = await self.identify(timeout_s)
+        request = coordinator_pb2.RegisterBackupRequest(backup=info, launch_id=self.launch_id)
+        answer = await self.ask(api.REGISTER_BACKUP, request, timeout_s)
+        self.remember(answer.backup_id, answer.cluster_id, answer.heartbeat_interval_ms)
+        self.backup_id, self.backup_epoch = answer.backup_id, answer.backup_epoch
+        self.cluster_id = answer.cluster_id
+
+    async def keep_alive(self, free: Callable[[], Free]) -> None:
+        """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
+
+        def request() -> coordinator_pb2.BackupHeartbeatRequest:
+            memory_bytes, disk_bytes = free()
+            return coordinator_pb2.BackupHeartbeatRequest(
+                backup_id=self.backup_id,
+                backup_epoch=self.backup_epoch,
+                free_memory_bytes=memory_bytes,
+                free_disk_bytes=disk_bytes,
+            )
+
+        await self.beat(api.BACKUP_HEARTBEAT, request)

@@ -1,0 +1,154 @@
+"""One replica of a virtual segment: what is known of it, and how its chunks are walked. Pure.
+
+A replica is *open* while its broker appends to it, and *closed* when the broker has said that it ends. It is *sealed*
+when nothing can be appended although it was never closed: a newer launch of its broker has come, or this backup has
+started again. Its chunks are in a slot of memory until they are on disk, and only there afterwards.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kera.core.chunk import chained_checksum, verify_header, verify_payload
+from kera.core.errors import CorruptChunk, KeraError, invariant
+from kera.v1 import backup_pb2
+
+ReplicaId = tuple[int, int]
+"""Broker and virtual segment: unique for ever."""
+
+
+class Frame(NamedTuple):
+    """A place on a disk."""
+
+    disk: int
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """See the head of this module. Lengths are in bytes from the replica's start, always at the end of a chunk."""
+
+    broker_id: int
+    virtual_segment_id: int
+    broker_epoch: int
+    """Of the launch that opened it."""
+    stream_id: int
+    virtual_log_id: int
+    frame: Frame
+    slot: int | None = None
+    """None: its chunks are on disk only."""
+    view: memoryview = field(default_factory=lambda: memoryview(b""))
+    """The slot's memory."""
+    length: int = 0
+    checksum: int = 0
+    """Over the checksums of all chunks, see `kera.core.chunk.chained_checksum`."""
+    chunk_ends: array[int] = field(default_factory=lambda: array("I"))
+    """Of the chunks in memory."""
+    chunk_count: int = 0
+    closed: bool = False
+    sealed: bool = False
+    durable_length: int = 0
+    """What a start after any crash finds."""
+    durable_checksum: int = 0
+    durable_closed: bool = False
+    """The disk knows that it is closed."""
+    settled: bool = True
+    """The header on disk vouches for all of `durable_length`; if not, a start checks the chunks before it believes."""
+    disk_bytes: int = 0
+    """Room that it takes on its disk, written or not."""
+    written_bytes: int = 0
+    """Of them, what has been written."""
+    error: KeraError | None = None
+    """Why it could not be written: nothing is appended to it any more."""
+    touched: bool = False
+    """Something of it may be on its disk."""
+    busy: bool = False
+    """A job writes it."""
+    readers: int = 0
+    """They look at its memory or its frame, which stay so long."""
+    dropped: bool = False
+    """It was freed, or begun anew, while somebody was busy with it: then it goes."""
+    damaged: set[int] = field(default_factory=set)
+    """Where chunks start that do not match their checksums."""
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        """Unique for ever."""
+        return self.broker_id, self.virtual_segment_id
+
+    @property
+    def appendable(self) -> bool:
+        """Whether its broker may go on with it."""
+        return not (self.closed or self.sealed) and self.error is None
+
+    @property
+    def finished(self) -> bool:
+        """Nothing can come any more: its memory is only held until the disk has it."""
+        return self.closed or self.sealed
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether there is nothing to write of it."""
+        return self.durable_length == self.length and self.durable_closed == self.closed
+
+    def cut(self, length: int, checksum: int) -> None:
+        """Forget the chunks behind `length`, which must be the end of one, with all before it having `checksum`.
+
+        Raises `CorruptChunk` if it is not; then nothing has changed.
+        """
+        count = bisect_left(self.chunk_ends, length) + 1 if length else 0
+        if length and (count > len(self.chunk_ends) or self.chunk_ends[count - 1] != length):
+            raise CorruptChunk(f"offset {length} is no end of a chunk of {self}", length=self.length, offset=length)
+        found = start = 0
+        for end in self.chunk_ends[:count]:
+            found = chained_checksum(self.view, start, found)
+            start = end
+        if found != checksum:
+            raise CorruptChunk(
+                f"up to offset {length}, {self} has checksum {found:08x} and not {checksum:08x}", offset=length
+            )
+        del self.chunk_ends[count:]
+        self.length, self.checksum, self.chunk_count = length, checksum, count
+        if self.durable_length > length:
+            self.durable_length, self.durable_checksum = length, checksum
+
+    def info(self) -> backup_pb2.ReplicaInfo:
+        """As it is told."""
+        return backup_pb2.ReplicaInfo(
+            broker_id=self.broker_id,
+            broker_epoch=self.broker_epoch,
+            stream_id=self.stream_id,
+            virtual_log_id=self.virtual_log_id,
+            virtual_segment_id=self.virtual_segment_id,
+            length=self.length,
+            durable_length=self.durable_length,
+            checksum=self.checksum,
+            closed=self.closed,
+            chunk_count=self.chunk_count,
+            chunks_damaged=len(self.damaged),
+        )
+
+    def __str__(self) -> str:
+        return f"the replica of virtual segment {self.virtual_segment_id:#x} of broker {self.broker_id}"
+
+
+def verify_chunks(chunks: memoryview, base: int, checksum: int) -> tuple[array[int], int]:
+    """Check that `chunks` are whole, placed chunks; `base` and `checksum`: of what is before them in the replica.
+
+    Returns where each of them ends in the replica, and the checksum that goes on over them. Raises `CorruptChunk`.
+    """
+    ends = array("I")
+    at, end = 0, len(chunks)
+    while at < end:
+        header = verify_header(chunks, at)
+        if not header.group_id:
+            raise CorruptChunk(f"the chunk at offset {at} of the request has no placement", offset=at)
+        verify_payload(chunks, at, header)
+        checksum = chained_checksum(chunks, at, checksum)
+        at += header.chunk_bytes
+        ends.append(base + at)
+    invariant(at == end, "a chunk that was verified ends within its memory")
+    return ends, checksum

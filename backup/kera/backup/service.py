@@ -1,0 +1,179 @@
+"""The backup's remote operations, for any transport.
+
+`BackupService.replicate` is the hot path: without `persist` it answers at once, in the call. Everything is decided in
+the call, so that requests of one connection are carried out in their order, whenever they are answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kera.backup.disks import disk_error
+from kera.backup.engine import Engine
+from kera.backup.jobs import Done
+from kera.backup.metrics import Counters
+from kera.backup.reading import Streamlets, Walk
+from kera.backup.replica import Replica
+from kera.core.errors import InvalidArgument, KeraError, Unavailable
+from kera.core.rpc import Call, Reply, Service, api
+from kera.core.rpc.method import Handler, ResponseT
+from kera.v1 import backup_pb2
+
+LIST_REPLICAS_MAX = 10_000
+"""In one answer: less than a megabyte."""
+
+
+class BackupService:
+    """All handlers of one backup; `service()` gives them to the transports."""
+
+    def __init__(self, engine: Engine, counters: Counters, *, read_bytes_max: int) -> None:
+        """`read_bytes_max`: what a response can carry."""
+        self._engine = engine
+        self._store = engine.store
+        self._counters = counters
+        self._read_bytes_max = read_bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._ready = False
+
+    def registered(self) -> None:
+        """The coordinator has given this backup its id: replicas can be kept."""
+        self._ready = True
+
+    def service(self) -> Service:
+        """The handlers by method."""
+        return {
+            api.REPLICATE: self._checked(self.replicate),
+            api.READ_REPLICA: self._checked(self.read_replica),
+            api.LIST_REPLICAS: self._checked(self.list_replicas),
+            api.FREE_REPLICAS: self._checked(self.free_replicas),
+            api.FENCE_BROKER: self._checked(self.fence_broker),
+        }
+
+    def _checked(self, handler: Handler) -> Handler:
+        """Refuse what comes before the registration, and count what is refused."""
+
+        def checked(call: Call[Any]) -> Reply[Any] | Awaitable[Reply[Any]]:
+            if not self._ready:
+                raise Unavailable("the backup is starting; try again")
+            try:
+                result = handler(call)
+            except KeraError as error:
+                self._counters.refuse(error)
+                raise
+            if isinstance(result, asyncio.Future):
+                result.add_done_callback(self._count_failed)
+            return result
+
+        return checked
+
+    def _count_failed(self, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled() and isinstance(error := future.exception(), KeraError):
+            self._counters.refuse(error)
+
+    # -- from brokers ------------------------------------------------------------------------------------------
+
+    def replicate(
+        self, call: Call[backup_pb2.ReplicateRequest]
+    ) -> Reply[backup_pb2.ReplicateResponse] | Awaitable[Reply[backup_pb2.ReplicateResponse]]:
+        """Append chunks to a replica, or open or close it: all of the request, or nothing."""
+        request = call.message
+        self._counters.replicate_requests += 1
+        replica = self._store.append(request, call.bulk)
+        if replica is None:
+            return Reply(backup_pb2.ReplicateResponse())
+        length = replica.length
+        if not request.persist or replica.durable_length >= length:
+            return Reply(_response(replica, length))
+        kept = replica
+        future: asyncio.Future[Reply[backup_pb2.ReplicateResponse]] = self._loop.create_future()
+        self._store.wait(kept, length, _resolving(future, lambda: Reply(_response(kept, length))))
+        return future
+
+    def free_replicas(
+        self, call: Call[backup_pb2.FreeReplicasRequest]
+    ) -> Awaitable[Reply[backup_pb2.FreeReplicasResponse]]:
+        """Delete replicas; answered when they cannot come back."""
+        request = call.message
+        self._store.see_epoch(request.broker_id, request.broker_epoch)
+        future: asyncio.Future[Reply[backup_pb2.FreeReplicasResponse]] = self._loop.create_future()
+        reply = Reply(backup_pb2.FreeReplicasResponse())
+        self._store.free(request.broker_id, request.virtual_segment_ids, _resolving(future, lambda: reply))
+        return future
+
+    def fence_broker(
+        self, call: Call[backup_pb2.FenceBrokerRequest]
+    ) -> Awaitable[Reply[backup_pb2.FenceBrokerResponse]]:
+        """Refuse older launches of a broker from now on; answered when that outlives the process."""
+        broker_id, broker_epoch = call.message.broker_id, call.message.broker_epoch
+        self._store.see_epoch(broker_id, broker_epoch)
+
+        async def fence() -> Reply[backup_pb2.FenceBrokerResponse]:
+            await self._engine.remember_fence(broker_id, broker_epoch)
+            return Reply(backup_pb2.FenceBrokerResponse())
+
+        return asyncio.ensure_future(fence())
+
+    # -- for recovery ------------------------------------------------------------------------------------------
+
+    def list_replicas(self, call: Call[backup_pb2.ListReplicasRequest]) -> Reply[backup_pb2.ListReplicasResponse]:
+        """Which replicas there are of a broker."""
+        request = call.message
+        count_max = min(request.replicas_max or LIST_REPLICAS_MAX, LIST_REPLICAS_MAX)
+        replicas, complete = self._store.after(request.broker_id, request.after_virtual_segment_id, count_max)
+        return Reply(
+            backup_pb2.ListReplicasResponse(replicas=[replica.info() for replica in replicas], complete=complete)
+        )
+
+    def read_replica(
+        self, call: Call[backup_pb2.ReadReplicaRequest]
+    ) -> Awaitable[Reply[backup_pb2.ReadReplicaResponse]]:
+        """Chunks of a replica, filtered and whole; what is damaged is left out."""
+        request = call.message
+        replica = self._store.get(request.broker_id, request.virtual_segment_id)
+        if request.offset > replica.length:
+            raise InvalidArgument(
+                f"{replica} has {replica.length} bytes, and is to be read from {request.offset}",
+                length=replica.length,
+                offset=request.offset,
+            )
+        bytes_max = min(request.bytes_max or self._read_bytes_max, self._read_bytes_max)
+        reading = self._engine.read(replica, request.offset, bytes_max, _streamlets(request))
+        return asyncio.ensure_future(self._read(replica, reading))
+
+    async def _read(self, replica: Replica, reading: Awaitable[Walk]) -> Reply[backup_pb2.ReadReplicaResponse]:
+        try:
+            found = await reading
+        except OSError as error:
+            raise disk_error(error, self._store.disks[replica.frame.disk].name) from error
+        self._counters.bytes_read += len(found.chunks)
+        message = backup_pb2.ReadReplicaResponse(replica=replica.info(), next_offset=found.next_offset)
+        return Reply(message, (memoryview(found.chunks),) if found.chunks else ())
+
+
+def _resolving(future: asyncio.Future[Reply[ResponseT]], reply: Callable[[], Reply[ResponseT]]) -> Done:
+    """A callback that answers, if somebody still waits for that: the connection may be gone."""
+
+    def done(error: KeraError | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(type(error)(error.message, **error.attributes))  # several may wait for one error
+        else:
+            future.set_result(reply())
+
+    return done
+
+
+def _response(replica: Replica, length: int) -> backup_pb2.ReplicateResponse:
+    return backup_pb2.ReplicateResponse(length=length, durable_length=replica.durable_length)
+
+
+def _streamlets(request: backup_pb2.ReadReplicaRequest) -> Streamlets:
+    wanted: dict[int, frozenset[int]] = {}
+    for item in request.streamlets:
+        before = wanted.get(item.stream_id)
+        everything = not item.streamlet_ids or before == frozenset()
+        wanted[item.stream_id] = frozenset() if everything else (before or frozenset()) | set(item.streamlet_ids)
+    return wanted

@@ -1,0 +1,97 @@
+"""Settings of the backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import ByteSize, Field, model_validator
+
+from kera.core.blocks import BLOCK_BYTES
+from kera.core.settings import KIB, MIB, KeraSettings
+
+SEGMENTS_MIN = 2
+"""One to write to, one to go to disk."""
+SEGMENT_BYTES_MAX = 512 * MIB
+MESSAGE_BYTES_MAX = 1024 * MIB
+"""gRPC counts bytes of a message in 31 bits."""
+
+
+class BackupSettings(KeraSettings):
+    """Section ``[backup]``, variables ``KERA_BACKUP_*``, flags of ``kera backup``."""
+
+    section: ClassVar[str] = "backup"
+
+    coordinator: str = Field("127.0.0.1:7400", description="host:port of the coordinator.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on. Local by default: there is no access control in this version."
+    )
+    port: int = Field(0, ge=0, le=65535, description="Port of the open interface (gRPC); 0 takes any free one.")
+    frames_port: int = Field(
+        0, ge=0, le=65535, description="Port of framed transport, which brokers use; 0 takes any free one."
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of Prometheus metrics; 0 takes any free one, absent serves none."
+    )
+    data_dir: Path = Field(
+        Path("~/.local/share/kera/backup"),
+        description="Directory of the backup's identity; each backup needs one of its own.",
+    )
+    log_dirs: list[Path] = Field(
+        [], description="Directories of replicas, one on each disk; none given: `log` in the data directory."
+    )
+    memory_bytes: ByteSize = Field(
+        ByteSize(256 * MIB),
+        description="Memory for replicas that are not on disk yet, reserved at the start, and never more.",
+    )
+    segment_bytes: ByteSize = Field(
+        ByteSize(8 * MIB),
+        description="Size of a replica at most: not below what brokers are set to, and fixed once there are replicas.",
+    )
+    disk_bytes_max: ByteSize | None = Field(
+        None, description="Room for replicas on each disk; absent: what its file system has, less a reserve."
+    )
+    rack: str = Field("", description="What fails together has the same name here: replicas are spread over racks.")
+    ephemeral: bool = Field(
+        default=False, description="The backup never starts again: it writes nothing to disk at its end."
+    )
+    coordinator_timeout_ms: int = Field(
+        10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
+    )
+    message_bytes_max: ByteSize = Field(
+        ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."
+    )
+    log_level: str = Field("info", description="debug, info, warning or error.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.segment_bytes < BLOCK_BYTES or self.segment_bytes % BLOCK_BYTES:
+            raise ValueError(f"segment_bytes must be a multiple of {BLOCK_BYTES}, and not 0")
+        if self.segment_bytes > SEGMENT_BYTES_MAX:
+            raise ValueError(f"segment_bytes must be at most {SEGMENT_BYTES_MAX}")
+        if self.memory_bytes < SEGMENTS_MIN * self.segment_bytes:
+            raise ValueError(f"memory_bytes must have room for {SEGMENTS_MIN} segments at least")
+        if self.message_bytes_max < self.segment_bytes:
+            raise ValueError("message_bytes_max must have room for a chunk that fills a segment")
+        if self.message_bytes_max > MESSAGE_BYTES_MAX:
+            raise ValueError(f"message_bytes_max must be at most {MESSAGE_BYTES_MAX}")
+        if len(set(self.log_dirs)) < len(self.log_dirs):
+            raise ValueError("log_dirs must differ from each other")
+        return self
+
+    @classmethod
+    def dev(cls, data_dir: Path, coordinator: str) -> Self:
+        """A backup on one's own machine: half the memory, whatever ports are free."""
+        return cls(data_dir=data_dir, coordinator=coordinator, memory_bytes=ByteSize(128 * MIB))
+
+    @classmethod
+    def for_testing(cls, data_dir: Path, coordinator: str) -> Self:
+        """Small segments, so that tests see many of them; goes without a trace."""
+        return cls(
+            data_dir=data_dir,
+            coordinator=coordinator,
+            memory_bytes=ByteSize(16 * MIB),
+            segment_bytes=ByteSize(64 * KIB),
+            ephemeral=True,
+            coordinator_timeout_ms=2000,
+        )

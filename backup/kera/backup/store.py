@@ -1,0 +1,354 @@
+"""The replicas of one backup: appending, closing, freeing, listing. Pure bookkeeping, but for the copy into memory.
+
+What goes to disk, and when, is planned by ``kera.backup.persistence``.
+
+Fencing: of each broker the highest epoch is known that was ever seen. A request with a lower one is refused
+(`StaleEpoch`); a higher one seals the replicas of older launches, to which nothing can come any more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator
+
+from kera.backup.disks import DiskState, disk_error
+from kera.backup.errors import ReplicaClosed, ReplicaOffset, UnknownReplica
+from kera.backup.jobs import Done, Job
+from kera.backup.persistence import Persistence
+from kera.backup.replica import Frame, Replica, ReplicaId, verify_chunks
+from kera.backup.slots import Slots
+from kera.core.errors import BackupFull, CorruptChunk, KeraError, RecordTooLarge, StaleEpoch
+from kera.v1 import backup_pb2
+
+
+class ReplicaStore:
+    """See the head of this module. Belongs to one event loop."""
+
+    def __init__(self, slots: Slots, disks: list[DiskState], *, sequence: int = 0) -> None:
+        """`sequence`: the highest that any header on disk has."""
+        self.slots = slots
+        self.persistence = Persistence(disks, on_written=self._let_go, sequence=sequence)
+        self.epochs: dict[int, int] = {}
+        """The highest that was seen, by broker."""
+        self._replicas: dict[int, dict[int, Replica]] = {}
+        self._ids: dict[int, list[int]] = {}
+        """Of each broker's replicas, ascending."""
+        self._leaving: dict[Replica, list[Done]] = {}
+        """Freed or begun anew, while somebody is busy with them; and who waits until they are gone."""
+        self._going: dict[ReplicaId, list[list[Done]]] = {}
+        """Who waits for replicas to be gone from the disks: until then a crash would bring them back."""
+
+    @property
+    def disks(self) -> list[DiskState]:
+        """See `DiskState`."""
+        return self.persistence.disks
+
+    def __iter__(self) -> Iterator[Replica]:
+        """All of them, as they are now; also on other threads than the store's."""
+        for replicas in list(self._replicas.values()):
+            yield from list(replicas.values())
+
+    def get(self, broker_id: int, virtual_segment_id: int) -> Replica:
+        """Raises `UnknownReplica`."""
+        replica = self._replicas.get(broker_id, {}).get(virtual_segment_id)
+        if replica is None:
+            raise _unknown(broker_id, virtual_segment_id)
+        return replica
+
+    def after(self, broker_id: int, virtual_segment_id: int, count_max: int) -> tuple[list[Replica], bool]:
+        """The broker's replicas behind that virtual segment, in order, and whether these are all."""
+        ids = self._ids.get(broker_id, [])
+        first = bisect_right(ids, virtual_segment_id)
+        replicas = self._replicas.get(broker_id, {})
+        return [replicas[number] for number in ids[first : first + count_max]], first + count_max >= len(ids)
+
+    # -- appending -------------------------------------------------------------------------------------------------
+
+    def append(self, request: backup_pb2.ReplicateRequest, chunks: memoryview) -> Replica | None:
+        """Do what a request asks for, all of it or nothing; None when nothing remains of the replica.
+
+        Raises `StaleEpoch`, `UnknownReplica`, `ReplicaOffset`, `ReplicaClosed`, `RecordTooLarge`, `CorruptChunk`,
+        `BackupFull`, and the disk's error if the replica cannot be written.
+        """
+        broker_id, number, offset = request.broker_id, request.virtual_segment_id, request.offset
+        self.see_epoch(broker_id, request.broker_epoch)
+        known = self._replicas.get(broker_id)
+        replica = known.get(number) if known is not None else None
+        if request.close and not chunks:
+            return self._close_at(replica, request)
+        size = len(chunks)
+        end = offset + size
+        if end > self.slots.slot_bytes:
+            raise RecordTooLarge(
+                f"a replica of this backup has at most {self.slots.slot_bytes} bytes, not {end};"
+                " give it a larger --segment-bytes, or the broker a smaller one",
+                replica_bytes=end,
+                limit=self.slots.slot_bytes,
+            )
+        if offset:
+            if replica is None:
+                raise _unknown(broker_id, number)
+            self._check_appendable(replica, offset)
+            before = replica.checksum
+        else:
+            before = 0
+        ends, checksum = verify_chunks(chunks, offset, before)
+        if checksum != request.checksum:
+            raise _wrong_checksum(request, checksum, end)
+        if replica is None or (not offset and (replica.length or not replica.appendable)):
+            replica = self._open(request, replica)
+        replica.view[offset:end] = chunks
+        replica.chunk_ends.extend(ends)
+        replica.chunk_count += len(ends)
+        replica.length, replica.checksum = end, checksum
+        totals = self.persistence.totals
+        totals.chunks_appended += len(ends)
+        totals.bytes_appended += size
+        if request.close:
+            self._close(replica)
+        return replica
+
+    def _check_appendable(self, replica: Replica, offset: int) -> None:
+        if replica.error is not None:
+            raise type(replica.error)(replica.error.message, **replica.error.attributes)
+        if not replica.appendable:
+            why = "is closed" if replica.closed else "is not in memory any more, or of an older launch of its broker"
+            raise ReplicaClosed(f"{replica} {why}; open another virtual segment", length=replica.length)
+        if replica.length != offset:
+            raise _wrong_offset(replica, offset)
+
+    def _open(self, request: backup_pb2.ReplicateRequest, before: Replica | None) -> Replica:
+        """A replica with a slot and a frame, instead of `before`. Raises `BackupFull`, or the disks' error."""
+        if not self.slots.free:
+            raise BackupFull(
+                f"all {self.slots.count} segments of the backup's memory are in use;"
+                " it goes on by itself when some are on disk, or give it more --memory-bytes",
+                resource="memory",
+                limit_bytes=self.slots.count * self.slots.slot_bytes,
+                free_bytes=0,
+            )
+        disk = self._choose_disk()
+        if before is not None:
+            self._drop(before)
+        slot = self.slots.take()
+        replica = Replica(
+            broker_id=request.broker_id,
+            virtual_segment_id=request.virtual_segment_id,
+            broker_epoch=request.broker_epoch,
+            stream_id=request.stream_id,
+            virtual_log_id=request.virtual_log_id,
+            frame=Frame(disk.number, disk.take_frame()),
+            slot=slot,
+            view=self.slots.view(slot),
+            disk_bytes=disk.layout.frame_bytes,
+        )
+        self._add(replica)
+        return replica
+
+    def _choose_disk(self) -> DiskState:
+        """That with most room."""
+        working = [disk for disk in self.disks if disk.error is None]
+        if not working:
+            disk = self.disks[0]
+            raise disk_error(disk.error or OSError("it takes no data"), disk.name)
+        disk = max(working, key=lambda disk: disk.room_bytes)
+        if disk.room_bytes < disk.layout.frame_bytes:
+            raise BackupFull(
+                f"the backup's disks have no room for another replica: {disk.room_bytes} bytes at most;"
+                " make room there, or give it more --disk-bytes-max",
+                resource="disk",
+                limit_bytes=sum(disk.used_bytes + disk.room_bytes for disk in working),
+                free_bytes=sum(disk.room_bytes for disk in working),
+            )
+        return disk
+
+    def adopt(self, replicas: Iterable[Replica], epochs: dict[int, int]) -> None:
+        """Go on from what a start has found."""
+        self.epochs = {**self.epochs, **epochs}
+        for replica in replicas:
+            self._add(replica)
+            if not replica.settled:
+                self.persistence.settle(replica)
+
+    def _add(self, replica: Replica) -> None:
+        replicas = self._replicas.setdefault(replica.broker_id, {})
+        if replica.virtual_segment_id not in replicas:
+            insort(self._ids.setdefault(replica.broker_id, []), replica.virtual_segment_id)
+        replicas[replica.virtual_segment_id] = replica
+
+    def _close_at(self, replica: Replica | None, request: backup_pb2.ReplicateRequest) -> Replica | None:
+        """Close without chunks: what is behind the offset goes."""
+        offset = request.offset
+        if offset == 0:
+            if request.checksum:
+                raise _wrong_checksum(request, 0, 0)
+            if replica is not None:
+                self._drop(replica)
+            return None
+        if replica is None:
+            raise _unknown(request.broker_id, request.virtual_segment_id)
+        if replica.length == offset and replica.closed and replica.checksum == request.checksum:
+            return replica  # asked again
+        if replica.finished:
+            raise ReplicaClosed(f"{replica} ended at {replica.length} before", length=replica.length, offset=offset)
+        if offset > replica.length:
+            raise _wrong_offset(replica, offset)
+        replica.cut(offset, request.checksum)
+        self.persistence.give_up(replica)
+        self._close(replica)
+        return replica
+
+    def _close(self, replica: Replica) -> None:
+        replica.closed = True
+        self.persistence.finished_replica(replica)
+
+    def wait(self, replica: Replica, length: int, done: Done) -> None:
+        """See `Persistence.wait`."""
+        self.persistence.wait(replica, length, done)
+
+    # -- epochs ----------------------------------------------------------------------------------------------------
+
+    def see_epoch(self, broker_id: int, broker_epoch: int) -> None:
+        """Raise `StaleEpoch` for a launch that is not the newest; a newer one ends what older ones had open."""
+        known = self.epochs.get(broker_id, 0)
+        if broker_epoch == known:
+            return
+        if broker_epoch < known:
+            raise StaleEpoch(
+                f"broker {broker_id} has epoch {known}, this request {broker_epoch}; a newer launch has taken over",
+                broker_id=broker_id,
+                broker_epoch=known,
+            )
+        self.epochs[broker_id] = broker_epoch
+        for replica in self._replicas.get(broker_id, {}).values():
+            self._seal(replica)
+
+    def _seal(self, replica: Replica) -> None:
+        if not replica.finished:
+            replica.sealed = True
+            self.persistence.finished_replica(replica)
+
+    def seal_all(self) -> None:
+        """Nothing is appended any more: all of it goes to disk."""
+        for replica in self:
+            self._seal(replica)
+
+    # -- freeing ---------------------------------------------------------------------------------------------------
+
+    def free(self, broker_id: int, virtual_segment_ids: Iterable[int], done: Done) -> None:
+        """Forget replicas; `done` is called when they cannot come back, or with the error of a disk."""
+        waiting: list[list[Done]] = []
+        for number in dict.fromkeys(virtual_segment_ids):
+            replica = self._replicas.get(broker_id, {}).get(number)
+            if replica is not None:
+                self.persistence.totals.replicas_freed += 1
+                self._drop(replica)
+            waiting += self._going.get((broker_id, number), [])
+        each = _once_all(len(waiting), done)
+        for waiters in waiting:
+            waiters.append(each)
+
+    def _drop(self, replica: Replica) -> None:
+        replicas, ids = self._replicas[replica.broker_id], self._ids[replica.broker_id]
+        del replicas[replica.virtual_segment_id]
+        del ids[bisect_right(ids, replica.virtual_segment_id) - 1]
+        if not replicas:
+            del self._replicas[replica.broker_id], self._ids[replica.broker_id]
+        replica.dropped = True
+        self._leaving[replica] = self._until_gone(replica.replica_id)
+        self.persistence.forget(replica, f"{replica} was freed")
+        self._let_go(replica)
+
+    def _until_gone(self, replica_id: ReplicaId) -> list[Done]:
+        """Who is to be told when a version of a replica is gone from its disk; others may join."""
+        waiters: list[Done] = []
+        going = self._going.setdefault(replica_id, [])
+        going.append(waiters)
+
+        def gone(error: KeraError | None) -> None:
+            if error is not None:
+                waiters.append(gone)  # it is tried again
+                return
+            going.remove(waiters)
+            if not going:
+                del self._going[replica_id]
+
+        waiters.append(gone)
+        return waiters
+
+    def _let_go(self, replica: Replica) -> None:
+        """Give back what nobody needs of a replica any more."""
+        if replica.busy or replica.readers:
+            return
+        if replica.dropped:
+            done = self._leaving.pop(replica, None)
+            if done is not None:
+                self._release_slot(replica)
+                self.persistence.punch(replica, done)
+        elif replica.finished and replica.on_disk:
+            self._release_slot(replica)
+
+    def _release_slot(self, replica: Replica) -> None:
+        if replica.slot is not None:
+            slot, replica.slot, replica.view = replica.slot, None, memoryview(b"")
+            del replica.chunk_ends[:]
+            self.slots.release(slot)
+
+    # -- for readers, threads and the clock ------------------------------------------------------------------------
+
+    def pin(self, replica: Replica) -> None:
+        """Somebody looks at the replica's memory or frame: both stay."""
+        replica.readers += 1
+
+    def unpin(self, replica: Replica) -> None:
+        """They are done."""
+        replica.readers -= 1
+        self._let_go(replica)
+
+    def plan(self) -> list[Job]:
+        """See `Persistence.plan`."""
+        return self.persistence.plan()
+
+    def finished(self, job: Job) -> None:
+        """See `Persistence.finished`."""
+        self.persistence.finished(job)
+
+
+def _once_all(count: int, done: Done) -> Callable[[KeraError | None], None]:
+    """Calls `done` after `count` calls, with the last error among them."""
+    left, failed = count, None
+    if not count:
+        done(None)
+
+    def one(error: KeraError | None) -> None:
+        nonlocal left, failed
+        left -= 1
+        failed = error or failed
+        if left == 0:
+            done(failed)
+
+    return one
+
+
+def _unknown(broker_id: int, virtual_segment_id: int) -> UnknownReplica:
+    return UnknownReplica(
+        f"this backup has no replica of virtual segment {virtual_segment_id:#x} of broker {broker_id}",
+        broker_id=broker_id,
+        virtual_segment_id=virtual_segment_id,
+    )
+
+
+def _wrong_offset(replica: Replica, offset: int) -> ReplicaOffset:
+    return ReplicaOffset(
+        f"{replica} has {replica.length} bytes, and the request goes on from {offset}",
+        length=replica.length,
+        offset=offset,
+    )
+
+
+def _wrong_checksum(request: backup_pb2.ReplicateRequest, found: int, end: int) -> CorruptChunk:
+    return CorruptChunk(
+        f"up to offset {end}, virtual segment {request.virtual_segment_id:#x} of broker {request.broker_id} has"
+        f" checksum {found:08x} and not {request.checksum:08x}: chunks are missing, or out of order",
+        offset=end,
+    )

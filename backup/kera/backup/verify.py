@@ -1,0 +1,431 @@
+"""Looks at backups' directories while they do not run: are replicas what was once written, and do they agree?
+
+    backup.json, backup.copy.json, fences.json   format and checksum
+    log/replicas.log                             each replica: its header, its chunks, and the checksum over them
+    of several backups                           replicas of one virtual segment, byte by byte, as far as all have it
+    and a broker's log                           each of its chunks with the replicas of it (what it has, others read)
+
+Promises: nothing is changed; damage is reported and never raised; two replicas are in memory at a time, and of each
+chunk a few numbers. A write that was never finished is no damage: the next start cuts it, see ``kera.backup.restart``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
+
+from kera.backup import fences
+from kera.backup.frames import FrameHeader, Layout, decode_file_header, decode_header
+from kera.backup.log_file import NAME, LogFile, aligned
+from kera.backup.reading import disk_window, memory_window, walk
+from kera.backup.registration import Identity
+from kera.core.blocks import BLOCK_BYTES, block_ceiling
+from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, chained_checksum, read_header, verify_header
+from kera.core.data_dir import LOCK_NAME
+from kera.core.errors import CorruptChunk, StartError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    severity: Literal["damage", "warning"]
+    """damage: something that was written is gone. warning: odd, and nothing is lost by it."""
+    path: Path
+    """File it is about."""
+    offset: int | None
+    """Where in the file it starts, in bytes; None: the file as a whole."""
+    length_bytes: int
+    """How much of the file it is about; 0 when that is not known."""
+    text: str
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was looked at and is whole, up to now."""
+
+    replicas: int = 0
+    chunks: int = 0
+    bytes: int = 0
+    """Of replicas, damaged chunks included."""
+    replicas_expected: int = 0
+    """How many there are to look at."""
+
+
+class ChunkPlace(NamedTuple):
+    """Where a broker has put a chunk: in which segment of which entry, and from which record on."""
+
+    stream_id: int
+    streamlet_id: int
+    entry: int
+    group_id: int
+    segment_id: int
+    first_record: int
+
+
+def place_of(header: ChunkHeader) -> ChunkPlace:
+    """What a placed chunk says of itself."""
+    return ChunkPlace(
+        header.stream_id, header.streamlet_id, header.entry, header.group_id, header.segment_id, header.first_record
+    )
+
+
+class _ReadOnly(LogFile):
+    """The file of a disk, which is not written."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ``OSError``."""
+        self.name = str(path)
+        self._direct = 0
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+@dataclass(slots=True, eq=False)
+class StoredReplica:
+    """A replica in a file; the last write is cut off where it was not finished."""
+
+    path: Path
+    frame: int
+    header: FrameHeader
+    length: int
+    checksum: int
+    closed: bool
+    chunk_ends: list[int] = field(default_factory=list)
+    """Of whole chunks."""
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    """Damage: where it starts and ends."""
+
+    @property
+    def replica_id(self) -> tuple[int, int]:
+        """Broker and virtual segment."""
+        return self.header.broker_id, self.header.virtual_segment_id
+
+    def damaged(self, start: int, end: int) -> bool:
+        """Whether something between these is."""
+        return any(first < end and start < last for first, last in self.holes)
+
+    def __str__(self) -> str:
+        return f"virtual segment {self.header.virtual_segment_id:#x} of broker {self.header.broker_id}"
+
+
+def is_backup(directory: Path) -> bool:
+    """Whether this is a backup's data directory, or one of its directories of replicas."""
+    return any((directory / name).exists() for name in (*Identity.names(), NAME, f"log/{NAME}"))
+
+
+class BackupFiles:
+    """What one directory of a backup has. `opened` makes it, and keeps it from being used meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: the data directory, or one of ``--log-dirs``."""
+        self.directory = directory
+        self.path = directory / NAME if (directory / NAME).exists() else directory / "log" / NAME
+        self.replicas: list[StoredReplica] = []
+        """Those that were looked at."""
+        self._disk: _ReadOnly | None = None
+        self._layout = Layout(0)
+        self._found: list[tuple[int, FrameHeader]] = []
+        self._early: list[Finding] = []
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, directory: Path) -> Iterator[Self]:
+        """Read all headers. Raises `StartError` when a backup uses the directory, or a newer version has written it."""
+        directory = directory.absolute()
+        files = cls(directory)
+        with _unused(directory) as free:
+            if not free:
+                raise StartError(f"a backup uses data directory {directory}; stop it first")
+            try:
+                files._early += _check_identity(directory)
+                files._open()
+                yield files
+            finally:
+                if files._disk is not None:
+                    files._disk.close()
+
+    @property
+    def count(self) -> int:
+        """How many replicas there are to look at."""
+        return len(self._found)
+
+    def _open(self) -> None:
+        if not self.path.exists():
+            text = "has no replicas; name the directories of its --log-dirs as well"
+            self._early.append(Finding("warning", self.directory, None, 0, text))
+            return
+        try:
+            self._disk = _ReadOnly(self.path)
+            block = aligned(BLOCK_BYTES)
+            segment_bytes = decode_file_header(block[: self._disk.read(0, block)], str(self.path))
+            if segment_bytes is None:
+                if any(block) or self._disk.next_data(BLOCK_BYTES) is not None:
+                    self._early.append(
+                        Finding("damage", self.path, 0, BLOCK_BYTES, "the header of the file is damaged")
+                    )
+                return
+            self._layout = Layout(segment_bytes)
+            self._read_headers(self._disk)
+        except OSError as error:
+            self._early.append(Finding("damage", self.path, None, 0, f"cannot be read: {error.strerror}"))
+
+    def _read_headers(self, disk: _ReadOnly) -> None:
+        """Keep the headers of what a start would take over."""
+        block = aligned(BLOCK_BYTES)
+        latest: dict[tuple[int, int], tuple[int, FrameHeader]] = {}
+        at: int | None = BLOCK_BYTES
+        while at is not None and (at := disk.next_data(at)) is not None:
+            index = self._layout.frame_at(max(at, BLOCK_BYTES))
+            start = self._layout.offset(index)
+            count = disk.read(start, block)
+            header = decode_header(block[:count], f"frame {index} of {self.path}")
+            if header is not None and header.vouched_length <= header.length <= self._layout.segment_bytes:
+                key = header.broker_id, header.virtual_segment_id
+                if key not in latest or header.sequence > latest[key][1].sequence:
+                    latest[key] = index, header
+            elif any(block[:count]):
+                text = "the header of a replica is damaged; the replica is lost"
+                self._early.append(Finding("damage", self.path, start, BLOCK_BYTES, text))
+            at = start + self._layout.frame_bytes
+        self._found = sorted(latest.values(), key=lambda item: item[0])
+
+    def check(self, totals: Totals, progress: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+        """Look at every replica; `totals` grow as it goes, and `progress` is called after each."""
+        yield from self._early
+        owners = {(header.backup_id, header.cluster_id) for _, header in self._found}
+        if len(owners) > 1:
+            text = f"has replicas of {len(owners)} backups: {', '.join(f'{n} of {c}' for n, c in sorted(owners))}"
+            yield Finding("damage", self.path, None, 0, text)
+        for index, header in self._found:
+            yield from self._check(index, header, totals)
+            progress()
+
+    def _check(self, index: int, header: FrameHeader, totals: Totals) -> Iterator[Finding]:
+        at = self._layout.offset(index) + BLOCK_BYTES
+        replica = StoredReplica(self.path, index, header, header.length, header.checksum, header.closed)
+        try:
+            view = self.read(replica)
+        except OSError as error:
+            yield Finding("damage", self.path, at, header.length, f"cannot be read: {error.strerror}; it has {replica}")
+            return
+        ends = _look(view, replica)
+        wrong = list(_wrong_checksums(view, ends, replica))
+        tail_torn = any(end > header.vouched_length for _, end in replica.holes) or header.length in wrong
+        if header.vouched_length < header.length and tail_torn:
+            torn = header.length - header.vouched_length
+            text = f"a write that was not finished, of {replica}; the next start cuts it"
+            yield Finding("warning", self.path, at + header.vouched_length, torn, text)
+            replica.length, replica.checksum, replica.closed = header.vouched_length, header.vouched_checksum, False
+            replica.holes = [hole for hole in replica.holes if hole[0] < replica.length]
+            ends = ends[: bisect_left(ends, replica.length + 1)]
+        replica.chunk_ends = ends
+        for start, end in replica.holes:
+            text = f"a chunk of {replica} does not match its checksums"
+            yield Finding("damage", self.path, at + start, end - start, text)
+        if not replica.holes:
+            if replica.length in wrong:
+                text = f"{replica} does not match the checksum over its chunks, though each of them is whole"
+                yield Finding("damage", self.path, at, replica.length, text)
+            elif replica.length == header.length and len(ends) != header.chunk_count:
+                text = f"{replica} has {len(ends)} chunks, and its header says {header.chunk_count}"
+                yield Finding("damage", self.path, at, replica.length, text)
+        totals.replicas += 1
+        totals.chunks += len(ends)
+        totals.bytes += replica.length
+        if replica.length:
+            self.replicas.append(replica)
+
+    def read(self, replica: StoredReplica) -> memoryview:
+        """All bytes of a replica. Raises ``OSError``."""
+        if self._disk is None:
+            raise OSError(0, "it is closed")
+        buffer = aligned(max(BLOCK_BYTES, block_ceiling(replica.length)))
+        return disk_window(self._disk, self._layout, replica.frame, replica.length, buffer)(0, replica.length)
+
+    def offset(self, replica: StoredReplica, at: int = 0) -> int:
+        """Where a byte of a replica is in the file."""
+        return self._layout.offset(replica.frame) + BLOCK_BYTES + at
+
+
+def compare(backups: Sequence[BackupFiles]) -> Iterator[Finding]:
+    """Compare the replicas of each virtual segment, when all `backups` were checked."""
+    for versions in by_replica(backups).values():
+        # What was closed is as long as it was acknowledged; of others, what all have may have been.
+        versions.sort(key=lambda item: (not item[1].closed, bool(item[1].holes), -item[1].length))
+        files, first = versions[0]
+        if len(versions) == 1:
+            continue
+        try:
+            view = files.read(first)
+            for other_files, other in versions[1:]:
+                yield from _compare(files, first, view, other_files, other)
+        except OSError as error:
+            yield Finding("damage", first.path, None, 0, f"cannot be read: {error.strerror}")
+
+
+def by_replica(backups: Iterable[BackupFiles]) -> dict[tuple[int, int], list[tuple[BackupFiles, StoredReplica]]]:
+    """Replicas by broker and virtual segment; of each backup the latest."""
+    latest: dict[tuple[int, tuple[int, int]], tuple[BackupFiles, StoredReplica]] = {}
+    for files in backups:
+        for replica in files.replicas:
+            key = replica.header.backup_id, replica.replica_id
+            if key not in latest or replica.header.sequence > latest[key][1].header.sequence:
+                latest[key] = files, replica
+    found: dict[tuple[int, int], list[tuple[BackupFiles, StoredReplica]]] = {}
+    for (_, replica_id), version in sorted(latest.items(), key=lambda item: item[0]):
+        found.setdefault(replica_id, []).append(version)
+    return found
+
+
+class LogComparison:
+    """The chunks of replicas of one broker, for comparison with what its log has."""
+
+    def __init__(self, backups: Sequence[BackupFiles], broker_id: int) -> None:
+        """`backups`: all were checked. Raises ``OSError``."""
+        self.streams: set[int] = set()
+        """That have replicas."""
+        self._places: dict[ChunkPlace, list[tuple[BackupFiles, StoredReplica, int]]] = {}
+        self._view: tuple[StoredReplica, memoryview] | None = None
+        for (owner, _), versions in by_replica(backups).items():
+            for files, replica in versions if owner == broker_id else ():
+                self.streams.add(replica.header.stream_id)
+                view = files.read(replica)
+                for start, header in _chunks(view, replica.chunk_ends):
+                    self._places.setdefault(place_of(header), []).append((files, replica, start))
+
+    def check(self, chunk: memoryview, path: Path, at: int) -> tuple[int, list[Finding]]:
+        """How many replicas a whole chunk of the log has, and which of them differ. Raises ``OSError``.
+
+        `path` and `at`: where the log has it.
+        """
+        header = read_header(chunk)
+        found = self._places.get(place_of(header), [])
+        findings = []
+        for files, replica, start in found:
+            view = self._read(files, replica)
+            if view[start : start + header.chunk_bytes] != chunk:
+                text = f"a chunk of {replica} differs from the one in the log, {path} at {at}"
+                where = files.offset(replica, start)
+                findings.append(Finding("damage", files.path, where, header.chunk_bytes, text))
+        return len(found), findings
+
+    def _read(self, files: BackupFiles, replica: StoredReplica) -> memoryview:
+        if self._view is None or self._view[0] is not replica:
+            self._view = replica, files.read(replica)
+        return self._view[1]
+
+
+def _compare(
+    files: BackupFiles, first: StoredReplica, view: memoryview, other_files: BackupFiles, other: StoredReplica
+) -> Iterator[Finding]:
+    if first.closed and other.closed and first.length != other.length:
+        text = f"{other} was closed at {other.length}, and at {first.length} in {first.path}"
+        yield Finding("damage", other.path, other_files.offset(other), other.length, text)
+    common = min(first.length, other.length)
+    other_view = other_files.read(other)
+    if view[:common] == other_view[:common]:
+        return
+    for start, header in _chunks(view, first.chunk_ends):
+        end = min(start + header.chunk_bytes, common)
+        if start >= common or other.damaged(start, end) or view[start:end] == other_view[start:end]:
+            continue
+        where = f"{first.path} at {files.offset(first, start)}"
+        text = f"a chunk of {other} differs from the one in {where}"
+        yield Finding("damage", other.path, other_files.offset(other, start), end - start, text)
+
+
+def _look(view: memoryview, replica: StoredReplica) -> list[int]:
+    """Where whole chunks end; what is between them becomes `holes`."""
+    found = walk(memory_window(view, replica.length), replica.length)
+    at = 0
+    breaks = sorted(found.damaged)
+    for start, header in _chunks(view, found.ends):
+        if start > at:
+            replica.holes += _parts(at, start, breaks)
+        at = start + header.chunk_bytes
+    if at < replica.length:
+        replica.holes += _parts(at, replica.length, breaks)
+    return list(found.ends)
+
+
+def _parts(start: int, end: int, breaks: Sequence[int]) -> list[tuple[int, int]]:
+    """A piece without whole chunks, parted where damaged ones are known to begin."""
+    edges = [start, *(each for each in breaks if start < each < end), end]
+    return list(pairwise(edges))
+
+
+def _chunks(view: memoryview, ends: Iterable[int]) -> Iterator[tuple[int, ChunkHeader]]:
+    """Where chunks start that end at `ends`, and their headers; there may be damage between them."""
+    at = 0
+    for end in ends:
+        for start in range(at, end, ALIGNMENT_BYTES):
+            with contextlib.suppress(CorruptChunk):
+                header = verify_header(view, start)
+                if start + header.chunk_bytes == end:
+                    yield start, header
+                    break
+        at = end
+
+
+def _wrong_checksums(view: memoryview, ends: Iterable[int], replica: StoredReplica) -> Iterator[int]:
+    """Lengths of which the header tells another checksum than chunks have, as far as none is damaged before."""
+    header = replica.header
+    wanted = {header.vouched_length: header.vouched_checksum, header.length: header.checksum}
+    checksum = at = 0
+    for end in ends:
+        if replica.holes and end > replica.holes[0][0]:
+            return
+        checksum = chained_checksum(view, at, checksum)
+        at = end
+        if wanted.get(end, checksum) != checksum:
+            yield end
+    for length in wanted:
+        if 0 < length <= at and length not in ends:
+            yield length  # no chunk ends there
+
+
+@contextlib.contextmanager
+def _unused(directory: Path) -> Iterator[bool]:
+    """Whether no backup uses `directory`; if so, none can start as long as the context lasts."""
+    try:
+        lock = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    except OSError as error:
+        raise StartError(f"cannot read {directory / LOCK_NAME}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        free = True
+    except OSError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(lock)
+
+
+def _check_identity(directory: Path) -> Iterator[Finding]:
+    paths = [directory / name for name in Identity.names()]
+    if not any(path.exists() for path in paths):
+        if not (directory / NAME).exists():
+            text = "is missing: a backup would join as a new one, to which none of this belongs"
+            yield Finding("warning", paths[0], None, 0, text)
+        return
+    for path in paths:
+        try:
+            if Identity.read(path) is None:
+                yield Finding("warning", path, None, 0, "is missing; the next start writes it anew")
+        except (OSError, ValueError) as error:
+            yield Finding("damage", path, None, 0, str(error))
+    try:
+        fences.load_fences(directory)
+    except StartError as error:
+        yield Finding("damage", directory / fences.NAME, None, 0, error.message)

@@ -1,0 +1,50 @@
+"""Blocks: what files are written in where the page cache is gone around (O_DIRECT).
+
+All addresses, offsets and lengths of such a transfer are multiples of `BLOCK_BYTES`; memory of an `mmap` is by itself.
+Who writes what, and when it is durable, is left to the daemons.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+BLOCK_BYTES = 4096
+
+
+def block_floor(offset: int) -> int:
+    """`offset` rounded down to a block."""
+    return offset & -BLOCK_BYTES
+
+
+def block_ceiling(offset: int) -> int:
+    """`offset` rounded up to a block."""
+    return (offset + BLOCK_BYTES - 1) & -BLOCK_BYTES
+
+
+def direct_flag(directory: Path) -> int:
+    """The flag with which files in `directory`, which exists, are opened to go around the page cache.
+
+    0 where the file system cannot (tmpfs of an older kernel, some overlays): then it is through the page cache. Raises
+    ``OSError`` when no file can be made there.
+    """
+    probe = directory / ".direct"
+    try:
+        os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return 0
+    finally:
+        probe.unlink(missing_ok=True)
+    return os.O_DIRECT
+
+
+def sync_directory(path: Path) -> None:
+    """Make names in a directory durable: what was created, renamed and removed there. Raises ``OSError``."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,168 @@
+"""The data directory of a daemon that lasts: whose it is, and that only one process uses it.
+
+It holds the id that the coordinator gave, and the cluster it belongs to, twice: for a broker in ``broker.json`` and in
+``broker.copy.json``, each with a checksum. Either is enough, and a damaged one is written anew. A lock on the directory
+keeps two processes from sharing one identity. What else is in there is the daemon's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from crc32c import crc32c
+
+from kera.core.blocks import sync_directory
+from kera.core.errors import PathNotWritable, StartError
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.data_dir")
+
+FORMAT = 2
+"""Of the files. 1, which only brokers have written, had no checksum."""
+LOCK_NAME = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a daemon is, as one file says. Each kind of daemon has a class of its own."""
+
+    role: ClassVar[str]
+    """``broker``: the names of the files begin with it."""
+    formats: ClassVar[frozenset[int]] = frozenset({FORMAT})
+    """That can be read."""
+
+    format: int
+    member_id: int
+    cluster_id: str
+
+    @classmethod
+    def names(cls) -> tuple[str, str]:
+        """Of the file, and of its copy."""
+        return f"{cls.role}.json", f"{cls.role}.copy.json"
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """What the file says; None when there is none.
+
+        Raises ``OSError``, ``ValueError`` when it is damaged, and `StartError` when a newer version has written it.
+        """
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        if not isinstance(content, dict):
+            raise ValueError(f"it names no {cls.role} and cluster")  # noqa: TRY004 - a damaged file, no wrong argument
+        found, checksum = content.get("format"), content.get("crc32c")
+        if "crc32c" in content and checksum != _checksum(content):
+            raise ValueError("it does not match its checksum")
+        if "crc32c" in content and isinstance(found, int) and found > FORMAT:
+            raise StartError(f"{path} has format {found}, this version knows {FORMAT}; use a newer version")
+        known = found in cls.formats and (len(content) == 3 if found == 1 else "crc32c" in content)
+        match found, content.get(f"{cls.role}_id"), content.get("cluster_id"):
+            case int(number), int(member_id), str(cluster_id) if known:
+                return cls(number, member_id, cluster_id)
+        raise ValueError(f"it names no {cls.role} and cluster")
+
+    def to_bytes(self) -> bytes:
+        """What is in the file."""
+        content = {"format": self.format, f"{self.role}_id": self.member_id, "cluster_id": self.cluster_id}
+        return json.dumps(content | {"crc32c": _checksum(content)}).encode()
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """Over everything but itself, however it is written; the same for all formats from 2 on."""
+    covered = {name: value for name, value in content.items() if name != "crc32c"}
+    return f"{crc32c(json.dumps(covered, sort_keys=True, separators=(',', ':')).encode()):08x}"
+
+
+class DataDirectory:
+    """Owner of a daemon's data directory; raises `PathNotWritable` or `StartError` when it cannot be that."""
+
+    identity: ClassVar[type[Identity]]
+    data_pattern: ClassVar[str | None] = None
+    """What matches it below the directory is data of a daemon that had an identity; None: the daemon checks itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = [path / name for name in self.identity.names()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PathNotWritable(
+                f"cannot write data directory {path}: {error.strerror}; choose another --data-dir", path=str(path)
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StartError(
+                f"another {self.identity.role} uses data directory {path}; choose another --data-dir"
+            ) from error
+
+    def load(self) -> tuple[int, str]:
+        """The daemon's id and its cluster's; (0, "") for one that was never registered.
+
+        One of the two files is enough: the other one is written anew when it is damaged or gone. Raises `StartError`
+        when that leaves none, or when a newer version has written one.
+        """
+        identities: list[Identity | None] = []
+        damaged: dict[Path, str] = {}
+        for path in self._files:
+            try:
+                identities.append(self.identity.read(path))
+            except (OSError, ValueError) as error:
+                damaged[path] = str(error)
+        found = next(filter(None, identities), None)
+        if found is None:
+            for path, reason in damaged.items():
+                raise StartError(f"cannot read {path}: {reason}; restore it, or remove it to join anew")
+            if self.data_pattern is not None and any(self.path.glob(self.data_pattern)):
+                role = self.identity.role
+                raise StartError(  # joining as a new member would drop all of it
+                    f"{self.path} has the log of a {role}, and no {role}.json that says of which;"
+                    " restore that file, or move the log away to join anew",
+                    path=str(self.path),
+                )
+            return 0, ""
+        for path, reason in damaged.items():
+            log.error("a file is damaged; it is written anew from its copy", path=str(path), reason=reason)
+        if found.format == FORMAT:
+            self.store(found.member_id, found.cluster_id)
+        return found.member_id, found.cluster_id
+
+    def store(self, member_id: int, cluster_id: str) -> None:
+        """Remember who this daemon is; durable when it returns. Raises `PathNotWritable`."""
+        data = self.identity(FORMAT, member_id, cluster_id).to_bytes()
+        for path in self._files:
+            try:
+                self._replace(path, data)
+            except OSError as error:
+                raise PathNotWritable(f"cannot write {path}: {error.strerror}", path=str(path)) from error
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == data:
+                return  # as at almost every start: a full disk is no reason to fail it
+        replace_durably(path, data)
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+
+def replace_durably(path: Path, data: bytes) -> None:
+    """Put `data` into the file at `path`: all of it or, after a crash, what was there before. Raises ``OSError``."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)  # the new name is in there

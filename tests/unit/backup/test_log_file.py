@@ -1,0 +1,107 @@
+"""The file of one disk, on a real file system, around the page cache and through it."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.backup import log_file
+from kera.backup.log_file import LogFile, aligned
+from kera.core.blocks import BLOCK_BYTES
+from kera.core.errors import StartError
+
+
+@pytest.fixture(params=["direct", "cached"])
+def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFile]:
+    if request.param == "cached":
+        monkeypatch.setattr(log_file, "direct_flag", lambda _: 0)
+    file = LogFile(tmp_path / "a" / "b")
+    yield file
+    file.close()
+
+
+def blocks(*fills: bytes) -> memoryview:
+    view = aligned(BLOCK_BYTES * len(fills))
+    view[:] = b"".join(fill * BLOCK_BYTES for fill in fills)
+    return view
+
+
+def content(file: LogFile, first: int, count: int) -> list[bytes]:
+    """The first byte of each block that is there."""
+    into = blocks(*[b"?"] * count)
+    length = file.read(first * BLOCK_BYTES, into)
+    return [bytes(into[at : at + 1]) for at in range(0, length, BLOCK_BYTES)]
+
+
+def test_what_is_written_in_pieces_is_read(file: LogFile) -> None:
+    file.write(BLOCK_BYTES, [blocks(b"a"), blocks(b"b", b"c")])
+    file.sync()
+
+    assert content(file, 0, 9) == [b"\0", b"a", b"b", b"c"]
+
+
+def test_a_write_that_takes_several_calls_is_finished(file: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = os.pwritev
+
+    def slowly(fd: int, pieces: list[Any], offset: int) -> int:
+        return really(fd, [pieces[0][:BLOCK_BYTES]], offset)
+
+    monkeypatch.setattr(os, "pwritev", slowly)
+    file.write(0, [blocks(b"a", b"b"), blocks(b"c")])
+
+    assert content(file, 0, 9) == [b"a", b"b", b"c"]
+
+
+def test_a_write_that_ends_inside_a_block_is_an_error_of_a_full_disk(
+    file: LogFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not file._direct:
+        pytest.skip("the page cache takes any length")
+    monkeypatch.setattr(os, "pwritev", lambda *_: 100)
+    with pytest.raises(OSError, match="No space") as raised:
+        file.write(0, [blocks(b"a")])
+
+    assert raised.value.errno == errno.ENOSPC
+
+
+def test_room_that_is_given_back_is_a_hole(file: LogFile) -> None:
+    file.write(0, [blocks(*[b"a"] * 16)])
+    file.sync()
+    before = Path(file.name).stat()
+    file.punch(4 * BLOCK_BYTES, 8 * BLOCK_BYTES)
+    file.sync()
+    after = Path(file.name).stat()
+
+    assert content(file, 3, 3) == [b"a", b"\0", b"\0"]
+    assert after.st_size == before.st_size
+    assert after.st_blocks < before.st_blocks
+    assert [file.next_data(number * BLOCK_BYTES) for number in (3, 5, 16)] == [
+        3 * BLOCK_BYTES,
+        12 * BLOCK_BYTES,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(("code", "fails"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])
+def test_a_file_system_without_holes_keeps_the_room(
+    file: LogFile, monkeypatch: pytest.MonkeyPatch, code: int, fails: bool
+) -> None:
+    monkeypatch.setattr(log_file, "_fallocate", lambda *_: -1)
+    monkeypatch.setattr("ctypes.get_errno", lambda: code)
+    if fails:
+        with pytest.raises(OSError, match="Input/output"):
+            file.punch(0, BLOCK_BYTES)
+    else:
+        file.punch(0, BLOCK_BYTES)
+
+
+def test_the_file_system_says_what_it_has(file: LogFile) -> None:
+    assert 0 < file.free_bytes() <= file.total_bytes()
+
+
+def test_a_directory_is_for_one_backup_alone(file: LogFile) -> None:
+    with pytest.raises(StartError, match="another backup uses"):
+        LogFile(Path(file.name).parent)

@@ -1,0 +1,212 @@
+"""The backup's process, and how it registers, tells of itself and ends."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kera.backup.__main__ import main, serve
+from kera.backup.registration import DataDirectory
+from kera.backup.settings import BackupSettings
+from kera.core.daemon import ExitCode
+from kera.core.errors import PathNotWritable, StaleEpoch, StartError
+from kera.core.process import node_id
+from kera.core.registration import CoordinatorUnreachable, WrongCluster
+from kera.core.rpc import api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.settings import KIB
+from tests.unit.backup.support import Segment, placed
+from tests.unit.broker.fake_coordinator import BACKUP_ID, EPOCH, FakeCoordinator, serving
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[FakeCoordinator]:
+    async with serving(FakeCoordinator()) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def settings(coordinator: FakeCoordinator, tmp_path: Path) -> BackupSettings:
+    return BackupSettings.for_testing(tmp_path / "backup", coordinator.address)
+
+
+async def test_a_backup_tells_who_and_where_it_is_and_what_it_has(
+    settings: BackupSettings, coordinator: FakeCoordinator
+) -> None:
+    given = {"rack": "r1", "disk_bytes_max": 1 << 30}
+    async with serve(settings.model_copy(update=given)) as ready:
+        (registered,) = coordinator.registered_backups
+        backup = registered.backup
+        assert ready["backup_id"] == BACKUP_ID
+        assert (backup.backup_id, backup.node_id, backup.rack) == (0, node_id(), "r1")
+        for name in ("grpc_address", "frames_address", "frames_unix_path"):
+            assert getattr(backup, name) == ready[name]
+        assert (backup.segment_bytes, backup.memory_bytes) == (settings.segment_bytes, settings.memory_bytes)
+        assert (backup.disk_bytes, backup.free_disk_bytes) == (1 << 30, 1 << 30)
+        assert backup.free_memory_bytes == settings.memory_bytes
+
+
+async def test_heartbeats_tell_what_is_free(settings: BackupSettings, coordinator: FakeCoordinator) -> None:
+    async with serve(settings.model_copy(update={"disk_bytes_max": 1 << 30})) as ready:
+        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+        data = placed()
+        await channel.submit(api.REPLICATE, Segment().next(data), [data], timeout_s=5)
+        expected = (BACKUP_ID, EPOCH, settings.memory_bytes - 64 * KIB, (1 << 30) - 68 * KIB)
+        seen = len(coordinator.backup_heartbeats)
+        while len(coordinator.backup_heartbeats) < seen + 2:
+            await asyncio.sleep(0.002)
+        last = coordinator.backup_heartbeats[-1]
+        await channel.close()
+
+    told = (last.backup_id, last.backup_epoch, last.free_memory_bytes, last.free_disk_bytes)
+    assert told == expected
+
+
+async def test_a_backup_that_ends_leaves_its_identity_and_its_replicas_and_nothing_else(
+    settings: BackupSettings, coordinator: FakeCoordinator
+) -> None:
+    for _ in range(2):
+        async with serve(settings) as ready:
+            assert Path(ready["frames_unix_path"]).is_socket()
+
+    assert sorted(path.name for path in settings.data_dir.iterdir()) == [
+        "backup.copy.json",
+        "backup.json",
+        "lock",
+        "log",
+    ]
+    assert [request.backup.backup_id for request in coordinator.registered_backups] == [0, BACKUP_ID]
+    content = json.loads((settings.data_dir / "backup.json").read_bytes())
+    assert content | {"crc32c": ""} == {"format": 2, "backup_id": BACKUP_ID, "cluster_id": "cluster", "crc32c": ""}
+    directory = DataDirectory(settings.data_dir)
+    assert directory.load() == (BACKUP_ID, "cluster")
+    directory.close()
+
+
+async def test_two_backups_cannot_share_an_identity(settings: BackupSettings) -> None:
+    async with serve(settings):
+        with pytest.raises(StartError, match="another backup uses"):
+            async with serve(settings):
+                pass
+
+
+async def test_a_backup_of_another_cluster_is_not_registered(
+    settings: BackupSettings, coordinator: FakeCoordinator
+) -> None:
+    async with serve(settings):
+        pass
+    coordinator.cluster_id = "other"
+    with pytest.raises(WrongCluster):
+        async with serve(settings):
+            pass
+    assert len(coordinator.registered_backups) == 1
+
+
+async def test_a_backup_that_cannot_start_can_be_started_again(settings: BackupSettings) -> None:
+    unreachable = settings.model_copy(update={"coordinator": "127.0.0.1:1", "coordinator_timeout_ms": 0})
+    with pytest.raises(CoordinatorUnreachable):
+        async with serve(unreachable):
+            pass
+    async with serve(settings) as ready:
+        assert ready["backup_id"] == BACKUP_ID
+
+
+async def test_another_size_of_replicas_stops_the_start(settings: BackupSettings) -> None:
+    async with serve(settings):
+        pass
+    with pytest.raises(StartError, match="--segment-bytes 65536"):
+        async with serve(settings.model_copy(update={"segment_bytes": 128 * KIB})):
+            pass
+
+
+async def test_a_directory_that_cannot_be_made_is_named(settings: BackupSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PathNotWritable, match="--log-dirs") as raised:
+        async with serve(settings.model_copy(update={"log_dirs": [tmp_path / "file" / "below"]})):
+            pass
+    assert raised.value.attributes == {"path": str(tmp_path / "file" / "below")}
+
+
+@pytest.mark.timeout(30)
+async def test_a_backup_ends_when_a_newer_launch_has_taken_over(
+    settings: BackupSettings, coordinator: FakeCoordinator
+) -> None:
+    coordinator.fence()
+    with pytest.raises(ExceptionGroup) as raised:
+        async with serve(settings):
+            await asyncio.Event().wait()
+
+    assert [type(error) for error in raised.value.exceptions] == [StaleEpoch]
+
+
+async def test_metrics_are_served_where_they_are_announced(settings: BackupSettings) -> None:
+    async with serve(settings.model_copy(update={"metrics_port": 0, "disk_bytes_max": 1 << 30})) as ready:
+        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+        data = placed()
+        await channel.submit(api.REPLICATE, Segment(1).next(data), [data], timeout_s=5)
+        await channel.submit(api.REPLICATE, Segment(2).next(data, close=True, persist=True), [data], timeout_s=5)
+        with pytest.raises(StaleEpoch):
+            await channel.submit(api.REPLICATE, Segment(3).next(data, epoch=1), [data], timeout_s=5)
+        address = f"http://{ready['metrics_address']}/metrics"
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(address, timeout=10).read().decode())
+        await channel.close()
+
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    expected = {
+        "kera_backup_slots": 256,
+        "kera_backup_slots_free": 255,
+        'kera_backup_replicas{place="memory",state="open"}': 1,
+        'kera_backup_replicas{place="disk",state="closed"}': 1,
+        "kera_backup_replicate_requests_total": 3,
+        "kera_backup_chunks_appended_total": 2,
+        "kera_backup_bytes_appended_total": 2048,
+        "kera_backup_commits_total": 1,
+        "kera_backup_bytes_committed_total": 4096,
+        'kera_backup_requests_refused_total{reason="stale_epoch"}': 1,
+        "kera_backup_chunks_damaged_total": 0,
+        "kera_backup_disk_errors_total": 0,
+    }
+    assert {name: float(values[name]) for name in expected} == expected
+    assert float(values[f'kera_backup_disk_used_bytes{{path="{settings.data_dir}/log/replicas.log"}}']) == 76 * KIB
+
+
+def test_wrong_settings_end_the_start_with_a_line_that_names_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KERA_BACKUP_PORT", "none")
+
+    assert main() == ExitCode.NOT_STARTED
+    assert "port" in capsys.readouterr().err
+
+
+async def test_the_process_says_that_it_is_ready_and_ends_cleanly_when_it_is_told_to(
+    settings: BackupSettings, coordinator: FakeCoordinator
+) -> None:
+    environment = os.environ | {
+        "KERA_BACKUP_COORDINATOR": coordinator.address,
+        "KERA_BACKUP_DATA_DIR": str(settings.data_dir),
+        "KERA_BACKUP_MEMORY_BYTES": "16MiB",
+    }
+    data = placed()
+    for launch in range(2):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "kera.backup", stdout=asyncio.subprocess.PIPE, env=environment
+        )
+        assert process.stdout is not None
+        ready = json.loads(await process.stdout.readline())
+        assert (ready["ready"], ready["backup_id"]) == ("backup", BACKUP_ID)
+        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+        if launch == 0:
+            await channel.submit(api.REPLICATE, Segment().next(data), [data], timeout_s=5)
+        message = api.READ_REPLICA.request(broker_id=3, virtual_segment_id=1)
+        reply = await channel.submit(api.READ_REPLICA, message, timeout_s=5)
+        assert b"".join(reply.bulk) == data
+        await channel.close()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == ExitCode.STOPPED

@@ -1,0 +1,123 @@
+"""Chunks of a replica, filtered and in pieces, from memory and from a disk, whole and damaged."""
+
+import random
+
+import pytest
+
+from kera.backup.reading import Walk, disk_window, memory_window, walk
+from kera.core.blocks import BLOCK_BYTES
+from tests.unit.backup.support import FakeBackup, FakeDisk, Segment, placed
+from tests.unit.broker.support import ADDRESS
+
+SEGMENT_BYTES = 64 * BLOCK_BYTES
+SIZES = [192, 1024, 70_016, 4096, 192, 130_048, 8192, 1984]
+
+
+@pytest.fixture
+def chunks() -> list[bytes]:
+    """Of two streamlets, in turn."""
+    return [
+        placed(number, ADDRESS._replace(streamlet_id=number % 2), size=size, fill=bytes([number + 1]))
+        for number, size in enumerate(SIZES)
+    ]
+
+
+@pytest.fixture(params=["memory", "disk"])
+def backup(request: pytest.FixtureRequest, chunks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> FakeBackup:
+    """A replica with all of them, that is read in small windows."""
+    monkeypatch.setattr("kera.backup.reading.WINDOW_BYTES", BLOCK_BYTES)
+    backup = FakeBackup(FakeDisk(), segment_bytes=SEGMENT_BYTES)
+    Segment().append(backup, *chunks, close=request.param == "disk")
+    backup.run()
+    return backup
+
+
+def read_all(backup: FakeBackup, bytes_max: int) -> list[Walk]:
+    answers = [backup.read(bytes_max=bytes_max)]
+    while answers[-1].next_offset < backup.get().length:
+        answers.append(backup.read(bytes_max=bytes_max, offset=answers[-1].next_offset))
+    return answers
+
+
+@pytest.mark.parametrize("bytes_max", [1, 200, 2000, 100_000, SEGMENT_BYTES])
+def test_all_chunks_come_in_pieces_that_are_whole_and_not_too_large(
+    backup: FakeBackup, chunks: list[bytes], bytes_max: int
+) -> None:
+    answers = read_all(backup, bytes_max)
+
+    assert b"".join(bytes(answer.chunks) for answer in answers) == b"".join(chunks)
+    for answer in answers:
+        assert len(answer.chunks) <= bytes_max or bytes(answer.chunks) in chunks, "a single one may be larger"
+
+
+@pytest.mark.parametrize(
+    ("streamlets", "wanted"),
+    [
+        ({}, [0, 1]),
+        ({7: frozenset()}, [0, 1]),
+        ({7: frozenset({1})}, [1]),
+        ({7: frozenset({0, 1, 5})}, [0, 1]),
+        ({8: frozenset()}, []),
+    ],
+)
+def test_only_chunks_of_the_streamlets_that_were_asked_for_come(
+    backup: FakeBackup, chunks: list[bytes], streamlets: dict[int, frozenset[int]], wanted: list[int]
+) -> None:
+    found = backup.read(streamlets=streamlets)
+
+    assert bytes(found.chunks) == b"".join(data for number, data in enumerate(chunks) if number % 2 in wanted)
+    assert found.next_offset == sum(SIZES)
+
+
+@pytest.mark.parametrize("damaged", range(len(SIZES)))
+@pytest.mark.parametrize("at", [0, 40, 90, 150])
+def test_a_damaged_chunk_is_left_out_and_told_and_all_others_come(chunks: list[bytes], damaged: int, at: int) -> None:
+    content = bytearray(b"".join(chunks))
+    start = sum(SIZES[:damaged])
+    content[start + at] ^= 1
+    found = walk(memory_window(memoryview(content), len(content)), len(content))
+
+    assert bytes(found.chunks) == b"".join(chunks[:damaged] + chunks[damaged + 1 :])
+    assert found.damaged == [start]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_damaged_no_torn_chunk_comes_and_what_is_whole_does(chunks: list[bytes], seed: int) -> None:
+    chance = random.Random(seed)
+    disk = FakeDisk()
+    backup = FakeBackup(disk, segment_bytes=SEGMENT_BYTES)
+    Segment().append(backup, *chunks, close=True)
+    backup.run()
+    hit = set()
+    for _ in range(chance.randrange(1, 6)):
+        place = chance.randrange(sum(SIZES))
+        disk.flip(2 * BLOCK_BYTES + place)
+        hit.add(next(number for number in range(len(SIZES)) if place < sum(SIZES[: number + 1])))
+    buffer = memoryview(bytearray(SEGMENT_BYTES))
+    window = disk_window(disk, backup.layout, 0, sum(SIZES), buffer)
+    found = walk(window, sum(SIZES))
+
+    whole = [data for number, data in enumerate(chunks) if number not in hit]
+    assert bytes(found.chunks) == b"".join(whole)
+    assert 1 <= len(found.damaged) <= len(hit), "neighbours of which no header is whole are one piece"
+
+
+def test_damage_that_is_read_in_many_pieces_is_told_once(chunks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.backup.reading.WINDOW_BYTES", BLOCK_BYTES)
+    disk = FakeDisk()
+    backup = FakeBackup(disk, segment_bytes=SEGMENT_BYTES)
+    Segment().append(backup, *chunks, close=True)
+    backup.run()
+    start = sum(SIZES[:5])
+    disk.flip(2 * BLOCK_BYTES + start)
+    answers = read_all(backup, 200)
+
+    assert b"".join(bytes(answer.chunks) for answer in answers) == b"".join(chunks[:5] + chunks[6:])
+    assert [offset for answer in answers for offset in answer.damaged] == [start]
+
+
+def test_a_read_from_the_middle_of_a_chunk_goes_on_with_the_next_one(backup: FakeBackup, chunks: list[bytes]) -> None:
+    found = backup.read(offset=192 + 64)
+
+    assert bytes(found.chunks) == b"".join(chunks[2:])
+    assert found.damaged == [], "no damage, but a wrong question"

@@ -1,0 +1,275 @@
+"""What a start makes of what it finds on the disks."""
+
+import pytest
+
+from kera.backup.frames import FrameHeader, Layout, decode_header, encode_file_header
+from kera.backup.jobs import WriteJob
+from kera.backup.restart import scan_disk
+from kera.core.blocks import BLOCK_BYTES
+from kera.core.errors import CorruptChunk, StartError
+from tests.unit.backup.support import (
+    BROKER_ID,
+    EPOCH,
+    FRAME_BYTES,
+    IDENTITY,
+    SEGMENT_BYTES,
+    FakeBackup,
+    FakeDisk,
+    Outcome,
+    Segment,
+    chain,
+    placed,
+    request,
+)
+
+A, B, C = (placed(number, size=1024, fill=bytes([number + 1])) for number in range(3))
+DATA_AT = 2 * BLOCK_BYTES
+"""Of the first frame."""
+
+
+@pytest.fixture
+def disk() -> FakeDisk:
+    return FakeDisk()
+
+
+@pytest.fixture
+def backup(disk: FakeDisk) -> FakeBackup:
+    return FakeBackup(disk)
+
+
+def commit(backup: FakeBackup, segment: Segment, *chunks: bytes, close: bool = False) -> None:
+    """Append, and make it durable."""
+    segment.append(backup, *chunks, close=close)
+    replica, outcome = backup.get(segment.number), Outcome()
+    backup.store.wait(replica, replica.length, outcome)
+    for job in backup.store.plan():
+        backup.perform(job)
+    assert outcome.succeeded
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_replicas_are_found_as_they_were(backup: FakeBackup, close: bool) -> None:
+    for number in (1, 2):
+        commit(backup, Segment(number), A, B, close=close)
+    before = [backup.get(number).info() for number in (1, 2)]
+    again = backup.restarted()
+
+    assert [again.get(number).info() for number in (1, 2)] == before
+    assert bytes(again.read(2).chunks) == A + B
+    assert (again.slots.free, again.store.epochs) == (4, {BROKER_ID: EPOCH})
+
+
+def test_replicas_whose_headers_vouch_for_them_are_not_read(backup: FakeBackup, disk: FakeDisk) -> None:
+    commit(backup, Segment(), A, B, close=True)
+    backup.run()
+    disk.flip(DATA_AT + 1024 + 200)
+    again = backup.restarted()
+
+    assert (again.found.unclosed, again.found.chunks_damaged, again.get().chunk_count) == (0, 0, 2)
+    found = again.read()
+    assert (bytes(found.chunks), found.damaged, found.next_offset) == (A, [1024], 2048)
+
+
+def test_a_replica_that_was_open_takes_nothing_more(backup: FakeBackup) -> None:
+    segment = Segment()
+    commit(backup, segment, A)
+    again = backup.restarted()
+
+    with pytest.raises(Exception, match="open another virtual segment"):
+        again.append(segment.next(B), B)
+
+
+def test_a_last_write_that_was_never_finished_is_cut_off(backup: FakeBackup, disk: FakeDisk) -> None:
+    segment = Segment()
+    commit(backup, segment, A, B)
+    commit(backup, segment, C)
+    disk.flip(DATA_AT + 2048 + 500)
+    again = backup.restarted()
+
+    assert (again.found.torn_replicas, again.found.torn_bytes, again.found.chunks_damaged) == (1, 1024, 0)
+    info = again.get().info()
+    assert (info.length, info.durable_length, info.checksum, info.chunk_count) == (2048, 2048, chain(A, B), 2)
+    again.run()
+    third = again.restarted()
+    assert third.found.torn_replicas == 0, "the header was written anew"
+    assert bytes(third.read().chunks) == A + B
+
+
+def test_a_closed_replica_whose_last_write_was_never_finished_is_not_closed(backup: FakeBackup, disk: FakeDisk) -> None:
+    segment = Segment()
+    commit(backup, segment, A)
+    commit(backup, segment, B, close=True)
+    disk.flip(DATA_AT + 1024)
+    info = backup.restarted().get().info()
+
+    assert (info.closed, info.length, info.checksum) == (False, 1024, chain(A))
+
+
+def test_damage_in_what_was_vouched_for_is_told_and_the_rest_is_served(backup: FakeBackup, disk: FakeDisk) -> None:
+    segment = Segment()
+    commit(backup, segment, A, B)
+    commit(backup, segment, C)
+    disk.flip(DATA_AT + 1024 + 40)
+    again = backup.restarted()
+
+    info = again.get().info()
+    assert (info.length, info.chunk_count, info.chunks_damaged) == (3072, 3, 1)
+    assert again.found.chunks_damaged == 1
+    assert bytes(again.read().chunks) == A + C
+
+
+def test_a_replica_of_which_nothing_was_durable_is_gone_and_its_frame_is_free(
+    backup: FakeBackup, disk: FakeDisk
+) -> None:
+    commit(backup, Segment(), A)
+    disk.flip(DATA_AT)
+    again = backup.restarted()
+
+    assert (again.numbers(), again.found.frames_superseded) == ([], 1)
+    assert (again.store.disks[0].used_bytes, again.store.disks[0].free_frames) == (0, [])
+    assert disk.next_data(BLOCK_BYTES) is None
+
+
+def test_of_two_frames_for_one_replica_the_one_that_was_written_later_counts(backup: FakeBackup) -> None:
+    commit(backup, Segment(), A)
+    Segment().append(backup, B)
+    backup.store.wait(backup.get(), 1024, Outcome())
+    (write,) = [job for job in backup.store.plan() if isinstance(job, WriteJob)]
+    backup.perform(write)
+    again = backup.restarted()
+
+    assert bytes(again.read().chunks) == B
+    assert again.found.frames_superseded == 1
+    assert bytes(again.restarted().read().chunks) == B
+
+
+def test_a_frame_that_was_used_again_has_nothing_of_the_one_before(backup: FakeBackup, disk: FakeDisk) -> None:
+    commit(backup, Segment(1), A, B, C, A, B, C, A, close=True)
+    backup.store.free(BROKER_ID, [1], Outcome())
+    backup.run()
+    segment = Segment(2)
+    commit(backup, segment, C)
+    segment.append(backup, C)
+    again = backup.restarted()
+
+    assert again.numbers() == [2]
+    assert bytes(again.read(2).chunks) == C
+    assert disk.block(DATA_AT // BLOCK_BYTES) == C.ljust(BLOCK_BYTES, b"\0")
+
+
+def test_chunks_of_an_earlier_replica_that_the_disk_still_has_are_not_taken_for_those_of_the_last_write(
+    backup: FakeBackup, disk: FakeDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without holes keeps them; of the write only the header has arrived."""
+    monkeypatch.setattr(disk, "punch", lambda *_: None)
+    commit(backup, Segment(1), A, B, close=True)
+    old = disk.block(DATA_AT // BLOCK_BYTES)
+    backup.store.free(BROKER_ID, [1], Outcome())
+    backup.run()
+    segment = Segment(2)
+    commit(backup, segment, A)
+    commit(backup, segment, C)
+    disk.synced[DATA_AT // BLOCK_BYTES] = old
+    again = backup.restarted()
+
+    assert bytes(again.read(2).chunks) == A
+    assert again.get(2).info().checksum == chain(A)
+
+
+def test_frames_that_are_free_are_used_again_lowest_first(backup: FakeBackup) -> None:
+    for number in (1, 2, 3, 4):
+        commit(backup, Segment(number), A, close=True)
+    backup.run()
+    backup.store.free(BROKER_ID, [1, 3], Outcome())
+    backup.run()
+    again = backup.restarted()
+    for number in (5, 6, 7):
+        Segment(number).append(again, A)
+
+    assert [again.get(number).frame.number for number in (5, 6, 7)] == [0, 2, 4]
+    assert again.store.disks[0].used_bytes == 2 * 2 * BLOCK_BYTES + 3 * FRAME_BYTES
+
+
+# --- headers -----------------------------------------------------------------------------------------------
+
+
+def header(sequence: int = 1) -> FrameHeader:
+    return FrameHeader(sequence, 5, BROKER_ID, EPOCH, 7, 2, 1 << 40, 4096, 0xFFFFFFFF, 3, 1024, 9, True, "cluster")
+
+
+def test_a_header_is_read_as_it_was_written() -> None:
+    block = header().encode()
+
+    assert len(block) == BLOCK_BYTES
+    assert decode_header(block, "") == header()
+
+
+@pytest.mark.parametrize("at", [0, 8, 60, 205])
+def test_a_header_survives_the_loss_of_one_of_its_copies(at: int) -> None:
+    for copy in (0, 2048):
+        block = bytearray(header().encode())
+        block[copy + at] ^= 1
+        assert decode_header(bytes(block), "") == header()
+        block[2048 - copy + at] ^= 1
+        assert decode_header(bytes(block), "") is None
+
+
+def test_of_two_copies_that_differ_the_later_one_counts() -> None:
+    for first, second in [(1, 2), (2, 1)]:
+        block = header(first).encode()[:2048] + header(second).encode()[2048:]
+        assert decode_header(block, "") == header(2)
+
+
+def test_a_header_of_which_both_copies_are_damaged_loses_its_replica_and_no_other(
+    backup: FakeBackup, disk: FakeDisk
+) -> None:
+    for number in (1, 2):
+        commit(backup, Segment(number), A)
+    for at in (10, 2048 + 10):
+        disk.flip(BLOCK_BYTES + at)
+    again = backup.restarted()
+
+    assert (again.numbers(), again.found.headers_damaged) == ([2], 1)
+
+
+# --- whose file it is --------------------------------------------------------------------------------------
+
+
+def test_replicas_of_another_size_stop_the_start_and_the_setting_is_named(disk: FakeDisk) -> None:
+    FakeBackup(disk)
+    with pytest.raises(StartError, match=f"--segment-bytes {SEGMENT_BYTES}"):
+        scan_disk(disk, 0, Layout(2 * SEGMENT_BYTES), IDENTITY)
+
+
+@pytest.mark.parametrize("identity", [(0, ""), (6, "cluster"), (5, "other")])
+def test_replicas_of_another_backup_stop_the_start(
+    backup: FakeBackup, disk: FakeDisk, identity: tuple[int, str]
+) -> None:
+    scan_disk(disk, 0, Layout(SEGMENT_BYTES), identity)
+    commit(backup, Segment(), A)
+    with pytest.raises(StartError, match="has replicas of backup 5 of cluster cluster"):
+        scan_disk(disk, 0, Layout(SEGMENT_BYTES), identity)
+
+
+def test_a_file_with_a_damaged_header_stops_the_start_and_half_of_it_is_enough(disk: FakeDisk) -> None:
+    FakeBackup(disk)
+    disk.flip(9)
+    scan_disk(disk, 0, Layout(SEGMENT_BYTES), IDENTITY)
+    disk.flip(2048 + 9)
+    with pytest.raises(StartError, match="damaged header"):
+        scan_disk(disk, 0, Layout(SEGMENT_BYTES), IDENTITY)
+
+
+def test_a_file_of_a_newer_version_stops_the_start(disk: FakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.backup.frames.FORMAT", 2)
+    disk.write(0, [memoryview(encode_file_header(SEGMENT_BYTES))])
+    monkeypatch.undo()
+    with pytest.raises(StartError, match="has format 2, this version knows 1"):
+        scan_disk(disk, 0, Layout(SEGMENT_BYTES), IDENTITY)
+
+
+def test_what_was_refused_leaves_nothing_to_find(backup: FakeBackup) -> None:
+    with pytest.raises(CorruptChunk):
+        backup.append(request(checksum=1), A)
+
+    assert backup.restarted().numbers() == []

@@ -1,0 +1,337 @@
+"""A backup in this process, over real connections and a real disk."""
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.backup.__main__ import serve
+from kera.backup.errors import ReplicaOffset, UnknownReplica
+from kera.backup.log_file import NAME
+from kera.backup.settings import BackupSettings
+from kera.core.errors import BackupFull, CorruptChunk, DiskFailed, InvalidArgument, StaleEpoch, Unavailable, Uncertain
+from kera.core.rpc import Channel, Reply, api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.method import call
+from kera.core.settings import KIB
+from kera.v1 import backup_pb2
+from tests.unit.backup.support import BROKER_ID, EPOCH, STREAM_ID, Segment, chain, placed, request
+from tests.unit.broker.fake_coordinator import FakeCoordinator, serving
+from tests.unit.broker.support import ADDRESS
+
+A, B, C = (
+    placed(number, ADDRESS._replace(streamlet_id=number % 2), size=1024, fill=bytes([number + 1]))
+    for number in range(3)
+)
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[FakeCoordinator]:
+    async with serving(FakeCoordinator()) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def settings(coordinator: FakeCoordinator, tmp_path: Path) -> BackupSettings:
+    settings = BackupSettings.for_testing(tmp_path / "backup", coordinator.address)
+    return settings.model_copy(update={"ephemeral": False, "memory_bytes": 256 * KIB})
+
+
+@asynccontextmanager
+async def connected(settings: BackupSettings, transport: str = "unix") -> AsyncIterator[Channel]:
+    """A connection to a backup that runs as long as it."""
+    async with serve(settings) as ready:
+        channel: Channel
+        if transport == "unix":
+            channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+        elif transport == "tcp":
+            channel = await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)
+        else:
+            channel = GrpcChannel(ready["grpc_address"])
+        yield channel
+        await channel.close()
+
+
+async def send(channel: Channel, message: backup_pb2.ReplicateRequest, *chunks: bytes) -> tuple[int, int]:
+    """Length and durable length, as they are answered."""
+    reply = await channel.submit(api.REPLICATE, message, list(chunks), timeout_s=10)
+    return reply.message.length, reply.message.durable_length
+
+
+async def read(channel: Channel, number: int = 1, **fields: Any) -> Reply[backup_pb2.ReadReplicaResponse]:
+    message = api.READ_REPLICA.request(broker_id=BROKER_ID, virtual_segment_id=number, **fields)
+    return await channel.submit(api.READ_REPLICA, message, timeout_s=10)
+
+
+async def content(channel: Channel, number: int = 1, **fields: Any) -> bytes:
+    return b"".join((await read(channel, number, **fields)).bulk)
+
+
+async def replicas(channel: Channel, **fields: Any) -> list[backup_pb2.ReplicaInfo]:
+    answer = await call(
+        channel, api.LIST_REPLICAS, api.LIST_REPLICAS.request(broker_id=BROKER_ID, **fields), timeout_s=5
+    )
+    return list(answer.replicas)
+
+
+async def free(channel: Channel, *numbers: int, epoch: int = EPOCH) -> None:
+    message = api.FREE_REPLICAS.request(broker_id=BROKER_ID, broker_epoch=epoch, virtual_segment_ids=numbers)
+    await call(channel, api.FREE_REPLICAS, message, timeout_s=5)
+
+
+async def fence(channel: Channel, epoch: int) -> None:
+    message = api.FENCE_BROKER.request(broker_id=BROKER_ID, broker_epoch=epoch)
+    await call(channel, api.FENCE_BROKER, message, timeout_s=5)
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp", "grpc"])
+async def test_a_replica_lives_from_its_first_chunk_to_its_end(settings: BackupSettings, transport: str) -> None:
+    async with connected(settings, transport) as channel:
+        segment = Segment()
+        assert await send(channel, segment.next(A), A) == (1024, 0)
+        assert await send(channel, segment.next(B, persist=True), B) == (2048, 2048)
+        assert await content(channel) == A + B
+        assert (await send(channel, segment.next(C, close=True, persist=True), C)) == (3072, 3072)
+        (info,) = await replicas(channel)
+        assert (info.closed, info.length, info.checksum, info.chunk_count) == (True, 3072, chain(A, B, C), 3)
+        assert await content(channel) == A + B + C
+        await free(channel, 1, 99)
+        assert await replicas(channel) == []
+
+
+@pytest.mark.parametrize("transport", ["unix", "grpc"])
+async def test_what_is_wrong_is_refused_and_the_connection_goes_on(settings: BackupSettings, transport: str) -> None:
+    async with connected(settings, transport) as channel:
+        segment = Segment()
+        await send(channel, segment.next(A), A)
+        damaged = bytearray(B)
+        damaged[200] ^= 1
+        with pytest.raises(CorruptChunk):
+            await send(channel, request(offset=1024, checksum=chain(A, B)), bytes(damaged))
+        with pytest.raises(CorruptChunk, match="checksum"):
+            await send(channel, request(offset=1024, checksum=7), B)
+        with pytest.raises(ReplicaOffset) as raised:
+            await send(channel, request(offset=2048, checksum=chain(A, B)), B)
+        assert raised.value.attributes == {"length": 1024, "offset": 2048}
+        with pytest.raises(StaleEpoch):
+            await send(channel, request(offset=1024, checksum=chain(A, B), epoch=EPOCH - 1), B)
+        with pytest.raises(UnknownReplica):
+            await read(channel, 2)
+        with pytest.raises(InvalidArgument, match="is to be read from 1025"):
+            await read(channel, offset=1025)
+        assert await send(channel, segment.next(B), B) == (2048, 0)
+
+
+async def test_requests_of_one_connection_are_carried_out_in_their_order(settings: BackupSettings) -> None:
+    async with connected(settings) as channel:
+        segment = Segment()
+        sent = []
+        for number in range(50):
+            data = placed(number)
+            message = segment.next(data, persist=number % 3 == 0, close=number == 49)
+            sent.append(channel.submit(api.REPLICATE, message, [data], timeout_s=10))
+        answers = await asyncio.gather(*sent)
+
+        assert [answer.message.length for answer in answers] == [1024 * (number + 1) for number in range(50)]
+        assert await content(channel) == segment.content
+
+
+async def test_readers_get_what_they_ask_for_in_pieces(settings: BackupSettings) -> None:
+    async with connected(settings) as channel:
+        segment = Segment()
+        await send(channel, segment.next(A, B, C), A, B, C)
+        streamlets = [backup_pb2.StreamletSet(stream_id=STREAM_ID, streamlet_ids=[0])]
+        assert await content(channel, streamlets=streamlets) == A + C
+        first = await read(channel, bytes_max=1500)
+        assert (b"".join(first.bulk), first.message.next_offset) == (A, 1024)
+        rest = await read(channel, offset=1024)
+        assert (b"".join(rest.bulk), rest.message.next_offset) == (B + C, 3072)
+        assert rest.message.replica.length == 3072
+        assert await content(channel, offset=3072) == b""
+
+
+async def test_a_full_memory_is_told_and_memory_is_free_again_when_replicas_are_on_disk(
+    settings: BackupSettings,
+) -> None:
+    async with connected(settings) as channel:
+        segments = [Segment(number) for number in range(1, 5)]
+        for segment in segments:
+            await send(channel, segment.next(A), A)
+        with pytest.raises(BackupFull) as raised:
+            await send(channel, Segment(5).next(A), A)
+        assert raised.value.attributes["resource"] == "memory"
+        await send(channel, segments[0].end(1, persist=True))
+        assert await send(channel, Segment(5).next(A), A) == (1024, 0)
+        assert [info.virtual_segment_id for info in await replicas(channel)] == [1, 2, 3, 4, 5]
+        assert [info.virtual_segment_id for info in await replicas(channel, after_virtual_segment_id=3)] == [4, 5]
+        assert [info.virtual_segment_id for info in await replicas(channel, replicas_max=2)] == [1, 2]
+
+
+async def test_a_full_disk_is_told(settings: BackupSettings) -> None:
+    async with connected(settings.model_copy(update={"disk_bytes_max": 70 * KIB})) as channel:
+        await send(channel, Segment(1).next(A), A)
+        with pytest.raises(BackupFull) as raised:
+            await send(channel, Segment(2).next(A), A)
+
+    assert raised.value.attributes == {"resource": "disk", "limit_bytes": 70 * KIB, "free_bytes": 2 * KIB}
+
+
+async def test_a_disk_that_fails_is_told_to_who_waits_for_it_and_to_no_other(
+    settings: BackupSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with connected(settings) as channel:
+        segment = Segment()
+        await send(channel, segment.next(A), A)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwritev", fail)
+            with pytest.raises(DiskFailed):
+                await send(channel, segment.next(B, persist=True), B)
+            assert await content(channel) == A + B
+        assert await send(channel, segment.end(2, persist=True)) == (2048, 2048), "it is tried again"
+
+
+async def test_a_backup_that_stops_and_starts_has_everything_even_what_nobody_had_written_to_disk(
+    settings: BackupSettings,
+) -> None:
+    open_segment, closed_segment = Segment(1), Segment(2)
+    async with connected(settings) as channel:
+        await send(channel, open_segment.next(A, B), A, B)
+        await send(channel, closed_segment.next(C, close=True), C)
+    for _ in range(2):
+        async with connected(settings) as channel:
+            infos = await replicas(channel)
+            assert [(info.length, info.durable_length, info.closed) for info in infos] == [
+                (2048, 2048, False),
+                (1024, 1024, True),
+            ]
+            assert await content(channel, 1) == A + B
+            assert await content(channel, 2) == C
+
+
+async def test_an_ephemeral_backup_writes_nothing_at_its_end(settings: BackupSettings) -> None:
+    ephemeral = settings.model_copy(update={"ephemeral": True})
+    async with connected(ephemeral) as channel:
+        await send(channel, Segment().next(A), A)
+    async with connected(ephemeral) as channel:
+        assert await replicas(channel) == []
+
+
+async def test_damage_is_found_by_who_reads_and_told(settings: BackupSettings) -> None:
+    async with connected(settings) as channel:
+        await send(channel, Segment().next(A, B, C, close=True, persist=True), A, B, C)
+        path = settings.data_dir / "log" / NAME
+        with path.open("r+b") as file:
+            file.seek(8192 + 1024 + 300)
+            file.write(b"?")
+        found = await read(channel)
+        for _ in range(2):
+            assert b"".join(found.bulk) == A + C
+            assert found.message.replica.chunks_damaged == 1
+            found = await read(channel)
+
+
+async def test_a_disk_that_cannot_be_read_is_told(settings: BackupSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with connected(settings) as channel:
+        await send(channel, Segment().next(A, close=True, persist=True), A)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "preadv", fail)
+            with pytest.raises(DiskFailed, match=r"replicas\.log"):
+                await read(channel)
+        assert await content(channel) == A
+
+
+async def test_a_reader_that_is_gone_holds_nothing(settings: BackupSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    really = os.preadv
+
+    def slowly(*arguments: Any) -> int:
+        entered.set()
+        go_on.wait(10)
+        return really(*arguments)
+
+    async with connected(settings) as channel:
+        await send(channel, Segment().next(A, close=True, persist=True), A)
+        path = str(settings.data_dir / "backup.sock")
+        reader = await FrameChannel.connect_unix(path, timeout_s=5)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "preadv", slowly)
+            reading = asyncio.ensure_future(read(reader))
+            await asyncio.to_thread(entered.wait, 10)
+            await reader.close()
+            with pytest.raises(Uncertain):
+                await reading
+            freeing = asyncio.create_task(free(channel, 1))
+            while await replicas(channel):
+                await asyncio.sleep(0.001)
+            assert not freeing.done(), "its frame is being read"
+            go_on.set()
+            await freeing
+        assert await replicas(channel) == []
+
+
+async def test_older_launches_are_fenced_also_after_a_start(settings: BackupSettings) -> None:
+    async with connected(settings) as channel:
+        await send(channel, Segment().next(A), A)
+        await fence(channel, EPOCH + 5)
+        await fence(channel, EPOCH + 5)
+        with pytest.raises(StaleEpoch):
+            await send(channel, Segment(2).next(A), A)
+    async with connected(settings) as channel:
+        for attempt in (send(channel, Segment(2).next(A), A), free(channel, 1), fence(channel, EPOCH + 4)):
+            with pytest.raises(StaleEpoch) as raised:
+                await attempt
+            assert raised.value.attributes["broker_epoch"] == EPOCH + 5
+        await free(channel, 1, epoch=EPOCH + 5)
+
+
+async def test_a_fence_that_cannot_be_made_durable_is_told(settings: BackupSettings) -> None:
+    async with connected(settings) as channel:
+        (settings.data_dir / "fences.tmp").mkdir()
+        with pytest.raises(DiskFailed):
+            await fence(channel, EPOCH + 1)
+        (settings.data_dir / "fences.tmp").rmdir()
+        await fence(channel, EPOCH + 1)
+
+
+async def test_what_comes_before_the_registration_is_to_come_again(
+    settings: BackupSettings, coordinator: FakeCoordinator
+) -> None:
+    coordinator.registration_errors = [Unavailable("later")] * 10_000
+    patient = settings.model_copy(update={"coordinator_timeout_ms": 60_000})
+    context = serve(patient)
+    starting = asyncio.create_task(context.__aenter__())
+    path = settings.data_dir / "backup.sock"
+    while not path.is_socket():
+        await asyncio.sleep(0.005)
+    channel = await FrameChannel.connect_unix(str(path), timeout_s=5)
+    with pytest.raises(Unavailable, match="is starting"):
+        await replicas(channel)
+    coordinator.registration_errors.clear()
+    await starting
+    assert await replicas(channel) == []
+    await channel.close()
+    await context.__aexit__(None, None, None)
+
+
+async def test_replicas_are_spread_over_the_disks(settings: BackupSettings, tmp_path: Path) -> None:
+    directories = [tmp_path / "one", tmp_path / "two"]
+    spread = settings.model_copy(update={"log_dirs": directories, "disk_bytes_max": 1 << 20})
+    async with connected(spread) as channel:
+        for number in (1, 2):
+            await send(channel, Segment(number).next(A, close=True, persist=True), A)
+    assert all((directory / NAME).stat().st_size > 64 * KIB // 8 for directory in directories)
+    async with connected(spread) as channel:
+        assert [info.virtual_segment_id for info in await replicas(channel)] == [1, 2]

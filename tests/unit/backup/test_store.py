@@ -1,0 +1,540 @@
+"""Replicas in memory and their way to disk, step by step."""
+
+import errno
+
+import pytest
+
+from kera.backup.errors import ReplicaClosed, ReplicaOffset, UnknownReplica
+from kera.backup.jobs import PunchJob, WriteJob
+from kera.core.blocks import BLOCK_BYTES
+from kera.core.errors import (
+    BackupFull,
+    CorruptChunk,
+    DiskFailed,
+    DiskFull,
+    KeraError,
+    NotAccepted,
+    RecordTooLarge,
+    StaleEpoch,
+)
+from tests.unit.backup.support import (
+    BROKER_ID,
+    EPOCH,
+    FRAME_BYTES,
+    SEGMENT_BYTES,
+    STREAM_ID,
+    FakeBackup,
+    FakeDisk,
+    Outcome,
+    Segment,
+    chain,
+    placed,
+    request,
+)
+from tests.unit.broker.support import chunk
+
+A, B, C = (placed(number, size=1024, fill=bytes([number + 1])) for number in range(3))
+
+
+@pytest.fixture
+def disk() -> FakeDisk:
+    return FakeDisk()
+
+
+@pytest.fixture
+def backup(disk: FakeDisk) -> FakeBackup:
+    return FakeBackup(disk)
+
+
+def persist(backup: FakeBackup, number: int = 1) -> Outcome:
+    """Wait for all that a replica has."""
+    outcome = Outcome()
+    replica = backup.get(number)
+    backup.store.wait(replica, replica.length, outcome)
+    return outcome
+
+
+def fail(backup: FakeBackup, message: object, *chunks: bytes) -> KeraError:
+    """The error of a request that must change nothing."""
+    before = {replica.replica_id: replica.info() for replica in backup.store}
+    with pytest.raises(NotAccepted) as raised:
+        backup.append(message, *chunks)  # type: ignore[arg-type]
+    assert {replica.replica_id: replica.info() for replica in backup.store} == before
+    return raised.value
+
+
+# --- appending ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_appended_is_told_and_read(backup: FakeBackup) -> None:
+    segment = Segment()
+    segment.append(backup, A, B)
+    segment.append(backup, C)
+
+    info = backup.get().info()
+    assert (info.broker_id, info.broker_epoch, info.stream_id, info.virtual_log_id) == (BROKER_ID, EPOCH, STREAM_ID, 2)
+    assert (info.length, info.checksum, info.chunk_count) == (3072, chain(A, B, C), 3)
+    assert (info.durable_length, info.closed, info.chunks_damaged) == (0, False, 0)
+    assert bytes(backup.read().chunks) == A + B + C
+
+
+def test_nothing_goes_to_disk_that_nobody_waits_for(backup: FakeBackup) -> None:
+    Segment().append(backup, A)
+
+    assert backup.store.plan() == []
+
+
+@pytest.mark.parametrize("offset", [1, 512, 1024, 3072])
+def test_a_request_that_goes_on_from_elsewhere_is_refused_and_both_lengths_are_named(
+    backup: FakeBackup, offset: int
+) -> None:
+    Segment().append(backup, A, B)
+    error = fail(backup, request(offset=offset, checksum=chain(A, B, C)), C)
+
+    assert isinstance(error, ReplicaOffset)
+    assert error.attributes == {"length": 2048, "offset": offset}
+
+
+def test_a_replica_that_is_not_there_cannot_be_gone_on_with(backup: FakeBackup) -> None:
+    assert isinstance(fail(backup, request(offset=1024, checksum=chain(A, B)), B), UnknownReplica)
+    assert isinstance(fail(backup, request(offset=1024, checksum=chain(A), close=True)), UnknownReplica)
+
+
+@pytest.mark.parametrize("flipped", [0, 40, 100, 126, 128, 1023])
+def test_a_damaged_chunk_is_refused_with_all_its_neighbours(backup: FakeBackup, flipped: int) -> None:
+    segment = Segment()
+    segment.append(backup, A)
+    damaged = bytearray(C)
+    damaged[flipped] ^= 1
+    error = fail(backup, segment.next(B, C), B, bytes(damaged))
+
+    assert isinstance(error, CorruptChunk)
+    assert error.attributes["offset"] == 1024
+
+
+def test_a_chunk_that_is_cut_short_or_was_never_placed_is_refused(backup: FakeBackup) -> None:
+    assert isinstance(fail(backup, request(checksum=chain(A)), A[:-64]), CorruptChunk)
+    unplaced = chunk()
+    assert "placement" in fail(backup, request(checksum=chain(unplaced)), unplaced).message
+
+
+def test_chunks_in_another_order_than_the_brokers_are_refused(backup: FakeBackup) -> None:
+    segment = Segment()
+    segment.append(backup, A)
+
+    assert isinstance(fail(backup, segment.next(B, C), C, B), CorruptChunk)
+
+
+def test_a_request_that_does_not_fit_is_refused(backup: FakeBackup) -> None:
+    segment = Segment()
+    segment.append(backup, *[A] * 8)
+    error = fail(backup, segment.next(B), B)
+
+    assert isinstance(error, RecordTooLarge)
+    assert error.attributes == {"replica_bytes": SEGMENT_BYTES + 1024, "limit": SEGMENT_BYTES}
+
+
+def test_offset_0_begins_a_replica_anew(backup: FakeBackup) -> None:
+    Segment().append(backup, A, B)
+    Segment().append(backup, C)
+    backup.run()
+
+    assert bytes(backup.read().chunks) == C
+    assert backup.slots.free == 3
+    assert backup.store.disks[0].used_bytes == FRAME_BYTES
+
+
+# --- closing -----------------------------------------------------------------------------------------------
+
+
+def test_a_closed_replica_takes_nothing_and_its_memory_is_free_when_it_is_on_disk(
+    backup: FakeBackup, disk: FakeDisk
+) -> None:
+    segment = Segment()
+    segment.append(backup, A, B, close=True)
+    assert isinstance(fail(backup, request(offset=2048, checksum=chain(A, B, C)), C), ReplicaClosed)
+    assert backup.slots.free == 3
+    backup.run()
+
+    assert backup.slots.free == 4
+    assert backup.get().info().durable_length == 2048
+    assert backup.store.disks[0].used_bytes == 2 * BLOCK_BYTES, "no more than it has"
+    assert bytes(backup.read().chunks) == A + B
+    assert disk.writes[1] == (BLOCK_BYTES, 2 * BLOCK_BYTES), "header and data in one write"
+
+
+@pytest.mark.parametrize("durable", ["nothing", "all", "a job writes it"])
+def test_closing_without_chunks_cuts_what_was_never_acknowledged_by_all(backup: FakeBackup, durable: str) -> None:
+    segment = Segment()
+    segment.append(backup, A, B, C)
+    jobs = []
+    if durable != "nothing":
+        assert persist(backup).calls == []
+        jobs = backup.store.plan()
+    if durable == "all":
+        backup.perform(jobs.pop())
+    replica = backup.append(segment.end(2))
+    assert replica is not None
+    assert (replica.length, replica.durable_length, replica.closed) == (2048, 2048 * (durable == "all"), True)
+    for job in jobs:
+        backup.perform(job)
+    assert replica.durable_length == 2048 * (durable != "nothing")
+    backup.run()
+    again = backup.restarted()
+
+    assert bytes(again.read().chunks) == A + B
+    info = again.get().info()
+    assert (info.length, info.checksum, info.closed, info.chunk_count) == (2048, chain(A, B), True, 2)
+
+
+def test_who_waits_for_what_is_cut_is_told(backup: FakeBackup) -> None:
+    segment = Segment()
+    segment.append(backup, A, B)
+    outcome = persist(backup)
+    backup.append(segment.end(1))
+
+    assert isinstance(outcome.calls[0], NotAccepted)
+    backup.run()
+    assert len(outcome.calls) == 1
+
+
+def test_closing_elsewhere_than_at_the_end_of_a_chunk_or_with_another_checksum_is_refused(backup: FakeBackup) -> None:
+    Segment().append(backup, A, B)
+
+    for offset, checksum in [(512, chain(A)), (1024, chain(B)), (2048, chain(A))]:
+        assert isinstance(fail(backup, request(offset=offset, checksum=checksum, close=True)), CorruptChunk)
+    assert isinstance(fail(backup, request(offset=3072, checksum=0, close=True)), ReplicaOffset)
+
+
+def test_closing_at_0_frees_the_replica_and_is_no_error_when_there_is_none(backup: FakeBackup) -> None:
+    Segment().append(backup, A)
+
+    for _ in range(2):
+        assert backup.append(request(close=True)) is None
+        assert (backup.numbers(), backup.slots.free) == ([], 4)
+
+
+def test_closing_again_is_no_error_but_closing_elsewhere_is(backup: FakeBackup) -> None:
+    segment = Segment()
+    segment.append(backup, A, B)
+    for _ in range(2):
+        backup.append(segment.end(2))
+        backup.run()
+
+    assert isinstance(fail(backup, Segment.end(segment, 1)), ReplicaClosed)
+
+
+# --- the disk ----------------------------------------------------------------------------------------------
+
+
+def test_all_that_gathers_during_a_commit_goes_into_the_next_one_with_one_sync(
+    backup: FakeBackup, disk: FakeDisk
+) -> None:
+    first, second, third = (Segment(number) for number in (1, 2, 3))
+    first.append(backup, A)
+    waiting = [persist(backup)]
+    (job,) = backup.store.plan()
+    second.append(backup, A)
+    third.append(backup, A)
+    waiting += [persist(backup, 2), persist(backup, 3)]
+    assert backup.store.plan() == []
+    backup.perform(job)
+    assert [outcome.calls for outcome in waiting] == [[None], [], []]
+    (job,) = backup.store.plan()
+    syncs = disk.syncs
+    backup.perform(job)
+
+    assert all(outcome.succeeded for outcome in waiting)
+    assert disk.syncs == syncs + 1
+
+
+def test_a_commit_writes_the_blocks_that_are_new_and_the_header(backup: FakeBackup, disk: FakeDisk) -> None:
+    segment = Segment()
+    segment.append(backup, A, B, C, A)
+    persist(backup)
+    backup.run()
+    segment.append(backup, B)
+    disk.writes.clear()
+    persist(backup)
+    backup.run()
+
+    assert disk.writes == [(3 * BLOCK_BYTES, BLOCK_BYTES), (BLOCK_BYTES, BLOCK_BYTES)]
+
+
+def test_what_is_appended_during_a_commit_is_not_taken_for_durable(backup: FakeBackup) -> None:
+    segment = Segment()
+    segment.append(backup, A)
+    persist(backup)
+    (job,) = backup.store.plan()
+    segment.append(backup, B)
+    later = persist(backup)
+    backup.perform(job)
+    assert (backup.get().durable_length, later.calls) == (1024, [])
+    backup.run()
+
+    assert (backup.get().durable_length, later.calls) == (2048, [None])
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.EIO, DiskFailed), (errno.ENOSPC, DiskFull)])
+def test_a_write_that_fails_is_told_and_nothing_is_lost(
+    backup: FakeBackup, disk: FakeDisk, number: int, error: type[KeraError]
+) -> None:
+    segment = Segment()
+    segment.append(backup, A)
+    disk.write_error = number
+    outcome = persist(backup)
+    backup.run()
+    assert isinstance(outcome.calls[0], error)
+    assert isinstance(fail(backup, segment.next(B), B), error)
+    assert isinstance(fail(backup, request(2, checksum=chain(A)), A), error), "a disk that fails takes no other one"
+    assert bytes(backup.read().chunks) == A
+    backup.append(segment.end(1))
+    disk.write_error = 0
+    backup.retry()
+
+    assert backup.slots.free == 4
+    assert bytes(backup.read().chunks) == A
+    assert backup.store.disks[0].error is None
+
+
+def test_what_a_write_that_failed_has_spoiled_is_written_again(backup: FakeBackup, disk: FakeDisk) -> None:
+    segment = Segment()
+    segment.append(backup, A, B)
+    persist(backup)
+    backup.run()
+    segment.append(backup, C)
+    disk.write_error, disk.scribbles = errno.EIO, True
+    persist(backup)
+    backup.run()
+    disk.write_error = 0
+    backup.append(segment.end(3))
+    backup.retry()
+
+    assert bytes(backup.restarted().read().chunks) == A + B + C
+
+
+def test_a_disk_with_nothing_left_to_write_is_tried_again_by_whoever_comes(backup: FakeBackup, disk: FakeDisk) -> None:
+    Segment().append(backup, A)
+    disk.write_error = errno.EIO
+    persist(backup)
+    backup.run()
+    disk.write_error = 0
+    backup.retry()
+    Segment(2).append(backup, A)
+    outcome = persist(backup, 2)
+    backup.run()
+
+    assert outcome.succeeded
+
+
+def test_a_replica_is_never_in_two_jobs(backup: FakeBackup) -> None:
+    segment = Segment()
+    segment.append(backup, A)
+    outcomes = [persist(backup)]
+    (commit,) = backup.store.plan()
+    segment.append(backup, B, close=True)
+    outcomes.append(persist(backup))
+    assert backup.store.plan() == []
+    backup.perform(commit)
+    (commit,) = backup.store.plan()
+    backup.perform(commit)
+
+    assert all(outcome.succeeded for outcome in outcomes)
+    assert backup.slots.free == 4
+
+
+def test_replicas_go_to_the_disk_with_most_room_and_not_to_one_that_fails() -> None:
+    disks = FakeDisk("/a"), FakeDisk("/b"), FakeDisk("/c")
+    disks[0].free, disks[1].free, disks[2].free = (count * FRAME_BYTES for count in (2, 3, 9))
+    backup = FakeBackup(*disks, slots=9)
+    disks[2].write_error = errno.EIO
+    Segment(9).append(backup, A)
+    persist(backup, 9)
+    backup.run()
+    for number in (1, 2, 3, 4):
+        Segment(number).append(backup, A)
+
+    assert [backup.get(number).frame.disk for number in (9, 1, 2, 3, 4)] == [2, 1, 0, 1, 0]
+
+
+# --- room --------------------------------------------------------------------------------------------------
+
+
+def test_a_full_memory_is_told_with_its_size_and_there_is_room_when_something_is_on_disk() -> None:
+    backup = FakeBackup(slots=2)
+    Segment(1).append(backup, A)
+    Segment(2).append(backup, A, close=True)
+    error = fail(backup, request(3, checksum=chain(A)), A)
+    assert isinstance(error, BackupFull)
+    assert error.attributes == {"resource": "memory", "limit_bytes": 2 * SEGMENT_BYTES, "free_bytes": 0}
+    backup.run()
+
+    Segment(3).append(backup, A)
+
+
+def test_a_full_disk_is_told_with_its_size_and_open_replicas_can_always_be_written() -> None:
+    backup = FakeBackup(bytes_max=2 * FRAME_BYTES)
+    segments = [Segment(number) for number in (1, 2)]
+    for segment in segments:
+        segment.append(backup, A)
+    error = fail(backup, request(3, checksum=chain(A)), A)
+    assert isinstance(error, BackupFull)
+    assert error.attributes == {"resource": "disk", "limit_bytes": 2 * FRAME_BYTES, "free_bytes": 0}
+    for segment in segments:
+        segment.append(backup, *[B] * 7, close=True)
+    backup.run()
+    assert backup.store.disks[0].used_bytes == 2 * FRAME_BYTES
+    backup.store.free(BROKER_ID, [1], Outcome())
+    backup.run()
+
+    Segment(3).append(backup, A)
+
+
+def test_what_others_leave_of_the_file_system_bounds_the_room(disk: FakeDisk) -> None:
+    disk.free = 5 * FRAME_BYTES
+    backup = FakeBackup(disk)
+    Segment(1).append(backup, A)
+    disk.free = FRAME_BYTES
+    backup.look()
+
+    assert isinstance(fail(backup, request(2, checksum=chain(A)), A), BackupFull), "the first has yet to be written"
+
+
+# --- epochs and freeing ------------------------------------------------------------------------------------
+
+
+def test_an_older_launch_is_refused_whatever_it_asks_for(backup: FakeBackup) -> None:
+    backup.store.see_epoch(BROKER_ID, EPOCH + 1)
+    error = fail(backup, request(checksum=chain(A)), A)
+
+    assert isinstance(error, StaleEpoch)
+    assert error.attributes == {"broker_id": BROKER_ID, "broker_epoch": EPOCH + 1}
+
+
+def test_a_newer_launch_ends_what_older_ones_had_open_and_their_memory_is_freed(backup: FakeBackup) -> None:
+    segment = Segment()
+    segment.append(backup, A)
+    backup.store.see_epoch(BROKER_ID, EPOCH + 1)
+    assert isinstance(fail(backup, segment.next(B, epoch=EPOCH + 1), B), ReplicaClosed)
+    backup.run()
+
+    assert backup.slots.free == 4
+    info = backup.get().info()
+    assert (info.length, info.durable_length, info.closed) == (1024, 1024, False)
+
+
+@pytest.mark.parametrize("when", ["in memory", "open and durable", "on disk", "during a job"])
+def test_a_replica_that_is_freed_gives_back_everything(backup: FakeBackup, disk: FakeDisk, when: str) -> None:
+    segment = Segment()
+    segment.append(backup, A, close=when == "on disk")
+    if when != "in memory":
+        persist(backup)
+    jobs = backup.store.plan()
+    outcome = Outcome()
+    if when == "during a job":
+        backup.store.free(BROKER_ID, [1], outcome)
+        assert backup.slots.free == 3, "the job looks at it"
+    for job in jobs:
+        backup.perform(job)
+    if when != "during a job":
+        backup.run()
+        backup.store.free(BROKER_ID, [1, 1, 77], outcome)
+    backup.run()
+
+    assert outcome.succeeded
+    assert (backup.numbers(), backup.slots.free, backup.store.disks[0].used_bytes) == ([], 4, 0)
+    assert disk.next_data(BLOCK_BYTES) is None
+    assert backup.restarted().numbers() == []
+
+
+def test_who_waits_for_a_replica_that_is_freed_is_told(backup: FakeBackup) -> None:
+    Segment().append(backup, A)
+    outcome = persist(backup)
+    backup.store.free(BROKER_ID, [1], Outcome())
+
+    assert [type(error) for error in outcome.calls] == [NotAccepted]
+
+
+def test_a_frame_is_used_again_only_when_it_is_durably_empty(backup: FakeBackup) -> None:
+    Segment(1).append(backup, A, close=True)
+    backup.run()
+    backup.store.free(BROKER_ID, [1], Outcome())
+    (job,) = backup.store.plan()
+    assert isinstance(job, PunchJob)
+    Segment(2).append(backup, A)
+    backup.perform(job)
+    Segment(3).append(backup, A)
+
+    assert [backup.get(number).frame.number for number in (2, 3)] == [1, 0]
+
+
+def test_freeing_is_tried_again_when_the_disk_fails(backup: FakeBackup, disk: FakeDisk) -> None:
+    Segment().append(backup, A, close=True)
+    backup.run()
+    disk.write_error = errno.EIO
+    outcomes = Outcome(), Outcome()
+    backup.store.free(BROKER_ID, [1], outcomes[0])
+    backup.run()
+    assert isinstance(outcomes[0].calls[0], DiskFailed)
+    backup.store.free(BROKER_ID, [1], outcomes[1])
+    assert outcomes[1].calls == [], "it could still come back"
+    disk.write_error = 0
+    backup.retry()
+
+    assert outcomes[1].succeeded
+    assert backup.store.disks[0].used_bytes == 0
+
+
+def test_a_replica_that_was_begun_anew_is_freed_when_its_first_version_cannot_come_back(backup: FakeBackup) -> None:
+    Segment().append(backup, A)
+    persist(backup)
+    backup.run()
+    Segment().append(backup, B)
+    outcome = Outcome()
+    backup.store.free(BROKER_ID, [1], outcome)
+    assert outcome.calls == []
+    assert backup.restarted().numbers() == [1]
+    backup.run()
+
+    assert outcome.succeeded
+    assert backup.restarted().numbers() == []
+
+
+def test_a_reader_keeps_memory_and_frame_until_it_is_done(backup: FakeBackup) -> None:
+    Segment().append(backup, A, close=True)
+    replica = backup.get()
+    backup.store.pin(replica)
+    backup.run()
+    assert backup.slots.free == 3
+    backup.store.free(BROKER_ID, [1], Outcome())
+    backup.run()
+    assert backup.store.disks[0].used_bytes
+    backup.store.unpin(replica)
+    backup.run()
+
+    assert (backup.slots.free, backup.store.disks[0].used_bytes) == (4, 0)
+
+
+def test_replicas_are_listed_in_order_page_by_page(backup: FakeBackup) -> None:
+    for number in (3, 1, 4, 2):
+        Segment(number).append(backup, A)
+    page, complete = backup.store.after(BROKER_ID, 1, 2)
+
+    assert ([replica.virtual_segment_id for replica in page], complete) == ([2, 3], False)
+    page, complete = backup.store.after(BROKER_ID, 3, 2)
+    assert ([replica.virtual_segment_id for replica in page], complete) == ([4], True)
+    assert backup.store.after(99, 0, 2) == ([], True)
+
+
+def test_a_finished_replica_is_vouched_for_by_the_next_flush(backup: FakeBackup, disk: FakeDisk) -> None:
+    Segment(1).append(backup, A, close=True)
+    (flush,) = backup.store.plan()
+    Segment(2).append(backup, A, close=True)
+    backup.perform(flush)
+    (job,) = backup.store.plan()
+    assert isinstance(job, WriteJob)
+    assert [(part.replica.virtual_segment_id, len(part.data)) for part in job.parts] == [(2, BLOCK_BYTES), (1, 0)]
+    backup.perform(job)
+
+    assert [backup.get(number).settled for number in (1, 2)] == [True, False]
+    assert disk.syncs == 3
