@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kera.core.errors import StaleEpoch, StreamExists, Unavailable, Uncertain, UnknownStream
+from kera.core.errors import StaleEpoch, StreamExists, TooFewBackups, Unavailable, Uncertain, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_server import GrpcServer
@@ -65,8 +65,8 @@ class Client:
     async def call(self, method: Method[Any, Any], message: Any) -> Any:
         return await call(self._channel, method, message, timeout_s=TIMEOUT_S)
 
-    async def create(self, name: str, streamlets: int = 1) -> common_pb2.StreamInfo:
-        config = common_pb2.StreamConfig(streamlets=streamlets, entries=1, group_segments=4)
+    async def create(self, name: str, streamlets: int = 1, replication: int | None = None) -> common_pb2.StreamInfo:
+        config = common_pb2.StreamConfig(streamlets=streamlets, entries=1, group_segments=4, replication=replication)
         answer = await self.call(api.CREATE_STREAM, messages.CreateStreamRequest(name=name, config=config))
         stream: common_pb2.StreamInfo = answer.stream
         return stream
@@ -76,6 +76,16 @@ class Client:
         request = messages.RegisterBrokerRequest(broker=info, launch_id=launch_id)
         answer: messages.RegisterBrokerResponse = await self.call(api.REGISTER_BROKER, request)
         return answer
+
+    async def register_backup(self, launch_id: str, backup_id: int = 0) -> messages.RegisterBackupResponse:
+        info = common_pb2.BackupInfo(backup_id=backup_id, grpc_address="127.0.0.1:1", node_id="node", memory_bytes=10)
+        request = messages.RegisterBackupRequest(backup=info, launch_id=launch_id)
+        answer: messages.RegisterBackupResponse = await self.call(api.REGISTER_BACKUP, request)
+        return answer
+
+    async def backups(self) -> list[common_pb2.BackupInfo]:
+        answer = await self.call(api.DESCRIBE_CLUSTER, messages.DescribeClusterRequest())
+        return list(answer.backups)
 
     async def stream_names(self) -> list[str]:
         answer = await self.call(api.LIST_STREAMS, messages.ListStreamsRequest())
@@ -366,3 +376,65 @@ async def test_a_new_launch_fences_the_old_one_and_starts_beyond_its_groups(star
         beat = messages.HeartbeatRequest(broker_id=1, broker_epoch=first.broker_epoch)
         with pytest.raises(StaleEpoch):
             await client.call(api.HEARTBEAT, beat)
+
+
+# --- backups ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_restart_keeps_backups_and_replication(start: Any, broker: Broker, number: int) -> None:
+    process = await start(default_replication=1)
+    async with connected(process) as client:
+        await client.register(broker.address, "launch")
+        registered = await client.register_backup("x")
+        stream = await client.create("orders")
+        assert (stream.config.replication, stream.config.durability) == (1, common_pb2.DURABILITY_REPLICATED)
+    await process.end(number)
+
+    async with connected(await start()) as client:
+        described = await client.call(api.DESCRIBE_STREAM, messages.DescribeStreamRequest(name="orders"))
+        assert described.stream == stream
+        again = await client.register_backup("x", backup_id=1)
+        assert (again.cluster_id, again.backup_epoch) == (registered.cluster_id, registered.backup_epoch)
+        relaunched = await client.register_backup("y", backup_id=1)
+        assert relaunched.backup_epoch > registered.backup_epoch
+        old = messages.BackupHeartbeatRequest(backup_id=1, backup_epoch=registered.backup_epoch)
+        with pytest.raises(StaleEpoch):
+            await client.call(api.BACKUP_HEARTBEAT, old)
+        assert (await client.register_backup("z")).backup_id == 2
+
+
+async def test_a_backup_that_falls_silent_takes_no_new_stream_until_it_is_heard_again(
+    start: Any, broker: Broker
+) -> None:
+    async with connected(await start(heartbeat_interval_ms=200, heartbeats_missed_max=2)) as client:
+        at_broker = await client.register(broker.address, "launch")
+        backup = await client.register_backup("x")
+        broker_beat = messages.HeartbeatRequest(broker_id=1, broker_epoch=at_broker.broker_epoch)
+
+        async def dead() -> bool:
+            answer = await client.call(api.HEARTBEAT, broker_beat)
+            return not answer.backups[0].alive
+
+        await until(dead)
+        with pytest.raises(TooFewBackups, match=r"needs 1 live backup .*, there is none") as error:
+            await client.create("orders", replication=1)
+        assert error.value.retriable
+        assert error.value.attributes == {"stream": "orders", "replication": 1, "live_backups": 0}
+
+        beat = messages.BackupHeartbeatRequest(
+            backup_id=backup.backup_id, backup_epoch=backup.backup_epoch, free_memory_bytes=7, free_disk_bytes=8
+        )
+
+        async def created() -> bool:
+            await client.call(api.HEARTBEAT, broker_beat)
+            await client.call(api.BACKUP_HEARTBEAT, beat)
+            try:
+                await client.create("orders", replication=1)
+            except (TooFewBackups, Unavailable):
+                return False
+            return True
+
+        await until(created)
+        (known,) = await client.backups()
+        assert (known.free_memory_bytes, known.free_disk_bytes) == (7, 8)

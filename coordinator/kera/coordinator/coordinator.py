@@ -26,14 +26,20 @@ from typing import Any, TypeVar
 
 from kera.coordinator.brokers import Brokers, cannot_be_reached
 from kera.coordinator.catalog import FIRST_GROUP_ID, Catalog, broker_ids_of
-from kera.coordinator.ledger import Ledger, number
-from kera.coordinator.membership import Membership
+from kera.coordinator.ledger import Changes, Ledger, number
+from kera.coordinator.membership import BACKUP, BROKER, InfoT, Membership, RecordT, Registration
 from kera.coordinator.metadata import MetadataStore, MetadataStoreFailed
-from kera.coordinator.placement import place
+from kera.coordinator.placement import count_in_words, place
 from kera.coordinator.settings import CoordinatorSettings
-from kera.coordinator.validation import altered_config, checked_config, checked_name, checked_schema
+from kera.coordinator.validation import (
+    altered_config,
+    checked_config,
+    checked_name,
+    checked_schema,
+    config_of_store,
+)
 from kera.core.clock import Clock
-from kera.core.errors import KeraError, Unavailable, UnknownStream, invariant
+from kera.core.errors import KeraError, TooFewBackups, Unavailable, UnknownStream, invariant
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -42,16 +48,30 @@ log = get_logger("kera.coordinator")
 CLUSTER_ID = "cluster_id"
 STREAMS = "streams/"
 """``streams/<id, 16 hexadecimal digits>`` → StreamInfo."""
-BROKERS = "brokers/"
-"""``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Registration.record`."""
 LAST_STREAM_ID = "last/stream_id"
-LAST_BROKER_ID = "last/broker_id"
-LAST_BROKER_EPOCH = "last/broker_epoch"
 LAST_PRODUCER_ID = "last/producer_id"
 
 FIRST_PRODUCER_EPOCH = 1
 
 T = TypeVar("T")
+
+
+def _members_prefix(noun: str) -> str:
+    """Keys of the members of a kind.
+
+    ``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Registration.record`; of backups likewise.
+    """
+    return f"{noun}s/"
+
+
+def _last_id(noun: str) -> str:
+    """Key of the last id that was given to a member of a kind."""
+    return f"last/{noun}_id"
+
+
+def _last_epoch(noun: str) -> str:
+    """Key of the last epoch of any launch of a kind."""
+    return f"last/{noun}_epoch"
 
 
 class Coordinator:
@@ -62,13 +82,15 @@ class Coordinator:
         self._brokers = brokers
         self._clock = clock
         self._catalog = Catalog()
-        self._membership = Membership(
-            clock,
-            heartbeat_interval_ms=settings.heartbeat_interval_ms,
-            heartbeats_missed_max=settings.heartbeats_missed_max,
-        )
+        times = {
+            "heartbeat_interval_ms": settings.heartbeat_interval_ms,
+            "heartbeats_missed_max": settings.heartbeats_missed_max,
+        }
+        self._broker_members = Membership(BROKER, clock, **times)
+        self._backup_members = Membership(BACKUP, clock, **times)
         self._changing = asyncio.Lock()
         self._operations: set[asyncio.Task[Any]] = set()
+        self._default_replication = settings.default_replication
         self.heartbeat_interval_ms = settings.heartbeat_interval_ms
 
     @classmethod
@@ -79,11 +101,20 @@ class Coordinator:
         self = cls(await Ledger.load(store), brokers, clock, settings)
         if self._ledger.get(CLUSTER_ID) is None:
             await self._ledger.write({CLUSTER_ID: uuid.uuid4().hex.encode()})
-        for value in self._ledger.values(BROKERS):
-            self._membership.restore(coordinator_pb2.RegisterBrokerRequest.FromString(value))
+        for members in (self._broker_members, self._backup_members):
+            for value in self._ledger.values(_members_prefix(members.kind.noun)):
+                members.restore(value)
         for value in self._ledger.values(STREAMS):
-            self._catalog.add(common_pb2.StreamInfo.FromString(value))
-        log.info("loaded", cluster_id=self.cluster_id, streams=self.stream_count, brokers=len(self.brokers()))
+            stream = common_pb2.StreamInfo.FromString(value)
+            stream.config.CopyFrom(config_of_store(stream.config))
+            self._catalog.add(stream)
+        log.info(
+            "loaded",
+            cluster_id=self.cluster_id,
+            streams=self.stream_count,
+            brokers=len(self._broker_members.ids()),
+            backups=len(self._backup_members.ids()),
+        )
         return self
 
     async def close(self) -> None:
@@ -108,7 +139,12 @@ class Coordinator:
     @property
     def brokers_alive(self) -> int:
         """How many brokers are alive."""
-        return len(self._membership.live_ids())
+        return len(self._broker_members.live_ids())
+
+    @property
+    def backups_alive(self) -> int:
+        """How many backups are alive."""
+        return len(self._backup_members.live_ids())
 
     def stream(self, name: str) -> common_pb2.StreamInfo:
         """The stream of this name. Raises `UnknownStream`."""
@@ -124,11 +160,15 @@ class Coordinator:
 
     def brokers(self) -> list[common_pb2.BrokerInfo]:
         """All brokers that ever registered, each with whether it is alive."""
-        return [self._membership.describe(broker_id) for broker_id in self._membership.broker_ids()]
+        return self._broker_members.describe_all()
+
+    def backups(self) -> list[common_pb2.BackupInfo]:
+        """All backups that ever registered, each with whether it is alive and what it has free."""
+        return self._backup_members.describe_all()
 
     def brokers_of(self, stream: common_pb2.StreamInfo) -> list[common_pb2.BrokerInfo]:
         """The brokers that own streamlets of `stream`."""
-        return [self._membership.describe(broker_id) for broker_id in broker_ids_of(stream)]
+        return [self._broker_members.describe(broker_id) for broker_id in broker_ids_of(stream)]
 
     # --- streams -----------------------------------------------------------------------------------------------
 
@@ -143,10 +183,12 @@ class Coordinator:
         asked may ask again.
 
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`; `Unavailable` when there are too few brokers or one
-        of them gives no answer; and what a broker answers.
+        of them gives no answer; `TooFewBackups`; and what a broker answers.
         """
         stream = common_pb2.StreamInfo(
-            name=checked_name(name), config=checked_config(config), schemas=[checked_schema(schema)]
+            name=checked_name(name),
+            config=checked_config(config, default_replication=self._default_replication),
+            schemas=[checked_schema(schema)],
         )
         return await self._to_the_end(self._create(stream))
 
@@ -154,6 +196,7 @@ class Coordinator:
         async with self._changing:
             self._catalog.check_free(stream.name)
             self._assign(stream)
+            self._check_backups(stream)
             self._catalog.check_room(stream)
             stream.stream_id = self._ledger.next_number(LAST_STREAM_ID)
             stream.created_us = self._clock.now_us()
@@ -179,14 +222,26 @@ class Coordinator:
 
     def _assign(self, stream: common_pb2.StreamInfo) -> None:
         counts = self._catalog.streamlet_counts()
-        load = {broker_id: counts[broker_id] for broker_id in self._membership.live_ids()}
+        load = {broker_id: counts[broker_id] for broker_id in self._broker_members.live_ids()}
         owners = place(stream.config.streamlets, stream.config.brokers, load)
         for streamlet_id, broker_id in enumerate(owners):
             stream.assignments.add(
                 streamlet_id=streamlet_id,
                 broker_id=broker_id,
-                broker_epoch=self._membership.epoch(broker_id),
+                broker_epoch=self._broker_members.epoch(broker_id),
                 first_group_id=FIRST_GROUP_ID,
+            )
+
+    def _check_backups(self, stream: common_pb2.StreamInfo) -> None:
+        # Nothing could be written to such a stream; whoever creates it should hear it, and not whoever writes first.
+        needed, alive = stream.config.replication, self.backups_alive
+        if alive < needed:
+            raise TooFewBackups(
+                f"stream {stream.name!r} needs {needed} live backup{'s' if needed > 1 else ''} (its replication),"
+                f" there {count_in_words(alive)}; start more, or ask for less replication",
+                stream=stream.name,
+                replication=needed,
+                live_backups=alive,
             )
 
     async def _open(self, stream: common_pb2.StreamInfo) -> None:
@@ -207,7 +262,7 @@ class Coordinator:
     def _check_epochs(self, stream: common_pb2.StreamInfo) -> None:
         # A broker that was started anew while we waited has opened nothing.
         for owner in stream.assignments:
-            if self._membership.epoch(owner.broker_id) != owner.broker_epoch:
+            if self._broker_members.epoch(owner.broker_id) != owner.broker_epoch:
                 raise Unavailable(
                     f"stream {stream.name!r} was not created: broker {owner.broker_id} was restarted meanwhile;"
                     " ask again",
@@ -285,7 +340,7 @@ class Coordinator:
         await self._drop(stream)
         return stream.stream_id
 
-    # --- brokers and producers ---------------------------------------------------------------------------------
+    # --- brokers, backups and producers ------------------------------------------------------------------------
 
     async def register_broker(
         self, request: coordinator_pb2.RegisterBrokerRequest
@@ -295,30 +350,20 @@ class Coordinator:
         A launch that registers again gets the same answer. A new one fences the one before it; where it has lost the
         data of a streamlet, its group ids start above those it had (see `GROUPS_PER_LAUNCH`). Raises `InvalidArgument`.
         """
-        return await self._to_the_end(self._register(request))
+        return await self._to_the_end(self._register_broker(request))
 
-    async def _register(
+    async def _register_broker(
         self, request: coordinator_pb2.RegisterBrokerRequest
     ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
         async with self._changing:
-            registration = self._membership.decide(
-                request,
-                next_broker_id=self._ledger.next_number(LAST_BROKER_ID),
-                next_epoch=self._ledger.next_number(LAST_BROKER_EPOCH),
-            )
-            broker_id, epoch = registration.record.broker.broker_id, registration.record.broker.broker_epoch
+            registration = self._decide(self._broker_members, request)
+            broker_id, epoch = registration.member_id, registration.epoch
             moved = self._catalog.relaunched(broker_id, epoch) if registration.new_launch else []
-            if registration.changed:
-                changes: dict[str, bytes | None] = {
-                    f"{BROKERS}{broker_id:08x}": registration.record.SerializeToString(),
-                    **{_stream_key(stream): stream.SerializeToString() for stream in moved},
-                }
-                if registration.new_broker:
-                    changes[LAST_BROKER_ID] = number(broker_id)
-                if registration.new_launch:
-                    changes[LAST_BROKER_EPOCH] = number(epoch)
-                await self._ledger.write(changes)
-            info = self._membership.admit(registration)
+            info = await self._admit(
+                self._broker_members,
+                registration,
+                {_stream_key(stream): stream.SerializeToString() for stream in moved},
+            )
             for stream in moved:
                 self._catalog.add(stream)
             log.info(
@@ -331,9 +376,64 @@ class Coordinator:
             )
             return info, self._catalog.of_launch(broker_id, epoch)
 
+    async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
+        """Make a launch of a backup the current one; returns it.
+
+        A launch that registers again gets the same answer. A new one fences the one before it.
+        Raises `InvalidArgument`.
+        """
+        return await self._to_the_end(self._register_backup(request))
+
+    async def _register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
+        async with self._changing:
+            registration = self._decide(self._backup_members, request)
+            info = await self._admit(self._backup_members, registration, {})
+            log.info(
+                "backup registered",
+                backup_id=info.backup_id,
+                backup_epoch=info.backup_epoch,
+                new_launch=registration.new_launch,
+                address=info.grpc_address,
+            )
+            return info
+
+    def _decide(self, members: Membership[RecordT, InfoT], request: RecordT) -> Registration[RecordT]:
+        noun = members.kind.noun
+        return members.decide(
+            request,
+            next_id=self._ledger.next_number(_last_id(noun)),
+            next_epoch=self._ledger.next_number(_last_epoch(noun)),
+        )
+
+    async def _admit(
+        self, members: Membership[RecordT, InfoT], registration: Registration[RecordT], consequences: Changes
+    ) -> InfoT:
+        """Store a registration with what follows from it; then it counts."""
+        if registration.changed:
+            noun = members.kind.noun
+            changes: dict[str, bytes | None] = {
+                f"{_members_prefix(noun)}{registration.member_id:08x}": registration.record.SerializeToString(),
+                **consequences,
+            }
+            if registration.new_member:
+                changes[_last_id(noun)] = number(registration.member_id)
+            if registration.new_launch:
+                changes[_last_epoch(noun)] = number(registration.epoch)
+            await self._ledger.write(changes)
+        return members.admit(registration)
+
     def heartbeat(self, broker_id: int, broker_epoch: int) -> None:
         """A broker says that it lives. Raises `StaleEpoch` when it must end."""
-        self._membership.heartbeat(broker_id, broker_epoch)
+        self._broker_members.heartbeat(broker_id, broker_epoch)
+
+    def backup_heartbeat(self, request: coordinator_pb2.BackupHeartbeatRequest) -> None:
+        """A backup says that it lives, and what it has free. Raises `StaleEpoch` when it must end."""
+        self._backup_members.heartbeat(
+            request.backup_id,
+            request.backup_epoch,
+            free_memory_bytes=request.free_memory_bytes,
+            free_disk_bytes=request.free_disk_bytes,
+        )
 
     async def init_producer(self) -> tuple[int, int]:
         """A producer id that nobody had before, and its epoch."""

@@ -1,125 +1,211 @@
-"""Who belongs to the cluster, which launch of each broker is the current one, and who is alive. No I/O, no waiting.
+"""Who belongs to the cluster, which launch of each member is the current one, and who is alive. No I/O, no waiting.
 
-Invariants:
+Brokers and backups are members alike: one `Membership` for each `Kind`. Their messages have the same fields under the
+names of their kind, and that is all in which they differ here.
 
-1. A broker id is given once. A broker that starts again and says who it is keeps its id.
-2. Every launch of every broker has an epoch of its own, greater than all before it.
-3. Of each broker one launch is current. Heartbeats of others are refused, which makes them end (fencing).
+Invariants, for each kind:
 
-A broker is alive while its last heartbeat is younger than `heartbeats_missed_max` intervals. One that is not alive
-stays a member with all its streamlets: taking them away from it is recovery, which this version does not have.
+1. An id is given once. A member that starts again and says who it is keeps its id.
+2. Every launch of every member has an epoch of its own, greater than all before it.
+3. Of each member one launch is current. Heartbeats of others are refused, which makes them end (fencing).
+
+A member is alive while its last heartbeat is younger than `heartbeats_missed_max` intervals. One that is not alive
+stays a member: a broker with all its streamlets, since taking them away from it is recovery, which this version does
+not have; a backup with what it has on its disk.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from kera.core.clock import Clock
 from kera.core.errors import InvalidArgument, StaleEpoch
 from kera.v1 import common_pb2, coordinator_pb2
 
+RecordT = TypeVar("RecordT", coordinator_pb2.RegisterBrokerRequest, coordinator_pb2.RegisterBackupRequest)
+InfoT = TypeVar("InfoT", common_pb2.BrokerInfo, common_pb2.BackupInfo)
+
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class Kind(Generic[RecordT, InfoT]):
+    """What a member can be: how its messages name it."""
+
+    noun: str
+    """In words, and in the names of fields: a broker's registration has `broker`, which has `broker_id`."""
+    new_record: type[RecordT]
+    new_info: type[InfoT]
+    passing: tuple[str, ...] = ()
+    """Fields of its description that hold for a moment: registrations and heartbeats tell them, nothing stores them."""
+
+    def info(self, record: RecordT) -> InfoT:
+        """The description within a registration."""
+        info: InfoT = getattr(record, self.noun)
+        return info
+
+    def id_and_epoch(self, record: RecordT) -> tuple[int, int]:
+        """Who registered, and which launch of it."""
+        info = self.info(record)
+        return getattr(info, f"{self.noun}_id"), getattr(info, f"{self.noun}_epoch")
+
+    def set_id_and_epoch(self, record: RecordT, member_id: int, epoch: int) -> None:
+        """Say who it is, and which launch of it."""
+        info = self.info(record)
+        setattr(info, f"{self.noun}_id", member_id)
+        setattr(info, f"{self.noun}_epoch", epoch)
+
+
+BROKER = Kind("broker", coordinator_pb2.RegisterBrokerRequest, common_pb2.BrokerInfo)
+BACKUP = Kind(
+    "backup",
+    coordinator_pb2.RegisterBackupRequest,
+    common_pb2.BackupInfo,
+    passing=("free_memory_bytes", "free_disk_bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration(Generic[RecordT]):
     """What a registration amounts to, decided but not done."""
 
-    record: coordinator_pb2.RegisterBrokerRequest
-    """The request with id and epoch filled in: this is what is stored for each broker."""
-    new_broker: bool
-    """It takes a new broker id."""
+    record: RecordT
+    """The request with id and epoch filled in: this is what is stored for each member."""
+    member_id: int
+    epoch: int
+    passing: dict[str, Any]
+    """See `Kind.passing`."""
+    new_member: bool
+    """It takes a new id."""
     new_launch: bool
-    """It takes a new epoch. What of its data the broker still has, it finds out itself."""
+    """It takes a new epoch. What of its data the member still has, it finds out itself."""
     changed: bool
     """The record differs from the stored one; if not, this is a repeated request."""
 
 
 @dataclass(slots=True)
-class _Member:
-    record: coordinator_pb2.RegisterBrokerRequest
+class _Member(Generic[RecordT]):
+    record: RecordT
     heard_s: float
-    """When the broker was last heard of, on the monotonic clock."""
+    """When the member was last heard of, on the monotonic clock."""
+    passing: dict[str, Any]
 
 
-class Membership:
-    """The brokers of the cluster."""
+class Membership(Generic[RecordT, InfoT]):
+    """The members of one kind."""
 
-    def __init__(self, clock: Clock, *, heartbeat_interval_ms: int, heartbeats_missed_max: int) -> None:
+    def __init__(
+        self,
+        kind: Kind[RecordT, InfoT],
+        clock: Clock,
+        *,
+        heartbeat_interval_ms: int,
+        heartbeats_missed_max: int,
+    ) -> None:
+        self.kind: Kind[RecordT, InfoT] = kind
         self._clock = clock
         self._silence_max_s = heartbeat_interval_ms * heartbeats_missed_max / 1000
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _Member[RecordT]] = {}
 
-    def restore(self, record: coordinator_pb2.RegisterBrokerRequest) -> None:
-        """Take up a stored broker. It counts as just heard of: that we were away says nothing about it."""
-        self._members[record.broker.broker_id] = _Member(record, self._clock.monotonic_s())
+    def restore(self, value: bytes) -> None:
+        """Take up a stored member. It counts as just heard of: that we were away says nothing about it."""
+        record = self.kind.new_record.FromString(value)
+        member_id, _ = self.kind.id_and_epoch(record)
+        self._members[member_id] = _Member(record, self._clock.monotonic_s(), {})
 
-    def decide(
-        self, request: coordinator_pb2.RegisterBrokerRequest, *, next_broker_id: int, next_epoch: int
-    ) -> Registration:
+    def decide(self, request: RecordT, *, next_id: int, next_epoch: int) -> Registration[RecordT]:
         """What `request` amounts to; nothing changes. Raises `InvalidArgument`."""
+        noun = self.kind.noun
         if not request.launch_id:
-            raise InvalidArgument("a registration needs a launch_id, unique for each launch of the broker")
-        if not request.broker.grpc_address:
-            raise InvalidArgument("a registration needs the broker's grpc_address")
+            raise InvalidArgument(f"a registration needs a launch_id, unique for each launch of the {noun}")
+        if not self.kind.info(request).grpc_address:
+            raise InvalidArgument(f"a registration needs the {noun}'s grpc_address")
         known = self._known(request)
         new_launch = known is None or known.launch_id != request.launch_id
-        record = coordinator_pb2.RegisterBrokerRequest()
+        member_id, epoch = (next_id, next_epoch) if known is None else self.kind.id_and_epoch(known)
+        if new_launch:
+            epoch = next_epoch
+        record = self.kind.new_record()
         record.CopyFrom(request)
-        record.broker.broker_id = known.broker.broker_id if known else next_broker_id
-        record.broker.broker_epoch = next_epoch if known is None or new_launch else known.broker.broker_epoch
-        record.broker.alive = False  # never stored; see `describe`
-        return Registration(record, new_broker=known is None, new_launch=new_launch, changed=record != known)
+        self.kind.set_id_and_epoch(record, member_id, epoch)
+        info = self.kind.info(record)
+        passing = {field: getattr(info, field) for field in self.kind.passing}
+        info.alive = False  # never stored, as what follows; see `describe`
+        for field in self.kind.passing:
+            setattr(info, field, 0)
+        return Registration(
+            record,
+            member_id,
+            epoch,
+            passing,
+            new_member=known is None,
+            new_launch=new_launch,
+            changed=record != known,
+        )
 
-    def _known(self, request: coordinator_pb2.RegisterBrokerRequest) -> coordinator_pb2.RegisterBrokerRequest | None:
-        broker_id = request.broker.broker_id
-        if broker_id in self._members:
-            return self._members[broker_id].record
-        if broker_id:
+    def _known(self, request: RecordT) -> RecordT | None:
+        member_id, _ = self.kind.id_and_epoch(request)
+        if member_id in self._members:
+            return self._members[member_id].record
+        if member_id:
+            noun = self.kind.noun
             raise InvalidArgument(
-                f"no broker of this cluster has id {broker_id}: the broker's data directory belongs to another cluster;"
-                " name that cluster's coordinator, or start the broker with an empty data directory",
-                broker_id=broker_id,
+                f"no {noun} of this cluster has id {member_id}: the {noun}'s data directory belongs to another cluster;"
+                f" name that cluster's coordinator, or start the {noun} with an empty data directory",
+                **{f"{noun}_id": member_id},
             )
-        # A new broker repeats its registration when the answer is lost; it must not become two.
+        # A new member repeats its registration when the answer is lost; it must not become two.
         repeated = (member.record for member in self._members.values() if member.record.launch_id == request.launch_id)
         return next(repeated, None)
 
-    def admit(self, registration: Registration) -> common_pb2.BrokerInfo:
+    def admit(self, registration: Registration[RecordT]) -> InfoT:
         """Do what was decided, once it is stored."""
-        self.restore(registration.record)
-        return self.describe(registration.record.broker.broker_id)
+        self._members[registration.member_id] = _Member(
+            registration.record, self._clock.monotonic_s(), registration.passing
+        )
+        return self.describe(registration.member_id)
 
-    def heartbeat(self, broker_id: int, broker_epoch: int) -> None:
-        """A broker says that it lives. Raises `StaleEpoch` unless it is the current launch of a broker we know."""
-        member = self._members.get(broker_id)
-        current = member.record.broker.broker_epoch if member else None
-        if member is None or current != broker_epoch:
+    def heartbeat(self, member_id: int, epoch: int, **passing: int) -> None:
+        """A member says that it lives, and what is true of it now: all of `Kind.passing`.
+
+        Raises `StaleEpoch` unless it is the current launch of a member we know.
+        """
+        noun, member = self.kind.noun, self._members.get(member_id)
+        current = self.epoch(member_id) if member else None
+        if member is None or current != epoch:
             raise StaleEpoch(
-                f"launch {broker_epoch} of broker {broker_id} is not the current one ({current}); it must end",
-                broker_id=broker_id,
-                broker_epoch=broker_epoch,
-                current_epoch=current,
+                f"launch {epoch} of {noun} {member_id} is not the current one ({current}); it must end",
+                **{f"{noun}_id": member_id, f"{noun}_epoch": epoch, "current_epoch": current},
             )
         member.heard_s = self._clock.monotonic_s()
+        member.passing = passing
 
-    def epoch(self, broker_id: int) -> int:
-        """The epoch of the broker's current launch."""
-        return self._members[broker_id].record.broker.broker_epoch
+    def epoch(self, member_id: int) -> int:
+        """The epoch of the member's current launch."""
+        _, epoch = self.kind.id_and_epoch(self._members[member_id].record)
+        return epoch
 
-    def is_alive(self, broker_id: int) -> bool:
-        """Whether the broker was heard of recently."""
-        return self._clock.monotonic_s() - self._members[broker_id].heard_s <= self._silence_max_s
+    def is_alive(self, member_id: int) -> bool:
+        """Whether the member was heard of recently."""
+        return self._clock.monotonic_s() - self._members[member_id].heard_s <= self._silence_max_s
 
-    def describe(self, broker_id: int) -> common_pb2.BrokerInfo:
-        """A copy of what is known of the broker, with its state of now."""
-        info = common_pb2.BrokerInfo()
-        info.CopyFrom(self._members[broker_id].record.broker)
-        info.alive = self.is_alive(broker_id)
+    def describe(self, member_id: int) -> InfoT:
+        """A copy of what is known of the member, with its state of now."""
+        member = self._members[member_id]
+        info: InfoT = self.kind.new_info()
+        info.CopyFrom(self.kind.info(member.record))
+        for field, value in member.passing.items():
+            setattr(info, field, value)
+        info.alive = self.is_alive(member_id)
         return info
 
-    def broker_ids(self) -> list[int]:
-        """All brokers that ever were."""
+    def describe_all(self) -> list[InfoT]:
+        """All members that ever were, by id."""
+        return [self.describe(member_id) for member_id in self.ids()]
+
+    def ids(self) -> list[int]:
+        """All members that ever were."""
         return sorted(self._members)
 
     def live_ids(self) -> list[int]:
-        """All brokers that are alive."""
-        return [broker_id for broker_id in self.broker_ids() if self.is_alive(broker_id)]
+        """All members that are alive."""
+        return [member_id for member_id in self.ids() if self.is_alive(member_id)]

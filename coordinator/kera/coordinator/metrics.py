@@ -17,8 +17,10 @@ class CoordinatorMetrics:
             ("method", "outcome"),
             registry=registry,
         )
-        alive = Gauge("kera_coordinator_brokers_alive", "Brokers whose heartbeats arrive.", registry=registry)
-        alive.set_function(lambda: coordinator.brokers_alive)
+        brokers = Gauge("kera_coordinator_brokers_alive", "Brokers whose heartbeats arrive.", registry=registry)
+        brokers.set_function(lambda: coordinator.brokers_alive)
+        backups = Gauge("kera_coordinator_backups_alive", "Backups whose heartbeats arrive.", registry=registry)
+        backups.set_function(lambda: coordinator.backups_alive)
         streams = Gauge("kera_coordinator_streams", "Streams that exist.", registry=registry)
         streams.set_function(lambda: coordinator.stream_count)
 

@@ -26,7 +26,8 @@ def place(streamlets: int, brokers: int, load: Mapping[int, int]) -> list[int]:
     wanted = brokers or 1
     if len(load) < wanted:
         raise Unavailable(
-            f"the stream needs {wanted} live broker{'s' if wanted > 1 else ''}, there {_are(len(load))}; start more",
+            f"the stream needs {wanted} live broker{'s' if wanted > 1 else ''}, there {count_in_words(len(load))};"
+            " start more",
             brokers=wanted,
             live_brokers=len(load),
         )
@@ -35,5 +36,6 @@ def place(streamlets: int, brokers: int, load: Mapping[int, int]) -> list[int]:
     return [chosen[streamlet_id % len(chosen)] for streamlet_id in range(streamlets)]
 
 
-def _are(count: int) -> str:
+def count_in_words(count: int) -> str:
+    """How many there are, after the word there."""
     return {0: "is none", 1: "is 1"}.get(count, f"are {count}")

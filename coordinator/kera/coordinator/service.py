@@ -32,6 +32,8 @@ def coordinator_service(coordinator: Coordinator, observe: Observe) -> Service:
         api.REGISTER_BROKER: handlers.register_broker,
         api.HEARTBEAT: handlers.heartbeat,
         api.ALTER_STREAM: handlers.alter_stream,
+        api.REGISTER_BACKUP: handlers.register_backup,
+        api.BACKUP_HEARTBEAT: handlers.backup_heartbeat,
     }
     return {method: _observed(method, handle, observe) for method, handle in by_method.items()}
 
@@ -90,7 +92,9 @@ class _Handlers:
 
     def describe_cluster(self, _: messages.DescribeClusterRequest) -> messages.DescribeClusterResponse:
         return messages.DescribeClusterResponse(
-            cluster_id=self._coordinator.cluster_id, brokers=self._coordinator.brokers()
+            cluster_id=self._coordinator.cluster_id,
+            brokers=self._coordinator.brokers(),
+            backups=self._coordinator.backups(),
         )
 
     async def init_producer(self, _: messages.InitProducerRequest) -> messages.InitProducerResponse:
@@ -106,8 +110,22 @@ class _Handlers:
             broker_epoch=broker.broker_epoch,
             heartbeat_interval_ms=self._coordinator.heartbeat_interval_ms,
             streams=streams,
+            backups=self._coordinator.backups(),
         )
 
     def heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:
         self._coordinator.heartbeat(request.broker_id, request.broker_epoch)
-        return messages.HeartbeatResponse()
+        return messages.HeartbeatResponse(backups=self._coordinator.backups())
+
+    async def register_backup(self, request: messages.RegisterBackupRequest) -> messages.RegisterBackupResponse:
+        backup = await self._coordinator.register_backup(request)
+        return messages.RegisterBackupResponse(
+            cluster_id=self._coordinator.cluster_id,
+            backup_id=backup.backup_id,
+            backup_epoch=backup.backup_epoch,
+            heartbeat_interval_ms=self._coordinator.heartbeat_interval_ms,
+        )
+
+    def backup_heartbeat(self, request: messages.BackupHeartbeatRequest) -> messages.BackupHeartbeatResponse:
+        self._coordinator.backup_heartbeat(request)
+        return messages.BackupHeartbeatResponse()

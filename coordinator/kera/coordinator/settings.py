@@ -10,6 +10,8 @@ from pydantic import ByteSize, Field
 from kera.core.settings import GIB, MIB, KeraSettings
 
 DEFAULT_PORT = 7400
+REPLICATION_MAX = 16
+"""Copies on backups, of a chunk: more protect against nothing that happens, and every write waits for all of them."""
 
 
 class CoordinatorSettings(KeraSettings):
@@ -42,13 +44,22 @@ class CoordinatorSettings(KeraSettings):
         " about 1 KiB and 20 bytes per streamlet.",
     )
     heartbeat_interval_ms: int = Field(
-        1000, ge=10, description="How often brokers say that they live, in ms; they are told when they register."
+        1000,
+        ge=10,
+        description="How often brokers and backups say that they live, in ms; they are told when they register.",
     )
     heartbeats_missed_max: int = Field(
         5,
         ge=1,
-        description="After so many intervals without a heartbeat a broker counts as dead: 5 s ride out a slow disk or a"
-        " pause of the host, and are short for people.",
+        description="After so many intervals without a heartbeat a broker or backup counts as dead: 5 s ride out a slow"
+        " disk or a pause of the host, and are short for people.",
+    )
+    default_replication: int = Field(
+        0,
+        ge=0,
+        le=REPLICATION_MAX,
+        description="On how many backups the chunks of a stream are that is created without a word about it; 0: none,"
+        " so that a cluster without backups takes streams.",
     )
     broker_timeout_ms: int = Field(
         3000,

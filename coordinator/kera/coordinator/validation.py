@@ -11,6 +11,7 @@ from collections import Counter
 import pyarrow as pa
 
 from kera.coordinator.metadata import VALUE_BYTES_MAX
+from kera.coordinator.settings import REPLICATION_MAX
 from kera.core.errors import InvalidArgument, invariant
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
@@ -25,6 +26,8 @@ ENTRIES_MAX = 64
 """Each entry of each streamlet that is written to holds an open segment: more lanes would only eat memory."""
 GROUP_SEGMENTS_MAX = 1024
 """A group is what one consumer is given at a time: larger ones would be work that cannot be shared."""
+VIRTUAL_LOGS_MAX = 1024
+"""Each has an open virtual segment on each broker of the stream, and so a replica in the memory of R backups."""
 SCHEMA_BYTES_MAX = 256 << 10
 """Of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
 FIRST_SCHEMA_ID = 1
@@ -49,29 +52,66 @@ def _check_name(whose: str, name: str) -> None:
         )
 
 
-def checked_config(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
+def checked_config(config: common_pb2.StreamConfig, *, default_replication: int = 0) -> common_pb2.StreamConfig:
     """A copy of `config` with nothing left open. Raises `InvalidArgument`."""
     _check_range("streamlets", config.streamlets, STREAMLETS_MAX)
     _check_range("entries", config.entries, ENTRIES_MAX)
     _check_range("group_segments", config.group_segments, GROUP_SEGMENTS_MAX)
     checked = common_pb2.StreamConfig()
     checked.CopyFrom(config)
-    match config.durability:
-        case common_pb2.DURABILITY_UNSPECIFIED | common_pb2.DURABILITY_LEADER:
-            checked.durability = common_pb2.DURABILITY_LEADER
-        case common_pb2.DURABILITY_PERSISTED:
-            pass
-        case common_pb2.DURABILITY_REPLICATED:
-            raise InvalidArgument(
-                'durability "replicated" needs backups, which this version does not have; use "leader" or "persisted"',
-                durability="replicated",
-            )
-        case unknown:
-            raise InvalidArgument(f"durability {unknown} is not known to this version", durability=int(unknown))
+    if not config.HasField("replication"):
+        checked.replication = default_replication
+    _check_range("replication", checked.replication, REPLICATION_MAX, value_min=0)
+    checked.virtual_logs = config.virtual_logs or 1
+    _check_virtual_logs(checked)
+    checked.durability = _checked_durability(config.durability, checked.replication)
     if config.codec not in common_pb2.Codec.values():
         raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
     _check_retention(config)
     return checked
+
+
+def _checked_durability(
+    durability: common_pb2.Durability.ValueType, replication: int
+) -> common_pb2.Durability.ValueType:
+    match durability:
+        case common_pb2.DURABILITY_UNSPECIFIED:
+            return common_pb2.DURABILITY_REPLICATED if replication else common_pb2.DURABILITY_LEADER
+        case common_pb2.DURABILITY_LEADER | common_pb2.DURABILITY_PERSISTED:
+            return durability
+        case common_pb2.DURABILITY_REPLICATED:
+            if not replication:
+                raise InvalidArgument(
+                    'durability "replicated" needs replication of at least 1, which is fixed when a stream is created;'
+                    ' this one has 0, so use "leader" or "persisted"',
+                    durability="replicated",
+                    replication=0,
+                )
+            return durability
+        case unknown:
+            raise InvalidArgument(f"durability {unknown} is not known to this version", durability=int(unknown))
+
+
+def _check_virtual_logs(config: common_pb2.StreamConfig) -> None:
+    lanes = config.streamlets * config.entries
+    if config.virtual_logs > min(lanes, VIRTUAL_LOGS_MAX):
+        raise InvalidArgument(
+            f"virtual_logs must be between 1 and {min(lanes, VIRTUAL_LOGS_MAX)}, not {config.virtual_logs}:"
+            f" {config.streamlets} streamlets with {config.entries} entries share them, and no stream has more than"
+            f" {VIRTUAL_LOGS_MAX}",
+            field="virtual_logs",
+            value=config.virtual_logs,
+            limit=min(lanes, VIRTUAL_LOGS_MAX),
+        )
+
+
+def config_of_store(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
+    """A copy of `config`, as it is in the store, with what versions before replication did not write."""
+    complete = common_pb2.StreamConfig()
+    complete.CopyFrom(config)
+    complete.replication = config.replication
+    complete.virtual_logs = config.virtual_logs or 1
+    return complete
 
 
 def altered_config(
@@ -90,6 +130,8 @@ def altered_config(
         altered.retention_applications[:] = request.retention_applications.names
     if request.HasField("retention_consumed"):
         altered.retention_consumed = request.retention_consumed
+    if request.HasField("virtual_logs"):
+        altered.virtual_logs = request.virtual_logs
     return checked_config(altered)
 
 

@@ -64,8 +64,14 @@ class Cluster:
     ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
         return await self.coordinator.register_broker(registration(launch_id, broker_id))
 
-    async def create(self, name: str, streamlets: int = 1, brokers: int = 0) -> common_pb2.StreamInfo:
-        return await self.coordinator.create_stream(name, config(streamlets, brokers), common_pb2.StreamSchema())
+    async def register_backup(self, launch_id: str, backup_id: int = 0, **fields: Any) -> common_pb2.BackupInfo:
+        return await self.coordinator.register_backup(backup_registration(launch_id, backup_id, **fields))
+
+    async def create(
+        self, name: str, streamlets: int = 1, brokers: int = 0, replication: int | None = None
+    ) -> common_pb2.StreamInfo:
+        wanted = config(streamlets, brokers, replication)
+        return await self.coordinator.create_stream(name, wanted, common_pb2.StreamSchema())
 
     async def alter(self, name: str, **changes: Any) -> common_pb2.StreamInfo:
         return await self.coordinator.alter_stream(coordinator_pb2.AlterStreamRequest(name=name, **changes))
@@ -76,5 +82,16 @@ def registration(launch_id: str, broker_id: int = 0, port: int = 1) -> coordinat
     return coordinator_pb2.RegisterBrokerRequest(broker=broker, launch_id=launch_id)
 
 
-def config(streamlets: int = 1, brokers: int = 0) -> common_pb2.StreamConfig:
-    return common_pb2.StreamConfig(streamlets=streamlets, brokers=brokers, entries=1, group_segments=4)
+def backup_registration(
+    launch_id: str, backup_id: int = 0, port: int = 1, **fields: Any
+) -> coordinator_pb2.RegisterBackupRequest:
+    backup = common_pb2.BackupInfo(
+        backup_id=backup_id, grpc_address=f"{launch_id}:{port}", node_id="node", memory_bytes=200, **fields
+    )
+    return coordinator_pb2.RegisterBackupRequest(backup=backup, launch_id=launch_id)
+
+
+def config(streamlets: int = 1, brokers: int = 0, replication: int | None = None) -> common_pb2.StreamConfig:
+    return common_pb2.StreamConfig(
+        streamlets=streamlets, brokers=brokers, entries=1, group_segments=4, replication=replication
+    )

@@ -11,6 +11,7 @@ from kera.core.errors import (
     NotAccepted,
     StaleEpoch,
     StreamExists,
+    TooFewBackups,
     Unavailable,
     Uncertain,
     UnknownStream,
@@ -69,6 +70,59 @@ async def test_a_stream_needs_live_brokers(cluster: Cluster) -> None:
         await cluster.create("orders")
     cluster.coordinator.heartbeat(1, 1)
     assert (await cluster.create("orders")).stream_id == 1
+
+
+async def test_a_stream_needs_as_many_live_backups_as_it_has_replicas(cluster: Cluster) -> None:
+    await cluster.register("a")
+    with pytest.raises(TooFewBackups, match=r"stream 'orders' needs 1 live backup \(its replication\), there is none"):
+        await cluster.create("orders", replication=1)
+    await cluster.register_backup("x")
+    await cluster.register_backup("y")
+    cluster.clock.advance(3600)
+    cluster.coordinator.heartbeat(1, 1)
+    cluster.coordinator.backup_heartbeat(coordinator_pb2.BackupHeartbeatRequest(backup_id=2, backup_epoch=2))
+    with pytest.raises(TooFewBackups, match=r"needs 2 live backups .* there is 1") as error:
+        await cluster.create("orders", replication=2)
+    assert error.value.attributes == {"stream": "orders", "replication": 2, "live_backups": 1}
+    assert cluster.brokers.opened == []
+
+    stream = await cluster.create("orders", replication=1)
+
+    assert (stream.stream_id, stream.config.replication, stream.config.virtual_logs) == (1, 1, 1)
+    assert stream.config.durability == common_pb2.DURABILITY_REPLICATED
+    await cluster.create("plain", replication=0)  # needs none
+
+
+async def test_a_stream_that_says_nothing_about_replication_gets_the_clusters_default(cluster: Cluster) -> None:
+    cluster.settings = cluster.settings.model_copy(update={"default_replication": 1})
+    await cluster.restart()
+    await cluster.register("a")
+    await cluster.register_backup("x")
+
+    assert (await cluster.create("copied")).config.replication == 1
+    plain = await cluster.create("plain", replication=0)
+
+    assert plain.config.HasField("replication")
+    assert plain.config.replication == 0
+    assert plain.config.durability == common_pb2.DURABILITY_LEADER
+    assert (await cluster.alter("plain", retention_ms=1)).config.replication == 0
+
+
+async def test_a_stream_of_a_version_without_replication_keeps_none_whatever_the_default(cluster: Cluster) -> None:
+    await cluster.register("a")
+    stream = await cluster.create("orders")
+    stored = common_pb2.StreamInfo()
+    stored.CopyFrom(stream)
+    stored.config.ClearField("replication")
+    stored.config.ClearField("virtual_logs")
+    await cluster.store.write(Write("streams/0000000000000001", stored.SerializeToString(), 1))
+    cluster.settings = cluster.settings.model_copy(update={"default_replication": 1})
+
+    after = await cluster.restart()
+
+    assert after.streams() == [stream]
+    altered = await cluster.alter("orders", retention_ms=1)
+    assert (altered.config.replication, altered.config.virtual_logs, altered.config_version) == (0, 1, 1)
 
 
 async def test_what_is_wrong_with_a_stream_is_told_before_anything_happens(cluster: Cluster) -> None:
@@ -301,6 +355,26 @@ async def test_an_alteration_leaves_what_it_does_not_set(cluster: Cluster) -> No
     assert stream.config.durability == common_pb2.DURABILITY_PERSISTED
 
 
+async def test_virtual_logs_are_altered_within_what_the_stream_has(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("orders", streamlets=4)
+
+    assert (await cluster.alter("orders", virtual_logs=4)).config_version == 1
+    with pytest.raises(InvalidArgument, match="virtual_logs must be between 1 and 4, not 5"):
+        await cluster.alter("orders", virtual_logs=5)
+
+    assert (await cluster.restart()).stream("orders").config.virtual_logs == 4
+
+
+async def test_an_alteration_needs_no_live_backups(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.register_backup("x")
+    await cluster.create("orders", replication=1)
+    cluster.clock.advance(3600)
+
+    assert (await cluster.alter("orders", durability=common_pb2.DURABILITY_PERSISTED)).config_version == 1
+
+
 async def test_an_alteration_that_changes_nothing_is_told_again_and_not_written(cluster: Cluster) -> None:
     """It may be one whose answer was lost, and that some brokers never heard of."""
     await cluster.register("a")
@@ -327,7 +401,7 @@ async def test_what_is_wrong_with_an_alteration_is_told_before_anything_happens(
 
     with pytest.raises(UnknownStream):
         await cluster.alter("other", retention_ms=1)
-    with pytest.raises(InvalidArgument, match="needs backups"):
+    with pytest.raises(InvalidArgument, match="needs replication of at least 1"):
         await cluster.alter("orders", durability=common_pb2.DURABILITY_REPLICATED)
     with pytest.raises(InvalidArgument, match="needs retention_applications"):
         await cluster.alter("orders", retention_applications=coordinator_pb2.Applications())
@@ -479,6 +553,48 @@ async def test_a_broker_that_is_not_alive_stays_a_member_and_an_owner(cluster: C
     assert [broker.alive for broker in cluster.coordinator.brokers()] == [False]
     assert [broker.alive for broker in cluster.coordinator.brokers_of(stream)] == [False]
     assert cluster.coordinator.brokers_alive == 0
+
+
+# --- backups ---------------------------------------------------------------------------------------------------
+
+
+async def test_backups_have_ids_and_epochs_of_their_own(cluster: Cluster) -> None:
+    await cluster.register("a")
+    first = await cluster.register_backup("x", rack="r1")
+    second = await cluster.register_backup("y")
+    again = await cluster.register_backup("y", backup_id=2)
+    relaunched = await cluster.register_backup("x2", backup_id=1)
+
+    backups = [first, second, again, relaunched]
+    assert [(info.backup_id, info.backup_epoch) for info in backups] == [(1, 1), (2, 2), (2, 2), (1, 3)]
+    assert first.rack == "r1"
+    assert cluster.coordinator.backups() == [relaunched, second]
+    assert (cluster.coordinator.backups_alive, cluster.coordinator.brokers_alive) == (2, 1)
+    with pytest.raises(StaleEpoch):
+        cluster.coordinator.backup_heartbeat(coordinator_pb2.BackupHeartbeatRequest(backup_id=1, backup_epoch=1))
+
+
+async def test_backups_are_there_after_a_restart_but_for_what_they_have_free(cluster: Cluster) -> None:
+    await cluster.register_backup("x", free_memory_bytes=7)
+    await cluster.register_backup("y")
+    request = coordinator_pb2.BackupHeartbeatRequest(
+        backup_id=2, backup_epoch=2, free_memory_bytes=100, free_disk_bytes=1000
+    )
+    cluster.coordinator.backup_heartbeat(request)
+    known = cluster.coordinator.backups()
+    assert [(info.free_memory_bytes, info.free_disk_bytes) for info in known] == [(7, 0), (100, 1000)]
+    assert len(await cluster.store.list("backups/")) == 2
+    assert list(await cluster.store.list("backups/")) == ["backups/00000001", "backups/00000002"]
+
+    after = await cluster.restart()
+
+    assert [(info.backup_id, info.free_memory_bytes, info.alive) for info in after.backups()] == [
+        (1, 0, True),
+        (2, 0, True),
+    ]
+    after.backup_heartbeat(request)
+    assert after.backups()[1] == known[1]
+    assert (await cluster.register_backup("z")).backup_id == 3
 
 
 # --- restarts --------------------------------------------------------------------------------------------------

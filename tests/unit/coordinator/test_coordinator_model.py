@@ -13,7 +13,8 @@ from tests.unit.coordinator.fake_cluster import Cluster
 STEPS = st.one_of(
     st.tuples(st.just("launch"), st.just(0) | st.integers(1, 3)),
     st.tuples(st.just("register again"), st.integers(1, 3)),
-    st.tuples(st.just("create"), st.sampled_from("abc"), st.integers(1, 4), st.integers(0, 2)),
+    st.tuples(st.just("backup"), st.just(0) | st.integers(1, 3)),
+    st.tuples(st.just("create"), st.sampled_from("abc"), st.integers(1, 4), st.integers(0, 2), st.integers(0, 2)),
     st.tuples(st.just("alter"), st.sampled_from("abc"), st.integers(0, 2), st.lists(st.sampled_from("xy"), max_size=2)),
     st.tuples(st.just("delete"), st.sampled_from("abc")),
     st.tuples(st.just("broker fails"), st.integers(1, 3)),
@@ -23,7 +24,7 @@ STEPS = st.one_of(
     st.tuples(st.just("restart")),
 )
 
-START = [("launch", 0), ("launch", 0), ("create", "a", 2, 0)]
+START = [("launch", 0), ("launch", 0), ("create", "a", 2, 0, 0)]
 """So that most of the steps mean something."""
 
 
@@ -34,7 +35,8 @@ class History:
         self.cluster = cluster
         self.launches: dict[int, str] = {}
         self.epochs: set[int] = set()
-        self.ids: dict[str, set[int]] = {"stream": set(), "producer": set(), "broker": set()}
+        self.backup_epochs: set[int] = set()
+        self.ids: dict[str, set[int]] = {"stream": set(), "producer": set(), "broker": set(), "backup": set()}
         self.first_groups: dict[tuple[int, int], tuple[int, int]] = {}
         self.configs: dict[int, tuple[int, common_pb2.StreamConfig]] = {}
         """Version and configuration of each stream, as they were last seen."""
@@ -65,8 +67,16 @@ class History:
                 info, streams = await cluster.register(self.launches[broker_id], broker_id)
                 assert info.broker_epoch in self.epochs
                 self.check_owned(broker_id, streams)
-            case "create", name, streamlets, brokers:
-                self.take("stream", (await cluster.create(name, streamlets, brokers)).stream_id)
+            case "backup", backup_id:
+                backup = await cluster.register_backup(f"backup-launch-{len(self.backup_epochs)}", backup_id)
+                assert backup.backup_epoch > max(self.backup_epochs, default=0)
+                self.backup_epochs.add(backup.backup_epoch)
+                if not backup_id:
+                    self.take("backup", backup.backup_id)
+            case "create", name, streamlets, brokers, replication:
+                alive = coordinator.backups_alive
+                self.take("stream", (await cluster.create(name, streamlets, brokers, replication)).stream_id)
+                assert alive >= replication
             case "alter", name, retention_ms, applications:
                 await self.alter(name, retention_ms, applications)
             case "delete", name:
@@ -97,6 +107,12 @@ class History:
             case ("heartbeats",):
                 for broker in coordinator.brokers():
                     coordinator.heartbeat(broker.broker_id, broker.broker_epoch)
+                for backup in coordinator.backups():
+                    coordinator.backup_heartbeat(
+                        coordinator_pb2.BackupHeartbeatRequest(
+                            backup_id=backup.backup_id, backup_epoch=backup.backup_epoch
+                        )
+                    )
             case ("restart",):
                 await cluster.restart()
 
@@ -131,6 +147,9 @@ class History:
         )
         assert reloaded.streams() == coordinator.streams()
         assert [broker.broker_id for broker in reloaded.brokers()] == list(epochs)
+        assert [(backup.backup_id, backup.backup_epoch) for backup in reloaded.backups()] == [
+            (backup.backup_id, backup.backup_epoch) for backup in coordinator.backups()
+        ]
 
 
 @settings(max_examples=100, deadline=None)

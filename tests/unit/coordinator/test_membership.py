@@ -1,102 +1,125 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from kera.coordinator.membership import Membership, Registration
+from kera.coordinator.membership import BACKUP, BROKER, Kind, Membership, Registration
 from kera.core.clock import FakeClock
 from kera.core.errors import InvalidArgument, StaleEpoch
-from kera.v1 import coordinator_pb2
-from tests.unit.coordinator.fake_cluster import registration as new_registration
+from tests.unit.coordinator.fake_cluster import backup_registration
+from tests.unit.coordinator.fake_cluster import registration as broker_registration
+
+EACH = pytest.mark.parametrize("kind", [BROKER, BACKUP], ids=lambda kind: str(kind.noun))
+AnyKind = Kind[Any, Any]
+Members = Membership[Any, Any]
 
 
-def membership(clock: FakeClock) -> Membership:
-    return Membership(clock, heartbeat_interval_ms=1000, heartbeats_missed_max=5)
+def membership(clock: FakeClock, kind: AnyKind = BROKER) -> Members:
+    return Membership(kind, clock, heartbeat_interval_ms=1000, heartbeats_missed_max=5)
 
 
-def decide(members: Membership, request: coordinator_pb2.RegisterBrokerRequest, epoch: int = 1) -> Registration:
-    return members.decide(request, next_broker_id=7, next_epoch=epoch)
+def new_registration(kind: AnyKind, *arguments: Any, **named: Any) -> Any:
+    new: Callable[..., Any] = broker_registration if kind is BROKER else backup_registration
+    return new(*arguments, **named)
 
 
-def test_a_new_broker_gets_the_next_id_and_epoch() -> None:
-    members = membership(FakeClock())
+def decide(members: Members, request: Any, epoch: int = 1) -> Registration[Any]:
+    return members.decide(request, next_id=7, next_epoch=epoch)
 
-    registration = decide(members, new_registration("a"), epoch=3)
 
-    assert (registration.new_broker, registration.new_launch, registration.changed) == (True, True, True)
-    assert (registration.record.broker.broker_id, registration.record.broker.broker_epoch) == (7, 3)
-    assert members.broker_ids() == []  # decided, not done
+@EACH
+def test_a_new_member_gets_the_next_id_and_epoch(kind: AnyKind) -> None:
+    members = membership(FakeClock(), kind)
+
+    registration = decide(members, new_registration(kind, "a"), epoch=3)
+
+    assert (registration.new_member, registration.new_launch, registration.changed) == (True, True, True)
+    assert (registration.member_id, registration.epoch) == (7, 3)
+    assert kind.id_and_epoch(registration.record) == (7, 3)
+    assert members.ids() == []  # decided, not done
     info = members.admit(registration)
-    assert (info.broker_id, info.broker_epoch, info.grpc_address, info.alive) == (7, 3, "a:1", True)
+    assert (info.grpc_address, info.alive) == ("a:1", True)
+    assert members.describe_all() == [info]
 
 
-def test_a_launch_that_registers_again_keeps_its_epoch() -> None:
-    members = membership(FakeClock())
-    members.admit(decide(members, new_registration("a")))
+@EACH
+def test_a_launch_that_registers_again_keeps_its_epoch(kind: AnyKind) -> None:
+    members = membership(FakeClock(), kind)
+    members.admit(decide(members, new_registration(kind, "a")))
 
-    again = decide(members, new_registration("a", 7), epoch=2)
-    assert (again.new_broker, again.new_launch, again.changed) == (False, False, False)
-    assert again.record.broker.broker_epoch == 1
+    again = decide(members, new_registration(kind, "a", 7), epoch=2)
+    assert (again.new_member, again.new_launch, again.changed) == (False, False, False)
+    assert (again.member_id, again.epoch) == (7, 1)
 
-    moved = decide(members, new_registration("a", 7, port=2), epoch=2)
+    moved = decide(members, new_registration(kind, "a", 7, port=2), epoch=2)
     assert (moved.new_launch, moved.changed) == (False, True)
     assert members.admit(moved).grpc_address == "a:2"
 
 
-def test_a_new_broker_whose_answer_was_lost_does_not_become_two() -> None:
-    members = membership(FakeClock())
-    members.admit(decide(members, new_registration("a")))
+@EACH
+def test_a_new_member_whose_answer_was_lost_does_not_become_two(kind: AnyKind) -> None:
+    members = membership(FakeClock(), kind)
+    members.admit(decide(members, new_registration(kind, "a")))
 
-    again = members.decide(new_registration("a"), next_broker_id=8, next_epoch=2)
+    again = members.decide(new_registration(kind, "a"), next_id=8, next_epoch=2)
 
-    assert (again.new_broker, again.record.broker.broker_id, again.record.broker.broker_epoch) == (False, 7, 1)
+    assert (again.new_member, again.member_id, again.epoch) == (False, 7, 1)
+    assert kind.id_and_epoch(again.record) == (7, 1)
 
 
-def test_a_new_launch_of_a_known_broker_keeps_the_id_and_fences_the_old_one() -> None:
-    members = membership(FakeClock())
-    members.admit(decide(members, new_registration("a")))
+@EACH
+def test_a_new_launch_of_a_known_member_keeps_the_id_and_fences_the_old_one(kind: AnyKind) -> None:
+    members = membership(FakeClock(), kind)
+    members.admit(decide(members, new_registration(kind, "a")))
 
-    launch = decide(members, new_registration("b", 7), epoch=2)
-    assert (launch.new_broker, launch.new_launch, launch.changed) == (False, True, True)
+    launch = decide(members, new_registration(kind, "b", 7), epoch=2)
+    assert (launch.new_member, launch.new_launch, launch.changed) == (False, True, True)
     members.admit(launch)
 
     assert members.epoch(7) == 2
     members.heartbeat(7, 2)
     with pytest.raises(StaleEpoch) as error:
         members.heartbeat(7, 1)
-    assert error.value.attributes == {"broker_id": 7, "broker_epoch": 1, "current_epoch": 2}
+    assert error.value.attributes == {f"{kind.noun}_id": 7, f"{kind.noun}_epoch": 1, "current_epoch": 2}
 
 
-def test_what_a_broker_claims_about_its_epoch_and_life_is_not_believed() -> None:
-    request = new_registration("a")
-    request.broker.broker_epoch = 99
-    request.broker.alive = True
+@EACH
+def test_what_a_member_claims_about_its_epoch_and_life_is_not_believed(kind: AnyKind) -> None:
+    request = new_registration(kind, "a")
+    kind.set_id_and_epoch(request, 0, 99)
+    kind.info(request).alive = True
 
-    broker = decide(membership(FakeClock()), request).record.broker
+    record = decide(membership(FakeClock(), kind), request).record
 
-    assert (broker.broker_epoch, broker.alive) == (1, False)
+    assert (kind.id_and_epoch(record), kind.info(record).alive) == ((7, 1), False)
 
 
-def test_a_broker_of_another_cluster_is_refused() -> None:
-    members = membership(FakeClock())
+@EACH
+def test_a_member_of_another_cluster_is_refused(kind: AnyKind) -> None:
+    members = membership(FakeClock(), kind)
 
-    with pytest.raises(InvalidArgument, match="belongs to another cluster"):
-        decide(members, new_registration("a", 3))
+    with pytest.raises(InvalidArgument, match=f"the {kind.noun}'s data directory belongs to another cluster"):
+        decide(members, new_registration(kind, "a", 3))
     with pytest.raises(StaleEpoch):
         members.heartbeat(3, 1)
 
 
-def test_a_registration_without_what_it_needs_is_refused() -> None:
-    nameless, homeless = new_registration("a"), new_registration("a")
+@EACH
+def test_a_registration_without_what_it_needs_is_refused(kind: AnyKind) -> None:
+    nameless, homeless = new_registration(kind, "a"), new_registration(kind, "a")
     nameless.launch_id = ""
-    homeless.broker.grpc_address = ""
+    kind.info(homeless).grpc_address = ""
 
     for request, field in ((nameless, "launch_id"), (homeless, "grpc_address")):
         with pytest.raises(InvalidArgument, match=field):
-            decide(membership(FakeClock()), request)
+            decide(membership(FakeClock(), kind), request)
 
 
-def test_a_broker_is_alive_until_it_has_missed_its_heartbeats() -> None:
+@EACH
+def test_a_member_is_alive_until_it_has_missed_its_heartbeats(kind: AnyKind) -> None:
     clock = FakeClock()
-    members = membership(clock)
-    members.admit(decide(members, new_registration("a")))
+    members = membership(clock, kind)
+    members.admit(decide(members, new_registration(kind, "a")))
 
     clock.advance(4)
     members.heartbeat(7, 1)
@@ -110,10 +133,28 @@ def test_a_broker_is_alive_until_it_has_missed_its_heartbeats() -> None:
     assert members.describe(7).alive
 
 
-def test_a_restored_broker_counts_as_just_heard_of() -> None:
+@EACH
+def test_a_restored_member_counts_as_just_heard_of(kind: AnyKind) -> None:
     clock = FakeClock()
     clock.advance(1000)
-    members = membership(clock)
-    members.restore(decide(members, new_registration("a")).record)
+    members = membership(clock, kind)
+    members.restore(decide(members, new_registration(kind, "a")).record.SerializeToString())
 
     assert members.live_ids() == [7]
+
+
+def test_what_a_backup_has_free_is_as_of_the_last_it_said_and_never_stored() -> None:
+    members = membership(FakeClock(), BACKUP)
+    first = decide(members, backup_registration("a", free_memory_bytes=100, free_disk_bytes=1000))
+    assert (first.record.backup.free_memory_bytes, first.record.backup.free_disk_bytes) == (0, 0)
+    assert members.admit(first).free_memory_bytes == 100
+
+    members.heartbeat(7, 1, free_memory_bytes=90, free_disk_bytes=900)
+    assert (members.describe(7).free_memory_bytes, members.describe(7).free_disk_bytes) == (90, 900)
+
+    again = decide(members, backup_registration("a", 7, free_memory_bytes=80, free_disk_bytes=800))
+    assert not again.changed
+    assert (members.admit(again).free_memory_bytes, members.describe(7).free_disk_bytes) == (80, 800)
+
+    members.restore(again.record.SerializeToString())
+    assert members.describe(7).free_memory_bytes == 0

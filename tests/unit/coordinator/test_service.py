@@ -11,7 +11,7 @@ from kera.core.rpc import api
 from kera.core.rpc.method import Call, Method, Peer
 from kera.v1 import common_pb2
 from kera.v1 import coordinator_pb2 as messages
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import Cluster, backup_registration
 from tests.unit.coordinator.fake_cluster import registration as new_registration
 
 
@@ -71,6 +71,36 @@ async def test_a_broker_registers_lives_and_is_fenced(client: Client) -> None:
     assert [(broker.broker_id, broker.broker_epoch) for broker in cluster.brokers] == [(1, 2)]
 
 
+async def test_a_backup_registers_lives_and_brokers_are_told(client: Client) -> None:
+    answer = await client.call(api.REGISTER_BACKUP, backup_registration("x"))
+    assert answer.cluster_id == client.cluster.coordinator.cluster_id
+    assert (answer.backup_id, answer.backup_epoch, answer.heartbeat_interval_ms) == (1, 1, 100)
+    request = messages.BackupHeartbeatRequest(backup_id=1, backup_epoch=1, free_memory_bytes=5, free_disk_bytes=6)
+    assert await client.call(api.BACKUP_HEARTBEAT, request) == messages.BackupHeartbeatResponse()
+
+    registered = await client.call(api.REGISTER_BROKER, new_registration("a"))
+    heartbeat = messages.HeartbeatRequest(broker_id=1, broker_epoch=1)
+    for told in (
+        registered,
+        await client.call(api.HEARTBEAT, heartbeat),
+        await client.call(api.DESCRIBE_CLUSTER, messages.DescribeClusterRequest()),
+    ):
+        (backup,) = told.backups
+        assert (backup.backup_id, backup.backup_epoch, backup.alive) == (1, 1, True)
+        assert (backup.memory_bytes, backup.free_memory_bytes, backup.free_disk_bytes) == (200, 5, 6)
+
+    client.cluster.clock.advance(3600)
+    client.cluster.coordinator.heartbeat(1, 1)
+    assert [one.alive for one in (await client.call(api.HEARTBEAT, heartbeat)).backups] == [False]
+
+
+async def test_a_backup_whose_launch_is_over_is_fenced(client: Client) -> None:
+    await client.call(api.REGISTER_BACKUP, backup_registration("x"))
+    await client.call(api.REGISTER_BACKUP, backup_registration("y", 1))
+    with pytest.raises(StaleEpoch, match="launch 1 of backup 1 is not the current one"):
+        await client.call(api.BACKUP_HEARTBEAT, messages.BackupHeartbeatRequest(backup_id=1, backup_epoch=1))
+
+
 async def test_producers_get_an_identity(client: Client) -> None:
     answer = await client.call(api.INIT_PRODUCER, messages.InitProducerRequest(name="loader"))
     assert (answer.producer_id, answer.producer_epoch) == (1, 1)
@@ -96,10 +126,12 @@ async def test_every_request_is_seen_once_with_its_outcome(client: Client, monke
     }
 
 
-async def test_metrics_have_requests_brokers_and_streams(cluster: Cluster) -> None:
+async def test_metrics_have_requests_members_and_streams(cluster: Cluster) -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry, cluster.coordinator)
     await cluster.register("a")
+    await cluster.register_backup("x")
+    await cluster.register_backup("y")
     await cluster.create("orders")
     metrics.observe("ListStreams", "ok")
 
@@ -107,4 +139,5 @@ async def test_metrics_have_requests_brokers_and_streams(cluster: Cluster) -> No
 
     assert 'kera_coordinator_requests_total{method="ListStreams",outcome="ok"} 1.0' in text
     assert "kera_coordinator_brokers_alive 1.0" in text
+    assert "kera_coordinator_backups_alive 2.0" in text
     assert "kera_coordinator_streams 1.0" in text

@@ -28,7 +28,13 @@ def test_settings_come_from_flags_the_environment_and_a_file(tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("port", 65536), ("heartbeat_interval_ms", 0), ("log_level", "loud"), ("metadata_bytes_max", 4096)],
+    [
+        ("port", 65536),
+        ("heartbeat_interval_ms", 0),
+        ("log_level", "loud"),
+        ("metadata_bytes_max", 4096),
+        ("default_replication", 17),
+    ],
 )
 def test_a_value_out_of_range_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidSettings, match=field):

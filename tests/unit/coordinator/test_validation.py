@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.coordinator.settings import REPLICATION_MAX
 from kera.coordinator.validation import (
     ENTRIES_MAX,
     GROUP_SEGMENTS_MAX,
@@ -13,10 +14,12 @@ from kera.coordinator.validation import (
     RETENTION_MAX,
     SCHEMA_BYTES_MAX,
     STREAMLETS_MAX,
+    VIRTUAL_LOGS_MAX,
     altered_config,
     checked_config,
     checked_name,
     checked_schema,
+    config_of_store,
 )
 from kera.core.errors import InvalidArgument, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
@@ -51,21 +54,61 @@ def test_each_number_has_limits_and_the_error_names_them(field: str, limit: int)
             checked_config(config(**{field: value}))
 
 
-def test_the_durability_that_is_left_open_becomes_leader() -> None:
-    for durability in (common_pb2.DURABILITY_UNSPECIFIED, common_pb2.DURABILITY_LEADER):
-        given_config = config(durability=durability)
-        assert checked_config(given_config).durability == common_pb2.DURABILITY_LEADER
-        assert given_config.durability == durability  # the request is not ours to change
+@pytest.mark.parametrize(
+    ("replication", "expected"), [(0, common_pb2.DURABILITY_LEADER), (1, common_pb2.DURABILITY_REPLICATED)]
+)
+def test_the_durability_that_is_left_open_is_what_replication_gives(
+    replication: int, expected: common_pb2.Durability.ValueType
+) -> None:
+    given_config = config(replication=replication)
+    assert checked_config(given_config).durability == expected
+    assert given_config.durability == common_pb2.DURABILITY_UNSPECIFIED  # the request is not ours to change
 
 
-def test_durability_that_a_broker_gives_by_itself_is_taken() -> None:
-    persisted = config(durability=common_pb2.DURABILITY_PERSISTED)
-    assert checked_config(persisted).durability == common_pb2.DURABILITY_PERSISTED
+@pytest.mark.parametrize("replication", [0, 3])
+@pytest.mark.parametrize("durability", [common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED])
+def test_durability_that_a_broker_gives_by_itself_is_taken(
+    durability: common_pb2.Durability.ValueType, replication: int
+) -> None:
+    assert checked_config(config(durability=durability, replication=replication)).durability == durability
 
 
-def test_durability_that_needs_backups_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match='"replicated" needs backups, which this version does not have'):
-        checked_config(config(durability=common_pb2.DURABILITY_REPLICATED))
+def test_durability_that_needs_backups_is_taken_with_replication_only() -> None:
+    replicated = config(durability=common_pb2.DURABILITY_REPLICATED, replication=1)
+    assert checked_config(replicated).durability == common_pb2.DURABILITY_REPLICATED
+    for refused in (config(durability=common_pb2.DURABILITY_REPLICATED, **more) for more in ({}, {"replication": 0})):
+        with pytest.raises(InvalidArgument, match='"replicated" needs replication of at least 1'):
+            checked_config(refused)
+
+
+def test_replication_that_is_left_open_is_the_clusters_default() -> None:
+    for given_config, expected in ((config(), 2), (config(replication=0), 0), (config(replication=1), 1)):
+        checked = checked_config(given_config, default_replication=2)
+        assert (checked.HasField("replication"), checked.replication) == (True, expected)
+    assert checked_config(config()).HasField("replication")
+
+
+def test_replication_has_a_limit() -> None:
+    assert checked_config(config(replication=REPLICATION_MAX)).replication == REPLICATION_MAX
+    with pytest.raises(InvalidArgument, match="replication must be between 0 and 16, not 17"):
+        checked_config(config(replication=REPLICATION_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("streamlets", "entries", "limit"), [(1, 1, 1), (3, 4, 12), (STREAMLETS_MAX, 1, VIRTUAL_LOGS_MAX)]
+)
+def test_there_are_no_more_virtual_logs_than_there_is_to_share_them(streamlets: int, entries: int, limit: int) -> None:
+    for virtual_logs, expected in ((0, 1), (1, 1), (limit, limit)):
+        given_config = config(streamlets=streamlets, entries=entries, virtual_logs=virtual_logs)
+        assert checked_config(given_config).virtual_logs == expected
+    with pytest.raises(InvalidArgument, match=f"virtual_logs must be between 1 and {limit}, not {limit + 1}"):
+        checked_config(config(streamlets=streamlets, entries=entries, virtual_logs=limit + 1))
+
+
+def test_a_stored_configuration_of_a_version_without_replication_becomes_complete() -> None:
+    assert config_of_store(config()) == config(replication=0, virtual_logs=1)
+    complete = config(replication=3, virtual_logs=1)
+    assert config_of_store(complete) == complete
 
 
 @pytest.mark.parametrize("field", ["durability", "codec"])
@@ -115,6 +158,8 @@ def test_retention_by_consumption_needs_someone_who_consumes() -> None:
         ({"durability": common_pb2.DURABILITY_UNSPECIFIED}, {}),
         ({"durability": common_pb2.DURABILITY_LEADER}, {"durability": common_pb2.DURABILITY_LEADER}),
         ({"retention_ms": 0, "retention_bytes": 7}, {"retention_ms": 0, "retention_bytes": 7}),
+        ({"virtual_logs": 3}, {"virtual_logs": 3}),
+        ({"durability": common_pb2.DURABILITY_REPLICATED}, {"durability": common_pb2.DURABILITY_REPLICATED}),
         ({"retention_applications": Applications(names=["b"])}, {"retention_applications": ["b"]}),
         (
             {"retention_applications": Applications(), "retention_consumed": False},
@@ -124,6 +169,9 @@ def test_retention_by_consumption_needs_someone_who_consumes() -> None:
 )
 def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     before: dict[str, Any] = {
+        "streamlets": 4,
+        "replication": 2,
+        "virtual_logs": 2,
         "durability": common_pb2.DURABILITY_PERSISTED,
         "retention_ms": 5,
         "retention_applications": ["a"],
@@ -140,7 +188,8 @@ def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"durability": common_pb2.DURABILITY_REPLICATED}, "needs backups"),
+        ({"durability": common_pb2.DURABILITY_REPLICATED}, "needs replication"),
+        ({"virtual_logs": 2}, "virtual_logs must be between 1 and 1, not 2"),
         ({"retention_ms": 1 << 63}, "retention_ms must be"),
         ({"retention_applications": Applications(names=["."])}, "an application cannot be called"),
         ({"retention_consumed": True}, "needs retention_applications"),

@@ -13,6 +13,7 @@ from kera.core.errors import (
     KeraError,
     NotAccepted,
     NotPersisted,
+    NotReplicated,
     StartError,
     Uncertain,
     UnknownStream,
@@ -84,7 +85,7 @@ def test_what_a_caller_may_conclude_is_in_the_tree() -> None:
     # The only errors after which something may have been stored, or which come before there is anything to store.
     others = {cls for cls in ALL_OF_CORE if not issubclass(cls, NotAccepted | StartError)}
 
-    assert others == {KeraError, InternalError, Uncertain, NotPersisted}
+    assert others == {KeraError, InternalError, Uncertain, NotPersisted, NotReplicated}
 
 
 def test_a_class_without_a_code_travels_as_its_base_and_does_not_take_its_place() -> None:
