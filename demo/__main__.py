@@ -23,6 +23,9 @@ from pathlib import Path
 from demo import running
 
 BROKERS = 2
+BACKUPS = 2
+REPLICATION = 1
+"""Each flight is in the memory of a backup, too, before it is acknowledged."""
 FLIGHTS_OF_CHECK = 20_000
 
 
@@ -58,13 +61,16 @@ def run(folder: Path, *, flights_max: int | None, seconds: float) -> int:
     from demo.progress import Progress
     from kera.client.local_cluster import LocalCluster
 
-    show = screen.Screen(Console(), f"{BROKERS} brokers   streams flights ×4, weather ×2   Spark local[2]")
+    cluster_text = f"{BROKERS} brokers, {BACKUPS} backups   flights ×4, weather ×2, replicated   Spark"
+    show = screen.Screen(Console(), cluster_text)
     tables = data.load(flights_max)
     right = check.expected(tables)
     progress = Progress(tables)
     with contextlib.ExitStack() as stack:
-        with show.step(f"starting a cluster of {BROKERS} brokers"), running.uninterrupted():
-            cluster = stack.enter_context(LocalCluster.running(brokers=BROKERS, log_dir=folder / "logs"))
+        with show.step(f"starting a cluster of {BROKERS} brokers and {BACKUPS} backups"), running.uninterrupted():
+            cluster = stack.enter_context(
+                LocalCluster.running(brokers=BROKERS, backups=BACKUPS, replication=REPLICATION, log_dir=folder / "logs")
+            )
             asyncio.run(feeder.create_streams(cluster.bootstrap))
         with show.step("starting Spark"), running.uninterrupted():
             spark = stack.enter_context(job.spark_session(folder))

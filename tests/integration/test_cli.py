@@ -93,7 +93,7 @@ def test_a_stream_is_created_listed_described_and_deleted(kera: Kera) -> None:
 
     (listed,) = [item for item in kera.json("stream", "list") if item["name"] == name]
     assert listed["config"]["streamlets"] == 3
-    assert re.search(rf"^{name} +\d+ +3 +2 +leader +lz4 +bytes ", kera("stream", "list").decode(), re.MULTILINE)
+    assert re.search(rf"^{name} +\d+ +3 +2 +0 +leader +lz4 +bytes ", kera("stream", "list").decode(), re.MULTILINE)
 
     described = kera.json("stream", "describe", name)
     assert [(item["streamlet"], len(item["entries"])) for item in described["streamlets"]] == [
@@ -124,6 +124,29 @@ def test_a_stream_that_exists_or_makes_no_sense_is_refused(kera: Kera, stream: s
     assert "durability" in kera.fails(1, "stream", "create", stream + "-2", "--durability", "eternal").lower()
     assert "Arrow has no type integer" in kera.fails(2, "stream", "create", stream + "-2", "--column", "a:integer")
     kera.fails(1, "stream", "delete", stream + "-2", "--yes")
+
+
+def test_a_stream_that_needs_more_backups_than_there_are_is_refused_soon(kera: Kera) -> None:
+    began = time.monotonic()
+    error = kera.fails(1, "stream", "create", kera.stream, "--replication", "2")
+
+    assert error == (
+        f"stream {kera.stream!r} needs 2 live backups (its replication), there is none;"
+        " start more, or ask for less replication"
+    )
+    assert time.monotonic() - began < BOUND_S / 2, "a program would go on asking, a person wants to know"
+    unknown = kera.fails(1, "stream", "create", kera.stream, "--durability", "replicated")
+    assert unknown.startswith('durability "replicated" needs replication of at least 1')
+
+
+def test_virtual_logs_are_as_many_as_the_stream_can_use(kera: Kera) -> None:
+    kera("stream", "create", kera.stream, "--streamlets", "2", "--entries", "2", "--virtual-logs", "2")
+    kera("stream", "alter", kera.stream, "--virtual-logs", "4")
+
+    config = kera.json("stream", "describe", kera.stream)["config"]
+    assert (config["replication"], config["virtual_logs"]) == (0, 4)
+    error = kera.fails(1, "stream", "alter", kera.stream, "--virtual-logs", "5")
+    assert error.startswith("virtual_logs must be between 1 and 4, not 5")
 
 
 def test_a_person_is_asked_before_a_stream_is_deleted(kera: Kera, stream: str) -> None:
@@ -160,6 +183,12 @@ def test_lines_go_in_and_come_out_in_order(kera: Kera, stream: str) -> None:
     assert re.fullmatch(rb"200,000 records in [\d.]+ s: [\d,]+ records/s, [\d.]+ MB/s\n", produced.stderr)
     assert kera("consume", stream, "--until-end") == lines
     assert kera("consume", stream, "--count", "3") == b"".join(lines.splitlines(keepends=True)[:3])
+
+
+def test_a_level_can_be_asked_for(kera: Kera, stream: str) -> None:
+    kera("produce", stream, "--durability", "persisted", stdin=b"a\n")
+    assert "durability" in kera.fails(2, "produce", stream, "--durability", "eternal", stdin=b"b\n")
+    assert kera("consume", stream, "--from", "earliest", "--until-end") == b"a\n"
 
 
 def test_keys_go_in_and_formats_come_out(kera: Kera, stream: str) -> None:
@@ -362,6 +391,20 @@ def test_bench_starts_a_cluster_of_its_own_and_says_so(kera: Kera) -> None:
     (result,) = map(json.loads, ended.stdout.splitlines())
     assert result["brokers"] == 1
     assert result["brokers_cpu_s"] is not None
+    assert (result["backups"], result["replication"], result["backups_cpu_s"]) == (0, 0, None)
+
+
+def test_bench_measures_replication_on_a_cluster_of_its_own(kera: Kera) -> None:
+    flags = ("--backups", "2", "--replication", "2", "--backup-memory-bytes", "128MiB")
+    ended = kera.run("bench", "produce", "--records", "20000", "--rounds", "1", *flags)
+
+    assert ended.returncode == 0, ended.stderr.decode()
+    (result,) = map(json.loads, ended.stdout.splitlines())
+    assert (result["backups"], result["replication"], result["durability"]) == (2, 2, "replicated")
+    assert result["backups_cpu_s"]["median"] >= 0
+    shown = ended.stderr.decode()
+    assert ", 2 backups with 128 MiB each\n" in shown
+    assert "; level replicated, replication on 2 backups (of 2) through 1 virtual log\n" in shown
 
 
 def test_bench_tells_why_a_worker_failed(kera: Kera) -> None:

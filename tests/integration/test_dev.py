@@ -24,7 +24,7 @@ import pytest
 
 from kera.client import Client
 from kera.client.local_cluster import LocalCluster
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, NotReplicated, TooFewBackups, Uncertain
 
 BOUND_S = 60
 ARENA = ("--arena-bytes", "16MiB", "--segment-bytes", "1MiB")
@@ -265,6 +265,75 @@ def test_a_cluster_comes_back_with_its_streams(start_dev: StartDev, tmp_path: Pa
     assert "after\n" in kera("consume", "kept", "--until-end", "-b", bootstrap)
 
 
+# --- kera dev: backups -------------------------------------------------------------------------------------
+
+
+BACKUPS = ("--backups", "2", "--backup-memory-bytes", "16MiB")
+
+
+def test_a_cluster_with_backups_takes_replicated_streams(start_dev: StartDev, around: Surroundings) -> None:
+    dev = start_dev(*BACKUPS, "--replication", "2")
+    welcome = dev.read_welcome()
+    assert "a cluster of 1 broker and 2 backups on this machine" in welcome
+    assert re.search(r"^  replication +2 backups$", welcome, re.MULTILINE)
+    assert "16 MiB per broker, 16 MiB per backup, segments of 1 MiB" in welcome
+    at = ("--bootstrap", bootstrap_of(welcome))
+
+    kera("stream", "create", "copied", *at)
+    kera("produce", "copied", *at, stdin="a\nb\n")
+    assert kera("consume", "copied", "--from", "earliest", "--until-end", *at) == "a\nb\n"
+
+    config = json.loads(kera("stream", "describe", "copied", "--json", *at))["config"]
+    assert (config["replication"], config["durability"]) == (2, "replicated")
+    assert "replication  on 2 backups, through 1 virtual log on each broker" in kera(
+        "stream", "describe", "copied", *at
+    )
+    backups = json.loads(kera("cluster", "describe", "--json", *at))["backups"]
+    assert [(backup["backup_id"], backup["alive"]) for backup in backups] == [(1, True), (2, True)]
+    assert {(backup["memory_bytes"], backup["segment_bytes"]) for backup in backups} == {(16 << 20, 1 << 20)}
+    assert re.search(r"^ +2 +yes .* of 16 MiB ", kera("cluster", "describe", *at), re.MULTILINE)
+    pids = dev.children().values()
+    assert len(pids) == 4
+
+    assert dev.end() == (0, "")
+
+    assert not any(exists(pid) for pid in pids)
+    assert around.left() == []
+
+
+def test_backups_stop_between_brokers_and_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
+    dev = start_dev(*BACKUPS, "--log-dir", tmp_path / "logs")
+    dev.read_welcome()
+
+    assert dev.end() == (0, "")
+
+    def time_of(event: str, name: str) -> str:
+        records = map(json.loads, (tmp_path / "logs" / f"{name}.log").read_text().splitlines())
+        (time_of_event,) = (record["timestamp"] for record in records if record["event"] == event)
+        return str(time_of_event)
+
+    backups = [f"backup-{n}" for n in (1, 2)]
+    assert time_of("stopped", "broker-1") < min(time_of("stopping", name) for name in backups)
+    assert max(time_of("stopped", name) for name in backups) < time_of("stopping", "coordinator")
+
+
+def test_a_replicated_cluster_comes_back_with_its_records(start_dev: StartDev, tmp_path: Path) -> None:
+    flags = (*BACKUPS, "--replication", "1", "--data-dir", tmp_path / "data")
+    first = start_dev(*flags)
+    at = ("--bootstrap", bootstrap_of(first.read_welcome()))
+    kera("stream", "create", "kept", *at)
+    kera("produce", "kept", *at, stdin="before\n")
+    assert first.end() == (0, "")
+
+    second = start_dev(*flags)
+    at = ("--bootstrap", bootstrap_of(second.read_welcome()))
+
+    kera("produce", "kept", *at, stdin="after\n")
+    assert kera("consume", "kept", "--from", "earliest", "--until-end", *at) == "before\nafter\n"
+    backups = json.loads(kera("cluster", "describe", "--json", *at))["backups"]
+    assert [backup["backup_id"] for backup in backups] == [1, 2]
+
+
 # --- kera dev: crashes -------------------------------------------------------------------------------------
 
 
@@ -364,6 +433,54 @@ async def test_a_killed_child_is_no_news_and_can_be_restarted(in_surroundings: S
         with pytest.raises(InvalidArgument, match="no child is called broker-3; there are: coordinator, broker-1"):
             await cluster.kill("broker-3")
     assert in_surroundings.left() == []
+
+
+async def test_a_producer_hears_on_which_backups_its_records_are(in_surroundings: Surroundings) -> None:
+    async with LocalCluster(backups=3, replication=2, backup_memory_bytes=16 << 20, **SMALL) as cluster:
+        assert list(cluster.processes) == ["coordinator", "backup-1", "backup-2", "backup-3", "broker-1"]
+        assert [cluster.ready[f"backup-{n}"]["backup_id"] for n in (1, 2, 3)] == [1, 2, 3]
+        async with await Client.connect(cluster.bootstrap) as client:
+            await client.admin.create_stream("s")
+            async with client.producer() as producer:
+                await producer.prepare("s")
+                delivery = await producer.send("s", b"a")
+                assert (delivery.durability, len(set(delivery.backups))) == ("replicated", 2)
+                assert delivery.virtual_segment
+                # One that has it goes: there are enough left, and the next record is on those.
+                await cluster.kill(f"backup-{delivery.backups[0]}")
+                after = await producer.send("s", b"b")
+                assert (after.durability, len(set(after.backups))) == ("replicated", 2)
+                assert delivery.backups[0] not in after.backups
+            await cluster.restart(f"backup-{delivery.backups[0]}")
+            async with client.producer(durability="leader") as producer:
+                await producer.prepare("s")
+                assert (await producer.send("s", b"c")).durability in {"leader", "replicated"}
+    assert in_surroundings.left() == []
+
+
+@pytest.mark.usefixtures("in_surroundings")
+async def test_a_record_waits_for_backups_and_fails_with_that_cause_when_its_time_is_up() -> None:
+    async with (
+        LocalCluster(backups=1, replication=1, backup_memory_bytes=16 << 20, **SMALL) as cluster,
+        await Client.connect(cluster.bootstrap) as client,
+    ):
+        await client.admin.create_stream("s")
+        producer = client.producer(delivery_timeout_ms=1000)
+        await producer.prepare("s")
+        assert (await producer.send("s", b"a")).backups == (1,)
+        await cluster.kill("backup-1")
+        with contextlib.suppress(TooFewBackups, Uncertain):  # it may be under way before the broker knows
+            await producer.send("s", b"b")
+
+        with pytest.raises((TooFewBackups, NotReplicated), match="backup"):
+            await producer.send("s", b"b")
+        await producer.close(flush=False)
+
+        async with client.producer() as patient:
+            await patient.prepare("s")
+            waiting = patient.send("s", b"c")
+            await cluster.restart("backup-1")
+            assert (await waiting).backups == (1,)
 
 
 @pytest.mark.usefixtures("in_surroundings")

@@ -29,11 +29,12 @@ JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
 
 @contextlib.asynccontextmanager
-async def connected(bootstrap: str, **settings: Any) -> AsyncIterator[Client]:
+async def connected(bootstrap: str, *, patient: bool = True, **settings: Any) -> AsyncIterator[Client]:
     """A client of the cluster at `bootstrap`; `settings` are fields of `ClientSettings`.
 
     A program rides out a coordinator that is away for half a minute; someone who waits at a terminal, most
-    likely for a cluster that does not run, is told sooner. ``KERA_CLIENT_RETRY_TIMEOUT_MS`` says otherwise.
+    likely for a cluster that does not run, is told sooner, and with `patient` off also whatever else the cluster
+    cannot do now. ``KERA_CLIENT_RETRY_TIMEOUT_MS`` says otherwise.
     """
     from kera.client import Client, ClientSettings
 
@@ -42,6 +43,7 @@ async def connected(bootstrap: str, **settings: Any) -> AsyncIterator[Client]:
         impatient = loaded.model_copy(update={"retry_timeout_ms": FIRST_CONTACT_MS})
         async with await Client.connect(bootstrap, impatient) as client:
             await client.admin.describe_cluster()
+        loaded = loaded if patient else impatient
     client = await Client.connect(bootstrap, loaded)
     try:
         yield client

@@ -34,6 +34,7 @@ class Daemon(NamedTuple):
 
 DAEMONS = (
     Daemon("coordinator", "kera.coordinator", "CoordinatorSettings", "Run a coordinator: streams and membership."),
+    Daemon("backup", "kera.backup", "BackupSettings", "Run a backup: keeps replicas of what brokers have."),
     Daemon("broker", "kera.broker", "BrokerSettings", "Run a broker: takes, keeps and serves records."),
 )
 

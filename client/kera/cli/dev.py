@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kera.cli._client import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
-from kera.cli._run import EXIT_ERROR, fail, run_async
+from kera.cli._run import EXIT_ERROR, UsageError, fail, run_async
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, plural
 
@@ -24,12 +24,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def dev(
     brokers: int = typer.Option(1, min=1, metavar="N", help="Number of brokers."),
+    backups: int = typer.Option(0, min=0, metavar="N", help="Number of backups."),
+    replication: int | None = typer.Option(
+        None, min=0, metavar="R", help="Backups that have each record of a stream created without a word about it."
+    ),
     data_dir: Path | None = typer.Option(None, metavar="DIR", help="Keep the cluster here; absent: temporary."),
     port: int = typer.Option(
         7400, min=0, max=65535, metavar="PORT", help="Port of the coordinator; 0 takes any free one."
     ),
     host: str = typer.Option("127.0.0.1", metavar="HOST", help="Address to listen on."),
     arena_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Shared memory of each broker."),
+    backup_memory_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Memory of each backup."),
     segment_bytes: str = typer.Option("8MiB", metavar="SIZE", help="Size of a segment."),
     log_dir: Path | None = typer.Option(None, metavar="DIR", help="Where logs go; absent: with the data."),
 ) -> int:
@@ -39,10 +44,15 @@ def dev(
     """
     from kera.client.local_cluster import LocalCluster
 
+    if (replication or 0) > backups:
+        raise UsageError(f"--replication {replication} needs --backups {replication}, or more")
     cluster = LocalCluster(
         brokers=brokers,
+        backups=backups,
+        replication=replication,
         data_dir=data_dir,
         arena_bytes=parse_size(arena_bytes, name="--arena-bytes"),
+        backup_memory_bytes=parse_size(backup_memory_bytes, name="--backup-memory-bytes"),
         segment_bytes=parse_size(segment_bytes, name="--segment-bytes"),
         host=host,
         port=port,
@@ -90,10 +100,15 @@ def _welcome(cluster: LocalCluster) -> str:
     segments = format_size(cluster.segment_bytes)
     pairs: list[tuple[str, object]] = [("bootstrap", cluster.bootstrap)]
     for name, ready in cluster.ready.items():
-        if ready["ready"] == "broker":
+        if ready["ready"] in {"broker", "backup"}:
             pairs.append((name.replace("-", " "), f"grpc {ready['grpc_address']}, frames {ready['frames_address']}"))
+    memory = f"{format_size(cluster.arena_bytes)} per broker"
+    if cluster.backup_count:
+        memory += f", {format_size(cluster.backup_memory_bytes)} per backup"
+        copies = plural(cluster.replication, "backup") if cluster.replication else "no backup, unless a stream says so"
+        pairs.append(("replication", copies))
     pairs += [
-        ("memory", f"{format_size(cluster.arena_bytes)} per broker, segments of {segments}"),
+        ("memory", f"{memory}, segments of {segments}"),
         ("data", f"{cluster.directory}{' (temporary)' if cluster.ephemeral else ''}"),
         ("logs", cluster.log_dir),
     ]
@@ -104,9 +119,12 @@ def _welcome(cluster: LocalCluster) -> str:
     ]
     if cluster.bootstrap != BOOTSTRAP_DEFAULT:
         commands.insert(0, f"export {BOOTSTRAP_VARIABLE}={cluster.bootstrap}")
+    members = plural(cluster.broker_count, "broker")
+    if cluster.backup_count:
+        members += f" and {plural(cluster.backup_count, 'backup')}"
     return "\n".join(
         (
-            f"KerA {version('kera')}: a cluster of {plural(cluster.broker_count, 'broker')} on this machine",
+            f"KerA {version('kera')}: a cluster of {members} on this machine",
             "",
             fields(pairs, indent="  "),
             "",

@@ -75,6 +75,8 @@ def inspect(
     """
     if path.is_file() and stream is not None:
         raise UsageError("--stream is for a data directory; a file has one segment")
+    if (path / "backup.json").exists():
+        raise UsageError(f"{path} is the data directory of a backup; kera verify looks at those")
     with extra("server"):
         import kera.broker.verify  # noqa: F401 - whether all is there that it needs
     with interruptible():

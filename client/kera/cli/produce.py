@@ -35,6 +35,9 @@ def produce(
     as_json: bool = typer.Option(
         False, "--json", help="A line is an object with key, value, headers, timestamp; typed streams: a row."
     ),
+    durability: str | None = typer.Option(
+        None, metavar="LEVEL", help="Acknowledge at leader, replicated or persisted; absent: as the stream says."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Send each line of standard input as a record.
@@ -45,14 +48,14 @@ def produce(
         raise UsageError("--json and --key-separator exclude each other")
     if key_separator == "":
         raise UsageError("--key-separator must not be empty")
-    run_async(_produce(bootstrap, stream, key_separator, as_json))
+    run_async(_produce(bootstrap, stream, key_separator, as_json, durability))
 
 
-async def _produce(bootstrap: str, name: str, key_separator: str | None, as_json: bool) -> None:
+async def _produce(bootstrap: str, name: str, key_separator: str | None, as_json: bool, durability: str | None) -> None:
     async with connected(bootstrap) as client:
         description = await client.describe(name)
         to_batch = _converter(description, key_separator, as_json)
-        async with client.producer() as producer:
+        async with client.producer(durability=durability) as producer:
             sender = _Sender(producer, name)
             try:
                 await _send_all(sender, to_batch)

@@ -35,7 +35,17 @@ def create(
     group_segments: int | None = typer.Option(
         None, min=1, metavar="P", help="Segments per group; absent: the client's default."
     ),
-    durability: str = typer.Option("leader", metavar="LEVEL", help="leader, replicated or persisted."),
+    replication: int | None = typer.Option(
+        None, min=0, metavar="R", help="Backups that have each record, too; fixed; absent: the cluster's default."
+    ),
+    virtual_logs: int = typer.Option(
+        1, min=1, metavar="V", help="Virtual logs that carry the stream to backups; at most streamlets × entries."
+    ),
+    durability: str | None = typer.Option(
+        None,
+        metavar="LEVEL",
+        help="leader, replicated or persisted; absent: replicated if the stream has backups, else leader.",
+    ),
     codec: str = typer.Option("none", metavar="CODEC", help="Compression of chunks: none, lz4 or zstd."),
     column: list[str] | None = typer.Option(
         None,
@@ -63,6 +73,8 @@ def create(
         "streamlets": streamlets,
         "brokers": brokers,
         "entries": entries,
+        "replication": replication,
+        "virtual_logs": virtual_logs,
         "durability": durability,
         "codec": codec,
         "schema": parse_columns(column) if column else None,
@@ -79,12 +91,13 @@ def create(
 
 
 async def _create(bootstrap: str, name: str, arguments: dict[str, Any]) -> None:
-    async with connected(bootstrap) as client:
+    async with connected(bootstrap, patient=False) as client:
         stream = await client.admin.create_stream(name, **arguments)
     owners = sorted({assignment.broker_id for assignment in stream.assignments.values()})
     where = "broker " + str(owners[0]) if len(owners) == 1 else "brokers " + ", ".join(map(str, owners))
     count = plural(stream.config.streamlets, "streamlet")
-    print(f"created {stream.name}: id {stream.stream_id}, {count} on {where}")
+    copies = f", copies on {plural(stream.config.replication, 'backup')}" if stream.config.replication else ""
+    print(f"created {stream.name}: id {stream.stream_id}, {count} on {where}{copies}")
 
 
 @app.command("list")
@@ -103,13 +116,14 @@ async def _list(bootstrap: str, as_json: bool) -> None:
     if not streams:
         print("no streams", file=sys.stderr)
         return
-    heading = ("NAME", "ID", "STREAMLETS", "ENTRIES", "DURABILITY", "CODEC", "RECORDS ARE", "CREATED")
+    heading = ("NAME", "ID", "STREAMLETS", "ENTRIES", "BACKUPS", "DURABILITY", "CODEC", "RECORDS ARE", "CREATED")
     rows = [
         (
             stream.name,
             stream.stream_id,
             stream.config.streamlets,
             stream.config.entries,
+            stream.config.replication,
             stream.config.durability,
             stream.config.codec,
             "typed" if stream.typed else "bytes",
@@ -143,6 +157,7 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
         ("streamlets", config.streamlets),
         ("entries", f"{config.entries} per streamlet, groups of {plural(config.group_segments, 'segment')}"),
         ("durability", config.durability),
+        ("replication", _replication(config)),
         ("codec", config.codec),
         ("schema", "\n".join(f"{field.name}: {field.type}" for field in stream.schema)),
     ]
@@ -162,6 +177,13 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
         "HEAD (GROUP/SEGMENT+OFFSET)",
     )
     print(table(heading, _entry_rows(stream, bounds)))
+
+
+def _replication(config: StreamConfig) -> str:
+    if not config.replication:
+        return "none"
+    logs = plural(config.virtual_logs, "virtual log")
+    return f"on {plural(config.replication, 'backup')}, through {logs} on each broker"
 
 
 def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:
@@ -213,6 +235,9 @@ def _parse_position(text: str) -> Position:
 def alter(
     name: str = NAME_ARGUMENT,
     durability: str | None = typer.Option(None, metavar="LEVEL", help="leader, replicated or persisted."),
+    virtual_logs: int | None = typer.Option(
+        None, min=1, metavar="V", help="Virtual logs that carry the stream to backups; at most streamlets × entries."
+    ),
     retention_ms: int | None = typer.Option(
         None, min=0, metavar="MS", help="Records older than this go; 0: they stay."
     ),
@@ -232,7 +257,7 @@ def alter(
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change the durability or the retention of a stream.
+    """Change the durability, the virtual logs or the retention of a stream.
 
     What is not given stays as it is.
     """
@@ -240,6 +265,7 @@ def alter(
         raise UsageError("--retention-application and --no-retention-applications exclude each other")
     changes: dict[str, Any] = {
         "durability": durability,
+        "virtual_logs": virtual_logs,
         "retention_ms": retention_ms,
         "retention_bytes": (None if retention_bytes is None else parse_size(retention_bytes, name="--retention-bytes")),
         "retention_applications": retention_application or ([] if no_retention_applications else None),

@@ -1,12 +1,14 @@
-"""``kera verify``: is a broker's data directory what was once written? Needs no broker, and changes nothing."""
+"""``kera verify``: is what daemons have on disk what was once written? Needs no daemon, and changes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import typer
 
@@ -16,7 +18,12 @@ from kera.cli._sizes import format_size
 from kera.cli._table import plural
 
 if TYPE_CHECKING:
-    from kera.broker.verify import Finding, Totals
+    from kera.backup import verify as of_backup
+    from kera.broker import verify as of_broker
+    from kera.broker.segment_index import SegmentIndex
+    from kera.broker.virtual_log import VirtualSegment
+
+    Finding: TypeAlias = of_broker.Finding | of_backup.Finding
 
 QUIET_S = 1.0
 """A check that is done sooner shows no progress."""
@@ -24,30 +31,166 @@ PROGRESS_INTERVAL_S = 0.2
 
 
 def verify(
-    data_dir: Path = typer.Argument(
-        ..., metavar="DATA_DIR", exists=True, file_okay=False, help="Data directory of a broker that does not run."
+    data_dirs: list[Path] = typer.Argument(
+        ...,
+        metavar="DATA_DIR...",
+        exists=True,
+        file_okay=False,
+        help="Data directories of brokers and backups that do not run, and the --log-dirs of backups.",
     ),
     as_json: bool = JSON_OPTION,
 ) -> int:
-    """Check a broker's data directory: its identity, its index, and every chunk of its segments.
+    """Check data directories: a broker's index, and every chunk of its segments; every replica of a backup.
 
-    Changes nothing. Prints a line for each damage and each oddity; the exit code is 1 when there is damage.
+    Of several backups, replicas of the same virtual segment are compared, and the chunks of brokers that are given with
+    their replicas. Changes nothing. Prints a line for each damage and each oddity; the exit code is 1 when there is
+    damage.
     """
     with extra("server"):
-        from kera.broker.verify import Totals, verify
-    totals, found = Totals(), []
-    with interruptible(), _Progress(totals) as progress:
-        for finding in verify(data_dir, totals, progress.show):
+        from kera.backup.verify import is_backup
+
+        check = _Check()
+    found: list[Finding] = []
+    backups = [path for path in data_dirs if is_backup(path)]
+    brokers = [path for path in data_dirs if path not in backups]
+    with interruptible(), _Progress(check) as progress:
+        for finding in check.run(brokers, backups, progress):
             found.append(finding)
             progress.clear()
             if not as_json:
                 print(_line(finding), flush=True)
     damages = sum(finding.severity == "damage" for finding in found)
     if as_json:
-        print(json.dumps(_to_json(totals, found), indent=2))
+        print(json.dumps(_to_json(check, found), indent=2))
     else:
-        print(_summary(totals, damages, len(found) - damages))
+        print(_summary(check, damages, len(found) - damages))
     return EXIT_ERROR if damages else 0
+
+
+class _Check:
+    """What is checked, and how far that is."""
+
+    def __init__(self) -> None:
+        from kera.backup import verify as of_backup
+        from kera.broker import verify as of_broker
+
+        self._broker, self._backup = of_broker, of_backup
+        self.segments: list[of_broker.Totals] = []
+        """Of each broker."""
+        self.replicas: of_backup.Totals | None = None
+        """None: no backup was."""
+
+    def run(self, brokers: Sequence[Path], backups: Sequence[Path], progress: _Progress) -> Iterator[Finding]:
+        """Everything that is not as it should be."""
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(self._backup.BackupFiles.opened(path)) for path in backups]
+            for path in brokers:
+                self.segments.append(self._broker.Totals())
+                yield from self._broker.verify(path, self.segments[-1], progress.show)
+            if not files:
+                return
+            self.replicas = self._backup.Totals(replicas_expected=sum(each.count for each in files))
+            for each in files:
+                yield from each.check(self.replicas, progress.show)
+            yield from self._backup.compare(files)
+            for path in brokers:
+                yield from self._compare_log(path.absolute(), files)
+
+    @property
+    def all_segments(self) -> of_broker.Totals:
+        """Of all brokers."""
+        each = self.segments
+        return self._broker.Totals(
+            segments=sum(totals.segments for totals in each),
+            chunks=sum(totals.chunks for totals in each),
+            records=sum(totals.records for totals in each),
+            bytes=sum(totals.bytes for totals in each),
+        )
+
+    def _compare_log(self, data_dir: Path, files: Sequence[of_backup.BackupFiles]) -> Iterator[Finding]:
+        """The chunks of a broker's log with their replicas."""
+        from kera.broker.registration import IDENTITY_NAMES, Identity
+        from kera.broker.virtual_index import virtual_segments
+
+        identity = None
+        for name in IDENTITY_NAMES:
+            with contextlib.suppress(OSError, ValueError):
+                identity = identity or Identity.read(data_dir / name)
+        index_path = data_dir / "log" / "index"
+        with self._broker.unused(data_dir), self._broker.index_copy(index_path) as copy:
+            if identity is None or copy.index is None:
+                return  # which was told
+            recorded = list(virtual_segments(copy.index))
+            there = {replica.header.backup_id for each in files for replica in each.replicas}
+            complete = all(there.issuperset(each.backups) for each in recorded)
+            replicas = self._backup.by_replica(files)
+            for each in recorded:
+                versions = replicas.get((identity.member_id, each.virtual_segment_id), [])
+                yield from self._compare_record(each, versions, there, index_path / "data.mdb")
+            comparison = self._backup.LogComparison(files, identity.member_id)
+            streams = comparison.streams | {each.stream_id for each in recorded}
+            yield from self._compare_segments(data_dir / "log", copy.index, comparison, streams, complete=complete)
+
+    def _compare_record(
+        self,
+        wanted: VirtualSegment,
+        versions: Iterable[tuple[of_backup.BackupFiles, of_backup.StoredReplica]],
+        there: set[int],
+        path: Path,
+    ) -> Iterator[Finding]:
+        """What the index says of a virtual segment, with its replicas; `there`: the backups that are looked at."""
+        good = {
+            replica.header.backup_id
+            for _, replica in versions
+            if replica.closed
+            and not replica.holes
+            and (replica.length, replica.checksum) == (wanted.head, wanted.checksum)
+        }
+        missing = sorted(set(wanted.backups) & there - good)
+        if missing:
+            backups = ", ".join(str(backup_id) for backup_id in missing)
+            lost = not good and there.issuperset(wanted.backups)
+            text = (
+                f"says that virtual segment {wanted.virtual_segment_id:#x} is on backup {backups}; it is not, as it was"
+            )
+            yield self._backup.Finding("damage" if lost else "warning", path, None, 0, text)
+
+    def _compare_segments(
+        self,
+        root: Path,
+        index: SegmentIndex,
+        comparison: of_backup.LogComparison,
+        streams: set[int],
+        *,
+        complete: bool,
+    ) -> Iterator[Finding]:
+        """`complete`: all backups are looked at that the index names."""
+        from kera.broker.segment_scan import scan_segment
+        from kera.broker.segment_store import segment_path
+
+        for address, record in index.all_segments():
+            if address.stream_id not in streams:
+                continue
+            path = segment_path(root, record.physical_id)
+            try:
+                view = self._broker.read_segment(path, None if record.open else record.length)
+            except OSError:
+                continue  # which was told
+            if record.open:
+                scan = scan_segment(view, address=address, durable=record.length)
+            else:
+                scan = scan_segment(view, address=address, length=record.length)
+            damaged = {hole.start for hole in scan.holes}
+            alone = at = 0
+            for end in scan.chunk_ends:
+                if at not in damaged:
+                    replicas, findings = comparison.check(view[at:end], path, at)
+                    alone += not replicas
+                    yield from findings
+                at = end
+            if alone and complete:
+                text = f"{plural(alone, 'chunk')} of {self._broker.place_of(address)}: no replica is there"
+                yield self._backup.Finding("warning", path, None, 0, text)
 
 
 def _line(finding: Finding) -> str:
@@ -57,22 +200,43 @@ def _line(finding: Finding) -> str:
     return f"{finding.severity}: {where}: {finding.text}"
 
 
-def _summary(totals: Totals, damages: int, warnings: int) -> str:
-    whole = (
-        f"{plural(totals.segments, 'segment')}, {plural(totals.chunks, 'chunk')}, {plural(totals.records, 'record')},"
-        f" {format_size(totals.bytes)}"
-    )
+def _summary(check: _Check, damages: int, warnings: int) -> str:
+    wholes = []
+    if check.segments:
+        totals = check.all_segments
+        wholes.append(
+            f"{plural(totals.segments, 'segment')}, {plural(totals.chunks, 'chunk')},"
+            f" {plural(totals.records, 'record')}, {format_size(totals.bytes)}"
+        )
+    if check.replicas is not None:
+        replicas = check.replicas
+        wholes.append(
+            f"{plural(replicas.replicas, 'replica')}, {plural(replicas.chunks, 'chunk')}, {format_size(replicas.bytes)}"
+        )
+    whole = "; ".join(wholes)
     if not damages and not warnings:
         return f"{whole}: all is well"
     return f"{whole}: {plural(damages, 'damage')}, {plural(warnings, 'warning')}"
 
 
-def _to_json(totals: Totals, found: list[Finding]) -> dict[str, object]:
-    return {
-        "segments": totals.segments,
-        "chunks": totals.chunks,
-        "records": totals.records,
-        "bytes": totals.bytes,
+def _to_json(check: _Check, found: Iterable[Finding]) -> dict[str, object]:
+    document: dict[str, object] = {}
+    if check.segments:
+        totals = check.all_segments
+        document |= {
+            "segments": totals.segments,
+            "chunks": totals.chunks,
+            "records": totals.records,
+            "bytes": totals.bytes,
+        }
+    if check.replicas is not None:
+        replicas = check.replicas
+        document["replicas"] = {
+            "replicas": replicas.replicas,
+            "chunks": replicas.chunks,
+            "bytes": replicas.bytes,
+        }
+    return document | {
         "findings": [
             {
                 "severity": finding.severity,
@@ -89,8 +253,8 @@ def _to_json(totals: Totals, found: list[Finding]) -> dict[str, object]:
 class _Progress:
     """One line on the terminal that is written over and over; nothing when standard error is none."""
 
-    def __init__(self, totals: Totals) -> None:
-        self._totals = totals
+    def __init__(self, check: _Check) -> None:
+        self._check = check
         self._next_s = time.monotonic() + QUIET_S
         self._terminal = sys.stderr.isatty()
         self._shown = False
@@ -105,9 +269,16 @@ class _Progress:
         if self._terminal and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
             self._shown = True
-            done, expected = self._totals.segments, self._totals.segments_expected
-            text = f"\r{done:,} of {expected:,} segments, {format_size(self._totals.bytes)}\x1b[K"
-            print(text, end="", file=sys.stderr, flush=True)
+            print(f"\r{self._text()}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _text(self) -> str:
+        if self._check.replicas is not None:
+            replicas = self._check.replicas
+            done, expected, what, size = replicas.replicas, replicas.replicas_expected, "replicas", replicas.bytes
+        else:
+            segments = self._check.segments[-1]
+            done, expected, what, size = segments.segments, segments.segments_expected, "segments", segments.bytes
+        return f"{done:,} of {expected:,} {what}, {format_size(size)}"
 
     def clear(self) -> None:
         if self._shown:

@@ -10,6 +10,7 @@ from kera.client.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import (
     Assignment,
+    BackupDescription,
     BrokerDescription,
     ChunkBatch,
     ClusterDescription,
@@ -26,6 +27,7 @@ __all__ = [
     "EARLIEST",
     "Admin",
     "Assignment",
+    "BackupDescription",
     "BrokerDescription",
     "ChunkBatch",
     "Client",

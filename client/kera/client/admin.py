@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kera.client.cluster import Cluster
 from kera.client.consumer import Positions
-from kera.client.types import ClusterDescription, StreamDescription
+from kera.client.types import ClusterDescription, StreamDescription, durability_value
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
@@ -33,7 +33,7 @@ class Admin:
         brokers: int = 0,
         entries: int = 1,
         group_segments: int = GROUP_SEGMENTS_DEFAULT,
-        durability: str = "leader",
+        durability: str | None = None,
         codec: str = "none",
         schema: pa.Schema | None = None,
         key_column: str | None = None,
@@ -42,6 +42,8 @@ class Admin:
         retention_bytes: int = 0,
         retention_applications: Sequence[str] = (),
         retention_consumed: bool = False,
+        replication: int | None = None,
+        virtual_logs: int = 1,
     ) -> StreamDescription:
         """Create a stream (thesis table 6.1, createStream).
 
@@ -55,7 +57,13 @@ class Admin:
         rule), `retention_consumed` what all `retention_applications` have read. Whatever the rule, nothing goes that
         one of `retention_applications` has yet to read; they say how far they are with `Consumer.commit`.
 
-        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`.
+        `replication` (R) is on how many backups each chunk is besides its broker, fixed for ever; None: what the
+        cluster has for a default. On each broker, `virtual_logs` (V, at most M·Q) carry the chunks there, one request
+        of each at a time to a backup: more replicate more side by side, and need more memory of the backups.
+        `durability` is when a chunk is acknowledged and can be read: ``leader``, ``replicated`` or ``persisted``; None:
+        ``replicated`` with replication, else ``leader``.
+
+        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`, `TooFewBackups`.
         """
         request = coordinator_pb2.CreateStreamRequest(
             name=name,
@@ -64,12 +72,14 @@ class Admin:
                 brokers=brokers,
                 entries=entries,
                 group_segments=group_segments,
-                durability=_enum(common_pb2.Durability, "DURABILITY_", durability),  # type: ignore[arg-type]
+                durability=durability_value(durability),
                 codec=_enum(common_pb2.Codec, "CODEC_", codec),  # type: ignore[arg-type]
                 retention_ms=_limit("retention_ms", retention_ms),
                 retention_bytes=_limit("retention_bytes", retention_bytes),
                 retention_applications=retention_applications,
                 retention_consumed=retention_consumed,
+                replication=None if replication is None else _count("replication", replication),
+                virtual_logs=_count("virtual_logs", virtual_logs),
             ),
         )
         if schema is not None:
@@ -105,8 +115,9 @@ class Admin:
         retention_bytes: int | None = None,
         retention_applications: Sequence[str] | None = None,
         retention_consumed: bool | None = None,
+        virtual_logs: int | None = None,
     ) -> StreamDescription:
-        """Change durability or retention of a stream; what is None stays. See `create_stream` for what they mean.
+        """Change durability, retention or virtual logs of a stream; what is None stays. See `create_stream` for them.
 
         `retention_applications` replaces the list. A broker that is away follows when it is back.
 
@@ -114,13 +125,15 @@ class Admin:
         """
         request = coordinator_pb2.AlterStreamRequest(name=name, retention_consumed=retention_consumed)
         if durability is not None:
-            request.durability = _enum(common_pb2.Durability, "DURABILITY_", durability)  # type: ignore[assignment]
+            request.durability = durability_value(durability)
         if retention_ms is not None:
             request.retention_ms = _limit("retention_ms", retention_ms)
         if retention_bytes is not None:
             request.retention_bytes = _limit("retention_bytes", retention_bytes)
         if retention_applications is not None:
             request.retention_applications.CopyFrom(coordinator_pb2.Applications(names=retention_applications))
+        if virtual_logs is not None:
+            request.virtual_logs = _count("virtual_logs", virtual_logs)
         await self._cluster.ask(api.ALTER_STREAM, request)
         return await self.describe_stream(name)
 
@@ -167,7 +180,7 @@ class Admin:
         self._cluster.forget(name)
 
     async def describe_cluster(self) -> ClusterDescription:
-        """The cluster's id and its brokers."""
+        """The cluster's id, its brokers and its backups."""
         return await self._cluster.describe()
 
 
@@ -175,6 +188,13 @@ def _limit(name: str, value: int) -> int:
     """Elsewhere -1 means no limit; the message would not take it."""
     if not 0 <= value < 1 << 63:
         raise InvalidArgument(f"{name} must be between 0 (no such rule) and {(1 << 63) - 1}, not {value}")
+    return value
+
+
+def _count(name: str, value: int) -> int:
+    """What the message would not take; the coordinator knows the real limits."""
+    if not 0 <= value < 1 << 32:
+        raise InvalidArgument(f"{name} cannot be {value}", field=name, value=value)
     return value
 
 

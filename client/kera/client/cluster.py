@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kera.client.retry import retrying
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import (
+    BackupDescription,
     BrokerDescription,
     ClusterDescription,
     EntryBounds,
@@ -94,9 +95,13 @@ class Cluster:
         self._streams.pop(name, None)
 
     async def describe(self) -> ClusterDescription:
-        """All brokers."""
+        """All brokers and backups."""
         answer = await self.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest())
-        return ClusterDescription(answer.cluster_id, [BrokerDescription.from_message(info) for info in answer.brokers])
+        return ClusterDescription(
+            answer.cluster_id,
+            [BrokerDescription.from_message(info) for info in answer.brokers],
+            [BackupDescription.from_message(info) for info in answer.backups],
+        )
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
         """Starts and ends of all entries, asked of the brokers now; by streamlet."""

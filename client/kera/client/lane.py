@@ -48,6 +48,8 @@ class PendingChunk:
     """Sent, and not answered yet."""
     uncertain: bool = False
     """An attempt was sent and its outcome is not known."""
+    cause: KeraError | None = None
+    """The last error of an attempt that says what is wrong, see `_says_why`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +124,28 @@ class Lane:
         self.in_flight -= 1
         chunk.in_flight = False
         chunk.uncertain = chunk.uncertain or isinstance(error, Uncertain)
+        if _says_why(error):
+            chunk.cause = error
         failures = []
         if error.retriable and now_s < chunk.deadline_s:
             self._held.append((chunk, error))
         else:
-            if chunk.uncertain and not isinstance(error, Uncertain):
-                error = Uncertain(f"not known to be stored; last: {error.message}", **error.attributes)
-            failures.append(Failure(chunk, error))
+            failures.append(Failure(chunk, self._final(chunk, error)))
             if self._before_gap(chunk):
                 self._gap = failures[0]
         return failures + self._all_returned()
+
+    def _final(self, chunk: PendingChunk, error: KeraError) -> KeraError:
+        """Why `chunk` is given up after `error`: with the cause, where `error` itself does not say it."""
+        cause = chunk.cause
+        if cause is None and self._gap is not None and isinstance(error, OutOfSequence):
+            cause = self._gap.error  # the one before it that is missing
+        if chunk.uncertain and not isinstance(error, Uncertain):
+            error = Uncertain(f"not known to be stored; last: {error.message}", **error.attributes)
+        if cause is None or _says_why(error) or cause.message in error.message:
+            return error
+        kind = type(cause) if isinstance(cause, Uncertain) and isinstance(error, Uncertain) else type(error)
+        return kind(f"{error.message}; before that: {cause.message}", **{**cause.attributes, **error.attributes})
 
     def _before_gap(self, chunk: PendingChunk) -> bool:
         return self._gap is None or chunk.sequence < self._gap.chunk.sequence
@@ -191,3 +205,8 @@ class Lane:
             typed=identity.typed,
         )
         chunk.chunk_bytes = chunk.encoded.chunk_bytes
+
+
+def _says_why(error: KeraError) -> bool:
+    """Whether `error` is a cause: a missing answer is none, nor is that a chunk came before its predecessors."""
+    return type(error) is not Uncertain and not isinstance(error, OutOfSequence)

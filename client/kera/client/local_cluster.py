@@ -6,10 +6,10 @@
 
 Promises:
 
-* when `start` returns, every daemon serves and every broker is registered; when it raises, nothing is left
-  running;
-* `stop` ends brokers first, then the coordinator; it takes a bounded time, may be called again, and removes
-  what is temporary;
+* when `start` returns, every daemon serves and every broker and backup is registered; when it raises, nothing
+  is left running;
+* `stop` ends brokers first, then backups, then the coordinator; it takes a bounded time, may be called again,
+  and removes what is temporary;
 * no child outlives this process, however that ends; a cluster without `data_dir` leaves nothing behind, and
   what a killed one has left is removed at the next start.
 
@@ -37,6 +37,11 @@ from kera.core.telemetry import get_logger
 __all__ = ["ChildDeath", "ChildStartError", "DirectoryInUse", "LocalCluster", "RunningCluster"]
 
 COORDINATOR = "coordinator"
+BACKUP = "backup"
+BROKER = "broker"
+STARTED = (COORDINATOR, BACKUP, BROKER)
+"""Kinds of children, in the order in which they start; they stop in the opposite one, so that a broker has its backups
+from its first moment to its last."""
 READY_TIMEOUT_S = 60.0
 """Bound on one daemon's start. It takes about a second; a large arena on a busy machine some more."""
 STOP_GRACE_S = 10.0
@@ -57,37 +62,61 @@ class ChildDeath:
 
 
 class LocalCluster:
-    """One coordinator and some brokers. See the head of this module."""
+    """One coordinator, some brokers and, for replication, backups. See the head of this module."""
 
     def __init__(  # noqa: PLR0913 - a setting each
         self,
         *,
         brokers: int = 1,
+        backups: int = 0,
+        replication: int | None = None,
         data_dir: Path | str | None = None,
         arena_bytes: int = 256 * MIB,
+        backup_memory_bytes: int = 256 * MIB,
         segment_bytes: int = 8 * MIB,
         host: str = "127.0.0.1",
         port: int = 0,
         broker_settings: Mapping[str, object] | None = None,
+        backup_settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         log_dir: Path | str | None = None,
     ) -> None:
         """Nothing is started yet.
 
-        `data_dir` None makes a temporary cluster of ephemeral brokers; with one, brokers keep what they have, and
-        a killed one finds it when it is restarted. `arena_bytes` is per broker. `port` is the coordinator's (0:
-        any free one). `broker_settings` are other settings of all brokers, by name (``idle_close_ms``, …); `env`
-        is added to the environment of all children. Logs go to `log_dir`, or to ``logs`` in the cluster's
-        directory.
+        `data_dir` None makes a temporary cluster of ephemeral brokers and backups; with one, they keep what they
+        have, and a killed one finds it when it is restarted. `arena_bytes` is per broker, `backup_memory_bytes` per
+        backup, `segment_bytes` of both: what fills a segment of a broker has to fit into one of a backup.
+        `replication` is that of streams which are created without a word about it (None: 0). `port` is the
+        coordinator's (0: any free one). `broker_settings` and `backup_settings` are other settings of all brokers
+        and all backups, by name (``idle_close_ms``, …); `env` is added to the environment of all children. Logs go
+        to `log_dir`, or to ``logs`` in the cluster's directory.
+
+        Raises `InvalidArgument`.
         """
         if brokers < 1:
             raise InvalidArgument(f"a cluster needs at least one broker, not {brokers}", brokers=brokers)
+        if backups < 0:
+            raise InvalidArgument(f"a cluster cannot have {backups} backups", backups=backups)
+        if replication is not None and not 0 <= replication <= backups:
+            raise InvalidArgument(
+                f"replication {replication} needs as many backups, and there are {backups}",
+                replication=replication,
+                backups=backups,
+            )
         self.broker_count = brokers
+        self.backup_count = backups
+        self.replication = replication or 0
         self.host = host
         self.port = port
         self.arena_bytes = arena_bytes
+        self.backup_memory_bytes = backup_memory_bytes
         self.segment_bytes = segment_bytes
-        self._broker_settings = dict(broker_settings or {})
+        self._settings: dict[str, dict[str, object]] = {
+            COORDINATOR: {} if replication is None else {"default_replication": replication},
+            BACKUP: dict(backup_settings or {}),
+            BROKER: dict(broker_settings or {}),
+        }
+        """Of all children of a kind, besides what each is given by itself."""
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._log_dir = Path(log_dir).absolute() if log_dir is not None else None
         self._env = {**os.environ, **(env or {})}
@@ -109,7 +138,7 @@ class LocalCluster:
 
     @property
     def ready(self) -> dict[str, dict[str, Any]]:
-        """Name to ready line (addresses, broker id), of all children that were started."""
+        """Name to ready line (addresses, id of the broker or backup), of all children that were started."""
         return {name: dict(child.ready) for name, child in self._children.items()}
 
     @property
@@ -139,24 +168,24 @@ class LocalCluster:
         else:
             self._directory = ClusterDirectory.open(self._data_dir)
         try:
-            await self._start_child(COORDINATOR, self._coordinator_argv())
+            await self._start_child(COORDINATOR)
             # One after the other, so that in a new cluster broker-1 gets the id 1.
-            for number in range(1, self.broker_count + 1):
-                await self._start_child(f"broker-{number}", self._broker_argv(number))
+            for kind, count in ((BACKUP, self.backup_count), (BROKER, self.broker_count)):
+                for number in range(1, count + 1):
+                    await self._start_child(f"{kind}-{number}")
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> list[str]:
-        """Stop everything, brokers first; returns the names of those that had to be killed.
+        """Stop everything, brokers first and the coordinator last; returns the names of those that had to be killed.
 
         May be called again.
         """
-        brokers = [child for name, child in self._children.items() if name != COORDINATOR]
-        coordinators = [child for name, child in self._children.items() if name == COORDINATOR]
         disobedient = []
         try:
-            for generation in (brokers, coordinators):
+            for kind in reversed(STARTED):
+                generation = [child for name, child in self._children.items() if _kind_of(name) == kind]
                 obeyed = await asyncio.gather(*(child.stop(grace_s=STOP_GRACE_S) for child in generation))
                 disobedient += [child.name for child, ok in zip(generation, obeyed, strict=True) if not ok]
         finally:
@@ -181,15 +210,12 @@ class LocalCluster:
     async def restart(self, name: str, **settings: object) -> None:
         """Start a child again, with its data; stops it first if it runs. The coordinator keeps its port.
 
-        `settings` are added to those of the brokers, for this one and all that are restarted later.
+        `settings` are added to those of its kind, for this one and all of that kind that are restarted later.
         """
         child = self._child(name)
-        self._broker_settings |= settings
+        self._settings[_kind_of(name)] |= settings
         await child.stop(grace_s=STOP_GRACE_S)
-        if name == COORDINATOR:
-            child.argv = self._coordinator_argv(port=int(self.bootstrap.rpartition(":")[2]))
-        else:
-            child.argv = self._broker_argv(int(name.rpartition("-")[2]))
+        child.argv = self._argv_of(name)
         await child.start(ready_timeout_s=READY_TIMEOUT_S)
 
     async def wait(self) -> ChildDeath:
@@ -223,9 +249,9 @@ class LocalCluster:
             names = ", ".join(self._children)
             raise InvalidArgument(f"no child is called {name}; there are: {names}", name=name) from None
 
-    async def _start_child(self, name: str, argv: list[str]) -> None:
+    async def _start_child(self, name: str) -> None:
         path = self.log_dir / f"{name}.log"
-        child = Child(name, argv, env=self._env, log_path=path, on_death=self._note_death)
+        child = Child(name, self._argv_of(name), env=self._env, log_path=path, on_death=self._note_death)
         self._children[name] = child
         await child.start(ready_timeout_s=READY_TIMEOUT_S)
 
@@ -233,25 +259,24 @@ class LocalCluster:
         death = ChildDeath(child.name, child.describe_exit(), child.log_path, child.log_tail())
         self._deaths.put_nowait(death)
 
-    def _coordinator_argv(self, port: int | None = None) -> list[str]:
-        return self._argv(
-            COORDINATOR,
-            host=self.host,
-            port=self.port if port is None else port,
-            data_dir=self.directory / "coordinator",
-        )
-
-    def _broker_argv(self, number: int) -> list[str]:
-        flags = {
-            "host": self.host,
+    def _argv_of(self, name: str) -> list[str]:
+        kind = _kind_of(name)
+        flags: dict[str, object] = {"host": self.host, "data_dir": self.directory / name}
+        if kind == COORDINATOR:
+            known = self._children[name].ready.get("grpc_address") if name in self._children else None
+            flags["port"] = self.port if known is None else int(known.rpartition(":")[2])
+            return self._argv(kind, **(flags | self._settings[kind]))
+        flags |= {
             "port": 0,
             "frames_port": 0,
             "coordinator": self.bootstrap,
-            "data_dir": self.directory / f"broker-{number}",
-            "arena_bytes": self.arena_bytes,
             "segment_bytes": self.segment_bytes,
         }
-        argv = self._argv("broker", **(flags | self._broker_settings))
+        if kind == BROKER:
+            flags["arena_bytes"] = self.arena_bytes
+        else:
+            flags["memory_bytes"] = self.backup_memory_bytes
+        argv = self._argv(kind, **(flags | self._settings[kind]))
         return [*argv, "--ephemeral"] if self.ephemeral else argv
 
     @staticmethod
@@ -260,3 +285,7 @@ class LocalCluster:
         for name, value in flags.items():
             argv += ["--" + name.replace("_", "-"), str(value)]
         return argv
+
+
+def _kind_of(name: str) -> str:
+    return name.partition("-")[0]

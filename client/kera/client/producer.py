@@ -24,7 +24,7 @@ from kera.client.partitioner import streamlet_of
 from kera.client.sender import Sender
 from kera.client.settings import ProducerSettings
 from kera.client.stream_writer import StreamWriter
-from kera.client.types import Delivery, StreamDescription
+from kera.client.types import Delivery, StreamDescription, durability_value
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import (
     BufferFull,
@@ -70,6 +70,8 @@ class Producer:
         self.settings = settings
         self.clock = clock or SystemClock()
         self._now_us = self.clock.now_us
+        self.durability = durability_value(settings.durability)
+        """What each request asks for."""
         self._buffer_bytes_max = int(settings.buffer_bytes_max)
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self.loop = asyncio.get_running_loop()

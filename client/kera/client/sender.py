@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kera.client.lane import Lane, PendingChunk
@@ -110,8 +111,8 @@ class Sender:
         for chunk in chunks:
             header, payload, padding = chunk.encoded  # type: ignore[misc]
             bulk += (header, payload, padding) if padding else (header, payload)
-        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks))
         producer = self._producer
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks), durability=producer.durability)
         # Not beyond the deadline of a chunk: it is given up then, answered or not.
         left_s = min(chunk.deadline_s for chunk in chunks) - producer.loop.time()
         timeout_s = min(producer.cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
@@ -133,24 +134,28 @@ class Sender:
                 error = InternalError(f"{type(error).__name__}: {error}")
             self._refused(chunks, error)
             return
-        statuses = done.result().message.statuses
+        message = done.result().message
+        statuses = message.statuses
         if len(statuses) != len(chunks):
             text = f"broker {self._broker_id} answered {len(statuses)} chunks of {len(chunks)}"
             self._refused(chunks, InternalError(text, broker_id=self._broker_id))
             return
+        places = {place.virtual_segment_id: tuple(place.backup_ids) for place in message.virtual_segments}
         failed: list[tuple[PendingChunk, KeraError]] = []
         for chunk, status in zip(chunks, statuses, strict=True):
             if status.HasField("error"):
                 failed.append((chunk, error_from_message(status.error)))
             else:
-                self._delivered(chunk, status)
+                self._delivered(chunk, status, places)
         if failed:
             self._came_back(failed)
         else:
             self._attempt = 0
         self._pump()
 
-    def _delivered(self, chunk: PendingChunk, status: broker_pb2.ChunkStatus) -> None:
+    def _delivered(
+        self, chunk: PendingChunk, status: broker_pb2.ChunkStatus, places: Mapping[int, tuple[int, ...]]
+    ) -> None:
         lane = chunk.lane
         given_up = lane.acknowledged(chunk)
         identity = lane.identity
@@ -164,6 +169,8 @@ class Sender:
                 record_count=chunk.payload.record_count,
                 durability=durability_name(status.durability),
                 duplicate=status.duplicate,
+                virtual_segment=status.virtual_segment_id,
+                backups=places.get(status.virtual_segment_id, ()),
             ),
         )
         for failure in given_up:

@@ -8,6 +8,7 @@ from pydantic import ByteSize, Field
 
 from kera.core.settings import KIB, MIB, KeraSettings
 
+Durability = Literal["leader", "replicated", "persisted"]
 Transport = Literal["auto", "unix", "tcp", "grpc"]
 SharedMemory = Literal["auto", "never", "always"]
 
@@ -59,6 +60,11 @@ class ProducerSettings(KeraSettings):
     )
     delivery_timeout_ms: int = Field(
         60_000, gt=0, description="How long a record may take until it is acknowledged, retries included, in ms."
+    )
+    durability: Durability | None = Field(
+        None,
+        description="Level to acknowledge at: leader, replicated or persisted; absent: the stream's own. A lower one is"
+        " answered sooner, and read no sooner than the stream's own says.",
     )
 
 

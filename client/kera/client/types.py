@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pyarrow as pa
 
+from kera.client.settings import Durability
 from kera.core.chunk import ChunkHeader, Codec
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.ids import EntryId, Position
@@ -33,6 +34,10 @@ class StreamConfig:
     """Nothing goes that one of these applications has yet to read."""
     retention_consumed: bool = False
     """What all these applications have read goes at once."""
+    replication: int = 0
+    """On how many backups each chunk is, besides its broker."""
+    virtual_logs: int = 1
+    """How many virtual logs carry the stream's chunks to backups, on each broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +69,50 @@ class BrokerDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class BackupDescription:
+    """A backup, as the coordinator knows it."""
+
+    backup_id: int
+    node_id: str
+    rack: str
+    """What fails together with it; empty: not known."""
+    grpc_address: str
+    frames_address: str
+    frames_unix_path: str
+    segment_bytes: int
+    memory_bytes: int
+    disk_bytes: int
+    free_memory_bytes: int
+    """As of its last heartbeat."""
+    free_disk_bytes: int
+    alive: bool
+
+    @classmethod
+    def from_message(cls, info: common_pb2.BackupInfo) -> BackupDescription:
+        """From its wire form."""
+        return cls(
+            backup_id=info.backup_id,
+            node_id=info.node_id,
+            rack=info.rack,
+            grpc_address=info.grpc_address,
+            frames_address=info.frames_address,
+            frames_unix_path=info.frames_unix_path,
+            segment_bytes=info.segment_bytes,
+            memory_bytes=info.memory_bytes,
+            disk_bytes=info.disk_bytes,
+            free_memory_bytes=info.free_memory_bytes,
+            free_disk_bytes=info.free_disk_bytes,
+            alive=info.alive,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The cluster's id and all brokers it ever had."""
+    """The cluster's id and all brokers and backups it ever had."""
 
     cluster_id: str
     brokers: list[BrokerDescription]
+    backups: list[BackupDescription]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +194,8 @@ class StreamDescription:
                 retention_bytes=config.retention_bytes,
                 retention_applications=tuple(config.retention_applications),
                 retention_consumed=config.retention_consumed,
+                replication=config.replication,
+                virtual_logs=config.virtual_logs or 1,
             ),
             schema=schema_from_bytes(schema.arrow_schema),
             schema_id=schema.schema_id,
@@ -212,6 +258,10 @@ class Delivery(NamedTuple):
     """The level that was reached."""
     duplicate: bool
     """An earlier attempt had arrived already; the position is that one's, or 0 if it has left the memory since."""
+    virtual_segment: int = 0
+    """The virtual segment that has the chunk on backups; 0: none, or not known."""
+    backups: tuple[int, ...] = ()
+    """The backups that have this virtual segment."""
 
 
 class Record(NamedTuple):
@@ -247,3 +297,12 @@ def position_of(cursor: common_pb2.Cursor) -> Position:
 def durability_name(value: common_pb2.Durability.ValueType) -> str:
     """``leader``, ``replicated`` or ``persisted``."""
     return common_pb2.Durability.Name(value).removeprefix("DURABILITY_").lower()
+
+
+def durability_value(name: str | None) -> common_pb2.Durability.ValueType:
+    """The level called `name`; None: left to the stream, or to its replication. Raises `InvalidArgument`."""
+    if name is None:
+        return common_pb2.DURABILITY_UNSPECIFIED
+    if name not in get_args(Durability):
+        raise InvalidArgument(f"durability {name!r} is none of {', '.join(get_args(Durability))}", durability=name)
+    return common_pb2.Durability.Value("DURABILITY_" + name.upper())

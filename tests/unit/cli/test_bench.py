@@ -12,10 +12,11 @@ from kera.cli.bench._cpu import cpu_model, cpu_seconds
 from kera.cli.bench._latency import Latencies
 from kera.cli.bench._payload import make_batch, make_value, records_per_chunk
 from kera.cli.bench._rounds import Place, Round
-from kera.cli.bench._settings import BenchSettings, E2eSettings, arena_bytes_of
+from kera.cli.bench._settings import BenchSettings, E2eSettings, arena_bytes_of, backup_memory_bytes_of
+from kera.client import StreamConfig
 from kera.core.chunk import chunk_bytes_of
 from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.settings import MIB
+from kera.core.settings import MIB, InvalidSettings
 
 
 def settings(kind: type[BenchSettings] = BenchSettings, **fields: Any) -> BenchSettings:
@@ -100,10 +101,46 @@ def test_memory_is_enough_for_a_round_and_shared_by_the_brokers() -> None:
     assert arena_bytes_of(settings(E2eSettings), segment_bytes) > 5000 * 1100
 
 
-def rounds(*seconds: float) -> list[Round]:
+def test_backups_have_memory_for_all_replicas_of_a_round_together() -> None:
+    segment_bytes = 8 * MIB
+    one = backup_memory_bytes_of(settings(backups=1, replication=1), segment_bytes)
+    assert one % segment_bytes == 0
+    assert one >= arena_bytes_of(settings(), segment_bytes) - 2 * segment_bytes
+    spread = settings(backups=4, replication=2, brokers=2, streamlets=8, virtual_logs=8)
+    assert one / 2 < backup_memory_bytes_of(spread, segment_bytes) < one
+    assert backup_memory_bytes_of(settings(backup_memory_bytes="1GiB"), segment_bytes) == 1 << 30
+
+
+def test_replication_needs_backups_unless_the_cluster_is_another_one() -> None:
+    with pytest.raises(InvalidSettings, match="replication 2 needs as many backups, and there are 1"):
+        BenchSettings.load(replication=2, backups=1)
+    assert BenchSettings.load(replication=2, bootstrap="x:1").replication == 2
+
+
+def rounds(*seconds: float, **more: Any) -> list[Round]:
     latencies = Latencies()
     latencies.add(500, 10)
-    return [Round(1_000_000, 100_000_000, s, 0.5, 0.0, 0.25, 0, [latencies.encode()]) for s in seconds]
+    return [Round(1_000_000, 100_000_000, s, 0.5, 0.0, 0.25, 0, [latencies.encode()], **more) for s in seconds]
+
+
+def test_a_report_tells_what_the_stream_had_of_replication() -> None:
+    config = StreamConfig(1, 0, 1, 16, "replicated", "none", replication=2, virtual_logs=1)
+    place = Place("x:1", [1], own=True, backup_pids=[2, 3])
+    one = _report.make("produce", settings(backups=2), place, 100, rounds(0.5, config=config, backups_cpu_s=0.125))
+
+    assert (one["backups"], one["replication"], one["virtual_logs"], one["durability"]) == (2, 2, 1, "replicated")
+    assert one["backups_cpu_s"]["median"] == 0.125
+    title, *_, row = _report.to_table([one]).split("\n")
+    assert title.endswith(
+        "time to acknowledgement; level replicated, replication on 2 backups (of 2) through 1 virtual log"
+    )
+    assert row.endswith("producers 5.00 s/GB, brokers 2.50 s/GB, backups 1.25 s/GB")
+
+
+def test_processor_time_is_that_of_brokers_and_of_backups() -> None:
+    place = Place("x:1", [os.getpid()], own=True, backup_pids=[])
+    brokers_s, backups_s = place.cpu_seconds()
+    assert brokers_s > backups_s == 0
 
 
 def test_a_report_has_the_median_the_least_and_the_most() -> None:

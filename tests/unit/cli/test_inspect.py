@@ -187,6 +187,12 @@ def test_what_cannot_be_inspected_is_an_error_of_usage(tmp_path: Path, capsys: p
         assert says in capsys.readouterr().err
 
 
+def test_a_backup_is_for_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "backup.json").touch()
+    assert run_app(app, ["inspect", str(tmp_path)]) == 2
+    assert "kera verify" in capsys.readouterr().err
+
+
 def test_looking_changes_nothing(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def state() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in data_dir.rglob("*")}

@@ -23,6 +23,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.admin = self
         self.calls: list[tuple[str, str, Any]] = []
+        self.patient = True
         self.stream: StreamDescription = description(name="orders", streamlets=2, entries=2)
 
     async def create_stream(self, name: str, **arguments: Any) -> StreamDescription:
@@ -41,6 +42,9 @@ class FakeClient:
     async def describe(self, _: str) -> StreamDescription:
         return self.stream
 
+    async def list_streams(self) -> list[StreamDescription]:
+        return [self.stream]
+
     async def bounds(self, _: str) -> dict[int, list[Any]]:
         return {}
 
@@ -50,7 +54,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     made = FakeClient()
 
     @contextlib.asynccontextmanager
-    async def connected(_: str) -> AsyncIterator[FakeClient]:
+    async def connected(_: str, *, patient: bool = True) -> AsyncIterator[FakeClient]:
+        made.patient = patient
         yield made
 
     monkeypatch.setattr(stream_module, "connected", connected)
@@ -89,9 +94,41 @@ def test_a_stream_is_created_without_retention_or_with_it(client: FakeClient) ->
     ]
 
 
+def test_a_stream_is_created_with_replication_or_leaves_it_open(
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("create", "orders")
+    assert capsys.readouterr().out == "created orders: id 7, 2 streamlets on broker 3\n"
+    client.stream = description(name="orders", streamlets=2, replication=2)
+    run("create", "orders", "--replication", "2", "--virtual-logs", "4", "--durability", "leader")
+
+    assert capsys.readouterr().out == "created orders: id 7, 2 streamlets on broker 3, copies on 2 backups\n"
+    assert [
+        tuple(arguments[field] for field in ("replication", "virtual_logs", "durability"))
+        for _, _, arguments in client.calls
+    ] == [(None, 1, None), (2, 4, "leader")]
+    assert not client.patient  # who waits at a terminal is told soon that there are too few backups
+
+
+def test_a_stream_shows_its_replication(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    run("describe", "orders")
+    assert "replication  none" in capsys.readouterr().out.splitlines()
+    client.stream = description(name="orders", replication=2, virtual_logs=1)
+    run("describe", "orders")
+    assert "replication  on 2 backups, through 1 virtual log on each broker" in capsys.readouterr().out.splitlines()
+
+    run("list")
+    heading, row = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert row[heading.index("BACKUPS")] == "2"
+    run("list", "--json")
+    config = json.loads(capsys.readouterr().out)[0]["config"]
+    assert (config["replication"], config["virtual_logs"]) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("flags", "changes"),
     [
+        (["--virtual-logs", "3"], {"virtual_logs": 3}),
         (["--durability", "persisted"], {"durability": "persisted"}),
         (["--retention-ms", "0", "--retention-bytes", "0"], {"retention_ms": 0, "retention_bytes": 0}),
         (["--retention-bytes", "8MiB"], {"retention_bytes": 8 << 20}),

@@ -10,10 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from kera.backup.frames import Layout
+from kera.backup.log_file import NAME
 from kera.broker.registration import DataDirectory
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_store import segment_path
+from kera.broker.virtual_index import put_virtual_segment
+from kera.broker.virtual_log import Extent, VirtualSegment
 from kera.cli import verify as verify_module
 from kera.cli._run import run_app
 from kera.cli.app import app
+from kera.core.blocks import BLOCK_BYTES
+from kera.core.chunk import chained_checksum, iterate_chunks
+from kera.core.settings import KIB
+from tests.unit.backup.support import FakeDisk
 
 SAMPLE = Path(__file__).parents[2] / "data" / "broker-format-2"
 FIRST_FILE = "log/segments/000000/000000000001.segment"
@@ -120,3 +130,118 @@ def test_a_long_check_shows_on_a_terminal_how_far_it_is(
     assert "\r4 of 4 segments, 53 KiB\x1b[K" in shown
     assert shown.endswith("\r\x1b[K"), "it is gone in the end"
     assert capsys.readouterr().out.count("\n") == 1
+
+
+# -- with backups --------------------------------------------------------------------------------------------------
+
+SEGMENT_BYTES = 64 * KIB
+VIRTUAL_SEGMENT_ID = (1 << 32) + 1
+
+
+def replicate(data_dir: Path, backup_dir: Path, backup_id: int) -> Path:
+    """A backup with a closed replica of the log's first segment, which the index knows; returns its file."""
+    from kera.backup import registration
+    from kera.backup.disks import DiskState
+    from kera.backup.log_file import LogFile
+    from kera.backup.performer import Performer
+    from kera.backup.restart import scan_disk
+    from kera.backup.slots import Slots
+    from kera.backup.store import ReplicaStore
+    from kera.v1 import backup_pb2
+
+    owner = registration.DataDirectory(backup_dir)
+    owner.store(backup_id, "cluster")
+    owner.close()
+    disk, layout = LogFile(backup_dir / "log"), Layout(SEGMENT_BYTES)
+    scan_disk(disk, 0, layout, (backup_id, "cluster"))
+    state = DiskState(0, disk.name, layout)
+    state.looked(FakeDisk().free_bytes())
+    store = ReplicaStore(Slots(2, SEGMENT_BYTES), [state])
+    store.persistence.backup_id, store.persistence.cluster_id = backup_id, "cluster"
+
+    index = SegmentIndex.open(data_dir / "log/index")
+    address, record = next(iter(index.all_segments()))
+    chunks = memoryview(segment_path(data_dir / "log", record.physical_id).read_bytes())[: record.length]
+    checksum = 0
+    for _, at in iterate_chunks(chunks):
+        checksum = chained_checksum(chunks, at, checksum)
+    place = VirtualSegment(VIRTUAL_SEGMENT_ID, address.stream_id, 0, [1, 2], 0)
+    place.head, place.checksum = record.length, checksum
+    place.extents.append(Extent(address, 0, record.length))
+    index.commit([put_virtual_segment(place)], None)
+    index.close(clean=True)
+    identity = json.loads((data_dir / "broker.json").read_bytes())
+    request = backup_pb2.ReplicateRequest(
+        broker_id=identity["broker_id"],
+        broker_epoch=1,
+        stream_id=address.stream_id,
+        virtual_segment_id=VIRTUAL_SEGMENT_ID,
+        checksum=checksum,
+        close=True,
+    )
+    store.append(request, chunks)
+    performer = Performer([disk], layout)
+    while jobs := store.plan():
+        for job in jobs:
+            performer.perform(job)
+            store.finished(job)
+    disk.close()
+    return backup_dir / "log" / NAME
+
+
+@pytest.fixture
+def backup_dirs(data_dir: Path, tmp_path: Path) -> list[Path]:
+    directories = [tmp_path / "backup-1", tmp_path / "backup-2"]
+    for backup_id, directory in enumerate(directories, 1):
+        replicate(data_dir, directory, backup_id)
+    return directories
+
+
+def test_replicas_of_backups_are_checked_and_compared_with_each_other_and_the_log(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = map(str, backup_dirs)
+    assert run_app(app, ["verify", one]) == 0
+    assert run_app(app, ["verify", one, two]) == 0
+    assert run_app(app, ["verify", one, two, "--json"]) == 0
+    alone, both, *document = capsys.readouterr().out.splitlines()
+    assert alone.startswith("1 replica, ")
+    assert both.startswith("2 replicas, ")
+    assert both.endswith(": all is well")
+    assert json.loads("\n".join(document))["replicas"]["replicas"] == 2
+
+    assert run_app(app, ["verify", str(data_dir), one, two]) == 0
+    warning, summary = capsys.readouterr().out.splitlines()
+    assert warning.endswith("4 chunks of stream 1, streamlet 0, entry 0, group 1, segment 2: no replica is there")
+    assert summary.startswith("4 segments, 24 chunks, 768 records, 53 KiB; 2 replicas, ")
+    assert summary.endswith(": 0 damages, 1 warning")
+
+
+def test_nothing_is_said_to_be_without_replicas_where_a_backup_was_left_out(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["verify", str(data_dir), str(backup_dirs[0])]) == 0
+    assert capsys.readouterr().out.endswith(": all is well\n")
+
+
+def test_a_damaged_replica_is_told_with_its_place_and_what_the_index_says_of_it(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for directory in backup_dirs:
+        with (directory / "log" / NAME).open("r+b") as file:
+            file.seek(2 * BLOCK_BYTES + 140)
+            file.write(b"?")
+    assert run_app(app, ["verify", str(data_dir), *map(str, backup_dirs)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    for directory, line in zip(backup_dirs, lines, strict=False):
+        assert line.startswith(f"damage: {directory}/log/{NAME} at {2 * BLOCK_BYTES}, ")
+    assert any("says that virtual segment 0x100000001 is on backup 1, 2; it is not" in line for line in lines)
+
+
+def test_a_backup_that_runs_is_an_error_of_usage(backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    from kera.backup.registration import DataDirectory as BackupDirectory
+
+    owner = BackupDirectory(backup_dirs[0])
+    assert run_app(app, ["verify", str(backup_dirs[0])]) == 2
+    owner.close()
+    assert "a backup uses data directory" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from kera.broker.arena import Arena
 from kera.broker.disk import LocalDisk
 from kera.broker.metrics import Counters
 from kera.broker.persistence import PersistenceManager
+from kera.broker.replication import Limits, Replication
 from kera.broker.restart import Restart
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentIndex
@@ -114,6 +115,10 @@ class LoopbackChannel:
         """The same, of the next reads."""
         self.refuse: Callable[[], KeraError | None] = lambda: None
         """Asked for each write: an error for the request as a whole."""
+        self.amend: Callable[[broker_pb2.MultiWriteChunksResponse], None] = lambda _: None
+        """Changes the answer to each write, before it is given."""
+        self.levels: list[int] = []
+        """The level that each write asked for."""
         self.writes: list[list[ChunkHeader]] = []
         """Headers of the chunks of each write that was submitted."""
         self.in_flight = 0
@@ -132,6 +137,7 @@ class LoopbackChannel:
         fault = Fault.NONE
         if method is api.MULTI_WRITE_CHUNKS:
             fault = self.faults.popleft() if self.faults else self.default_fault
+            self.levels.append(request.durability)
             self.writes.append([header for header, _ in iterate_chunks(data)])
             self.in_flight += 1
             self.in_flight_max = max(self.in_flight_max, self.in_flight)
@@ -177,11 +183,17 @@ class LoopbackChannel:
         except KeraError as error:
             _fail(future, error)
             return
+        amend = self.amend if method is api.MULTI_WRITE_CHUNKS else lambda _: None
+
+        def answer(reply: Reply[Any]) -> None:
+            amend(reply.message)
+            _answer(future, reply)
+
         if isinstance(result, Reply):
-            _answer(future, result)
+            answer(result)
         else:
             task = asyncio.ensure_future(result)
-            task.add_done_callback(lambda done: _answer(future, done.result()) if not done.cancelled() else None)
+            task.add_done_callback(lambda done: answer(done.result()) if not done.cancelled() else None)
 
     async def close(self) -> None:
         """The broker frees what this connection has leased."""
@@ -230,8 +242,9 @@ class FakeCluster:
         root = self.directory / f"launch-{self.launches}"
         index = SegmentIndex.open(root / "index", durable=False)
         memory = PersistenceManager(self.arena, index, next_physical_id=1, meta={})
-        self.streams = Streams(memory, Restart(None, index, SegmentStore(root, LocalDisk(root), index)))
-        self.service = BrokerService(self.streams, self.arena, memory, self.counters)
+        replication = Replication(Limits(self.arena.slot_bytes), memory.note)
+        self.streams = Streams(memory, Restart(None, index, SegmentStore(root, LocalDisk(root), index)), replication)
+        self.service = BrokerService(self.streams, self.arena, memory, replication, self.counters, pump=lambda: None)
         self.service.registered(BROKER_ID, self.infos.values())
         self.open_channel: LoopbackChannel | None = None
 

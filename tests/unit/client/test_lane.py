@@ -8,7 +8,16 @@ import pytest
 from kera.client.encoding import Payload
 from kera.client.lane import Lane, LaneIdentity, PendingChunk
 from kera.core.chunk import Codec, read_header
-from kera.core.errors import ArenaFull, CorruptChunk, InternalError, OutOfSequence, Unavailable, Uncertain
+from kera.core.errors import (
+    ArenaFull,
+    CorruptChunk,
+    InternalError,
+    NotReplicated,
+    OutOfSequence,
+    TooFewBackups,
+    Unavailable,
+    Uncertain,
+)
 
 DEADLINE_S = 10.0
 LATE_S = 11.0
@@ -128,3 +137,49 @@ async def test_a_broker_that_has_forgotten_the_producer_gets_a_new_epoch(lane: L
     assert lane.refused(second, OutOfSequence("expected 0"), now_s=0) == []
     assert lane.take() is second
     assert identity(second) == (2, 0)
+
+
+async def test_a_chunk_that_is_not_on_enough_backups_goes_again_as_it_was(lane: Lane) -> None:
+    first = await chunk(lane)
+    lane.take()
+    assert lane.refused(first, NotReplicated("1 of 2 backups"), now_s=0) == []
+    assert lane.take() is first
+    assert identity(first) == (1, 0)
+
+
+async def test_the_error_of_a_chunk_whose_last_attempt_got_no_answer_names_the_last_cause(lane: Lane) -> None:
+    first = await chunk(lane)
+    for number in (1, 2):
+        lane.take()
+        lane.refused(first, NotReplicated(f"{number} of 3 backups", stream="s"), now_s=0)
+    lane.take()
+
+    ((given_up, error),) = lane.refused(first, Uncertain("no answer within 0.1 s"), now_s=LATE_S)
+
+    assert given_up is first
+    assert type(error) is NotReplicated
+    assert error.message == "no answer within 0.1 s; before that: 2 of 3 backups"
+    assert error.attributes == {"stream": "s"}
+
+
+async def test_a_chunk_that_may_be_stored_stays_uncertain_whatever_the_cause(lane: Lane) -> None:
+    first = await chunk(lane)
+    lane.take()
+    lane.refused(first, TooFewBackups("1 of 2 backups"), now_s=0)
+    lane.take()
+
+    ((_, error),) = lane.refused(first, Uncertain("no answer within 0.1 s"), now_s=LATE_S)
+
+    assert type(error) is Uncertain
+    assert error.message == "no answer within 0.1 s; before that: 1 of 2 backups"
+
+
+async def test_a_chunk_that_is_refused_to_the_end_fails_with_the_refusal(lane: Lane) -> None:
+    first, second = [await chunk(lane) for _ in range(2)]
+    assert (lane.take(), lane.take()) == (first, second)
+
+    ((_, error),) = lane.refused(first, TooFewBackups("1 of 2 backups"), now_s=LATE_S)
+    assert (type(error), error.message) == (TooFewBackups, "1 of 2 backups")
+
+    ((_, error),) = lane.refused(second, OutOfSequence("1 comes after 0"), now_s=LATE_S)
+    assert (type(error), error.message) == (OutOfSequence, "1 comes after 0; before that: 1 of 2 backups")

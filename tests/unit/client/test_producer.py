@@ -19,14 +19,18 @@ from kera.core.errors import (
     InvalidArgument,
     KeraError,
     NotAccepted,
+    NotReplicated,
     RecordTooLarge,
     SchemaMismatch,
     StreamletOutOfRange,
+    TooFewBackups,
     Unavailable,
     Uncertain,
     UnknownStream,
 )
+from kera.core.rpc.wire import error_to_message
 from kera.core.schema import DEFAULT_SCHEMA
+from kera.v1 import broker_pb2, common_pb2
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import SEGMENT_BYTES, WAIT_S, FakeCluster, Fault, stream_info, until
 
@@ -72,6 +76,64 @@ class TestSend:
         assert rows[0]["headers"] == [("h", b"x")]
         assert int(rows[0]["timestamp"].timestamp() * 1e6) == 5
         assert abs(rows[1]["timestamp"].timestamp() - time.time()) < WAIT_S
+
+    async def test_a_delivery_names_the_backups_of_its_virtual_segment(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        segments = {1: 5 << 32 | 1, 2: 5 << 32 | 2}
+
+        def place(message: broker_pb2.MultiWriteChunksResponse) -> None:
+            for number, status in enumerate(message.statuses):
+                status.virtual_segment_id = (segments[1], segments[2], segments[1], 0)[number]
+            for number, segment in segments.items():
+                message.virtual_segments.add(virtual_segment_id=segment, backup_ids=[number, 7])
+
+        cluster.loopback.amend = place
+        producer = make_producer(cluster, chunk_bytes_max=4096)
+        parts = [give(await producer.send_batch("s", batch(b"x" * 3000))) for _ in range(4)]
+        deliveries = [delivery for (delivery,) in await asyncio.gather(*parts)]
+        assert len(cluster.loopback.writes) == 1
+        assert [(each.virtual_segment, each.backups) for each in deliveries] == [
+            (segments[1], (1, 7)),
+            (segments[2], (2, 7)),
+            (segments[1], (1, 7)),
+            (0, ()),
+        ]
+        assert deliveries[0].backups is deliveries[2].backups
+
+    async def test_the_records_of_a_chunk_have_its_backups(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        def place(message: broker_pb2.MultiWriteChunksResponse) -> None:
+            message.statuses[0].virtual_segment_id = 9
+            message.virtual_segments.add(virtual_segment_id=9, backup_ids=[1, 2])
+
+        cluster.loopback.amend = place
+        producer = make_producer(cluster)
+        await producer.prepare("s")
+        pending = [producer.send("s", b"a"), producer.send("s", b"b")]
+        deliveries = [await give(each) for each in pending]
+        assert [(each.record, each.virtual_segment, each.backups) for each in deliveries] == [
+            (0, 9, (1, 2)),
+            (1, 9, (1, 2)),
+        ]
+
+    @pytest.mark.parametrize(
+        ("durability", "level"),
+        [
+            (None, common_pb2.DURABILITY_UNSPECIFIED),
+            ("leader", common_pb2.DURABILITY_LEADER),
+            ("persisted", common_pb2.DURABILITY_PERSISTED),
+        ],
+    )
+    async def test_a_request_asks_for_the_level_of_the_settings(
+        self, cluster: FakeCluster, make_producer: MakeProducer, durability: str | None, level: int
+    ) -> None:
+        producer = make_producer(cluster, durability=durability)
+        cluster.loopback.refuse = lambda: CorruptChunk("no matter")
+        with pytest.raises(CorruptChunk):
+            await give(await producer.send_batch("s", batch(b"a")))
+        assert cluster.loopback.levels == [level]
 
     async def test_what_is_sent_at_once_goes_as_one_chunk(
         self, cluster: FakeCluster, make_producer: MakeProducer
@@ -490,6 +552,63 @@ class TestFailures:
         producer = make_producer(cluster, delivery_timeout_ms=50)
         await producer.prepare("s")
         with pytest.raises(Uncertain):
+            await give(producer.send("s", b"a"))
+
+    @pytest.mark.parametrize("kind", [NotReplicated, TooFewBackups])
+    async def test_what_too_few_backups_hold_up_is_sent_again_until_they_are_there(
+        self, cluster: FakeCluster, make_producer: MakeProducer, kind: type[KeraError]
+    ) -> None:
+        refusals = [kind("1 of 2 backups") for _ in range(3)]
+        cluster.loopback.refuse = lambda: refusals.pop() if refusals else None
+        producer = make_producer(cluster)
+        await producer.prepare("s")
+        await give(producer.send("s", b"a"))
+        assert cluster.values() == [b"a"]
+        (header,) = {
+            (header.producer_id, header.producer_epoch, header.sequence)
+            for headers in cluster.loopback.writes
+            for header in headers
+        }
+        assert header[2] == 0
+        assert len(cluster.loopback.writes) == 4
+
+    async def test_a_chunk_that_is_appended_and_not_replicated_is_stored_once(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        errors = [NotReplicated("1 of 2 backups"), NotReplicated("1 of 2 backups")]
+
+        def fail(message: broker_pb2.MultiWriteChunksResponse) -> None:
+            if errors:
+                message.statuses[0].Clear()
+                message.statuses[0].error.CopyFrom(error_to_message(errors.pop()))
+
+        cluster.loopback.amend = fail
+        producer = make_producer(cluster)
+        await producer.prepare("s")
+        delivery = await give(producer.send("s", b"a"))
+        assert delivery.duplicate
+        assert cluster.values() == [b"a"]
+
+    @pytest.mark.parametrize("kind", [NotReplicated, TooFewBackups])
+    async def test_a_delivery_that_backups_hold_up_for_too_long_fails_with_that_cause(
+        self, cluster: FakeCluster, make_producer: MakeProducer, kind: type[KeraError]
+    ) -> None:
+        cluster.loopback.refuse = lambda: kind("the stream needs 2 backups, there is 1")
+        producer = make_producer(cluster, delivery_timeout_ms=50)
+        await producer.prepare("s")
+        with pytest.raises(kind, match="the stream needs 2 backups, there is 1"):
+            await give(producer.send("s", b"a"))
+        assert len(cluster.loopback.writes) > 1
+
+    async def test_a_delivery_whose_last_attempt_gets_no_answer_fails_with_the_cause_before(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster.loopback.refuse = lambda: NotReplicated("1 of 2 backups")
+        cluster.loopback.faults.append(Fault.NONE)
+        cluster.loopback.default_fault = Fault.NO_ANSWER
+        producer = make_producer(cluster, delivery_timeout_ms=50)
+        await producer.prepare("s")
+        with pytest.raises(NotReplicated, match=r"no answer within .* s; before that: 1 of 2 backups"):
             await give(producer.send("s", b"a"))
 
     async def test_after_a_delivery_that_failed_the_next_one_is_made(

@@ -37,6 +37,10 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any]) -> None:
 async def test_a_producer_takes_settings_and_overrides() -> None:
     async with await Client.connect("127.0.0.1:1") as client:
         assert client.producer(linger_ms=3).settings.linger_ms == 3
+        assert client.producer().settings.durability is None
+        assert client.producer(durability="replicated").settings.durability == "replicated"
+        with pytest.raises(InvalidSettings, match="durability"):
+            client.producer(durability="eternal")
         given = ProducerSettings(linger_ms=3, requests_in_flight_max=2)
         assert client.producer(given).settings is given
         merged = client.producer(given, linger_ms=4).settings

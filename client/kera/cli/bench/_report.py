@@ -21,6 +21,7 @@ from kera.cli.bench._settings import BenchSettings, ConsumeSettings
 
 if TYPE_CHECKING:
     from kera.cli.bench._rounds import Place, Round
+    from kera.client import StreamConfig
 
 _PACKAGES = ("kera", "pyarrow", "grpcio", "uvloop", "numpy")
 _LATENCY_OF = {"produce": "acknowledgement", "consume": None, "e2e": "availability"}
@@ -50,6 +51,8 @@ def make(
         "rate": settings.rate if name != "consume" else 0.0,
         "transport": settings.transport,
         "brokers": settings.brokers if place.own else None,
+        "backups": settings.backups if place.own else None,
+        **_replication_fields(rounds[0].config),
         "rounds": len(rounds),
         "records": _middle(one.records for one in rounds),
         "seconds": _middle(one.seconds for one in rounds),
@@ -61,6 +64,7 @@ def make(
         "producers_cpu_s": _middle(one.producers_cpu_s for one in rounds) if name != "consume" else None,
         "consumers_cpu_s": _middle(one.consumers_cpu_s for one in rounds) if name != "produce" else None,
         "brokers_cpu_s": _middle(one.brokers_cpu_s for one in rounds if one.brokers_cpu_s is not None),
+        "backups_cpu_s": _middle(one.backups_cpu_s for one in rounds if one.backups_cpu_s is not None),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
         "cpu": cpu_model(),
@@ -76,6 +80,12 @@ def _consumer_fields(settings: BenchSettings) -> dict[str, Any]:
         "shared_memory": settings.shared_memory,
         "verify_checksums": settings.verify_checksums,
     }
+
+
+def _replication_fields(config: StreamConfig | None) -> dict[str, Any]:
+    """As the stream had it: what the flags leave open is the cluster's to say."""
+    names = ("replication", "virtual_logs", "durability")
+    return {name: None if config is None else getattr(config, name) for name in names}
 
 
 def _middle(values: Iterable[float]) -> dict[str, float] | None:
@@ -128,7 +138,20 @@ def to_table(reports: Sequence[dict[str, Any]]) -> str:
     title = f"kera bench {first['bench']}: median of {plural(first['rounds'], 'round')}"
     if first["latency_of"]:
         title += f"; time to {first['latency_of']}"
+    title += _replication_text(first)
     return f"{title}\n\n{table(heading, rows)}"
+
+
+def _replication_text(report: dict[str, Any]) -> str:
+    """At which level, and what it rests on."""
+    if report["durability"] is None:
+        return ""
+    text = f"; level {report['durability']}"
+    if report["replication"]:
+        there = f" (of {report['backups']})" if report["backups"] is not None else ""
+        text += f", replication on {plural(report['replication'], 'backup')}{there}"
+        text += f" through {plural(report['virtual_logs'], 'virtual log')}"
+    return text
 
 
 def _short(value: float) -> str:
@@ -144,7 +167,7 @@ def _cpu_cell(report: dict[str, Any]) -> str:
     seconds = report["seconds"]["median"]
     gigabytes = report["mb_per_s"]["median"] * seconds / 1000
     parts = []
-    for kind in ("producers", "brokers", "consumers"):
+    for kind in ("producers", "brokers", "backups", "consumers"):
         cpu_s = report[kind + "_cpu_s"]
         if cpu_s is not None:
             share = f"{cpu_s['median'] / seconds:.0%}" if report["rate"] else f"{cpu_s['median'] / gigabytes:.2f} s/GB"

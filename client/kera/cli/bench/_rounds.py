@@ -13,14 +13,17 @@ import dataclasses
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kera.cli._run import extra, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import plural
 from kera.cli.bench._cpu import cpu_seconds
-from kera.cli.bench._settings import BenchSettings, ConsumeSettings, arena_bytes_of
+from kera.cli.bench._settings import BenchSettings, ConsumeSettings, arena_bytes_of, backup_memory_bytes_of
 from kera.core.settings import MIB
+
+if TYPE_CHECKING:
+    from kera.client import StreamConfig, StreamDescription
 
 SEGMENT_BYTES = 8 * MIB
 
@@ -39,6 +42,10 @@ class Round:
     """None where the brokers are not ours to look at."""
     chunks: int
     latencies: list[str]
+    backups_cpu_s: float | None = None
+    """None where there are none, or they are not ours to look at."""
+    config: StreamConfig | None = None
+    """Of the stream that was written to."""
 
 
 @dataclasses.dataclass
@@ -49,6 +56,11 @@ class Place:
     broker_pids: list[int]
     """Empty when it is not ours."""
     own: bool
+    backup_pids: list[int] = dataclasses.field(default_factory=list)
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """What brokers and what backups have taken so far."""
+        return cpu_seconds(self.broker_pids), cpu_seconds(self.backup_pids)
 
 
 def run(name: str, settings: BenchSettings) -> int:
@@ -86,37 +98,57 @@ async def _cluster(settings: BenchSettings) -> AsyncIterator[Place]:
     from kera.client.local_cluster import LocalCluster
 
     arena_bytes = arena_bytes_of(settings, SEGMENT_BYTES)
-    _say(f"starting {plural(settings.brokers, 'broker')} with {format_size(arena_bytes)} of shared memory each")
-    cluster = LocalCluster(brokers=settings.brokers, arena_bytes=arena_bytes, segment_bytes=SEGMENT_BYTES)
+    backup_memory_bytes = backup_memory_bytes_of(settings, SEGMENT_BYTES)
+    what = f"{plural(settings.brokers, 'broker')} with {format_size(arena_bytes)} of shared memory each"
+    if settings.backups:
+        what += f", {plural(settings.backups, 'backup')} with {format_size(backup_memory_bytes)} each"
+    _say(f"starting {what}")
+    cluster = LocalCluster(
+        brokers=settings.brokers,
+        backups=settings.backups,
+        arena_bytes=arena_bytes,
+        backup_memory_bytes=backup_memory_bytes,
+        segment_bytes=SEGMENT_BYTES,
+    )
     async with cluster:
-        brokers = [pid for name, pid in cluster.processes.items() if name.startswith("broker")]
-        yield Place(cluster.bootstrap, brokers, own=True)
+        brokers, backups = (
+            [pid for name, pid in cluster.processes.items() if name.startswith(kind)] for kind in ("broker", "backup")
+        )
+        yield Place(cluster.bootstrap, brokers, own=True, backup_pids=backups)
 
 
 async def _round(name: str, settings: BenchSettings, place: Place, record_bytes: int) -> Round:
     stream = f"kera-bench-{os.getpid()}"
     warm_up = stream + "-warm-up"
-    async with _streams(settings, place.bootstrap, [stream, warm_up]):
+    async with _streams(settings, place.bootstrap, [stream, warm_up]) as config:
         tasks = _tasks(name, settings, place.bootstrap, record_bytes, stream, warm_up)
-        return await (_consume_after if name == "consume" else _measure)(tasks, place)
+        measured = await (_consume_after if name == "consume" else _measure)(tasks, place)
+    return dataclasses.replace(measured, config=config)
 
 
 @contextlib.asynccontextmanager
-async def _streams(settings: BenchSettings, bootstrap: str, names: Sequence[str]) -> AsyncIterator[None]:
+async def _streams(settings: BenchSettings, bootstrap: str, names: Sequence[str]) -> AsyncIterator[StreamConfig]:
+    """Streams with these names, all alike."""
     from kera.cli._client import connected
 
     async with connected(bootstrap) as client:
-        made = []
+        made: list[StreamDescription] = []
         try:
             for name in names:
-                await client.admin.create_stream(
-                    name, streamlets=settings.streamlets, entries=settings.entries, codec=settings.codec
+                stream = await client.admin.create_stream(
+                    name,
+                    streamlets=settings.streamlets,
+                    entries=settings.entries,
+                    codec=settings.codec,
+                    replication=settings.replication,
+                    virtual_logs=settings.virtual_logs,
+                    durability=settings.durability,
                 )
-                made.append(name)
-            yield
+                made.append(stream)
+            yield made[0].config
         finally:
-            for name in made:
-                await client.admin.delete_stream(name)
+            for stream in made:
+                await client.admin.delete_stream(stream.name)
 
 
 def _tasks(
@@ -174,7 +206,7 @@ async def _measure(tasks: list[Any], place: Place) -> Round:
             consumers,
         ):  # a consumer's warm-up is to read what producers have sent for theirs
             await asyncio.gather(*(worker.ready() for worker in group))
-        brokers_cpu_s = cpu_seconds(place.broker_pids)
+        before_s = place.cpu_seconds()
         for worker in (*consumers, *producers):
             worker.go()
         produced = await asyncio.gather(*(worker.result() for worker in producers))
@@ -182,8 +214,8 @@ async def _measure(tasks: list[Any], place: Place) -> Round:
         for worker in consumers:
             worker.tell_total(total)
         consumed = await asyncio.gather(*(worker.result() for worker in consumers))
-        brokers_cpu_s = cpu_seconds(place.broker_pids) - brokers_cpu_s
-    return _put_together(produced, consumed, brokers_cpu_s if place.own else None)
+        after_s = place.cpu_seconds()
+    return _put_together(produced, consumed, place, before_s, after_s)
 
 
 async def _consume_after(tasks: list[Any], place: Place) -> Round:
@@ -197,18 +229,24 @@ async def _consume_after(tasks: list[Any], place: Place) -> Round:
         produced = await asyncio.gather(*(worker.result() for worker in producers))
     async with workers([task for task in tasks if task.role == "consume"]) as consumers:
         await asyncio.gather(*(worker.ready() for worker in consumers))
-        brokers_cpu_s = cpu_seconds(place.broker_pids)
+        before_s = place.cpu_seconds()
         for worker in consumers:
             worker.go()
             worker.tell_total(sum(result.records for result in produced))
         consumed = await asyncio.gather(*(worker.result() for worker in consumers))
-        brokers_cpu_s = cpu_seconds(place.broker_pids) - brokers_cpu_s
+        after_s = place.cpu_seconds()
     for result in consumed:
         result.latencies = ""  # the age of what was there before says nothing
-    return _put_together([], consumed, brokers_cpu_s if place.own else None)
+    return _put_together([], consumed, place, before_s, after_s)
 
 
-def _put_together(produced: Sequence[Any], consumed: Sequence[Any], brokers_cpu_s: float | None) -> Round:
+def _put_together(
+    produced: Sequence[Any],
+    consumed: Sequence[Any],
+    place: Place,
+    before_s: tuple[float, float],
+    after_s: tuple[float, float],
+) -> Round:
     seen = consumed or produced  # the end of the way that was measured
     start_ns = min(result.start_ns for result in (*produced, *consumed))
     if produced:
@@ -220,7 +258,8 @@ def _put_together(produced: Sequence[Any], consumed: Sequence[Any], brokers_cpu_
         seconds=(end_ns - start_ns) / 1e9,
         producers_cpu_s=sum(result.cpu_s for result in produced),
         consumers_cpu_s=sum(result.cpu_s for result in consumed),
-        brokers_cpu_s=brokers_cpu_s,
+        brokers_cpu_s=after_s[0] - before_s[0] if place.own else None,
+        backups_cpu_s=after_s[1] - before_s[1] if place.backup_pids else None,
         chunks=sum(result.chunks for result in consumed),
         latencies=[result.latencies for result in seen if result.latencies],
     )

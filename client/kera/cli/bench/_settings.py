@@ -25,6 +25,17 @@ class BenchSettings(KeraSettings):
     request_bytes: ByteSize = Field(ByteSize(1 * MIB), description="A request takes chunks up to this size.")
     streamlets: int = Field(1, ge=1, description="M: streamlets of the stream.")
     entries: int = Field(1, ge=1, description="Q: entries per streamlet.")
+    replication: int | None = Field(
+        None,
+        ge=0,
+        description="R: backups that have each chunk, too; absent: the cluster's default, of a temporary one 0.",
+    )
+    virtual_logs: int = Field(1, ge=1, description="V: virtual logs of the stream, at most streamlets times entries.")
+    durability: Literal["leader", "replicated", "persisted"] | None = Field(
+        None,
+        description="Level of the stream: when a chunk is acknowledged and can be read; absent: replicated with"
+        " --replication, else leader.",
+    )
     codec: Literal["none", "lz4", "zstd"] = Field("none", description="Compression; values are random hex digits.")
     producers: int = Field(1, ge=1, description="Producers, each a process.")
     mode: Literal["send_batch", "send"] = Field(
@@ -52,6 +63,10 @@ class BenchSettings(KeraSettings):
     arena_bytes: ByteSize | None = Field(
         None, description="Memory of each broker of the temporary cluster; default: what a round needs."
     )
+    backups: int = Field(0, ge=0, description="Backups of the temporary cluster.")
+    backup_memory_bytes: ByteSize | None = Field(
+        None, description="Memory of each backup of the temporary cluster; default: what a round needs."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -59,6 +74,8 @@ class BenchSettings(KeraSettings):
             raise ValueError("records and bytes exclude each other")
         if self.records_of(min(self.record_bytes)) < self.producers:
             raise ValueError("a round has fewer records than producers")
+        if self.bootstrap is None and (self.replication or 0) > self.backups:
+            raise ValueError(f"replication {self.replication} needs as many backups, and there are {self.backups}")
         return self
 
     def records_of(self, record_bytes: int) -> int:
@@ -111,11 +128,30 @@ def arena_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:
     """
     if settings.arena_bytes is not None:
         return int(settings.arena_bytes)
+    lanes = settings.streamlets * settings.entries
+    return _in_segments(_chunk_bytes_of_round(settings) // settings.brokers, lanes * 2 + 4, segment_bytes)
+
+
+def backup_memory_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:
+    """Memory that each backup needs for a round: its share of all replicas, and of the open ones of each broker."""
+    if settings.backup_memory_bytes is not None:
+        return int(settings.backup_memory_bytes)
+    copies = settings.replication or 0
+    shared_bytes = _chunk_bytes_of_round(settings) * copies // max(settings.backups, 1)
+    open_segments = settings.brokers * settings.virtual_logs * copies
+    return _in_segments(shared_bytes, open_segments * 2 + 4, segment_bytes)
+
+
+def _chunk_bytes_of_round(settings: BenchSettings) -> int:
+    """All chunks of a round, and a quarter more."""
     needed = 0
     for record_bytes in settings.record_bytes:
         records = settings.records_of(record_bytes)
         chunk_share = KIB if settings.rate else 4  # at a fixed rate a chunk may hold a single record
         needed = max(needed, records * (record_bytes + 32 + chunk_share))
-    lanes = settings.streamlets * settings.entries
-    needed = needed * 5 // 4 // settings.brokers + (lanes * 2 + 4) * segment_bytes
-    return min(-(-needed // segment_bytes) * segment_bytes, 64 * GIB)
+    return needed * 5 // 4
+
+
+def _in_segments(needed_bytes: int, segments_more: int, segment_bytes: int) -> int:
+    needed_bytes += segments_more * segment_bytes
+    return min(-(-needed_bytes // segment_bytes) * segment_bytes, 64 * GIB)
