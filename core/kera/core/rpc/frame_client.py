@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -30,7 +30,10 @@ class FrameChannel(FrameProtocol):
         self._transport_name = transport_name
         self._address = address
         self._ids = itertools.count(1)
-        self._pending: dict[int, tuple[asyncio.Future[Any], Method[Any, Any], asyncio.TimerHandle]] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all requests, for the first deadline among those that were pending when it was set."""
+        self._timer_s = 0.0
         self._closed = self._loop.create_future()
         self._failure: ProtocolError | None = None
 
@@ -89,13 +92,24 @@ class FrameChannel(FrameProtocol):
         except KeraError as error:
             future.set_exception(error)
             return future
-        timer = self._loop.call_later(timeout_s, self._timed_out, request_id, timeout_s)
-        self._pending[request_id] = (future, method, timer)
+        deadline_s = self._loop.time() + timeout_s
+        self._pending[request_id] = _Pending(future, method, deadline_s, timeout_s)
+        if self._timer is None or deadline_s < self._timer_s:
+            self._set_timer(deadline_s)
         if len(pieces) == 1:
             self._transport.write(pieces[0])
         else:
             self._transport.writelines(pieces)
         return future
+
+    def abort(self) -> None:
+        """Close the connection, and wait for nothing: what was given to be sent is let go of at once."""
+        if self._transport is not None and not self._closed.done():
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone, whoever ended it."""
+        await asyncio.shield(self._closed)
 
     async def close(self) -> None:
         """See `Channel.close`."""
@@ -113,11 +127,12 @@ class FrameChannel(FrameProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         pending, self._pending = self._pending, {}
+        if self._timer is not None:
+            self._timer.cancel()
         reason = self._failure or exc or "closed"
-        for future, _, timer in pending.values():
-            timer.cancel()
-            if not future.done():
-                future.set_exception(
+        for each in pending.values():
+            if not each.future.done():
+                each.future.set_exception(
                     Uncertain(f"connection to {self._address} was lost: {reason}", address=self._address)
                 )
         if not self._closed.done():
@@ -143,11 +158,10 @@ class FrameChannel(FrameProtocol):
         entry = self._pending.get(header.request_id)
         if entry is None:
             return  # its time was up
-        future, method, timer = entry
+        future, method = entry.future, entry.method
         # What cannot be read ends the connection, and with it this request: so it is pending until it has been read.
         message = parse(method.response, head) if error is None else None
         del self._pending[header.request_id]
-        timer.cancel()
         if future.done():
             return
         if error is not None:
@@ -159,12 +173,33 @@ class FrameChannel(FrameProtocol):
             bulk = kept
         future.set_result(Reply(message, (bulk,) if bulk else ()))
 
-    def _timed_out(self, request_id: int, timeout_s: float) -> None:
-        entry = self._pending.pop(request_id, None)
-        if entry is not None and not entry[0].done():
-            entry[0].set_exception(
-                Uncertain(
-                    f"no answer from {self._address} to {entry[1].name} within {timeout_s:g} s",
-                    address=self._address,
+    def _set_timer(self, deadline_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = deadline_s
+        self._timer = self._loop.call_at(deadline_s, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        """Give up what is due, and look again when the next one is."""
+        self._timer = None
+        now_s = self._loop.time()
+        for request_id in [request_id for request_id, each in self._pending.items() if each.deadline_s <= now_s]:
+            each = self._pending.pop(request_id)
+            if not each.future.done():
+                each.future.set_exception(
+                    Uncertain(
+                        f"no answer from {self._address} to {each.method.name} within {each.timeout_s:g} s",
+                        address=self._address,
+                    )
                 )
-            )
+        if self._pending:
+            self._set_timer(min(each.deadline_s for each in self._pending.values()))
+
+
+class _Pending(NamedTuple):
+    """A request without an answer."""
+
+    future: asyncio.Future[Any]
+    method: Method[Any, Any]
+    deadline_s: float
+    timeout_s: float
