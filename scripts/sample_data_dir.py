@@ -17,6 +17,7 @@ from kera.broker.arena import Arena
 from kera.broker.disk import LocalDisk
 from kera.broker.persistence import PersistenceManager
 from kera.broker.registration import DataDirectory
+from kera.broker.replication import Limits, Replication
 from kera.broker.restart import Restart
 from kera.broker.segment_index import FORMAT, SegmentIndex
 from kera.broker.segment_store import SegmentStore
@@ -62,7 +63,7 @@ def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int, ti
         shm_dir, arena_bytes=16 * SEGMENT_BYTES, slot_bytes=SEGMENT_BYTES, data_dir=root.parent, ephemeral=True
     )
     memory = PersistenceManager(arena, index, next_physical_id=1, meta=meta)
-    streams = Streams(memory, restart)
+    streams = Streams(memory, restart, Replication(Limits(SEGMENT_BYTES), memory.note))
     streams.open(stream_info(LEADER, "clicks", common_pb2.DURABILITY_LEADER), BROKER_ID)
     streams.open(stream_info(PERSISTED, "orders", common_pb2.DURABILITY_PERSISTED), BROKER_ID)
     for stream in streams:

@@ -18,6 +18,7 @@ from typing import Any
 from kera.broker.arena import Arena
 from kera.broker.jobs import Job, Totals
 from kera.broker.persistence import PersistenceManager
+from kera.broker.replication import Limits, Replication
 from kera.broker.restart import Restart
 from kera.broker.segment_index import Change, SegmentIndex
 from kera.broker.segment_store import SegmentStore
@@ -167,7 +168,7 @@ class World:
         index.commit([], meta)
         self.memory = PersistenceManager(self.arena, index, next_physical_id=meta["next_physical_id"], meta=meta)
         self.memory.now_ms = self.now_ms
-        self.streams = Streams(self.memory, self.restart)
+        self.streams = Streams(self.memory, self.restart, Replication(Limits(SLOT_BYTES), self.memory.note))
         for info in self.infos:
             for assignment in info.assignments:
                 assignment.broker_epoch = self.launches

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -20,14 +17,11 @@ from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
 from kera.core.process import node_id
-from kera.core.rpc.address import join_address
+from kera.core.rpc.address import join_address, unix_socket_path
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.telemetry import serve_metrics
 from kera.v1 import common_pb2
-
-UNIX_PATH_BYTES_MAX = 100
-"""The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
 
 
 @asynccontextmanager
@@ -41,13 +35,19 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         stack.push_async_callback(engine.close)
         arena, counters = engine.arena, Counters()
         broker = BrokerService(
-            engine.streams, arena, engine.memory, counters, read_bytes_max=settings.message_bytes_max
+            engine.streams,
+            arena,
+            engine.memory,
+            engine.replication,
+            counters,
+            pump=engine.replicator.pump,
+            read_bytes_max=settings.message_bytes_max,
         )
         service = broker.service()
 
         frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max)
         stack.push_async_callback(frames.close)
-        unix_path = _unix_path(data_dir)
+        unix_path = unix_socket_path(data_dir, "broker")
         await frames.listen_unix(unix_path)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
         grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max)
@@ -65,7 +65,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 
-        registration = Registration(settings.coordinator, directory)
+        registration = Registration(settings.coordinator, directory, engine.replicator.backups_are)
         stack.push_async_callback(registration.close)
         info = common_pb2.BrokerInfo(
             node_id=node_id(),
@@ -76,23 +76,17 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             arena_bytes=settings.arena_bytes,
         )
         owned = await registration.register(info, settings.coordinator_timeout_ms / 1000)
-        engine.own(owned, registration.broker_id)
+        await engine.own(owned, registration.broker_id, registration.broker_epoch)
         broker.registered(registration.broker_id, owned)
         ready["broker_id"] = registration.broker_id
         async with asyncio.TaskGroup() as tasks:
             heartbeat = tasks.create_task(registration.keep_alive())
+            fenced = tasks.create_task(engine.replicator.until_fenced())
             try:
                 yield ready
             finally:
                 heartbeat.cancel()
-
-
-def _unix_path(data_dir: Path) -> Path:
-    path = data_dir / "broker.sock"
-    if len(bytes(path)) <= UNIX_PATH_BYTES_MAX:
-        return path
-    digest = hashlib.sha256(bytes(data_dir)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"kera-{digest}.sock"
+                fenced.cancel()
 
 
 def run(settings: BrokerSettings) -> int:

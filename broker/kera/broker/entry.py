@@ -41,6 +41,7 @@ class Entry:
     """See the head of this module."""
 
     __slots__ = (
+        "by_replicas",
         "committed",
         "gaps",
         "index",
@@ -78,6 +79,8 @@ class Entry:
         self.stored_end = EARLIEST
         """Where the stored part ends."""
         self.gaps = list(record.gaps)
+        self.by_replicas = False
+        """The durable head moves when backups have what is before it, and only that much goes to disk."""
         self.tail: list[Segment] = []
         self.resident: dict[Key, Segment] = {}
         """What is in memory or on its way there: the tail, and stored segments that are kept or were loaded."""

@@ -21,14 +21,21 @@ from kera.broker.disk import LocalDisk
 from kera.broker.entry import Entry
 from kera.broker.jobs import Job
 from kera.broker.persistence import PersistenceManager
+from kera.broker.repair import Repair
+from kera.broker.replication import Replication
+from kera.broker.replicator import Replicator
 from kera.broker.restart import Restart
 from kera.broker.retention import new_starts
 from kera.broker.segment_index import FORMAT, SegmentIndex
+from kera.broker.segment_scan import SegmentAddress
 from kera.broker.segment_store import SegmentStore
 from kera.broker.settings import BrokerSettings
 from kera.broker.stream import Streams
+from kera.broker.virtual_index import virtual_segments
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import PathNotWritable
+from kera.core.ids import EntryId
+from kera.core.process import node_id
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
@@ -43,6 +50,8 @@ THREADS = 5
 """One commit, one flush, two loads and one removal can be under way."""
 FLUSH_TIMEOUT_S = 30.0
 """For everything that is in memory, at the end."""
+REPLICATE_TIMEOUT_S = 3.0
+"""For what backups do not have yet, of that."""
 
 
 class LogEngine:
@@ -54,7 +63,10 @@ class LogEngine:
         self.arena = arena
         self.restart = restart
         self.memory = memory
-        self.streams = Streams(memory, restart)
+        self.replication = Replication(settings.replication_limits(), memory.note, node_id=node_id())
+        self.replication.now_ms = memory.now_ms
+        self.streams = Streams(memory, restart, self.replication)
+        self.replicator = Replicator(self.replication, node_id=node_id(), timeout_ms=settings.backup_timeout_ms)
         self._settings = settings
         self._clock = clock
         self._index = restart.index
@@ -66,7 +78,9 @@ class LogEngine:
         self._changed = asyncio.Event()
         self._started_s = clock.monotonic_s()
         memory.on_work = self._work
+        memory.on_gone = self.replication.coverage.gone
         self._ticking = asyncio.create_task(self._tick())
+        self._repairing: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, settings: BrokerSettings, data_dir: Path, clock: Clock | None = None) -> LogEngine:
@@ -110,13 +124,32 @@ class LogEngine:
                 engine.memory.adopt(segment)
         await engine._stop(close_index=False)
 
-    def own(self, owned: Iterable[common_pb2.StreamInfo], broker_id: int) -> None:
+    async def own(self, owned: Iterable[common_pb2.StreamInfo], broker_id: int, broker_epoch: int) -> None:
         """Drop whatever is here of streams that are not among `owned`; those are opened by the service."""
+        found = await asyncio.to_thread(lambda: list(virtual_segments(self._index)))
+        if self.restart.found.lost_memory or self.restart.found.repaired:
+            self.memory.remember(recover_before_epoch=broker_epoch)  # for all launches to come
+            await asyncio.to_thread(self._index.commit, [], self.memory.meta)
+        recover_before = self.memory.meta.get("recover_before_epoch", 0)
+        self.replication.begin(broker_epoch, found, recover_before_epoch=recover_before)
+        self.replicator.begin(broker_id, broker_epoch)
         keep = {info.stream_id for info in owned if any(a.broker_id == broker_id for a in info.assignments)}
         for stream_id in self._index.stream_ids() - keep:
             log.info("dropping a stream that was deleted meanwhile", stream_id=stream_id)
             self.memory.drop_stream(stream_id)
         self.restart.drop_leftovers(keep)
+        self.replication.coverage.keep_streams(keep)
+        repair = Repair(
+            self.replication,
+            self.memory,
+            find=self._entry,
+            pump=self.replicator.pump,
+            bytes_per_s=self._settings.repair_bytes_per_s,
+        )
+        self._repairing = asyncio.create_task(repair.run())
+
+    def _entry(self, address: SegmentAddress) -> Entry | None:
+        return self.streams.entry(EntryId(*address[:3]))
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -145,6 +178,7 @@ class LogEngine:
             ticks += 1
             now_s = self._clock.monotonic_s()
             self.memory.tick(int(now_s * 1000), idle_close_ms=self._settings.idle_close_ms)
+            self.replication.tick(int(now_s * 1000))
             if ticks % RETENTION_TICKS == 0:
                 self._retain()
             if self.arena.inherited and now_s - self._started_s >= INHERITED_LEASE_S:
@@ -179,8 +213,13 @@ class LogEngine:
             self.memory.close_all()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                    await self._replicated()
                     clean = await self._flushed()
         self._ticking.cancel()
+        if self._repairing is not None:
+            self._repairing.cancel()
+            await asyncio.wait([self._repairing])
+        await self.replicator.close()
         self.memory.on_work = lambda: None
         if self._jobs:
             await asyncio.wait(self._jobs)
@@ -197,10 +236,18 @@ class LogEngine:
         self.arena.on_release = None
         self.arena.close(keep=not clean and not self._settings.ephemeral)
 
+    async def _replicated(self) -> None:
+        """Wait until backups have everything and have closed it, if they do so soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPLICATE_TIMEOUT_S):
+                while not self.replication.settled:
+                    self.replication.close_all()
+                    await asyncio.sleep(TICK_S / 10)
+
     async def _flushed(self) -> bool:
-        """Wait until everything is on disk; False when the disk does not take it."""
+        """Wait until everything is on disk; False when the disk does not take it, or too few backups have it."""
         while not self.memory.idle:
-            if self.memory.disk_error is not None:
+            if self.memory.disk_error is not None or self.memory.held_back:
                 return False
             self._changed.clear()
             self._work()
@@ -226,6 +273,7 @@ async def _memory(arena: Arena, index: SegmentIndex, slot_bytes: int, clock: Clo
         "slot_bytes": max(slot_bytes, found.get("slot_bytes", 0)),
         "next_physical_id": found.get("next_physical_id", 1),
         "first_unsettled_id": found.get("next_physical_id", 1),
+        "recover_before_epoch": found.get("recover_before_epoch", 0),
     }
     await asyncio.to_thread(index.commit, [], meta)
     now_ms = int(clock.monotonic_s() * 1000)

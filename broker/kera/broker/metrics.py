@@ -49,6 +49,19 @@ _TOTALS_HELP = {
     "chunks_damaged": "chunks on disk that do not match their checksums, found when they were loaded",
     "disk_errors": "reads and writes that failed",
 }
+_REPLICATION_HELP = {
+    "batches": "requests' worth of chunks that all their backups have",
+    "bytes": "bytes of chunks that all their backups have",
+    "batches_sent_again": "batches that were sent once more, because a backup failed",
+    "virtual_segments_opened": "virtual segments opened",
+    "virtual_segments_closed": "virtual segments closed",
+    "virtual_segments_sealed": "virtual segments that a backup left while they were not closed",
+    "virtual_segments_repaired": "virtual segments with too few replicas that were replaced",
+    "virtual_segments_retired": "virtual segments of which nothing is left in the log, or that were replaced",
+    "bytes_repaired": "bytes of chunks that were replicated again",
+    "backups_failed": "times that a backup failed",
+    "backups_full": "times that a backup had no room",
+}
 _FOUND_HELP = {
     "attached": "1: found the memory of the last launch",
     "lost_memory": "1: the last launch was killed and its memory is gone",
@@ -90,5 +103,41 @@ class BrokerCollector(Collector):
             yield CounterMetricFamily(f"kera_broker_{name}", text, value=getattr(memory.totals, name))
         for name, text in _FOUND_HELP.items():
             yield GaugeMetricFamily(f"kera_broker_start_{name}", text, value=getattr(found, name))
+        yield from self._replication()
         failing = memory.disk_error is not None
         yield GaugeMetricFamily("kera_broker_disk_failing", "1 while the disk takes no data", value=int(failing))
+
+    def _replication(self) -> Iterator[Metric]:
+        replication = self._engine.replication
+        for name, text in _REPLICATION_HELP.items():
+            value = getattr(replication.totals, name)
+            yield CounterMetricFamily(f"kera_broker_replication_{name}", text, value=value)
+        yield GaugeMetricFamily(
+            "kera_broker_backups_up", "backups that can be used", value=replication.backups.up_count
+        )
+        segments = GaugeMetricFamily("kera_broker_virtual_segments", "virtual segments, by state", labels=["state"])
+        for state, count in replication.virtual_segments.items():
+            segments.add_metric([state], count)
+        yield segments
+        yield GaugeMetricFamily(
+            "kera_broker_virtual_segments_deficient",
+            "closed virtual segments with too few replicas",
+            value=len(replication.coverage.deficient),
+        )
+        yield GaugeMetricFamily(
+            "kera_broker_replication_backlog",
+            "pieces of segments that no virtual segment covers yet",
+            value=len(replication.backlog),
+        )
+        labels = ["stream_id", "virtual_log"]
+        lag_bytes = GaugeMetricFamily(
+            "kera_broker_replication_lag_bytes", "bytes that backups do not have", labels=labels
+        )
+        lag_ms = GaugeMetricFamily("kera_broker_replication_lag_ms", "age of the oldest of them", labels=labels)
+        in_flight = GaugeMetricFamily("kera_broker_replication_in_flight", "batches under way", labels=labels)
+        for lag in replication.lag():
+            of = [str(lag.stream_id), str(lag.log_id)]
+            lag_bytes.add_metric(of, lag.lag_bytes)
+            lag_ms.add_metric(of, lag.lag_ms)
+            in_flight.add_metric(of, lag.in_flight)
+        yield from (lag_bytes, lag_ms, in_flight)

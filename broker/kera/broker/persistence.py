@@ -39,6 +39,7 @@ from kera.broker.segment_index import (
     put_entry,
     put_producer,
 )
+from kera.broker.segment_scan import SegmentAddress
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import DiskFull, NotPersisted
 from kera.core.ids import Position
@@ -75,6 +76,8 @@ class PersistenceManager:
         """Called when `plan` may have something to do."""
         self.on_room: Callable[[], None] = lambda: None
         """Called when `allocate` may succeed again."""
+        self.on_gone: Callable[[SegmentAddress], None] = lambda _: None
+        """Called when nothing of a segment is left in the log, unless all of its stream goes."""
         self.now_ms = now_ms
         """Set by `tick`."""
         self._heads: dict[Segment, None] = {}
@@ -129,7 +132,7 @@ class PersistenceManager:
         farthest: Segment | None = None
         farthest_distance = (-1, -1)
         for segment in self._stored:
-            if segment.slot.leases or segment in self._loads or segment.busy:
+            if segment.slot.leases or segment.slot.pins or segment in self._loads:
                 continue
             distance = segment.entry.distance(segment.key)
             if distance is None:
@@ -152,7 +155,7 @@ class PersistenceManager:
             del segment.entry.resident[segment.key]
 
     def _released(self) -> None:
-        if self._loads:
+        if self._loads or self._closed:
             self.on_work()
         if self._room_wanted:
             self._room_wanted = False
@@ -245,7 +248,7 @@ class PersistenceManager:
         ready = [
             segment
             for segment in self._closed
-            if segment.entry not in self._locked and segment.entry not in self._dirty
+            if segment.entry not in self._locked and segment.entry not in self._dirty and not segment.waits_for_replicas
         ]
         if len(ready) > 1 and self._arena.free_slots <= self._kept_for_loads:
             ready.sort(key=lambda segment: segment.entry.distance(segment.key) is not None)  # stable: then the oldest
@@ -327,6 +330,7 @@ class PersistenceManager:
             entry.stored_segments -= 1
             self._count_removed(length)
             self._drop_resident(entry, key)
+            self.on_gone(entry.address(key))
         for segment in job.tail:
             entry = segment.entry
             self._count_removed(segment.head)
@@ -339,6 +343,7 @@ class PersistenceManager:
             self._forget(segment)
             segment.in_index = True
             segment.slot.retire()
+            self.on_gone(segment.address)
 
     def _count_removed(self, length: int) -> None:
         self.totals.segments_removed += 1
@@ -408,7 +413,7 @@ class PersistenceManager:
         segment.abandoned = []
         if segment.dropped:
             return
-        if part.end > segment.durable_head:
+        if part.end > segment.durable_head and not segment.entry.by_replicas:
             segment.advance_durable_head(part.end)
         if not part.final:
             self._removals.durable_further(segment)
@@ -487,6 +492,11 @@ class PersistenceManager:
         self._removals.commit_cursor(entry, application_id, position, done)
         self.on_work()
 
+    def note(self, changes: list[Change], done: Done) -> None:
+        """See `Removals.note`."""
+        self._removals.note(changes, done)
+        self.on_work()
+
     def _drop_resident(self, entry: Entry, key: Key) -> None:
         segment = entry.resident.get(key)
         if segment is None:
@@ -561,6 +571,16 @@ class PersistenceManager:
     def idle(self) -> bool:
         """Whether nothing is under way or waiting, except what only time or a reader will bring."""
         return not (self._closed or self._dirty or self._locked or self._loads.in_flight or not self._removals.idle)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether all that is left to do waits for replicas."""
+        under_way = self._dirty or self._locked or self._loads.in_flight or not self._removals.idle
+        return not under_way and all(segment.waits_for_replicas for segment in self._closed)
+
+    def remember(self, **meta: Any) -> None:
+        """Have the index remember something of the broker, from the next change of `meta` on."""
+        self._meta = {**self._meta, **meta}
 
     @property
     def meta(self) -> dict[str, Any]:

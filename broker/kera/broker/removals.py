@@ -4,8 +4,8 @@ From the index first and then from the disk, in one job at a time, so that what 
 the index knows is to be removed. An entry of which something goes is locked meanwhile: there is never more than one
 change of its records under way. A removal that failed is tried again before any other, with its entries still locked.
 
-Here are also the other changes of the index that are nobody's segment: committed cursors, and how far open segments are
-durable.
+Here are also the other changes of the index that are nobody's segment: committed cursors, virtual segments, and how far
+open segments are durable.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ class Removals:
                 entry.committed[application_id] = position
             done(error)
 
-        self._remove.append(([put_cursor(entry.log_id, application_id, position)], [], committed))
+        self.note([put_cursor(entry.log_id, application_id, position)], committed)
+
+    def note(self, changes: list[Change], done: Done) -> None:
+        """Write down what is nobody's segment; `done` when that is durable."""
+        self._remove.append((changes, [], done))
 
     def remove_files(self, physical_ids: list[int]) -> None:
         """Remove files that the index does not know."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import enum
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kera.broker.arena import Slot, SlotContent
@@ -214,6 +214,30 @@ class Segment:
         invariant(self.durable_head <= to <= self.head, "the durable head stays behind the head and never goes back")
         self.durable_head = to
         self.slot.write_durable_head(to)
+
+    def replicated(self, to: int) -> None:
+        """All backups have the chunks up to `to`: readers may read them, if that is what they wait for."""
+        for hole in self.holes:
+            if hole.start == to:
+                to = hole.end  # damage is on no backup, and nothing to wait for
+        if self.entry.by_replicas and to > self.durable_head and not self.dropped:
+            self.advance_durable_head(to)
+            self.entry.wake()
+
+    @property
+    def waits_for_replicas(self) -> bool:
+        """Whether it must not go to disk yet: whatever is there counts as durable, and readers see it."""
+        return self.entry.by_replicas and self.durable_head < self.head
+
+    def intact(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of `start`..`end` that are not damaged."""
+        for hole in self.holes:
+            if start <= hole.start < end:
+                if start < hole.start:
+                    yield start, hole.start
+                start = hole.end
+        if start < end:
+            yield start, end
 
     def is_boundary(self, offset: int) -> bool:
         """Whether `offset` is the start of a chunk, or the end of the last one."""

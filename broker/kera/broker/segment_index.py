@@ -12,6 +12,7 @@ here.
     "p" stream u64, streamlet u32, producer u64                          epoch u32, next sequence u64
     "c" stream u64, streamlet u32, entry u32, application text           committed cursor: group, segment, offset
     "r" physical id u64                                                  empty: file to be removed
+    "v" stream u64, virtual segment u64                                  see ``kera.broker.virtual_index``
 
 One thread writes (`commit`, durable when it returns), any thread reads.
 """
@@ -129,7 +130,7 @@ def put_segment(address: SegmentAddress, record: SegmentRecord) -> Change:
         record.max_timestamp_us,
         record.newest_us,
     )
-    return _sealed(_segment_key(address), value)
+    return sealed(_segment_key(address), value)
 
 
 def delete_segment(address: SegmentAddress) -> Change:
@@ -150,22 +151,22 @@ def put_entry(entry: EntryId, record: EntryRecord) -> Change:
         len(record.gaps),
     )
     gaps = b"".join(_GAP.pack(*gap.start, *gap.end) for gap in record.gaps)
-    return _sealed(_ENTRY_KEY.pack(b"e", *entry), value + gaps)
+    return sealed(_ENTRY_KEY.pack(b"e", *entry), value + gaps)
 
 
 def put_producer(stream_id: int, streamlet_id: int, producer_id: int, record: ProducerRecord) -> Change:
     """The change that writes `record`."""
-    return _sealed(_PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), _PRODUCER.pack(*record))
+    return sealed(_PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), _PRODUCER.pack(*record))
 
 
 def put_cursor(entry: EntryId, application_id: str, position: Position) -> Change:
     """The change that writes how far an application has read."""
-    return _sealed(_ENTRY_KEY.pack(b"c", *entry) + application_id.encode(), _POSITION.pack(*position))
+    return sealed(_ENTRY_KEY.pack(b"c", *entry) + application_id.encode(), _POSITION.pack(*position))
 
 
 def put_removal(physical_id: int) -> Change:
     """The change that remembers a file to be removed."""
-    return _sealed(_REMOVAL_KEY.pack(b"r", physical_id), b"")
+    return sealed(_REMOVAL_KEY.pack(b"r", physical_id), b"")
 
 
 def delete_removal(physical_id: int) -> Change:
@@ -175,7 +176,7 @@ def delete_removal(physical_id: int) -> Change:
 
 def stream_of(key: bytes) -> int | None:
     """The stream that a key belongs to."""
-    return int.from_bytes(key[1:9], "big") if key[:1] in b"espc" and len(key) > 1 else None
+    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcv" and len(key) > 1 else None
 
 
 def with_gap(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
@@ -190,7 +191,8 @@ def _segment_key(address: SegmentAddress) -> bytes:
     return _SEGMENT_KEY.pack(b"s", *address)
 
 
-def _sealed(key: bytes, value: bytes) -> Change:
+def sealed(key: bytes, value: bytes) -> Change:
+    """The change that writes `value`, with its checksum."""
     return key, value + _CRC.pack(crc32c(value, crc32c(key)))
 
 
@@ -299,7 +301,7 @@ class SegmentIndex:
 
     def entries(self) -> Iterator[EntryId]:
         """All entries that have a record."""
-        for key, _ in self._records(b"e"):
+        for key, _ in self.records(b"e"):
             yield EntryId(*_ENTRY_KEY.unpack(key)[1:])
 
     def producers(self, stream_id: int, streamlet_id: int) -> dict[int, ProducerRecord]:
@@ -307,17 +309,17 @@ class SegmentIndex:
         prefix = struct.pack(">cQI", b"p", stream_id, streamlet_id)
         return {
             _PRODUCER_KEY.unpack(key)[3]: ProducerRecord(*_PRODUCER.unpack(value))
-            for key, value in self._records(prefix)
+            for key, value in self.records(prefix)
         }
 
     def cursors(self, entry: EntryId) -> dict[str, Position]:
         """How far applications have read an entry."""
         prefix = _ENTRY_KEY.pack(b"c", *entry)
-        return {key[len(prefix) :].decode(): Position(*_POSITION.unpack(value)) for key, value in self._records(prefix)}
+        return {key[len(prefix) :].decode(): Position(*_POSITION.unpack(value)) for key, value in self.records(prefix)}
 
     def removals(self) -> list[int]:
         """Physical ids of files that are to be removed."""
-        return [_REMOVAL_KEY.unpack(key)[1] for key, _ in self._records(b"r")]
+        return [_REMOVAL_KEY.unpack(key)[1] for key, _ in self.records(b"r")]
 
     def stream_ids(self) -> set[int]:
         """Streams of which there is anything."""
@@ -325,18 +327,17 @@ class SegmentIndex:
 
     def keys_of_stream(self, stream_id: int) -> list[bytes]:
         """All keys that have to do with a stream."""
-        return [
-            key for kind in (b"e", b"s", b"p", b"c") for key, _ in self._records(struct.pack(">cQ", kind, stream_id))
-        ]
+        kinds = (b"e", b"s", b"p", b"c", b"v")
+        return [key for kind in kinds for key, _ in self.records(struct.pack(">cQ", kind, stream_id))]
 
     def segments_of_stream(self, stream_id: int) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
         """All segments of a stream."""
-        for key, value in self._records(struct.pack(">cQ", b"s", stream_id)):
+        for key, value in self.records(struct.pack(">cQ", b"s", stream_id)):
             yield SegmentAddress(*_SEGMENT_KEY.unpack(key)[1:]), _segment_record(value)
 
     def all_segments(self) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
         """All segments of all streams."""
-        for key, value in self._records(b"s"):
+        for key, value in self.records(b"s"):
             yield SegmentAddress(*_SEGMENT_KEY.unpack(key)[1:]), _segment_record(value)
 
     def open_segments(self, entry: EntryId) -> list[tuple[SegmentAddress, SegmentRecord]]:
@@ -366,7 +367,8 @@ class SegmentIndex:
                 return None
             return cursor.key(), cursor.value()
 
-    def _records(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def records(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All keys with this prefix, and their values without the checksum."""
         with self._environment.begin() as transaction:
             cursor = transaction.cursor()
             there = cursor.set_range(prefix)
@@ -390,7 +392,7 @@ class SegmentIndex:
                     old = transaction.get(_META)
                     known = json.loads(old[: -_CRC.size])["next_physical_id"] if old is not None else 1
                     meta = dict(meta, next_physical_id=max(known, meta["next_physical_id"]))
-                    key, value = _sealed(_META, json.dumps(meta).encode())
+                    key, value = sealed(_META, json.dumps(meta).encode())
                     transaction.put(key, value or b"")
         except lmdb.Error as error:
             raise OSError(getattr(error, "code", 0), f"index {self.path}: {error}") from error

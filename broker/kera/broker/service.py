@@ -17,6 +17,7 @@ from kera.broker.jobs import Done
 from kera.broker.metrics import Counters
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import end_record, entry_of, first_record, group_entry, ordinal_of, resolve
+from kera.broker.replication import Replication
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord
 from kera.broker.stream import Streams
@@ -42,13 +43,16 @@ class BrokerService:
         streams: Streams,
         arena: Arena,
         memory: PersistenceManager,
+        replication: Replication,
         counters: Counters,
         *,
+        pump: Callable[[], None],
         read_bytes_max: int = READ_BYTES_MAX,
     ) -> None:
+        """`pump`: carries out what replication wants to be done."""
         self._streams = streams
         self._memory = memory
-        self.writer = Writer(streams, memory, counters)
+        self.writer = Writer(streams, memory, replication, counters, pump)
         self.fetches = Fetches(streams, arena, memory, counters, read_bytes_max=read_bytes_max)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from pydantic import ByteSize, Field, model_validator
 
 from kera.broker.disk import BLOCK_BYTES
+from kera.broker.replication import Limits
 from kera.core.chunk import HEADER_BYTES
 from kera.core.settings import KIB, MIB, KeraSettings
 
@@ -64,6 +65,21 @@ class BrokerSettings(KeraSettings):
     coordinator_timeout_ms: int = Field(
         10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
     )
+    replication_lag_bytes_max: ByteSize = Field(
+        ByteSize(64 * MIB),
+        description="How much of a virtual log may wait for backups; then its writers wait, too.",
+    )
+    backup_timeout_ms: int = Field(
+        2_000, ge=10, description="A backup that does not answer a request within this time counts as failed, in ms."
+    )
+    repair_delay_ms: int = Field(
+        10_000,
+        ge=0,
+        description="How long a backup may be away before the replicas it had are made anew elsewhere, in ms.",
+    )
+    repair_bytes_per_s: ByteSize = Field(
+        ByteSize(64 * MIB), ge=64 * KIB, description="How fast replicas are made anew at most, per second."
+    )
     message_bytes_max: ByteSize = Field(
         ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."
     )
@@ -82,6 +98,15 @@ class BrokerSettings(KeraSettings):
         if self.message_bytes_max > MESSAGE_BYTES_MAX:
             raise ValueError(f"message_bytes_max must be at most {MESSAGE_BYTES_MAX}")
         return self
+
+    def replication_limits(self) -> Limits:
+        """What bounds replication."""
+        return Limits(
+            segment_bytes=self.segment_bytes,
+            lag_bytes_max=self.replication_lag_bytes_max,
+            idle_close_ms=self.idle_close_ms,
+            repair_delay_ms=self.repair_delay_ms,
+        )
 
     @classmethod
     def dev(cls, data_dir: Path, coordinator: str) -> Self:

@@ -1,30 +1,36 @@
 """multiWriteChunks: verified chunks go to their streamlets, and are acknowledged when they reach their level.
 
 Chunks of one connection are appended in the order in which they arrive. A request is decided within the call of its
-handler; only its answer may come later, when it waits for the disk (level `persisted`).
+handler; only its answer may come later, when it waits for backups (level `replicated`, and `persisted` of a stream that
+is replicated) or for the disk (`persisted` of one that is not).
 
-Back-pressure: when the memory is full, a request waits for room, with a copy of what is left of it, and all later ones
-wait behind it. How much waits, and for how long, is bounded; beyond that writers are told (`ArenaFull`, `DiskFull`).
+Back-pressure: when the memory is full, or backups are too far behind, a request waits for room, with a copy of what is
+left of it, and all later ones wait behind it. How much waits, and for how long, is bounded; beyond that writers are
+told (`ArenaFull`, `DiskFull`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Callable
+from functools import partial
 
 from kera.broker.jobs import nothing
 from kera.broker.metrics import Counters
 from kera.broker.persistence import PersistenceManager
+from kera.broker.replication import Replication, StreamLogs
 from kera.broker.segment import Segment
 from kera.broker.stream import Stream, Streams
-from kera.broker.streamlet import Streamlet
+from kera.broker.streamlet import Appended, Streamlet
+from kera.broker.virtual_log import Batch, VirtualLog
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_header, verify_payload
 from kera.core.errors import (
     ArenaFull,
     CorruptChunk,
     InvalidArgument,
     KeraError,
+    NotReplicated,
     SchemaMismatch,
 )
 from kera.core.rpc import Call, Reply
@@ -37,84 +43,146 @@ WAIT_MS_MAX = 5_000
 """How long one of them waits."""
 
 _LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED
+_REPLICATED = common_pb2.DURABILITY_REPLICATED
+_KNOWN_LEVELS = (common_pb2.DURABILITY_UNSPECIFIED, _LEADER, _REPLICATED, _PERSISTED)
 
 WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
 WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
 
 
+class _Lagging(ArenaFull):
+    """There is memory, but backups have to catch up first."""
+
+
 class _Write:
-    """A request that is being decided, chunk by chunk."""
+    """A request: decided chunk by chunk, then answered when what it promises holds."""
 
-    __slots__ = ("at", "bulk", "deadline_s", "decided", "request", "response", "waiting", "wanted")
+    __slots__ = (
+        "at",
+        "batches",
+        "bulk",
+        "deadline_s",
+        "decided",
+        "done",
+        "error",
+        "future",
+        "go_on",
+        "placed",
+        "request",
+        "response",
+        "waiting",
+        "wanted",
+    )
 
-    def __init__(self, request: broker_pb2.MultiWriteChunksRequest, bulk: memoryview) -> None:
+    def __init__(
+        self, request: broker_pb2.MultiWriteChunksRequest, bulk: memoryview, go_on: Callable[[_Write], None]
+    ) -> None:
+        """`go_on` is called when it waits for backups no longer."""
         self.request = request
         self.bulk = bulk
+        self.go_on = go_on
         self.at = 0
         """Where the next chunk to decide starts."""
+        self.decided = False
+        """Each chunk has a status."""
         self.response = broker_pb2.MultiWriteChunksResponse()
+        self.placed: list[tuple[int, Batch]] = []
+        """Statuses that wait for backups, each with what goes there."""
+        self.batches = 0
+        """How many of those are not on backups yet."""
+        self.error: KeraError | None = None
+        """Why they are not."""
         self.wanted: list[tuple[Segment, int]] = []
         """What has to be on disk before the answer."""
         self.waiting: list[int] = []
         """The statuses that it concerns."""
-        self.decided: asyncio.Future[None] | None = None
-        """If it has to wait for room."""
+        self.done = False
+        self.future: asyncio.Future[WriteReply] | None = None
+        """Of the reply, if that is not there at once."""
         self.deadline_s = 0.0
+        """For room in memory."""
+
+    def wait_for(self, index: int, batch: Batch) -> None:
+        """The status with this index is not an answer before backups have `batch`."""
+        self.placed.append((index, batch))
+        if not batch.waiters or batch.waiters[-1] != self._replicated:
+            batch.waiters.append(self._replicated)
+            self.batches += 1
+
+    def _replicated(self, error: KeraError | None) -> None:
+        self.batches -= 1
+        self.error = self.error or error
+        if not self.batches and self.decided:
+            self.go_on(self)
 
 
 class Writer:
     """Handles writes for the service."""
 
-    def __init__(self, streams: Streams, memory: PersistenceManager, counters: Counters) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        memory: PersistenceManager,
+        replication: Replication,
+        counters: Counters,
+        pump: Callable[[], None],
+    ) -> None:
+        """`pump`: has carried out what replication wants to be done."""
         self._streams = streams
         self._memory = memory
+        self._replication = replication
         self._counters = counters
+        self._pump_replication = pump
+        self._loop = asyncio.get_running_loop()
         self._queue: deque[_Write] = deque()
         """Requests that wait for room, in the order in which they came."""
         self._queued_bytes = 0
         self._pump: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
-        memory.on_room = self._room.set
+        memory.on_room = replication.on_room = self._room.set
 
-    def write(self, call: WriteCall) -> WriteReply | Awaitable[WriteReply]:
+    def write(self, call: WriteCall) -> WriteReply | asyncio.Future[WriteReply]:
         """Append the chunks of a request; each has a status of its own."""
         self._counters.write_requests += 1
         request = call.message
-        if request.durability not in (common_pb2.DURABILITY_UNSPECIFIED, _LEADER, _PERSISTED):
+        if request.durability not in _KNOWN_LEVELS:
             raise InvalidArgument(
-                "this version acknowledges at level leader or persisted: there are no backups yet",
+                f"level {level_name(request.durability)} is not known to this version",
                 durability=level_name(request.durability),
             )
-        write = _Write(request, call.bulk)
-        if not self._queue and self._decide(write):
-            return self._answer(write)
+        write = _Write(request, call.bulk, self._go_on)
+        if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
+            self._go_on(write)
+        if write.done:
+            return Reply(write.response)
+        write.future = self._loop.create_future()
+        return write.future
+
+    def _wait_for_room(self, write: _Write) -> bool:
+        """Queue a write for which there is no room; False when enough wait already, and it is refused."""
         rest = len(write.bulk) - write.at
         if self._queued_bytes + rest > WAITING_BYTES_MAX:
             self._refuse_rest(write, ArenaFull("the broker's memory is full, and enough requests wait for it already"))
-            return self._answer(write)
-        loop = asyncio.get_running_loop()
+            return False
         write.bulk, write.at = memoryview(bytes(write.bulk[write.at :])), 0  # the transport's buffer is used again
-        write.decided = loop.create_future()
-        write.deadline_s = loop.time() + WAIT_MS_MAX / 1000
+        write.deadline_s = self._loop.time() + WAIT_MS_MAX / 1000
         self._queue.append(write)
         self._queued_bytes += rest
         if self._pump is None:
-            self._pump = loop.create_task(self._decide_queue())
-        return self._answer_later(write, write.decided)
-
-    async def _answer_later(self, write: _Write, decided: asyncio.Future[None]) -> WriteReply:
-        await decided
-        answer = self._answer(write)
-        return answer if isinstance(answer, Reply) else await answer
+            self._pump = self._loop.create_task(self._decide_queue())
+        return True
 
     async def _decide_queue(self) -> None:
         """Decide the requests that wait, one after the other: nobody overtakes."""
         while self._queue:
             write = self._queue[0]
-            if write.decided is not None and not write.decided.done():  # cancelled: its connection is gone
-                await self._decide_when_there_is_room(write)
-                if not write.decided.done():
-                    write.decided.set_result(None)
+            if write.future is None or not write.future.cancelled():  # else its connection is gone
+                try:
+                    await self._decide_when_there_is_room(write)
+                    self._go_on(write)
+                except Exception as error:  # noqa: BLE001 - a defect: told like any other, and those behind it go on
+                    if write.future is not None and not write.future.done():
+                        write.future.set_exception(error)
             self._queue.popleft()
             self._queued_bytes -= len(write.bulk)
         self._pump = None
@@ -134,6 +202,13 @@ class Writer:
 
     def _decide(self, write: _Write) -> bool:
         """Append what can be; False when there is no room for the next chunk, True when all are decided."""
+        try:
+            write.decided = self._decide_chunks(write)
+        finally:
+            self._pump_replication()
+        return write.decided
+
+    def _decide_chunks(self, write: _Write) -> bool:
         bulk, statuses = write.bulk, write.response.statuses
         end = len(bulk)
         while write.at < end:
@@ -149,6 +224,8 @@ class Writer:
                 stream, streamlet = self._owner(header)
                 self._append(write, stream, streamlet, bulk[at : at + header.chunk_bytes], header)
             except ArenaFull:
+                if self._replication.make_room():
+                    continue
                 return False
             except KeraError as error:
                 self._counters.chunks_refused += 1
@@ -173,9 +250,15 @@ class Writer:
         self, write: _Write, stream: Stream, streamlet: Streamlet, chunk: memoryview, header: ChunkHeader
     ) -> None:
         level = write.request.durability or stream.durability
-        to_disk = _PERSISTED in (level, stream.durability)
+        to_disk = stream.by_disk and _PERSISTED in (level, stream.durability)
         if to_disk:
             self._memory.check_disk()
+        log = None
+        if stream.logs is not None:
+            log = stream.logs.of(header.streamlet_id, header.producer_id % len(streamlet.entries))
+            self._check_backups(stream, stream.logs, log, level)
+        elif level == _REPLICATED:
+            raise InvalidArgument(f"stream {stream.name!r} is not replicated: it has no backups", stream=stream.name)
         appended = streamlet.append(chunk, header)
         counters = self._counters
         if appended.duplicate:
@@ -186,6 +269,8 @@ class Writer:
             counters.bytes_appended += len(chunk)
         if stream.durability == _LEADER:
             streamlet.publish(appended)
+        if log is not None:
+            self._replicate(write, stream, log, appended, level)
         if to_disk and appended.segment is not None:
             if level == _PERSISTED:
                 write.wanted.append((appended.segment, appended.end))
@@ -202,11 +287,36 @@ class Writer:
             duplicate=appended.duplicate,
         )
 
+    def _check_backups(self, stream: Stream, logs: StreamLogs, log: VirtualLog, level: int) -> None:
+        """Raise `TooFewBackups` or `_Lagging` before anything is appended that could not be replicated."""
+        if level > _LEADER:
+            self._replication.check(logs, stream.name)
+        if not self._replication.lags(log):
+            return
+        if logs.by_replicas or level > _LEADER or not self._replication.shed(logs):
+            raise _Lagging("backups are too far behind")
+
+    def _replicate(self, write: _Write, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
+        """Refer to a chunk in its virtual log, and have the answer wait if its level asks for that."""
+        segment, persist = appended.segment, _PERSISTED in (level, stream.durability)
+        batch: Batch | None = None
+        if appended.duplicate and level <= stream.durability:
+            if segment is None or level == _LEADER or appended.end <= segment.durable_head:
+                return  # it has reached its level, or nobody waits for that
+            batch = log.last()
+        elif segment is None:
+            raise NotReplicated("the chunk is on the broker's disk; whether backups have it is not known any more")
+        if batch is None:
+            batch = self._replication.append(log, segment, appended.position, appended.end, persist=persist)
+        if level > _LEADER:
+            write.wait_for(len(write.response.statuses), batch)
+
     def _refuse_rest(self, write: _Write, error: KeraError | None) -> None:
         """Refuse all chunks from `write.at` on; without `error`, for want of room."""
         if error is None:
             error = ArenaFull(
-                f"the broker's memory was full for {WAIT_MS_MAX} ms: its disk or readers are slower than its writers",
+                f"the broker's memory was full for {WAIT_MS_MAX} ms: its disk, backups or readers are slower than its"
+                " writers",
                 slot_bytes=self._memory.slot_bytes,
             )
         # How many there are is only claimed, so no more are answered than the bytes have room for.
@@ -215,38 +325,49 @@ class Writer:
         self._counters.chunks_refused += missing
         for _ in range(missing):
             write.response.statuses.add(error=error_to_message(error))
-        write.at = len(write.bulk)
+        write.at, write.decided = len(write.bulk), True
 
-    def _answer(self, write: _Write) -> WriteReply | Awaitable[WriteReply]:
-        """The reply, now or when what it promises is on disk."""
-        if not write.wanted:
-            return Reply(write.response)
-        outcome: list[KeraError | None] = []
-        future: asyncio.Future[None] | None = None
+    def _go_on(self, write: _Write) -> None:
+        """Answer a write that is decided, or wait for the next thing that it promises."""
+        if write.batches:
+            return
+        if write.placed:
+            self._say_where(write)
+        if write.wanted:
+            wanted, write.wanted = write.wanted, []
+            self._memory.persist(wanted, partial(self._persisted, write))
+        else:
+            self._answer(write)
 
-        def done(error: KeraError | None) -> None:
-            outcome.append(error)
-            if future is not None and not future.done():
-                future.set_result(None)
+    def _answer(self, write: _Write) -> None:
+        write.done = True
+        if write.future is not None and not write.future.done():
+            write.future.set_result(Reply(write.response))
 
-        self._memory.persist(write.wanted, done)
-        if not outcome:
-            future = asyncio.get_running_loop().create_future()
-            return self._persisted(write, future, outcome)
-        self._tell(write, outcome[0])
-        return Reply(write.response)
+    def _persisted(self, write: _Write, error: KeraError | None) -> None:
+        self._tell(write, write.waiting, error)
+        self._answer(write)
 
-    async def _persisted(
-        self, write: _Write, future: asyncio.Future[None], outcome: list[KeraError | None]
-    ) -> WriteReply:
-        await future
-        self._tell(write, outcome[0])
-        return Reply(write.response)
+    def _say_where(self, write: _Write) -> None:
+        """On which backups each chunk is; or that it is not known."""
+        statuses, told = write.response.statuses, set[int]()
+        for index, batch in write.placed:
+            place = batch.place
+            if not batch.completed or place is None:
+                self._tell(write, [index], write.error or NotReplicated("the chunk could not be replicated"))
+                continue
+            statuses[index].virtual_segment_id = place.virtual_segment_id
+            if place.virtual_segment_id not in told:
+                told.add(place.virtual_segment_id)
+                write.response.virtual_segments.add(
+                    virtual_segment_id=place.virtual_segment_id, backup_ids=place.backups
+                )
 
-    def _tell(self, write: _Write, error: KeraError | None) -> None:
+    @staticmethod
+    def _tell(write: _Write, indexes: list[int], error: KeraError | None) -> None:
         if error is None:
             return
-        for index in write.waiting:
+        for index in indexes:
             status = write.response.statuses[index]
             status.Clear()
             status.error.CopyFrom(error_to_message(error))

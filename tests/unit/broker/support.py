@@ -16,6 +16,7 @@ from kera.broker.jobs import Job
 from kera.broker.metrics import Counters
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, plan_read
+from kera.broker.replication import Limits, Replication
 from kera.broker.restart import Restart
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentIndex
@@ -111,7 +112,9 @@ class Engine:
         meta = {"clean": False, "next_physical_id": next_physical_id, "slot_bytes": arena.slot_bytes}
         self.index.commit([], meta)
         self.memory = PersistenceManager(arena, self.index, next_physical_id=next_physical_id, meta=meta)
-        self.streams = Streams(self.memory, self.restart)
+        self.replication = Replication(Limits(arena.slot_bytes), self.memory.note)
+        self.memory.on_gone = self.replication.coverage.gone
+        self.streams = Streams(self.memory, self.restart, self.replication)
         self.streamlets = 0
 
     def run(self) -> None:
@@ -272,7 +275,13 @@ class Broker:
         self.counters = Counters()
         self.streams = engine.streams
         self.broker = BrokerService(
-            self.streams, engine.arena, engine.memory, self.counters, read_bytes_max=read_bytes_max
+            self.streams,
+            engine.arena,
+            engine.memory,
+            engine.replication,
+            self.counters,
+            pump=lambda: None,
+            read_bytes_max=read_bytes_max,
         )
         self.service = self.broker.service()
         self.peer = Peer("unix", "")

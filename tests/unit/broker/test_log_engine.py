@@ -194,7 +194,7 @@ async def test_streams_that_were_deleted_meanwhile_leave_nothing(settings: Broke
         append(engine, *range(5))
     engine = await LogEngine.start(settings, settings.data_dir)
     try:
-        engine.own([stream_info(8)], BROKER_ID)
+        await engine.own([stream_info(8)], BROKER_ID, 9)
         await until(lambda: engine.memory.idle and not engine._jobs)
         assert engine._index.stream_ids() == set()
         assert list(engine._store.physical_ids()) == []

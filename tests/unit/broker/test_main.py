@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import socket
-import tempfile
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.__main__ import UNIX_PATH_BYTES_MAX, _unix_path, main, serve
+from kera.broker.__main__ import main, serve
 from kera.broker.arena import HEAD_BYTES
 from kera.broker.registration import CoordinatorUnreachable, DataDirectory
 from kera.broker.settings import BrokerSettings
@@ -217,13 +216,3 @@ def test_wrong_settings_end_the_start_with_a_line_that_names_them(
     line = capsys.readouterr().err
     assert line.startswith("kera: error: ")
     assert "port" in line
-
-
-def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * UNIX_PATH_BYTES_MAX)
-    other = tmp_path / ("e" * UNIX_PATH_BYTES_MAX)
-
-    assert _unix_path(Path("/data")) == Path("/data/broker.sock")
-    assert _unix_path(deep).parent == Path(tempfile.gettempdir())
-    assert len(bytes(_unix_path(deep))) <= UNIX_PATH_BYTES_MAX
-    assert _unix_path(deep) == _unix_path(deep) != _unix_path(other)

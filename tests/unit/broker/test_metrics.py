@@ -5,15 +5,20 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from kera.broker import virtual_log
 from kera.broker.jobs import RETRY_MS, Totals
-from kera.broker.metrics import _FOUND_HELP, _HELP, _TOTALS_HELP, BrokerCollector, Counters
+from kera.broker.metrics import _FOUND_HELP, _HELP, _REPLICATION_HELP, _TOTALS_HELP, BrokerCollector, Counters
 from kera.broker.restart import Found
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
 
 def metrics(broker: Broker) -> dict[str, float]:
     engine: Any = SimpleNamespace(
-        arena=broker.arena, memory=broker.engine.memory, restart=broker.engine.restart, streams=broker.streams
+        arena=broker.arena,
+        memory=broker.engine.memory,
+        replication=broker.engine.replication,
+        restart=broker.engine.restart,
+        streams=broker.streams,
     )
     registry = CollectorRegistry()
     registry.register(BrokerCollector(broker.counters, engine))
@@ -24,6 +29,7 @@ def metrics(broker: Broker) -> dict[str, float]:
 def test_every_counter_is_explained_and_none_else() -> None:
     assert set(_HELP) == {field.name for field in fields(Counters)}
     assert set(_TOTALS_HELP) == {field.name for field in fields(Totals)}
+    assert set(_REPLICATION_HELP) == {field.name for field in fields(virtual_log.Totals)}
     assert set(_FOUND_HELP) == {field.name for field in fields(Found)}
 
 

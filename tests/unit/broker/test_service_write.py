@@ -284,6 +284,27 @@ async def test_a_write_that_is_given_up_lets_those_behind_it_go_on(small: Broker
     assert codes((await second).message.statuses) == [""]
 
 
+async def test_a_defect_that_a_write_meets_while_it_waits_does_not_stop_those_behind_it(
+    small: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = waits(small.write(*(chunk(1, sequence) for sequence in range(9))))
+    second = waits(small.write(chunk(1, 0, stream_id=8)))
+    await settle()
+    get, calls = small.streams.get, iter([RuntimeError("a defect")])
+
+    def fails_once(stream_id: int) -> Any:
+        for error in calls:
+            raise error
+        return get(stream_id)
+
+    monkeypatch.setattr(small.streams, "get", fails_once)
+    small.resume()
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        await first
+    assert codes((await second).message.statuses) == [""]
+
+
 async def test_a_disk_that_takes_nothing_is_told_when_it_is_what_memory_waits_for(small: Broker) -> None:
     assert codes(small.append(*(chunk(1, sequence) for sequence in range(5)))) == [""] * 5
     small.engine.disk.write_error = errno.ENOSPC
@@ -304,18 +325,26 @@ async def test_a_disk_that_takes_nothing_is_told_when_it_is_what_memory_waits_fo
 @pytest.mark.parametrize(
     ("durability", "name"),
     [
-        (common_pb2.DURABILITY_REPLICATED, "DURABILITY_REPLICATED"),
         (99, "99"),  # of a newer client
         (-1, "-1"),
     ],
 )
-async def test_a_level_that_cannot_be_reached_is_refused_before_anything_is_stored(
+async def test_a_level_that_is_not_known_is_refused_before_anything_is_stored(
     broker: Broker, durability: int, name: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match="leader or persisted") as raised:
+    with pytest.raises(InvalidArgument, match="not known") as raised:
         broker.append(chunk(1, 0), durability=durability)
 
     assert raised.value.attributes == {"durability": name}
+    assert stored(broker) == []
+
+
+async def test_level_replicated_of_a_stream_without_replicas_is_refused_before_anything_is_stored(
+    broker: Broker,
+) -> None:
+    (status,) = broker.append(chunk(1, 0), durability=common_pb2.DURABILITY_REPLICATED)
+
+    assert "not replicated" in status.error.message
     assert stored(broker) == []
 
 

@@ -1,0 +1,237 @@
+"""Which virtual segments are closed, what of the log they cover, and which have too few replicas. Pure.
+
+A closed virtual segment is written down in the index: from then on a restart knows that what it covers is on backups.
+It is *retired*, and its replicas freed, when nothing of what it covers is left in the log. It is *deficient* while it
+has fewer than R replicas; then what is left of it is covered by new ones, and when those are written down, it is
+retired.
+
+Until then each replica of it is kept, whatever is wrong with it: it may be the last one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from kera.broker.segment_index import Change
+from kera.broker.segment_scan import SegmentAddress
+from kera.broker.virtual_index import delete_virtual_segment, put_virtual_segment
+from kera.broker.virtual_log import Close, Done, Effect, Extent, Free, Totals, VirtualSegment
+from kera.core.errors import KeraError
+from kera.v1 import backup_pb2
+
+
+class Note(Protocol):
+    """Who writes to the index: see `PersistenceManager.note`."""
+
+    def __call__(self, changes: list[Change], done: Done) -> None:
+        """Write `changes`, then call `done`."""
+        ...
+
+
+class Coverage:
+    """See the head of this module."""
+
+    def __init__(self, note: Note, totals: Totals, effects: Callable[[Effect], None]) -> None:
+        """`effects`: takes what has to be done at backups."""
+        self.exists: Callable[[SegmentAddress], bool] = lambda _: True
+        """Whether anything of a segment is left in the log; set by who owns it."""
+        self.recover_before = 0
+        """Virtual segments before this one may have what our memory has lost: they are kept."""
+        self.segments: dict[int, VirtualSegment] = {}
+        """All that are closed, by id."""
+        self.deficient: dict[VirtualSegment, None] = {}
+        """With fewer than R replicas."""
+        self.replacing: list[tuple[VirtualSegment, set[VirtualSegment]]] = []
+        """What was covered again → when these are written down, it is retired."""
+        self._note = note
+        self._totals = totals
+        self._effect = effects
+        self._covering: dict[SegmentAddress, list[VirtualSegment]] = defaultdict(list)
+        self._unwritten: dict[VirtualSegment, None] = {}
+        """Closed, and to be written down again: the disk did not take it."""
+
+    # -- what comes and goes ---------------------------------------------------------------------------------------
+
+    def found(self, segments: Iterable[VirtualSegment]) -> None:
+        """What the index has. It counts when its stream is opened (`adopt`)."""
+        for segment in segments:
+            segment.written = True
+            self.segments[segment.virtual_segment_id] = segment
+
+    def keep_streams(self, stream_ids: set[int]) -> None:
+        """Retire what the index has of other streams than these."""
+        for segment in [each for each in self.segments.values() if each.stream_id not in stream_ids]:
+            self._retire(segment)
+
+    def adopt(self, stream_id: int) -> None:
+        """What was found of a stream counts from now on, as far as it is still in the log."""
+        for segment in [each for each in self.segments.values() if each.stream_id == stream_id]:
+            self._settle(segment)
+
+    def closed(self, segment: VirtualSegment) -> None:
+        """A virtual segment has closed: write it down."""
+        self._totals.virtual_segments_closed += 1
+        self.segments[segment.virtual_segment_id] = segment
+        self._write_down(segment)
+        self._settle(segment)
+
+    def _write_down(self, segment: VirtualSegment) -> None:
+        def written(error: KeraError | None) -> None:
+            if segment.virtual_segment_id not in self.segments:
+                return
+            if error is not None:
+                self._unwritten[segment] = None
+                return
+            segment.written = True
+            self._retire_replaced()
+
+        self._note([put_virtual_segment(segment)], written)
+
+    def write_again(self) -> None:
+        """Write down what the disk did not take before."""
+        unwritten, self._unwritten = self._unwritten, {}
+        for segment in unwritten:
+            self._write_down(segment)
+
+    def _settle(self, segment: VirtualSegment) -> None:
+        segment.live = 0
+        for address in segment.addresses():
+            if self.exists(address):
+                self._covering[address].append(segment)
+                segment.live += 1
+        if not segment.live:
+            if segment.virtual_segment_id >= self.recover_before:
+                self._retire(segment)
+        elif len(segment.backups) < segment.wanted:
+            self.deficient[segment] = None
+
+    def gone(self, address: SegmentAddress) -> None:
+        """Nothing of a segment is left in the log."""
+        for segment in self._covering.pop(address, ()):
+            segment.live -= 1
+            if not segment.live:
+                self._retire(segment)
+
+    def drop_stream(self, stream_id: int) -> None:
+        """The stream is gone, and its records in the index with it."""
+        for segment in [each for each in self.segments.values() if each.stream_id == stream_id]:
+            self._forget(segment)
+
+    def _retire(self, segment: VirtualSegment) -> None:
+        self._totals.virtual_segments_retired += 1
+        self._note([delete_virtual_segment(segment)], _ignore)
+        self._forget(segment)
+
+    def _forget(self, segment: VirtualSegment) -> None:
+        del self.segments[segment.virtual_segment_id]
+        self.deficient.pop(segment, None)
+        self._unwritten.pop(segment, None)
+        for _, new in self.replacing:
+            new.discard(segment)
+        for address in segment.addresses():
+            covering = self._covering.get(address)
+            if covering is not None and segment in covering:
+                covering.remove(segment)
+                if not covering:
+                    del self._covering[address]
+        for effect in segment.freed():
+            self._effect(effect)
+        self._retire_replaced()
+
+    # -- what is covered -------------------------------------------------------------------------------------------
+
+    def uncovered(self, address: SegmentAddress, length: int) -> list[Extent]:
+        """What of the first `length` bytes of a segment no closed virtual segment covers."""
+        covering = self._covering.get(address, ())
+        covered = sorted(extent[1:] for each in covering for extent in each.extents if extent.address == address)
+        found: list[Extent] = []
+        at = 0
+        for start, end in covered:
+            if start > at:
+                found.append(Extent(address, at, start))
+            at = max(at, end)
+        if at < length:
+            found.append(Extent(address, at, length))
+        return found
+
+    # -- replicas --------------------------------------------------------------------------------------------------
+
+    def without(self, backup_id: int, *, has: Callable[[int], bool] = lambda _: False) -> None:
+        """A backup has no replica (any more) of the virtual segments that it should have; except those it `has`."""
+        for segment in self.segments.values():
+            if backup_id in segment.backups and not has(segment.virtual_segment_id):
+                segment.backups.remove(backup_id)
+                segment.left.append(backup_id)
+                self.deficient[segment] = None
+
+    def has(self, backup_id: int, segment: VirtualSegment, replica: backup_pb2.ReplicaInfo) -> bool:
+        """A backup tells of a replica of a closed virtual segment. Returns whether it counts now."""
+        if _is_whole(replica, segment):
+            counts = self.heal(segment, backup_id)
+            if counts and not replica.closed:
+                self._effect(Close(None, segment, backup_id))
+            return counts
+        if segment not in self.deficient:
+            self._effect(Free(backup_id, (segment.virtual_segment_id,)))
+        elif replica.length > segment.head and not replica.closed:
+            self._effect(Close(None, segment, backup_id))  # it was cut off, and missed the end
+        elif backup_id not in segment.left:
+            segment.left.append(backup_id)  # better than nothing, until there is something better
+        return False
+
+    def heal(self, segment: VirtualSegment, backup_id: int) -> bool:
+        """A backup has a whole replica; False, and it goes, if there are enough."""
+        if backup_id in segment.backups:
+            return True
+        if segment.virtual_segment_id not in self.segments or len(segment.backups) == segment.wanted:
+            self._effect(Free(backup_id, (segment.virtual_segment_id,)))
+            return False
+        if backup_id in segment.left:
+            segment.left.remove(backup_id)
+        segment.backups.append(backup_id)
+        if len(segment.backups) == segment.wanted:
+            self.deficient.pop(segment, None)
+            self._retire_replaced()
+        return True
+
+    # -- repair ----------------------------------------------------------------------------------------------------
+
+    def next_deficient(self, usable: int) -> VirtualSegment | None:
+        """What to repair next, if `usable` backups are enough: with the fewest replicas, then the oldest."""
+        replacing = {old for old, _ in self.replacing}
+        waiting = [each for each in self.deficient if each not in replacing and each.wanted <= usable]
+        return min(waiting, key=lambda each: (len(each.backups), each.virtual_segment_id), default=None)
+
+    def replaced(self, old: VirtualSegment, new: set[VirtualSegment]) -> None:
+        """What is left of `old` is covered by `new`, too: it is retired when those are written down."""
+        self.replacing.append((old, new))
+        self._retire_replaced()
+
+    def _retire_replaced(self) -> None:
+        """Retire what is replaced for good; what cannot be replaced so has its turn again."""
+        done: list[VirtualSegment] = []
+        still: list[tuple[VirtualSegment, set[VirtualSegment]]] = []
+        for old, new in self.replacing:
+            if old.virtual_segment_id not in self.segments:
+                continue
+            if any(each in self.deficient for each in new):
+                continue  # what was to replace it is no better
+            if all(each.written for each in new):
+                done.append(old)
+            else:
+                still.append((old, new))
+        self.replacing = still
+        for old in done:
+            self._totals.virtual_segments_repaired += 1
+            self._retire(old)
+
+
+def _is_whole(replica: backup_pb2.ReplicaInfo, segment: VirtualSegment) -> bool:
+    same = replica.length == segment.head and replica.checksum == segment.checksum
+    return same and not replica.chunks_damaged
+
+
+def _ignore(_: KeraError | None) -> None:
+    """A `Done` for which nobody waits."""

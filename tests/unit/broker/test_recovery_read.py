@@ -1,0 +1,424 @@
+"""What backups have of a broker, put in order: which replicas are read, and what of them is the log."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from kera.broker.recovery_read import Chunk, Conflict, Merge, ReadLimits, Recovered, Run, choose, read_replicas
+from kera.broker.segment_scan import SegmentAddress
+from kera.core.chunk import ChunkHeader, chained_checksum, iterate_chunks, read_header
+from kera.core.errors import InternalError, Unavailable
+from kera.core.ids import EntryId
+from kera.core.rpc import Call, Reply, api
+from kera.core.rpc.frame_server import FrameServer
+from kera.v1 import backup_pb2, common_pb2
+from tests.unit.broker.support import ADDRESS, BROKER_ID, CHUNK_BYTES, STREAM_ID, placed
+
+ENTRY = EntryId(*ADDRESS[:3])
+NEXT_SEGMENT = ADDRESS._replace(segment_id=2)
+LIMITS = ReadLimits(parallel_max=2, per_backup_max=1, read_bytes_max=2 * CHUNK_BYTES, timeout_s=5.0)
+
+
+def header(
+    first_record: int,
+    address: SegmentAddress = ADDRESS,
+    *,
+    records: int = 1,
+    epoch: int = 9,
+    durable_head: int = 0,
+    content: int = 0,
+) -> ChunkHeader:
+    base = read_header(placed(address=address, first_record=first_record, durable_head=durable_head))
+    return base._replace(record_count=records, broker_epoch=epoch, payload_crc32c=base.payload_crc32c ^ content)
+
+
+def merged(
+    *headers: ChunkHeader, closed: Sequence[ChunkHeader] = (), starts: dict[EntryId, int] | None = None
+) -> Recovered:
+    merge = Merge(starts)
+    for each in headers:
+        merge.add(each, closed=False)
+    for each in closed:
+        merge.add(each, closed=True)
+    return merge.finish()
+
+
+def ordinals(result: Recovered) -> list[int]:
+    return [chunk.first_record for run in result.runs for chunk in run.chunks]
+
+
+# -- which replicas ------------------------------------------------------------------------------------------------
+
+
+def info(
+    number: int = 1, length: int = 100, *, closed: bool = False, checksum: int = 5, damaged: int = 0
+) -> backup_pb2.ReplicaInfo:
+    return backup_pb2.ReplicaInfo(
+        virtual_segment_id=number, length=length, closed=closed, checksum=checksum, chunks_damaged=damaged
+    )
+
+
+def test_a_closed_replica_is_read_before_a_longer_one_and_says_how_much_there_should_be() -> None:
+    (source,) = choose({1: [info(length=200)], 2: [info(length=100, closed=True)]})
+    assert [backup_id for backup_id, _ in source.replicas] == [2, 1]
+    assert source.wanted_bytes == 100
+
+
+def test_of_open_replicas_the_longest_is_read() -> None:
+    (source,) = choose({1: [info(length=100)], 2: [info(length=300)], 3: [info(length=200)]})
+    assert [backup_id for backup_id, _ in source.replicas] == [2, 3, 1]
+    assert source.wanted_bytes == 300
+
+
+def test_a_damaged_replica_is_read_last() -> None:
+    (source,) = choose({1: [info(closed=True, damaged=1)], 2: [info(closed=True)]})
+    assert [backup_id for backup_id, _ in source.replicas] == [2, 1]
+
+
+def test_equal_replicas_are_read_from_all_backups_in_turn() -> None:
+    infos = [info(number, closed=True) for number in range(1, 7)]
+    sources = choose({1: infos, 2: infos, 3: infos})
+    assert [source.replicas[0][0] for source in sources] == [1, 2, 3, 1, 2, 3]
+
+
+def test_closed_replicas_that_differ_are_told_of() -> None:
+    (source,) = choose({1: [info(closed=True)], 2: [info(closed=True, checksum=6)]})
+    assert source.disagree
+
+
+# -- putting in order ----------------------------------------------------------------------------------------------
+
+
+def test_chunks_in_any_order_make_runs_with_positions() -> None:
+    chunks = [header(0), header(1), header(2, records=5), header(7, NEXT_SEGMENT), header(8, NEXT_SEGMENT)]
+    result = merged(*reversed(chunks))
+    assert [(run.address, run.start, run.length) for run in result.runs] == [
+        (ADDRESS, 0, 3 * CHUNK_BYTES),
+        (NEXT_SEGMENT, 0, 2 * CHUNK_BYTES),
+    ]
+    assert ordinals(result) == [0, 1, 2, 7, 8]
+    assert (result.gaps, result.cuts, result.conflicts, result.duplicates) == ([], [], [], 0)
+
+
+def test_entries_have_ordinals_of_their_own() -> None:
+    others = [ADDRESS._replace(entry=1), ADDRESS._replace(streamlet_id=1), ADDRESS._replace(stream_id=STREAM_ID + 1)]
+    result = merged(*(header(0, address) for address in (ADDRESS, *others)))
+    assert [run.address for run in result.runs] == sorted([ADDRESS, *others])
+
+
+def test_a_chunk_of_two_virtual_segments_is_taken_once() -> None:
+    result = merged(header(0), header(0), header(1), closed=[header(0)])
+    assert ordinals(result) == [0, 1]
+    assert result.duplicates == 2
+
+
+def test_what_is_behind_the_first_hole_is_cut_and_told() -> None:
+    result = merged(header(0), header(1), header(3), header(4))
+    assert ordinals(result) == [0, 1]
+    (cut,) = result.cuts
+    assert (cut.entry, cut.end_record, [chunk.first_record for chunk in cut.chunks]) == (ENTRY, 2, [3, 4])
+    assert result.gaps == []
+
+
+def test_a_hole_before_what_was_acknowledged_is_a_gap_and_nothing_is_cut() -> None:
+    result = merged(header(0), header(3, NEXT_SEGMENT), closed=[header(2, NEXT_SEGMENT)])
+    assert ordinals(result) == [0, 2, 3]
+    assert result.gaps == [(ENTRY, 1, 2)]
+    assert result.cuts == []
+
+
+def test_a_durable_head_behind_a_hole_tells_that_its_segment_was_acknowledged() -> None:
+    result = merged(header(0), header(5, NEXT_SEGMENT), header(6, NEXT_SEGMENT, durable_head=CHUNK_BYTES), header(8))
+    assert ordinals(result)[:3] == [0, 5, 6]
+    assert result.gaps == [(ENTRY, 1, 5)]
+
+
+def test_a_durable_head_of_before_a_hole_in_the_same_segment_tells_nothing_of_what_follows() -> None:
+    result = merged(header(0), header(1), header(3, durable_head=CHUNK_BYTES))
+    assert ordinals(result) == [0, 1]
+    assert result.gaps == []
+
+
+def test_what_retention_has_removed_is_no_part_of_the_log_where_the_start_is_known() -> None:
+    left_over, live = [header(0), header(1)], [header(7, NEXT_SEGMENT), header(8, NEXT_SEGMENT)]
+    result = merged(*left_over, *live, starts={ENTRY: 7})
+    assert ordinals(result) == [7, 8]
+    assert (result.gaps, result.cuts) == ([], [])
+
+
+def test_what_is_missing_at_a_known_start_is_a_gap_if_what_follows_was_acknowledged() -> None:
+    result = merged(closed=[header(9)], starts={ENTRY: 7})
+    assert ordinals(result) == [9]
+    assert result.gaps == [(ENTRY, 7, 9)]
+
+
+def test_what_does_not_begin_at_a_known_start_and_was_never_acknowledged_is_cut() -> None:
+    result = merged(header(9), starts={ENTRY: 7})
+    assert ordinals(result) == []
+    assert [(cut.end_record, len(cut.chunks)) for cut in result.cuts] == [(7, 1)]
+
+
+def test_where_no_start_is_known_the_first_chunk_is_the_start() -> None:
+    result = merged(header(9))
+    assert ordinals(result) == [9]
+    assert (result.gaps, result.cuts) == ([], [])
+
+
+def test_an_entry_of_which_all_was_removed_has_nothing() -> None:
+    assert merged(header(0), header(1), starts={ENTRY: 2}) == Recovered()
+
+
+def test_positions_are_not_known_where_the_start_of_a_segment_is_missing() -> None:
+    result = merged(header(5), header(6, durable_head=4 * CHUNK_BYTES))
+    assert [(run.start, len(run.chunks)) for run in result.runs] == [(None, 2)]
+
+
+def test_positions_are_not_known_behind_a_gap_in_a_segment() -> None:
+    result = merged(header(0), closed=[header(2)])
+    assert [run.start for run in result.runs] == [0, None]
+
+
+@pytest.mark.parametrize("newer_first", [False, True])
+def test_of_two_chunks_in_one_place_the_later_launch_has_the_right_one(newer_first: bool) -> None:
+    old, new = header(0, content=1), header(0, epoch=10)
+    result = merged(*([new, old] if newer_first else [old, new]))
+    assert [chunk.broker_epoch for run in result.runs for chunk in run.chunks] == [10]
+    ((taken, dropped),) = result.conflicts
+    assert (taken.broker_epoch, dropped.broker_epoch) == (10, 9)
+
+
+def test_chunks_whose_records_overlap_are_a_conflict() -> None:
+    old, new = [header(0), header(1, records=4), header(5)], [header(1, NEXT_SEGMENT, records=2, epoch=10)]
+    result = merged(*old, *new)
+    assert ordinals(result) == [0, 1]
+    assert [conflict.dropped.first_record for conflict in result.conflicts] == [1, 5]
+
+
+def test_an_old_end_of_the_log_is_not_spliced_behind_a_new_one() -> None:
+    new = [header(0), header(1, NEXT_SEGMENT, epoch=10), header(2, NEXT_SEGMENT, epoch=10)]
+    result = merged(*new, header(3))
+    assert ordinals(result) == [0, 1, 2]
+    assert [conflict.dropped.first_record for conflict in result.conflicts] == [3]
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FakeBackup:
+    """Serves replicas as a backup does, and fails as it is told."""
+
+    backup_id: int
+    replicas: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
+    damaged: set[tuple[int, int]] = field(default_factory=set)
+    """Virtual segment, and offset of a chunk."""
+    claims: dict[int, int] = field(default_factory=dict)
+    """Checksums that it tells instead of the right ones."""
+    on_read: Callable[[backup_pb2.ReadReplicaRequest], None] = lambda _: None
+    per_list: int = 2
+    reads: int = 0
+    server: FrameServer = field(init=False)
+    address: str = ""
+
+    async def start(self) -> None:
+        self.server = FrameServer({api.LIST_REPLICAS: self.list_replicas, api.READ_REPLICA: self.read_replica})
+        self.address = f"127.0.0.1:{await self.server.listen_tcp('127.0.0.1', 0)}"
+
+    @property
+    def message(self) -> common_pb2.BackupInfo:
+        return common_pb2.BackupInfo(backup_id=self.backup_id, frames_address=self.address)
+
+    def info(self, number: int) -> backup_pb2.ReplicaInfo:
+        chunks, closed = self.replicas[number]
+        checksum = 0
+        for _, at in iterate_chunks(chunks):
+            checksum = chained_checksum(chunks, at, checksum)
+        return backup_pb2.ReplicaInfo(
+            broker_id=BROKER_ID,
+            stream_id=STREAM_ID,
+            virtual_segment_id=number,
+            length=len(chunks),
+            checksum=self.claims.get(number, checksum),
+            closed=closed,
+        )
+
+    def list_replicas(self, call: Call[backup_pb2.ListReplicasRequest]) -> Reply[backup_pb2.ListReplicasResponse]:
+        assert call.message.broker_id == BROKER_ID
+        behind = [number for number in sorted(self.replicas) if number > call.message.after_virtual_segment_id]
+        infos = [self.info(number) for number in behind[: self.per_list]]
+        return Reply(backup_pb2.ListReplicasResponse(replicas=infos, complete=len(behind) <= self.per_list))
+
+    def read_replica(self, call: Call[backup_pb2.ReadReplicaRequest]) -> Reply[backup_pb2.ReadReplicaResponse]:
+        request = call.message
+        self.reads += 1
+        self.on_read(request)
+        message = backup_pb2.ReadReplicaResponse(replica=self.info(request.virtual_segment_id))
+        wanted = {item.stream_id: set(item.streamlet_ids) for item in request.streamlets}
+        data, found = self.replicas[request.virtual_segment_id][0], b""
+        message.next_offset = request.offset
+        for each, at in iterate_chunks(data, request.offset):
+            if len(found) + each.chunk_bytes > request.bytes_max and found:
+                break
+            message.next_offset = at + each.chunk_bytes
+            if (request.virtual_segment_id, at) in self.damaged:
+                message.replica.chunks_damaged += 1
+            elif not wanted or each.streamlet_id in wanted.get(each.stream_id, ()):
+                found += data[at : at + each.chunk_bytes]
+        return Reply(message, [memoryview(found)] if found else [])
+
+
+class World:
+    """Backups, and what is read of them."""
+
+    def __init__(self) -> None:
+        self.backups = [FakeBackup(backup_id) for backup_id in (1, 2, 3)]
+        self.taken: dict[Chunk, bytes] = {}
+
+    async def take(self, chunk: Chunk, data: memoryview) -> None:
+        assert chunk not in self.taken, "each once"
+        self.taken[chunk] = bytes(data)
+
+    async def read(self, streamlets: dict[int, list[int]] | None = None) -> Recovered:
+        messages = [backup.message for backup in self.backups]
+        return await read_replicas(messages, BROKER_ID, streamlets, take=self.take, limits=LIMITS)
+
+    def bytes_of(self, runs: Sequence[Run]) -> list[bytes]:
+        return [self.taken[chunk] for run in runs for chunk in run.chunks]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    found = World()
+    for backup in found.backups:
+        await backup.start()
+    yield found
+    for backup in found.backups:
+        await backup.server.close()
+
+
+def chunks_of(count: int, first: int = 0, address: SegmentAddress = ADDRESS) -> list[bytes]:
+    return [placed(number, address, first_record=number) for number in range(first, first + count)]
+
+
+async def test_everything_that_backups_have_is_read_once_in_order_and_bounded(world: World) -> None:
+    chunks = chunks_of(20)
+    one, two, three = world.backups
+    for number in range(5):
+        replica = b"".join(chunks[4 * number : 4 * number + 4])
+        for backup in (one, two, three):
+            backup.replicas[number + 1] = replica, True
+    three.replicas[9] = b"".join(chunks[2:10]), False  # sent again
+
+    result = await world.read()
+
+    assert world.bytes_of(result.runs) == chunks
+    assert [(run.start, run.length) for run in result.runs] == [(0, 20 * CHUNK_BYTES)]
+    assert (result.unread, result.disagreeing, result.backups_failed, result.conflicts) == ([], [], {}, [])
+    assert one.reads + two.reads + three.reads == 5 * 2 + 4, "in answers of two chunks, each replica once"
+    assert min(one.reads, two.reads, three.reads) >= 2, "from all of them"
+
+
+async def test_only_the_streamlets_that_were_asked_for_are_read(world: World) -> None:
+    mine, others = chunks_of(4), chunks_of(4, address=ADDRESS._replace(streamlet_id=1))
+    replica = b"".join(chunk for pair in zip(mine, others, strict=True) for chunk in pair)
+    world.backups[0].replicas[1] = replica, True
+    result = await world.read({STREAM_ID: [1]})
+    assert world.bytes_of(result.runs) == others
+
+
+async def test_a_chunk_that_is_damaged_on_one_backup_is_read_from_the_next(world: World) -> None:
+    chunks = chunks_of(6)
+    for backup in world.backups[:2]:
+        backup.replicas[1] = b"".join(chunks), True
+    world.backups[0].damaged.add((1, 2 * CHUNK_BYTES))
+    result = await world.read()
+    assert world.bytes_of(result.runs) == chunks
+    assert result.unread == []
+
+
+async def test_damage_on_all_backups_is_told_and_does_not_hide_the_rest(world: World) -> None:
+    chunks = chunks_of(6)
+    for backup in world.backups[:2]:
+        backup.replicas[1] = b"".join(chunks), True
+        backup.damaged.add((1, 2 * CHUNK_BYTES))
+    result = await world.read()
+    assert world.bytes_of(result.runs) == [*chunks[:2], *chunks[3:]]
+    assert result.gaps == [(ENTRY, 2, 3)]
+    ((number, reasons),) = result.unread
+    assert (number, sorted(reasons)) == (1, ["backup 1: 1 chunks are damaged", "backup 2: 1 chunks are damaged"])
+
+
+async def test_a_replica_that_is_not_what_its_checksum_says_is_not_trusted_alone(world: World) -> None:
+    chunks = chunks_of(4)
+    for backup in world.backups[:2]:
+        backup.replicas[1] = b"".join(chunks), False
+    world.backups[0].replicas[1] = b"".join([*chunks[:2], chunks[3], chunks[0]]), False
+    world.backups[0].claims[1] = 77
+    result = await world.read()
+    assert world.bytes_of(result.runs) == chunks
+    assert result.unread == []
+
+
+async def test_a_backup_that_fails_while_it_is_read_is_replaced_by_the_next(world: World) -> None:
+    chunks = chunks_of(8)
+    for backup in world.backups[:2]:
+        backup.replicas[1] = b"".join(chunks), True
+    first = world.backups[0]
+
+    def fail(request: backup_pb2.ReadReplicaRequest) -> None:
+        if request.offset:
+            raise Unavailable("no more")
+
+    first.on_read = fail
+    result = await world.read()
+    assert world.bytes_of(result.runs) == chunks
+    assert result.backups_failed == {1: "no more"}
+    assert result.unread == []
+
+
+async def test_a_backup_that_cannot_be_reached_is_told_and_others_are_read(world: World) -> None:
+    chunks = chunks_of(2)
+    world.backups[1].replicas[1] = b"".join(chunks), False
+    await world.backups[0].server.close()
+    result = await world.read()
+    assert world.bytes_of(result.runs) == chunks
+    assert set(result.backups_failed) == {1}
+
+
+async def test_a_backup_that_refuses_one_replica_still_serves_others(world: World) -> None:
+    chunks = chunks_of(4)
+    world.backups[0].replicas = {1: (b"".join(chunks[:2]), True), 2: (b"".join(chunks[2:]), True)}
+
+    def refuse(request: backup_pb2.ReadReplicaRequest) -> None:
+        if request.virtual_segment_id == 1:
+            raise InternalError("none of it")
+
+    world.backups[0].on_read = refuse
+    result = await world.read()
+    assert world.bytes_of(result.runs) == chunks[2:]
+    assert result.unread == [(1, ("backup 1: none of it",))]
+    assert result.backups_failed == {}
+
+
+async def test_closed_replicas_that_differ_are_both_read_and_their_conflict_is_told(world: World) -> None:
+    right, wrong = chunks_of(2), [placed(7, first_record=0), *chunks_of(1, first=1)]
+    world.backups[0].replicas[1] = b"".join(right), True
+    world.backups[1].replicas[1] = b"".join(wrong), True
+    result = await world.read()
+    assert result.disagreeing == [1]
+    assert [type(conflict) for conflict in result.conflicts] == [Conflict]
+    assert len(world.bytes_of(result.runs)) == 2
+
+
+async def test_what_the_taker_raises_ends_the_reading(world: World) -> None:
+    world.backups[0].replicas[1] = b"".join(chunks_of(4)), True
+
+    async def take(_: Chunk, __: memoryview) -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("no room")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await read_replicas([world.backups[0].message], BROKER_ID, take=take, limits=LIMITS)
+    assert caught.group_contains(RuntimeError, match="no room")

@@ -1,0 +1,222 @@
+"""Repair covers again what has too few replicas, wherever it is, at its pace, and whatever goes meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from kera.broker import repair
+from kera.broker.entry import Entry
+from kera.broker.repair import Repair
+from kera.broker.segment_scan import Hole, SegmentAddress
+from kera.broker.stream import Stream
+from kera.core.ids import EntryId, Position
+from kera.v1 import common_pb2
+from tests.unit.broker.replication_support import Replicated, nothing_pinned
+from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID, Engine
+
+DELAY_MS = 1000
+FAST = 1 << 40
+
+
+class Repairing(Replicated):
+    """A repair that runs."""
+
+    def __init__(self, engine: Engine, *, bytes_per_s: int = FAST, up: bool = True) -> None:
+        super().__init__(engine, up=up, repair_delay_ms=DELAY_MS, wait_ms_max=5000)
+        self.runs = asyncio.create_task(
+            Repair(self.replication, engine.memory, find=self._find, pump=self.wire.pump, bytes_per_s=bytes_per_s).run()
+        )
+
+    def _find(self, address: SegmentAddress) -> Entry | None:
+        return self.engine.streams.entry(EntryId(*address[:3]))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Go on until that is so."""
+        async with asyncio.timeout(20):
+            while not condition():
+                assert not self.runs.done(), "repair has ended"
+                self.finish()
+                await asyncio.sleep(0.001)
+
+    def closed(self, chunks: int = 6, **config: int) -> Stream:
+        """A stream whose chunks are in closed virtual segments."""
+        stream = self.open(**config)
+        self.append(stream, chunks)
+        self.finish()
+        self.close_all()
+        return stream
+
+    def fail(self) -> None:
+        """A backup that has something is gone for good."""
+        id_ = next(each.backups[0] for each in self.replication.coverage.segments.values())
+        self.wire.lose(id_, memory=True)
+        self.wire.tick(DELAY_MS)
+
+    def repaired(self) -> bool:
+        """Whether nothing is to be done any more."""
+        return not (
+            self.replication.coverage.deficient or self.replication.backlog or self.replication.coverage.replacing
+        )
+
+
+@pytest.fixture
+async def world(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Repairing]:
+    monkeypatch.setattr(repair, "REST_S", 0.001)
+    world = Repairing(engine)
+    yield world
+    world.runs.cancel()
+    await asyncio.wait([world.runs])
+
+
+async def test_what_a_backup_had_that_is_gone_is_made_anew(world: Repairing) -> None:
+    stream = world.closed()
+    world.fail()
+    assert world.replication.coverage.deficient
+    await world.until(world.repaired)
+
+    assert world.copies(stream) == [2] * 6
+    assert nothing_pinned(world.engine)
+
+
+async def test_what_is_on_disk_only_is_brought_back_for_that(world: Repairing) -> None:
+    stream = world.closed(8)
+    world.engine.memory.close_all()
+    world.finish()
+    entry = stream.streamlets[0].entries[0]
+    slots = world.engine.fill_memory() + [world.engine.memory.allocate() for _ in range(len(entry.resident))]
+    for slot in slots:
+        slot.retire()
+    assert entry.resident == {}
+    world.fail()
+    await world.until(world.repaired)
+
+    assert world.copies(stream) == [2] * 8
+    assert nothing_pinned(world.engine)
+
+
+async def test_a_piece_is_bounded(world: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "PIECE_BYTES_MAX", CHUNK_BYTES + 10)
+    stream = world.closed(4)
+    world.fail()
+    before = world.replication.totals.batches
+    await world.until(world.repaired)
+
+    assert world.replication.totals.batches - before == 4
+    assert world.copies(stream) == [2] * 4
+
+
+async def test_a_chunk_larger_than_a_piece_goes_alone(world: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "PIECE_BYTES_MAX", 10)
+    stream = world.closed(2)
+    world.fail()
+    await world.until(world.repaired)
+
+    assert world.copies(stream) == [2] * 2
+
+
+async def test_repair_keeps_to_its_pace(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "REST_S", 0.001)
+    monkeypatch.setattr(repair, "PIECE_BYTES_MAX", CHUNK_BYTES)
+    world = Repairing(engine, bytes_per_s=10 * CHUNK_BYTES)
+    loop = asyncio.get_running_loop()
+    world.closed(4)
+    world.fail()
+    begun_s = loop.time()
+    await world.until(world.repaired)
+    world.runs.cancel()
+    await asyncio.wait([world.runs])
+
+    assert loop.time() - begun_s >= 0.3  # the first piece goes at once, each other one a tenth of a second later
+
+
+async def test_the_backlog_is_covered(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "REST_S", 0.001)
+    world = Repairing(engine, up=False)
+    stream = world.open(durability=common_pb2.DURABILITY_LEADER)
+    world.append(stream, 4)
+    assert stream.logs is not None
+    for batch in stream.logs.logs[0]._queue:
+        batch.waiters.clear()
+    world.replication.shed(stream.logs)
+    assert world.replication.backlog
+    world.wire.connect()
+    await world.until(world.repaired)
+    world.runs.cancel()
+    await asyncio.wait([world.runs])
+
+    assert world.copies(stream) == [2] * 4
+
+
+async def test_what_has_gone_meanwhile_is_left_out(world: Repairing) -> None:
+    stream = world.closed(8)
+    world.engine.memory.close_all()
+    world.finish()
+    entry = stream.streamlets[0].entries[0]
+    world.fail()
+    entry.start, entry.start_record = Position(1, 2, 0), 4
+    world.engine.memory.collect(entry)
+    await world.until(world.repaired)
+
+    assert world.copies(stream) == [2] * 4
+
+
+async def test_a_stream_that_is_dropped_meanwhile_ends_its_repair_and_no_other(world: Repairing) -> None:
+    world.closed(4)
+    other = world.open(8)
+    world.append(other, 2)
+    world.finish()
+    world.close_all()
+    world.wire.lose(1, memory=True)
+    world.wire.lose(2, memory=True)
+    world.wire.tick(DELAY_MS)
+    world.engine.streams.drop(STREAM_ID)
+    world.wire.connect()
+    world.wire.tick(DELAY_MS)
+    await world.until(world.repaired)
+
+    assert world.copies(other) == [2, 2]
+    assert {replica.stream_id for b in world.wire.backups.values() for replica in b.replicas.values()} == {8}
+
+
+async def test_damage_is_left_out(world: Repairing) -> None:
+    stream = world.closed(4)
+    segment = stream.streamlets[0].entries[0].resident[1, 1]
+    segment.holes.append(Hole(CHUNK_BYTES, 2 * CHUNK_BYTES, "test"))
+    world.fail()
+    await world.until(world.repaired)
+
+    assert world.copies(stream)[0::2] == [2, 2]
+    assert world.copies(stream)[1] == 0
+
+
+async def test_without_enough_backups_repair_waits_for_them(world: Repairing) -> None:
+    stream = world.closed(2)
+    one, two = next(iter(world.replication.coverage.segments.values())).backups
+    world.wire.lose(one, memory=True)
+    world.wire.lose(two)
+    world.wire.tick(DELAY_MS)
+    await asyncio.wait([world.runs], timeout=0.01)
+    assert not world.repaired()
+    world.wire.connect(one)
+    world.wire.tick(DELAY_MS)
+    await world.until(world.repaired)
+
+    assert min(world.copies(stream)) >= 2
+
+
+async def test_a_piece_that_takes_too_long_is_waited_for_and_not_sent_twice(world: Repairing) -> None:
+    world.closed(2)
+    for backup in world.wire.backups.values():
+        backup.full = True
+    world.fail()
+    logs = world.replication._streams[STREAM_ID]
+    await world.until(lambda: logs.repair is not None and logs.repair.busy)
+    assert logs.repair is not None
+    lag = logs.repair.lag_bytes
+    for _ in range(3):
+        world.wire.tick(5001)
+        await world.until(lambda: True)
+        await asyncio.wait([world.runs], timeout=0.02)
+
+    assert (lag, logs.repair.lag_bytes) == (2 * CHUNK_BYTES, 2 * CHUNK_BYTES)

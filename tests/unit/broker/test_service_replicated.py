@@ -1,0 +1,352 @@
+"""Writing to and reading from streams with replicas: who waits for what, what is told, and what readers see."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from kera.broker import writing
+from kera.broker.virtual_log import Send
+from kera.core.rpc import Reply
+from kera.v1 import common_pb2
+from tests.unit.broker.persistence_support import MakeEngine
+from tests.unit.broker.replication_support import EPOCH, FIRST_ID, ModelBackup, Wire, nothing_pinned
+from tests.unit.broker.support import (
+    BROKER_ID,
+    CHUNK_BYTES,
+    STREAM_ID,
+    Broker,
+    Engine,
+    chunk,
+    read_range,
+    sequences_of,
+    stream_info,
+)
+
+LEADER, REPLICATED, PERSISTED = (
+    common_pb2.DURABILITY_LEADER,
+    common_pb2.DURABILITY_REPLICATED,
+    common_pb2.DURABILITY_PERSISTED,
+)
+WAIT_MS = 5000
+
+
+class ReplicatedBroker(Broker):
+    """A broker with model backups, which do nothing before they are told to."""
+
+    def __init__(self, engine: Engine, *, backups: int = 3, up: bool = True, **config: Any) -> None:
+        engine.replication.begin(EPOCH, [])
+        self.replication = engine.replication
+        self.wire = Wire(engine.replication, [ModelBackup(number + 1) for number in range(backups)])
+        if up:
+            self.wire.connect()
+            self.wire.run()
+        super().__init__(engine)
+        engine.replication.on_work = lambda: None
+        self.broker.writer._pump_replication = self.wire.pump
+        settings = {"replication": 2, "durability": REPLICATED} | config
+        self.broker.registered(BROKER_ID, [stream_info(**settings), stream_info(8, **settings)])
+
+    def begin(self, *chunks: bytes, durability: int = 0) -> asyncio.Future[Reply[Any]]:
+        """A write that has to wait."""
+        result = self.write(*chunks, durability=durability)
+        assert isinstance(result, Awaitable), "the write does not wait"
+        return asyncio.ensure_future(result)
+
+    def stored(self) -> list[int]:
+        """What readers see of the first entry."""
+        return sequences_of(self.read(read_range()))
+
+
+@pytest.fixture
+async def broker(engine: Engine) -> ReplicatedBroker:
+    return ReplicatedBroker(engine)
+
+
+async def turn() -> None:
+    """Let all that is ready go on."""
+    for _ in range(10):
+        await asyncio.sleep(0)  # sleep: one turn of the loop
+
+
+async def answered(write: asyncio.Future[Reply[Any]]) -> Reply[Any]:
+    async with asyncio.timeout(10):
+        return await write
+
+
+def codes(reply: Reply[Any]) -> list[str]:
+    return [status.error.code for status in reply.message.statuses]
+
+
+# --- levels ------------------------------------------------------------------------------------------------
+
+
+async def test_a_write_is_answered_when_backups_have_it_and_says_which(broker: ReplicatedBroker) -> None:
+    write = broker.begin(chunk(1, 0), chunk(1, 1))
+    await turn()
+    assert not write.done()
+    assert broker.stored() == []
+    broker.wire.run()
+    reply = await answered(write)
+
+    assert codes(reply) == ["", ""]
+    assert [status.virtual_segment_id for status in reply.message.statuses] == [FIRST_ID] * 2
+    assert {status.durability for status in reply.message.statuses} == {REPLICATED}
+    (virtual,) = reply.message.virtual_segments
+    holders = [id_ for id_, backup in broker.wire.backups.items() if FIRST_ID in backup.replicas]
+    assert (virtual.virtual_segment_id, sorted(virtual.backup_ids)) == (FIRST_ID, holders)
+    assert broker.stored() == [0, 1]
+
+
+async def test_a_write_of_a_lower_level_is_answered_at_once_and_readers_wait(broker: ReplicatedBroker) -> None:
+    (status,) = broker.append(chunk(1, 0), durability=LEADER)
+    assert (status.durability, status.virtual_segment_id, broker.stored()) == (LEADER, 0, [])
+    broker.wire.run()
+
+    assert broker.stored() == [0]
+
+
+async def test_a_write_of_a_higher_level_asks_backups_for_their_disks(broker: ReplicatedBroker) -> None:
+    write = broker.begin(chunk(1, 0), durability=PERSISTED)
+    (batch,) = {effect.batch for effect in broker.wire.sent if isinstance(effect, Send)}
+    assert batch.persist
+    broker.wire.run()
+
+    assert (await answered(write)).message.statuses[0].durability == PERSISTED
+
+
+async def test_in_a_stream_of_level_leader_readers_see_at_once_what_a_writer_waits_for(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, durability=LEADER)
+    broker.append(chunk(1, 0))
+    write = broker.begin(chunk(1, 1), durability=REPLICATED)
+    assert broker.stored() == [0, 1]
+    broker.wire.run()
+
+    assert codes(await answered(write)) == [""]
+
+
+async def test_a_stream_without_replicas_has_no_level_replicated(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, replication=0, durability=LEADER)
+    (status,) = broker.append(chunk(1, 0), durability=REPLICATED)
+
+    assert status.error.code == "invalid_argument"
+
+
+# --- repeats -----------------------------------------------------------------------------------------------
+
+
+async def test_a_repeat_waits_for_what_the_first_attempt_waits_for(broker: ReplicatedBroker) -> None:
+    first = broker.begin(chunk(1, 0))
+    again = broker.begin(chunk(1, 0))
+    await turn()
+    assert (first.done(), again.done()) == (False, False)
+    broker.wire.run()
+    await answered(first)
+    (status,) = (await answered(again)).message.statuses
+
+    assert (status.duplicate, status.position, status.error.code) == (True, 0, "")
+    (later,) = broker.append(chunk(1, 0))
+    assert later.duplicate
+
+
+async def test_a_repeat_with_a_higher_level_is_sent_again_for_that(broker: ReplicatedBroker) -> None:
+    first = broker.begin(chunk(1, 0))
+    broker.wire.run()
+    await answered(first)
+    again = broker.begin(chunk(1, 0), durability=PERSISTED)
+    broker.wire.run()
+
+    assert codes(await answered(again)) == [""]
+
+
+async def test_a_repeat_of_what_was_shed_is_acknowledged_only_when_backups_have_it(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, durability=LEADER, up=False)
+    broker.replication.limits.lag_bytes_max = CHUNK_BYTES
+    broker.append(chunk(1, 0))
+    broker.append(chunk(1, 1))  # the first one is shed
+    assert broker.replication.backlog
+    broker.replication.limits.lag_bytes_max = 1 << 20
+    broker.wire.connect()
+    again = broker.begin(chunk(1, 0), durability=REPLICATED)
+    broker.wire.run()
+    reply = await answered(again)
+
+    assert codes(reply) == [""]
+    assert len(broker.wire.holders((STREAM_ID, 0, 0, 0))) == 2
+
+
+async def test_a_repeat_of_what_is_on_disk_only_is_not_called_replicated_if_no_backup_has_it(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(4)
+    broker = ReplicatedBroker(engine, durability=LEADER, up=False)
+    broker.replication.limits.lag_bytes_max = CHUNK_BYTES
+    for sequence in range(30):
+        broker.append(chunk(1, sequence))
+        engine.run()
+    broker.wire.connect()
+    broker.wire.run()
+    (status,) = broker.append(chunk(1, 0), durability=REPLICATED)
+
+    assert status.error.code or len(broker.wire.holders((STREAM_ID, 0, 0, 0))) == 2
+
+
+# --- too few backups, and slow ones ------------------------------------------------------------------------
+
+
+async def test_without_enough_backups_nothing_is_appended(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, up=False)
+    broker.wire.connect(1)
+    (status,) = broker.append(chunk(1, 0))
+    assert status.error.code == "too_few_backups"
+    assert engine.streams.get(STREAM_ID).streamlets[0].entries[0].tail == []
+    broker.wire.connect(2)
+    write = broker.begin(chunk(1, 0))
+    broker.wire.run()
+
+    assert (await answered(write)).message.statuses[0].first_record == 0
+
+
+async def test_level_leader_needs_no_backups(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, durability=LEADER, up=False)
+    (status,) = broker.append(chunk(1, 0))
+
+    assert (status.error.code, broker.stored()) == ("", [0])
+
+
+async def test_level_leader_goes_on_without_backups_when_the_memory_is_full(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, durability=LEADER, up=False)
+    refused = []
+    for sequence in range(60):
+        write = asyncio.ensure_future(_reply(broker.write(chunk(1, sequence))))
+        await turn()
+        refused += [sequence] if not write.done() or codes(write.result()) != [""] else []
+        write.cancel()
+        engine.run()
+
+    assert refused == []
+
+
+async def _reply(result: Reply[Any] | Awaitable[Reply[Any]]) -> Reply[Any]:
+    return result if isinstance(result, Reply) else await result
+
+
+async def test_a_log_that_lags_holds_writers_back_until_backups_have_caught_up(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine)
+    broker.replication.limits.lag_bytes_max = 2 * CHUNK_BYTES
+    first = broker.begin(chunk(1, 0), chunk(1, 1), chunk(1, 2))
+    await turn()
+    assert engine.streams.get(STREAM_ID).streamlets[0].entries[0].next_record == 2
+    second = broker.begin(chunk(2, 0))
+    broker.wire.run()
+    await turn()
+    broker.wire.run()
+
+    assert codes(await answered(first)) == [""] * 3
+    await turn()
+    broker.wire.run()
+    assert codes(await answered(second)) == [""]
+
+
+async def test_a_log_that_lags_too_long_refuses_what_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "WAIT_MS_MAX", 10)
+    broker = ReplicatedBroker(engine)
+    broker.replication.limits.lag_bytes_max = CHUNK_BYTES
+    first = broker.begin(chunk(1, 0))
+    second = broker.begin(chunk(1, 1))
+    assert codes(await answered(second)) == ["arena_full"]
+    broker.wire.run()
+
+    assert codes(await answered(first)) == [""]
+
+
+# --- requests over several logs ----------------------------------------------------------------------------
+
+
+async def test_a_request_over_several_virtual_logs_is_answered_once_when_all_are_there(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, entries=4, virtual_logs=4)
+    write = broker.begin(
+        *(chunk(producer, sequence) for producer in range(3) for sequence in range(2)), chunk(0, stream_id=8)
+    )
+    for backup_id in (1, 2):
+        broker.wire.run(backup_id)
+    await turn()
+    broker.wire.run()
+    reply = await answered(write)
+
+    assert codes(reply) == [""] * 7
+    assert len({status.virtual_segment_id for status in reply.message.statuses}) == 4
+    assert len(reply.message.virtual_segments) == 4
+    assert all(len(virtual.backup_ids) == 2 for virtual in reply.message.virtual_segments)
+    assert nothing_pinned(engine)
+
+
+async def test_when_backups_do_not_answer_exactly_the_chunks_concerned_are_undecided(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, backups=2, replication=1, entries=2, virtual_logs=2)
+    write = broker.begin(chunk(0, 0), chunk(1, 0), chunk(0, 1))
+    first = next(effect for effect in broker.wire.sent if isinstance(effect, Send) and effect.place.log_id == 0)
+    backup = broker.wire.backups[first.backup_id]
+    number = next(at for at, request in enumerate(backup.requests) if request.effect is first)
+    backup.requests.rotate(-number)
+    backup.carry_out()
+    broker.wire.answer(backup.backup_id)
+    broker.wire.tick(WAIT_MS + 1)
+    reply = await answered(write)
+
+    assert codes(reply) == ["", "not_replicated", ""]
+    assert [bool(status.virtual_segment_id) for status in reply.message.statuses] == [True, False, True]
+    broker.wire.run()
+    again = broker.write(chunk(1, 0))
+    assert isinstance(again, Reply)
+    assert again.message.statuses[0].duplicate
+
+
+async def test_a_stream_that_is_dropped_answers_who_waits(broker: ReplicatedBroker) -> None:
+    write = broker.begin(chunk(1, 0))
+    broker.streams.drop(STREAM_ID)
+    broker.wire.run()
+
+    assert codes(await answered(write)) == ["not_replicated"]
+
+
+async def test_a_writer_that_is_gone_harms_nobody(broker: ReplicatedBroker) -> None:
+    gone, stays = broker.begin(chunk(1, 0)), broker.begin(chunk(2, 0))
+    await turn()
+    gone.cancel()
+    await turn()
+    broker.wire.run()
+
+    assert codes(await answered(stays)) == [""]
+
+
+# --- readers and the disk ----------------------------------------------------------------------------------
+
+
+async def test_readers_see_what_all_backups_have_and_nothing_more(broker: ReplicatedBroker) -> None:
+    first = broker.begin(chunk(1, 0))
+    second = broker.begin(chunk(1, 1))
+    backups = [backup for backup in broker.wire.backups.values() if backup.requests]
+    broker.wire.step(backups[0].backup_id)
+    assert broker.stored() == []
+    broker.wire.step(backups[1].backup_id)
+    assert broker.stored() == [0]
+    await answered(first)
+    broker.wire.run()
+    await answered(second)
+
+    assert broker.stored() == [0, 1]
+
+
+async def test_a_closed_segment_goes_to_disk_when_backups_have_all_of_it(broker: ReplicatedBroker) -> None:
+    write = broker.begin(*(chunk(1, sequence) for sequence in range(5)))
+    entry = broker.streams.get(STREAM_ID).streamlets[0].entries[0]
+    broker.engine.run()
+    assert entry.last_stored == (0, 0)
+    assert broker.engine.memory.held_back
+    broker.wire.run()
+    await answered(write)
+    await turn()
+
+    assert entry.last_stored == (1, 1)
+    assert broker.stored() == [0, 1, 2, 3, 4]
