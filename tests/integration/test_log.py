@@ -273,7 +273,7 @@ async def test_retention_by_consumption_goes_as_far_as_all_applications(
     third, half = deliveries[len(deliveries) // 3], deliveries[len(deliveries) // 2]
     await client.admin.commit_cursors("a", "s", {0: [half.position]})
     await client.admin.commit_cursors("b", "s", {0: [third.position]})
-    await until(lambda: disk_bytes(log_of(tmp_path)) <= before * 2 // 3 + 2 * SEGMENT_BYTES)
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= before * 2 // 3 + 4 * SEGMENT_BYTES)  # chunks differ in size
     ((bounds,),) = (await client.bounds("s")).values()
     assert deliveries[0].position < bounds.start <= third.position
     assert bounds.start[:2] == third.position[:2], "all whole segments before it"
@@ -285,7 +285,7 @@ async def test_retention_by_consumption_goes_as_far_as_all_applications(
     async with client.consumer("s", start={0: [bounds.start]}, end="latest", application_id="b") as consumer:
         await drained(consumer)
         await consumer.commit()
-    await until(lambda: disk_bytes(log_of(tmp_path)) <= before // 2 + 3 * SEGMENT_BYTES)
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= before // 2 + 5 * SEGMENT_BYTES)
     ((bounds,),) = (await client.bounds("s")).values()
     assert bounds.start[:2] == half.position[:2], "the other one is remembered"
 
