@@ -31,13 +31,13 @@ LINT_IMPORTS := $(PY) -c 'from importlinter.cli import lint_imports_command as r
 WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pwd)/$(PY)"; \
   export JAVA_HOME PYSPARK_PYTHON; unset SPARK_HOME;
 
-.PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench bench-log chaos-kill fuzz-log
-.PHONY: constraints clean
+.PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench bench-log bench-replication
+.PHONY: chaos-kill chaos-replicas fuzz-log fuzz-replication constraints clean
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | \
-	  while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+	  while IFS='|' read -r name text; do printf '  %-18s %s\n' "$$name" "$$text"; done
 	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  BENCH_ARGS"
 	@echo "           BENCH_LOG_ARGS  ROUNDS=$(ROUNDS)  CHAOS_ARGS  SEED  EXAMPLES=$(EXAMPLES)"
 
@@ -93,14 +93,27 @@ bench-log: setup ## Measure the log on disk: minutes, and 10 GB there. BENCH_LOG
 	@$(PY) -m bench.log_streams --streams 2000 --arena-bytes 16MiB $(BENCH_LOG_ARGS)
 	@$(PY) -m bench.log_catchup --bytes 4GiB --arena-bytes 512MiB --rounds 2 $(BENCH_LOG_ARGS)
 
+bench-replication: setup ## Measure replication: its table and its cost; ten minutes. BENCH_ARGS are passed to the table.
+	@$(PY) -m bench.replication_cost
+	@$(PY) -m bench.replication_table $(BENCH_ARGS)
+
 fuzz-log: setup ## Run the log against a disk that breaks: EXAMPLES random histories of SEED (a new one if it is not given).
 	@seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \
 	  echo "fuzz-log: SEED=$$seed EXAMPLES=$(EXAMPLES)"; \
 	  KERA_FUZZ_SEED="$$seed" KERA_FUZZ_EXAMPLES="$(EXAMPLES)" \
 	  $(PYTEST) -p no:xdist -q tests/property/test_log_machine.py --timeout 0 --show-capture=no
 
+fuzz-replication: setup ## Run replication against backups that fail: EXAMPLES random histories of SEED, likewise.
+	@seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \
+	  echo "fuzz-replication: SEED=$$seed EXAMPLES=$(EXAMPLES)"; \
+	  KERA_FUZZ_EXAMPLES="$(EXAMPLES)" $(PYTEST) -p no:xdist -q tests/property/test_replication.py \
+	  --hypothesis-seed="$$seed" --timeout 0 --show-capture=no
+
 chaos-kill: setup ## Kill a broker under load, ROUNDS times, and check that nothing is lost. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.kill --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+chaos-replicas: setup ## Kill backups and brokers under load, ROUNDS times, and recover. CHAOS_ARGS are passed on.
+	@$(PY) -m tests.chaos.replicas --rounds $(ROUNDS) $(CHAOS_ARGS)
 
 constraints: ## Resolve the newest versions anew and write constraints.txt (then run make check).
 	@PYTHON="$(PYTHON)" sh scripts/constraints.sh
