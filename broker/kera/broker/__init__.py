@@ -2,5 +2,6 @@
 
 From the bottom up: ``arena`` (slots of shared memory) → ``segment`` (segments and groups) → ``streamlet`` (entries,
 appending, deduplication, reading) → ``stream`` (all streams of the broker) → ``service`` (remote calls) →
-``registration`` (the coordinator) → ``__main__`` (the process). One event loop owns all of it, so there are no locks.
+``registration`` (the coordinator) → ``__main__`` (the process). Beside them ``persistence`` (memory and disk) and
+``replication`` (memory and backups). One event loop owns all of it, so there are no locks.
 """
