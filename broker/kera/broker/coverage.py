@@ -41,6 +41,8 @@ class Coverage:
         """Virtual segments before this one may have what our memory has lost: they are kept."""
         self.segments: dict[int, VirtualSegment] = {}
         """All that are closed, by id."""
+        self._of_stream: dict[int, dict[int, VirtualSegment]] = defaultdict(dict)
+        """The same, by stream."""
         self.deficient: dict[VirtualSegment, None] = {}
         """With fewer than R replicas."""
         self.replacing: list[tuple[VirtualSegment, set[VirtualSegment]]] = []
@@ -58,7 +60,11 @@ class Coverage:
         """What the index has. It counts when its stream is opened (`adopt`)."""
         for segment in segments:
             segment.written = True
-            self.segments[segment.virtual_segment_id] = segment
+            self._add(segment)
+
+    def _add(self, segment: VirtualSegment) -> None:
+        self.segments[segment.virtual_segment_id] = segment
+        self._of_stream[segment.stream_id][segment.virtual_segment_id] = segment
 
     def keep_streams(self, stream_ids: set[int]) -> None:
         """Retire what the index has of other streams than these."""
@@ -67,13 +73,13 @@ class Coverage:
 
     def adopt(self, stream_id: int) -> None:
         """What was found of a stream counts from now on, as far as it is still in the log."""
-        for segment in [each for each in self.segments.values() if each.stream_id == stream_id]:
+        for segment in list(self._of_stream[stream_id].values()):
             self._settle(segment)
 
     def closed(self, segment: VirtualSegment) -> None:
         """A virtual segment has closed: write it down."""
         self._totals.virtual_segments_closed += 1
-        self.segments[segment.virtual_segment_id] = segment
+        self._add(segment)
         self._write_down(segment)
         self._settle(segment)
 
@@ -116,8 +122,9 @@ class Coverage:
 
     def drop_stream(self, stream_id: int) -> None:
         """The stream is gone, and its records in the index with it."""
-        for segment in [each for each in self.segments.values() if each.stream_id == stream_id]:
+        for segment in list(self._of_stream[stream_id].values()):
             self._forget(segment)
+        self._of_stream.pop(stream_id, None)
 
     def _retire(self, segment: VirtualSegment) -> None:
         self._totals.virtual_segments_retired += 1
@@ -126,6 +133,7 @@ class Coverage:
 
     def _forget(self, segment: VirtualSegment) -> None:
         del self.segments[segment.virtual_segment_id]
+        del self._of_stream[segment.stream_id][segment.virtual_segment_id]
         self.deficient.pop(segment, None)
         self._unwritten.pop(segment, None)
         for _, new in self.replacing:

@@ -22,7 +22,9 @@ from kera.core.telemetry import get_logger
 log = get_logger("kera.repair")
 
 REST_S = 0.1
-"""Between looks whether there is anything to do, and after a failure."""
+"""Between looks whether there is anything to do."""
+FAILED_REST_S = 1.0
+"""After a failure: of the disk, or because backups did not take a piece."""
 PIECE_BYTES_MAX = BATCH_BYTES_MAX
 
 
@@ -56,7 +58,8 @@ class Repair:
                     await asyncio.sleep(REST_S)
             except KeraError as error:
                 log.warning("cannot repair now; it is tried again", error=str(error))
-                await asyncio.sleep(REST_S)
+                self._replication.backlog.rotate(-1)  # what cannot be read does not hold up the others
+                await asyncio.sleep(FAILED_REST_S)
 
     async def _next(self) -> bool:
         """Do one thing; False when there is nothing to do."""

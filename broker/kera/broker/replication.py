@@ -113,6 +113,9 @@ class Replication:
         self._restored: list[Batch] = []
         """What was not covered when this launch began, and is in memory."""
         self._work: dict[VirtualLog, None] = {}
+        """Logs that may have something to send."""
+        self._active: dict[VirtualLog, None] = {}
+        """Logs that are not settled, and some that were not at the last tick: of many streams, most are quiet."""
         self._effects: list[Effect] = []
 
     def _do(self, effect: Effect) -> None:
@@ -190,6 +193,7 @@ class Replication:
         for log in stream.all():
             self._effects += log.drop(error)
             self._work.pop(log, None)
+            self._active.pop(log, None)
         self.opened = {id_: segment for id_, segment in self.opened.items() if segment.stream_id != stream_id}
         self.coverage.drop_stream(stream_id)
         self.on_work()
@@ -211,7 +215,7 @@ class Replication:
     def append(self, log: VirtualLog, segment: Segment, start: int, end: int, *, persist: bool = False) -> Batch:
         """Have chunks of a segment that is in memory replicated; returns the batch they go with."""
         batch = log.append(segment, start, end, self.now_ms, persist=persist)
-        self._work[log] = None
+        self._work[log] = self._active[log] = None
         return batch
 
     def lags(self, log: VirtualLog) -> bool:
@@ -395,14 +399,17 @@ class Replication:
             f"the chunk is in the broker's memory, but its backups did not have it within {limits.wait_ms_max} ms",
             wait_ms_max=limits.wait_ms_max,
         )
-        for stream in self._streams.values():
-            stream.draining = [log for log in stream.draining if not log.settled]
-            for log in stream.all():
-                if log.busy:
-                    log.expire(now_ms - limits.wait_ms_max, error)
-                    self._work[log] = None
-                elif log.open is not None and now_ms - log.open.touched_ms >= limits.idle_close_ms:
-                    log.close_open(self._effects)
+        for log in list(self._active):
+            if log.busy:
+                log.expire(now_ms - limits.wait_ms_max, error)
+                self._work[log] = None
+            elif log.open is not None and now_ms - log.open.touched_ms >= limits.idle_close_ms:
+                log.close_open(self._effects)
+            elif log.settled:
+                del self._active[log]
+                stream = self._streams.get(log.stream_id)
+                if stream is not None:
+                    stream.draining = [each for each in stream.draining if each is not log]
         self.coverage.write_again()
         for backup_id in self.backups.given_up(now_ms - limits.repair_delay_ms):
             self.coverage.without(backup_id)

@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S = 2.0
 RECONNECT_S = 0.2
 ASK_TIMEOUT_S = 5.0
 """For what is not on the way of writes."""
+FREED_MAX = 1_000
+"""Replicas that one request deletes."""
 MESSAGE_BYTES_MAX = 1 << 30
 
 
@@ -103,18 +105,20 @@ class Replicator:
         self._pumping = True
         try:
             while effects := self._replication.pump():
+                freed: dict[int, list[int]] = {}
                 for effect in effects:
-                    self._perform(effect)
+                    if isinstance(effect, Free):
+                        freed.setdefault(effect.backup_id, []).extend(effect.virtual_segment_ids)
+                    else:
+                        self._perform(effect)
+                for backup_id, ids in freed.items():
+                    self._free(backup_id, ids)
         finally:
             self._pumping = False
 
-    def _perform(self, effect: Send | Close | Free) -> None:
+    def _perform(self, effect: Send | Close) -> None:
         link = self._links.get(effect.backup_id)
         channel = link.channel if link is not None else None
-        if isinstance(effect, Free):
-            if channel is not None:  # one that is away is told when it is back, and says what it has
-                self._free(channel, effect)
-            return
         place = effect.place
         request = backup_pb2.ReplicateRequest(
             broker_id=self._broker_id,
@@ -175,14 +179,18 @@ class Replicator:
             log.error("a backup knows a newer launch of this broker", error=str(error))
             self._fenced.set_exception(error)
 
-    def _free(self, channel: FrameChannel, effect: Free) -> None:
-        request = backup_pb2.FreeReplicasRequest(
-            broker_id=self._broker_id,
-            broker_epoch=self._broker_epoch,
-            virtual_segment_ids=effect.virtual_segment_ids,
-        )
-        future = channel.submit(api.FREE_REPLICAS, request, timeout_s=ASK_TIMEOUT_S)
-        future.add_done_callback(partial(self._freed, effect.backup_id))
+    def _free(self, backup_id: int, virtual_segment_ids: list[int]) -> None:
+        link = self._links.get(backup_id)
+        if link is None or link.channel is None:
+            return  # one that is away is told when it is back, and says what it has
+        for first in range(0, len(virtual_segment_ids), FREED_MAX):
+            request = backup_pb2.FreeReplicasRequest(
+                broker_id=self._broker_id,
+                broker_epoch=self._broker_epoch,
+                virtual_segment_ids=virtual_segment_ids[first : first + FREED_MAX],
+            )
+            future = link.channel.submit(api.FREE_REPLICAS, request, timeout_s=ASK_TIMEOUT_S)
+            future.add_done_callback(partial(self._freed, backup_id))
 
     def _freed(self, backup_id: int, future: asyncio.Future[Any]) -> None:
         error = future.exception()

@@ -197,9 +197,7 @@ class Streams:
             self._memory.collect(entry)
         for segment in restored.segments:
             self._memory.adopt(segment)
-            if stream.durability == common_pb2.DURABILITY_LEADER:
-                segment.advance_durable_head(segment.head)
-            elif stream.by_disk:
+            if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:
                 self._memory.persist([(segment, segment.head)], nothing)
         return streamlet
 
