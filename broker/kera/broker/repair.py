@@ -60,6 +60,9 @@ class Repair:
                 log.warning("cannot repair now; it is tried again", error=str(error))
                 self._replication.backlog.rotate(-1)  # what cannot be read does not hold up the others
                 await asyncio.sleep(FAILED_REST_S)
+            except Exception as error:  # a defect must not end all repair
+                log.error("repair failed", exc_info=error)
+                await asyncio.sleep(FAILED_REST_S)
 
     async def _next(self) -> bool:
         """Do one thing; False when there is nothing to do."""

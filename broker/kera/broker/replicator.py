@@ -273,6 +273,9 @@ class _Link:
                 if isinstance(error, StaleEpoch):
                     return
                 self.fail(error.message)
+            except Exception as error:  # a defect must not cost a backup for good
+                log.error("the connection to a backup failed", backup_id=self._info.backup_id, exc_info=error)
+                self.fail("of a defect")
             finally:
                 self.channel = None
                 if channel is not None:
