@@ -30,9 +30,11 @@ LINT_IMPORTS := $(PY) -c 'from importlinter.cli import lint_imports_command as r
 # would run the first python3 of PATH, and SPARK_HOME would bring in another Spark: both are those of the environment.
 WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pwd)/$(PY)"; \
   export JAVA_HOME PYSPARK_PYTHON; unset SPARK_HOME;
+# Tests of several coordinators run a ZooKeeper of their own, on that Java.
+WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 
 .PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench bench-log bench-replication
-.PHONY: chaos-kill chaos-replicas fuzz-log fuzz-replication constraints clean
+.PHONY: bench-recovery bench-migration chaos-kill chaos-replicas chaos-control fuzz-log fuzz-replication constraints clean
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
@@ -64,7 +66,7 @@ demo-check: setup ## Run the short form of the demonstration that checks its own
 	@$(WITH_JAVA) $(PY) -m demo --check
 
 test: setup ## Run all tests, those with Spark too. PYTEST_ARGS are passed on.
-	@$(WITH_JAVA) $(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-fast: setup ## Run the unit and property tests: no daemons, no Spark.
 	@$(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(wildcard tests/unit tests/property) $(PYTEST_ARGS)
@@ -97,6 +99,12 @@ bench-replication: setup ## Measure replication: its table and its cost; ten min
 	@$(PY) -m bench.replication_cost
 	@$(PY) -m bench.replication_table $(BENCH_ARGS)
 
+bench-recovery: setup ## Measure recovery of a killed broker: its timeline, and GB/s. BENCH_ARGS are passed on.
+	@$(PY) -m bench.recovery $(BENCH_ARGS)
+
+bench-migration: setup ## Measure what producers see of streamlets that move; ten minutes. BENCH_ARGS are passed on.
+	@$(PY) -m bench.migration $(BENCH_ARGS)
+
 fuzz-log: setup ## Run the log against a disk that breaks: EXAMPLES random histories of SEED (a new one if it is not given).
 	@seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \
 	  echo "fuzz-log: SEED=$$seed EXAMPLES=$(EXAMPLES)"; \
@@ -114,6 +122,9 @@ chaos-kill: setup ## Kill a broker under load, ROUNDS times, and check that noth
 
 chaos-replicas: setup ## Kill backups and brokers under load, ROUNDS times, and recover. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.replicas --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+chaos-control: setup ## Kill and freeze daemons under load, ROUNDS times: the others go on. CHAOS_ARGS are passed on.
+	@$(PY) -m tests.chaos.control --rounds $(ROUNDS) $(CHAOS_ARGS)
 
 constraints: ## Resolve the newest versions anew and write constraints.txt (then run make check).
 	@PYTHON="$(PYTHON)" sh scripts/constraints.sh

@@ -185,7 +185,8 @@ async def test_it_says_where_it_is_and_stops_on_a_signal(start: Any, number: int
     code, stdout, stderr = await process.end(number)
 
     assert (code, stdout) == (0, "")
-    assert [json.loads(line)["event"] for line in stderr.splitlines()] == ["loaded", "ready", "stopping", "stopped"]
+    events = [json.loads(line)["event"] for line in stderr.splitlines()]
+    assert events == ["loaded", "leading", "ready", "stopping", "stopped"]
 
 
 async def test_it_stops_in_time_while_a_broker_does_not_answer(start: Any, broker: Broker) -> None:

@@ -222,6 +222,22 @@ def test_a_broker_that_dies_is_told_and_ends_the_others(start_dev: StartDev, aro
     assert around.left() == []
 
 
+def test_a_broker_that_dies_is_a_warning_where_others_can_take_over(start_dev: StartDev, around: Surroundings) -> None:
+    dev = start_dev("--brokers", "2", "--backups", "1", "--replication", "1")
+    bootstrap = bootstrap_of(dev.read_welcome())
+    kera("stream", "create", "kept", "--streamlets", "2", "--bootstrap", bootstrap)
+    os.kill(dev.children()["broker-2"], signal.SIGKILL)
+
+    def recovered() -> bool:
+        shown = kera("cluster", "recoveries", "--bootstrap", bootstrap)
+        return "phase" in shown and "done" in shown
+
+    wait_until(recovered, "the other one has taken over")
+    code, errors = dev.end()
+    assert (code, errors) == (0, "kera: warning: broker-2 was killed by SIGKILL; the others go on\n")
+    assert around.left() == []
+
+
 # --- kera dev: the same place twice ------------------------------------------------------------------------
 
 

@@ -115,7 +115,7 @@ async def test_broker_that_stalls_gets_requests_twice_and_stores_them_once(
                 await until(lambda: len(running.deliveries) > 100)
                 os.kill(broker, signal.SIGSTOP)
                 try:
-                    await until(lambda: any(sender._attempt >= 2 for sender in producer._senders.values()))
+                    await until(lambda: any(sender._attempt >= 2 for sender in producer.routes._senders.values()))
                 finally:
                     os.kill(broker, signal.SIGCONT)
                 delivered = len(running.deliveries)

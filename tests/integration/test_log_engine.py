@@ -15,6 +15,7 @@ from kera.broker.arena import Arena
 from kera.broker.disk import LocalDisk
 from kera.broker.jobs import Job, WriteJob
 from kera.broker.log_engine import _memory
+from kera.broker.ownership import Holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.restart import Restart
 from kera.broker.segment import Segment
@@ -59,10 +60,10 @@ class Launch:
                 streamlet_id,
                 entries=restored.entries,
                 group_segments=4,
-                broker_epoch=1,
                 next_group_id=restored.next_group_id,
                 producers=restored.producers,
                 memory=self.memory,
+                held=Holding(broker_epoch=1),
             )
         return self._streamlets[streamlet_id]
 

@@ -125,7 +125,10 @@ class CrashingIndex(SegmentIndex):
 class World:
     """One broker, launch after launch."""
 
-    def __init__(self, seed: int, *, streams: list[common_pb2.StreamInfo], slots: int = SLOTS) -> None:
+    def __init__(
+        self, seed: int, *, streams: list[common_pb2.StreamInfo], slots: int = SLOTS, broker_id: int = BROKER_ID
+    ) -> None:
+        self.broker_id = broker_id
         self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
         self.disk = SimulatedDisk(Random(seed))
         self.infos = streams
@@ -173,7 +176,7 @@ class World:
             for assignment in info.assignments:
                 assignment.broker_epoch = self.launches
                 assignment.first_group_id = 1 + (self.launches - 1) * GROUPS_PER_LAUNCH
-            self.streams.open(info, BROKER_ID)
+            self.streams.open(info, self.broker_id)
         self.restart.drop_leftovers(set())
 
     def kill(self) -> None:

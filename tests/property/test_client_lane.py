@@ -27,6 +27,7 @@ from kera.client.lane import Failure, Lane, LaneIdentity, PendingChunk
 from kera.core.chunk import Codec, read_header
 from kera.core.errors import (
     ArenaFull,
+    ClosedError,
     CorruptChunk,
     KeraError,
     OutOfSequence,
@@ -90,12 +91,13 @@ class LaneMachine(RuleBasedStateMachine):
         self.acknowledged: set[int] = set()
         self.failed: dict[int, KeraError] = {}
 
-    @initialize(epoch=st.integers(1, 3))
-    def start(self, epoch: int) -> None:
+    @initialize(epoch=st.integers(1, 3), epochs=st.sampled_from([1, 2, 1000, 1000, 1000]))
+    def start(self, epoch: int, epochs: int) -> None:
         identity = LaneIdentity(
             stream="s", stream_id=1, streamlet_id=0, schema_id=1, producer_id=7, codec=Codec.NONE, typed=False
         )
-        self.lane = Lane(identity, epoch)
+        self.epochs = range(epoch, epoch + epochs)
+        self.lane = Lane(identity, epoch, last_epoch=self.epochs[-1])
 
     # -- the application ---------------------------------------------------------------------------------------
 
@@ -237,6 +239,7 @@ class LaneMachine(RuleBasedStateMachine):
                     self.handle(request, ())
         for _ in range(6 + 2 * len(self.numbers)):
             self.all_goes_well(1)
+            self.note([])
             self.stored_in_order_and_once()
             self.acknowledged_is_stored()
             self.not_accepted_is_not_stored()
@@ -250,6 +253,7 @@ class LaneMachine(RuleBasedStateMachine):
         header = read_header(chunk.encoded.to_bytes())
         number = int.from_bytes(chunk.encoded.payload.to_pybytes(), "little")
         assert (number, header.sequence) == (self.numbers[chunk], chunk.sequence)
+        assert header.producer_epoch in self.epochs
         return number, header.producer_epoch, header.sequence
 
     def take_answers(self, request: Request) -> None:
@@ -270,6 +274,8 @@ class LaneMachine(RuleBasedStateMachine):
         self.note(self.lane.refused(chunk, error, self.now_s))
 
     def note(self, failures: list[Failure]) -> None:
+        if self.lane.exhausted:  # and now nothing more is sent
+            failures = failures + self.lane.abandon(ClosedError("no epochs are left"))
         for chunk, error in failures:
             number = self.numbers[chunk]
             assert number not in self.failed

@@ -104,6 +104,6 @@ def test_what_only_backups_have_after_the_loss_of_the_memory_stays_there() -> No
             world.wire.run()
             world.engine.run()
 
-        assert {key: len(world.wire.holders(key)) for key in held} == {key: len(ids) for key, ids in held.items()}
+        assert all(len(world.wire.holders(key)) >= len(ids) for key, ids in held.items())
     finally:
         world.close()

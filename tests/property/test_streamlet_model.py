@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kera.broker.arena import Arena
 from kera.broker.disk import LocalDisk
 from kera.broker.entry import Entry
+from kera.broker.ownership import Holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, end_record, first_record, lag_records, plan_read
 from kera.broker.restart import Restart
@@ -76,10 +77,10 @@ class StreamletMachine(RuleBasedStateMachine):
             0,
             entries=restored.entries,
             group_segments=GROUP_SEGMENTS,
-            broker_epoch=self.launches,
             next_group_id=restored.next_group_id,
             producers=restored.producers,
             memory=memory,
+            held=Holding(broker_epoch=self.launches),
         )
         self.model = Model([[] for _ in range(entries)])
         self.positions: list[dict[Position, None]] = [{EARLIEST: None} for _ in range(entries)]  # each once, in order

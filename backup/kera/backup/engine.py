@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kera.backup.disks import DiskState, disk_error
@@ -28,6 +30,7 @@ from kera.backup.restart import Found, note_damage, rebuild, scan_disk
 from kera.backup.settings import BackupSettings
 from kera.backup.slots import Slots
 from kera.backup.store import ReplicaStore
+from kera.core.blocks import BLOCK_BYTES
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import PathNotWritable
 from kera.core.settings import GIB
@@ -37,7 +40,7 @@ log = get_logger("kera.engine")
 
 TICK_S = 0.5
 READS_MAX = 4
-"""Reads of replicas under way; each from a disk has a buffer of the size of a replica."""
+"""Reads of replicas under way; each from a disk has a buffer of the size of a replica, and so many there are."""
 JOBS_PER_DISK = 3
 """One commit, one flush and one return of frames."""
 FLUSH_TIMEOUT_S = 30.0
@@ -45,6 +48,18 @@ FLUSH_TIMEOUT_S = 30.0
 RESERVE_BYTES_MAX = 1 * GIB
 RESERVE_PART = 20
 """A twentieth of a small file system is left to others."""
+
+
+@dataclass(slots=True, eq=False)
+class _Buffer:
+    """Memory for a replica, and what is in it of which: who reads it after others, or on, reads no block again."""
+
+    memory: memoryview
+    here: bytearray
+    """By block, whether it is in the memory."""
+    replica: Replica | None = None
+    busy: bool = False
+    """A thread has it."""
 
 
 class Engine:
@@ -76,7 +91,9 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(JOBS_PER_DISK * len(disks), "kera-disk")
         self._readers = ThreadPoolExecutor(READS_MAX, "kera-read")
-        self._buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        self._buffers: list[_Buffer] = []
+        """One for each thread at most; that which was used last at the end."""
+        self._buffer_free = threading.Condition()
         self._dispatching = False
         self._jobs: set[asyncio.Future[None]] = set()
         self._reads: set[asyncio.Future[Walk]] = set()
@@ -171,23 +188,33 @@ class Engine:
 
     # -- reading, fencing --------------------------------------------------------------------------------------
 
-    def read(self, replica: Replica, offset: int, bytes_max: int, streamlets: Streamlets) -> asyncio.Future[Walk]:
+    def read(
+        self, replica: Replica, offset: int, bytes_max: int, streamlets: Streamlets, *, headers_only: bool = False
+    ) -> asyncio.Future[Walk]:
         """Chunks of a replica, see `kera.backup.reading.walk`; fails with ``OSError``."""
         length, index = replica.length, replica.frame.number
         disk = self._disks[replica.frame.disk]
         view = replica.view[:length] if replica.slot is not None else None
+        look_through = partial(
+            walk,
+            length=length,
+            offset=offset,
+            bytes_max=bytes_max,
+            streamlets=streamlets,
+            headers_only=headers_only,
+            wanted_only=True,
+        )
 
         def look() -> Walk:
             if view is not None:
-                return walk(
-                    memory_window(view, length), length, offset=offset, bytes_max=bytes_max, streamlets=streamlets
-                )
-            buffer = self._buffer()
+                return look_through(memory_window(view, length))
+            buffer = self._take_buffer(replica)
             try:
-                window = disk_window(disk, self._layout, index, length, buffer)
-                return walk(window, length, offset=offset, bytes_max=bytes_max, streamlets=streamlets)
+                return look_through(disk_window(disk, self._layout, index, length, buffer.memory, buffer.here))
             finally:
-                self._buffers.put(buffer)
+                with self._buffer_free:
+                    buffer.busy = False
+                    self._buffer_free.notify_all()
 
         self.store.pin(replica)
         future = self._loop.run_in_executor(self._readers, look)
@@ -196,11 +223,28 @@ class Engine:
         future.add_done_callback(lambda done: self._read(replica, disk.name, done))
         return asyncio.shield(future)
 
-    def _buffer(self) -> memoryview:
-        try:
-            return self._buffers.get_nowait()
-        except queue.Empty:
-            return aligned(self._layout.segment_bytes)
+    def _take_buffer(self, replica: Replica) -> _Buffer:
+        """The one that has something of the replica already, if there is one: nothing of it changes on disk any more.
+
+        If somebody reads the replica just now, it is waited for: then most of what is wanted is there.
+        """
+        with self._buffer_free:
+            while (buffer := self._buffer_of(replica)) is not None and buffer.busy:
+                self._buffer_free.wait()
+            if buffer is None and len(self._buffers) < READS_MAX:
+                segment_bytes = self._layout.segment_bytes
+                buffer = _Buffer(aligned(segment_bytes), bytearray(segment_bytes // BLOCK_BYTES), replica)
+            elif buffer is None:
+                buffer = next(each for each in self._buffers if not each.busy)
+                buffer.here[:] = bytes(len(buffer.here))
+            if buffer in self._buffers:
+                self._buffers.remove(buffer)
+            self._buffers.append(buffer)
+            buffer.replica, buffer.busy = replica, True
+            return buffer
+
+    def _buffer_of(self, replica: Replica) -> _Buffer | None:
+        return next((buffer for buffer in self._buffers if buffer.replica is replica), None)
 
     def _read(self, replica: Replica, path: str, future: asyncio.Future[Walk]) -> None:
         self._reads.discard(future)

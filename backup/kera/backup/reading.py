@@ -1,7 +1,9 @@
 """Chunks of a replica, for whom recovers: verified, filtered, whole, and no more than asked for.
 
 Damage (bytes that are no chunk, or one that does not match its checksums) is skipped and told, never served: what
-follows it is found by the next header that is whole. Runs on threads.
+follows it is found by the next header that is whole. Who asks for headers only gets them without a look at what they
+are the headers of, and who asks for chunks of some streamlets without a look at others: of a replica on disk, large
+ones are then skipped and not read. What was read stays in the buffer, and is not read again. Runs on threads.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ import numpy as np
 
 from kera.backup.frames import Layout
 from kera.backup.log_file import Disk
-from kera.core.blocks import BLOCK_BYTES, block_ceiling, block_floor
+from kera.core.blocks import BLOCK_BYTES, block_ceiling
 from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, MAGIC, ChunkHeader, verify_header, verify_payload
 from kera.core.errors import CorruptChunk
 
 WINDOW_BYTES = 1 << 20
-"""Read from a disk in one go, at least."""
+"""Read from a disk in one go, where everything counts."""
+WINDOW_GROWTH = 4
+"""Where it is not known what counts, the first piece is a block, and each further one so many times as large."""
+SKIPPED_BYTES_MIN = 64 << 10
+"""So large chunks are skipped on disk when only their headers count: reading that much takes longer than a seek."""
 
 Window = Callable[[int, int], memoryview]
 """The bytes of a replica from an offset on, at least as many as asked for, unless it ends."""
@@ -49,42 +55,71 @@ def memory_window(view: memoryview, length: int) -> Window:
     return lambda offset, _size: view[offset:length]
 
 
-def disk_window(disk: Disk, layout: Layout, index: int, length: int, buffer: memoryview) -> Window:
-    """Of a replica in a frame, by way of `buffer`, which has room for any replica. Raises ``OSError``."""
+def disk_window(
+    disk: Disk, layout: Layout, index: int, length: int, buffer: memoryview, here: bytearray | None = None
+) -> Window:
+    """Of a replica in a frame, by way of `buffer`, which has room for any replica. Raises ``OSError``.
+
+    `here`: a byte for each block of the buffer, whether it has the replica's already; None: it has nothing yet.
+    """
     start = layout.offset(index) + BLOCK_BYTES
+    known = bytearray(len(buffer) // BLOCK_BYTES) if here is None else here
 
     def window(offset: int, size: int) -> memoryview:
-        begin, end = block_floor(offset), block_ceiling(min(offset + size, length))
-        count = disk.read(start + begin, buffer[: end - begin])
-        buffer[count : end - begin] = bytes(end - begin - count)  # a file that was cut short: damage
-        return buffer[offset - begin : min(end, length) - begin]
+        last = block_ceiling(min(offset + size, length)) // BLOCK_BYTES
+        block = known.find(0, offset // BLOCK_BYTES, last)
+        while block >= 0:
+            following = known.find(1, block, last)
+            stop = following if following >= 0 else last
+            begin, end = block * BLOCK_BYTES, stop * BLOCK_BYTES
+            count = disk.read(start + begin, buffer[begin:end])
+            buffer[begin + count : end] = bytes(end - begin - count)  # a file that was cut short: damage
+            known[block:stop] = b"\1" * (stop - block)
+            block = known.find(0, stop, last)
+        return buffer[offset : min(last * BLOCK_BYTES, length)]
 
     return window
 
 
 def walk(
-    window: Window, length: int, *, offset: int = 0, bytes_max: int = 1 << 62, streamlets: Streamlets | None = None
+    window: Window,
+    length: int,
+    *,
+    offset: int = 0,
+    bytes_max: int = 1 << 62,
+    streamlets: Streamlets | None = None,
+    headers_only: bool = False,
+    wanted_only: bool = False,
 ) -> Walk:
     """Go through the chunks from `offset` to `length`; stop before one that is wanted and passes `bytes_max`.
 
-    A single chunk larger than that is still returned, alone.
+    A single chunk larger than that is still returned, alone. `headers_only`: of each chunk its verified header.
+    `wanted_only`: of chunks that are not wanted, only the headers are looked at.
     """
     result = Walk(next_offset=offset)
     view, base = memoryview(b""), offset
     at, searching = offset, False
+    choosy = headers_only or (wanted_only and bool(streamlets))
+    ahead = HEADER_BYTES if choosy else WINDOW_BYTES
     while at < length:
         have = base + len(view) - at
         if have < min(HEADER_BYTES, length - at):
-            view, base = window(at, min(max(WINDOW_BYTES, bytes_max), length - at)), at
+            view, base = window(at, ahead), at
+            ahead = min(max(ahead, BLOCK_BYTES) * WINDOW_GROWTH, WINDOW_BYTES)
         try:
             header = verify_header(view, at - base)
             end = at + header.chunk_bytes
             if not header.placed or end > length:
                 raise CorruptChunk(f"no chunk of this replica at offset {at}", offset=at)
-            if end > base + len(view):
-                view, base = window(at, max(WINDOW_BYTES, end - at)), at
-            following = end
-            verify_payload(view, at - base, header)
+            wanted = _wanted(header, streamlets)
+            if not headers_only and (wanted or not wanted_only):
+                if end > base + len(view):
+                    view, base = window(at, max(ahead, end - at + HEADER_BYTES)), at  # and the next header
+                    ahead = min(max(ahead, BLOCK_BYTES) * WINDOW_GROWTH, WINDOW_BYTES)
+                verify_payload(view, at - base, header)
+            elif end - at >= SKIPPED_BYTES_MIN:
+                ahead = HEADER_BYTES
+            following, kept = end, HEADER_BYTES if headers_only else end - at
         except CorruptChunk:
             if not searching and (at > offset or offset == 0):
                 result.damaged.append(at)
@@ -93,10 +128,10 @@ def walk(
             at = result.next_offset = _next_header(view, base, at, length) if resumed is None else resumed
             continue
         searching = False
-        if _wanted(header, streamlets):
-            if result.chunks and len(result.chunks) + following - at > bytes_max:
+        if wanted:
+            if result.chunks and len(result.chunks) + kept > bytes_max:
                 return result
-            result.chunks += view[at - base : following - base]
+            result.chunks += view[at - base : at - base + kept]
         result.ends.append(following)
         at = result.next_offset = following
     return result

@@ -96,10 +96,12 @@ class BackupService:
     ) -> Awaitable[Reply[backup_pb2.FreeReplicasResponse]]:
         """Delete replicas; answered when they cannot come back."""
         request = call.message
-        self._store.see_epoch(request.broker_id, request.broker_epoch)
+        if request.virtual_segment_ids:  # a broker asks; what is fenced is freed by others
+            self._store.see_epoch(request.broker_id, request.broker_epoch)
+        ids = [*request.virtual_segment_ids, *self._store.fenced(request.broker_id, request.before_epoch)]
         future: asyncio.Future[Reply[backup_pb2.FreeReplicasResponse]] = self._loop.create_future()
         reply = Reply(backup_pb2.FreeReplicasResponse())
-        self._store.free(request.broker_id, request.virtual_segment_ids, _resolving(future, lambda: reply))
+        self._store.free(request.broker_id, ids, _resolving(future, lambda: reply))
         return future
 
     def fence_broker(
@@ -139,7 +141,9 @@ class BackupService:
                 offset=request.offset,
             )
         bytes_max = min(request.bytes_max or self._read_bytes_max, self._read_bytes_max)
-        reading = self._engine.read(replica, request.offset, bytes_max, _streamlets(request))
+        reading = self._engine.read(
+            replica, request.offset, bytes_max, _streamlets(request), headers_only=request.headers_only
+        )
         return asyncio.ensure_future(self._read(replica, reading))
 
     async def _read(self, replica: Replica, reading: Awaitable[Walk]) -> Reply[backup_pb2.ReadReplicaResponse]:

@@ -22,7 +22,10 @@ class BackupSettings(KeraSettings):
 
     section: ClassVar[str] = "backup"
 
-    coordinator: str = Field("127.0.0.1:7400", description="host:port of the coordinator.")
+    coordinator: str = Field(
+        "127.0.0.1:7400",
+        description="host:port of the coordinator; of each, separated by commas, if there are several.",
+    )
     host: str = Field(
         "127.0.0.1", description="Address to listen on. Local by default: there is no access control in this version."
     )

@@ -17,7 +17,7 @@ from kera.backup.jobs import Done, Job
 from kera.backup.persistence import Persistence
 from kera.backup.replica import Frame, Replica, ReplicaId, verify_chunks
 from kera.backup.slots import Slots
-from kera.core.errors import BackupFull, CorruptChunk, KeraError, RecordTooLarge, StaleEpoch
+from kera.core.errors import BackupFull, CorruptChunk, InvalidArgument, KeraError, RecordTooLarge, StaleEpoch
 from kera.v1 import backup_pb2
 
 
@@ -247,6 +247,17 @@ class ReplicaStore:
         each = _once_all(len(waiting), done)
         for waiters in waiting:
             waiters.append(each)
+
+    def fenced(self, broker_id: int, before_epoch: int) -> list[int]:
+        """The virtual segments of all launches before an epoch. Raises `InvalidArgument` if they could still go on."""
+        if self.epochs.get(broker_id, 0) < before_epoch:
+            raise InvalidArgument(
+                f"launches of broker {broker_id} before epoch {before_epoch} are not fenced here: fence them first",
+                broker_id=broker_id,
+                broker_epoch=self.epochs.get(broker_id, 0),
+            )
+        replicas = self._replicas.get(broker_id, {})
+        return [number for number, replica in replicas.items() if replica.broker_epoch < before_epoch]
 
     def _drop(self, replica: Replica) -> None:
         replicas, ids = self._replicas[replica.broker_id], self._ids[replica.broker_id]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.log_engine import FLUSH_TIMEOUT_S, LogEngine
 from kera.broker.metrics import BrokerCollector, Counters
 from kera.broker.registration import DataDirectory, Registration
 from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
+from kera.core.errors import StaleEpoch
 from kera.core.process import node_id
 from kera.core.rpc.address import join_address, unix_socket_path
 from kera.core.rpc.frame_server import FrameServer
@@ -42,7 +44,9 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             counters,
             pump=engine.replicator.pump,
             read_bytes_max=settings.message_bytes_max,
+            takeovers=engine.takeovers,
         )
+        stack.push_async_callback(broker.close)
         service = broker.service()
 
         frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max)
@@ -65,7 +69,14 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 
-        registration = Registration(settings.coordinator, directory, engine.replicator.backups_are)
+        registration = Registration(
+            settings.coordinator,
+            directory,
+            engine.replicator.backups_are,
+            on_coordinator=broker.orders.heard_of,
+            report=HeartbeatReport(engine.streams, engine.takeovers.progress, replication=engine.replication),
+            lease=broker.lease,
+        )
         stack.push_async_callback(registration.close)
         info = common_pb2.BrokerInfo(
             node_id=node_id(),
@@ -75,18 +86,29 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             segment_bytes=settings.segment_bytes,
             arena_bytes=settings.arena_bytes,
         )
-        owned = await registration.register(info, settings.coordinator_timeout_ms / 1000)
-        await engine.own(owned, registration.broker_id, registration.broker_epoch)
-        broker.registered(registration.broker_id, owned)
+        owned = await registration.register(
+            info, settings.coordinator_timeout_ms / 1000, lost_memory=engine.restart.found.lost_memory
+        )
+        await engine.own(owned, registration.broker_id, registration.broker_epoch, registration.recovered_before_epoch)
+        broker.registered(registration.broker_id, owned, registration.broker_epoch)
         ready["broker_id"] = registration.broker_id
         async with asyncio.TaskGroup() as tasks:
-            heartbeat = tasks.create_task(registration.keep_alive())
-            fenced = tasks.create_task(engine.replicator.until_fenced())
+            heartbeat = tasks.create_task(_until_replaced(registration.keep_alive, broker))
+            fenced = tasks.create_task(_until_replaced(engine.replicator.until_fenced, broker))
             try:
                 yield ready
             finally:
                 heartbeat.cancel()
                 fenced.cancel()
+
+
+async def _until_replaced(told: Callable[[], Awaitable[None]], broker: BrokerService) -> None:
+    """Wait for what tells that a newer launch has taken over; from then on nothing is acknowledged."""
+    try:
+        await told()
+    except StaleEpoch:
+        broker.writer.fence()
+        raise
 
 
 def run(settings: BrokerSettings) -> int:

@@ -44,6 +44,8 @@ class Backups:
         self._backups: dict[int, _Backup] = {}
         self._absent: dict[int, int] = {}
         """Those with replicas of ours that are away, since when."""
+        self.unneeded: frozenset[int] = frozenset()
+        """Those of which the coordinator was told, or is being told, that nothing of ours is there: not to be used."""
 
     def are(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
         """What the coordinator knows."""
@@ -96,19 +98,41 @@ class Backups:
             backup.usable_ms = now_ms + FAILED_MS
 
     def choose(self, replication: int, now_ms: int) -> list[int] | None:
-        """Backups for a virtual segment; None when there are too few."""
-        return place(replication, self._candidates(now_ms), node_id=self._node_id, random=self._random)
+        """Backups for a virtual segment; None when there are too few. One that is drained is better than none."""
+        for draining in (False, True):
+            candidates = self._candidates(now_ms, draining=draining)
+            chosen = place(replication, candidates, node_id=self._node_id, random=self._random)
+            if chosen is not None:
+                return chosen
+        return None
 
     def usable(self, now_ms: int) -> int:
-        """How many can be chosen."""
+        """How many can be chosen for what is to stay there."""
         return sum(1 for _ in self._candidates(now_ms))
 
     def any_full(self, now_ms: int) -> bool:
         """Whether one that can be reached has no room."""
         return any(each.up and each.full_until_ms > now_ms for each in self._backups.values())
 
-    def _candidates(self, now_ms: int) -> Iterable[Candidate]:
+    @property
+    def dead(self) -> set[int]:
+        """Those that neither the coordinator nor we have heard of lately."""
+        return {backup_id for backup_id, each in self._backups.items() if not (each.up or each.info.alive)}
+
+    @property
+    def draining(self) -> set[int]:
+        """Those that are to be empty, as long as they can be reached."""
+        return {backup_id for backup_id, each in self._backups.items() if each.info.draining}
+
+    @property
+    def lasting_count(self) -> int:
+        """How many can be reached and are not being drained."""
+        return sum(each.up and not each.info.draining for each in self._backups.values())
+
+    def _candidates(self, now_ms: int, *, draining: bool = False) -> Iterable[Candidate]:
         for backup_id, each in self._backups.items():
+            if backup_id in self.unneeded or (each.info.draining and not draining):
+                continue
             usable = each.up and now_ms >= max(each.full_until_ms, each.usable_ms)
             if usable:
                 yield Candidate(backup_id, each.info.node_id, each.info.rack, each.info.free_memory_bytes)

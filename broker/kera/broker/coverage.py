@@ -37,8 +37,12 @@ class Coverage:
         """`effects`: takes what has to be done at backups."""
         self.exists: Callable[[SegmentAddress], bool] = lambda _: True
         """Whether anything of a segment is left in the log; set by who owns it."""
-        self.recover_before = 0
-        """Virtual segments before this one may have what our memory has lost: they are kept."""
+        self.spare_before = 0
+        """Virtual segments before this one may be what others recover from: they are not freed."""
+        self.draining: set[int] = set()
+        """Backups whose replicas count no more: they are made anew elsewhere, and freed then."""
+        self._adopted: set[int] = set()
+        """Streams that are open: of others it is not known what is left of them, so nothing is done about them."""
         self.segments: dict[int, VirtualSegment] = {}
         """All that are closed, by id."""
         self._of_stream: dict[int, dict[int, VirtualSegment]] = defaultdict(dict)
@@ -69,10 +73,11 @@ class Coverage:
     def keep_streams(self, stream_ids: set[int]) -> None:
         """Retire what the index has of other streams than these."""
         for segment in [each for each in self.segments.values() if each.stream_id not in stream_ids]:
-            self._retire(segment)
+            self._retire_unseen(segment)
 
     def adopt(self, stream_id: int) -> None:
         """What was found of a stream counts from now on, as far as it is still in the log."""
+        self._adopted.add(stream_id)
         for segment in list(self._of_stream[stream_id].values()):
             self._settle(segment)
 
@@ -108,10 +113,11 @@ class Coverage:
                 self._covering[address].append(segment)
                 segment.live += 1
         if not segment.live:
-            if segment.virtual_segment_id >= self.recover_before:
-                self._retire(segment)
+            self._retire_unseen(segment)
         elif len(segment.backups) < segment.wanted:
             self.deficient[segment] = None
+        for backup_id in self.draining:
+            self._without(segment, backup_id)
 
     def gone(self, address: SegmentAddress) -> None:
         """Nothing of a segment is left in the log."""
@@ -125,13 +131,18 @@ class Coverage:
         for segment in list(self._of_stream[stream_id].values()):
             self._forget(segment)
         self._of_stream.pop(stream_id, None)
+        self._adopted.discard(stream_id)
 
-    def _retire(self, segment: VirtualSegment) -> None:
+    def _retire_unseen(self, segment: VirtualSegment) -> None:
+        """Nothing of it was ever seen here in this launch: somebody may be recovering from it."""
+        self._retire(segment, free=segment.virtual_segment_id >= self.spare_before)
+
+    def _retire(self, segment: VirtualSegment, *, free: bool = True) -> None:
         self._totals.virtual_segments_retired += 1
         self._note([delete_virtual_segment(segment)], _ignore)
-        self._forget(segment)
+        self._forget(segment, free=free)
 
-    def _forget(self, segment: VirtualSegment) -> None:
+    def _forget(self, segment: VirtualSegment, *, free: bool = True) -> None:
         del self.segments[segment.virtual_segment_id]
         del self._of_stream[segment.stream_id][segment.virtual_segment_id]
         self.deficient.pop(segment, None)
@@ -144,7 +155,7 @@ class Coverage:
                 covering.remove(segment)
                 if not covering:
                     del self._covering[address]
-        for effect in segment.freed():
+        for effect in segment.freed() if free else ():
             self._effect(effect)
         self._retire_replaced()
 
@@ -164,14 +175,41 @@ class Coverage:
             found.append(Extent(address, at, length))
         return found
 
+    def is_settled(self, address: SegmentAddress) -> bool:
+        """Whether all that covers something of a segment has all its replicas, and a restart knows."""
+        return all(each.written and each not in self.deficient for each in self._covering.get(address, ()))
+
+    def covers(self, address: SegmentAddress, length: int) -> bool:
+        """Whether the first `length` bytes of a segment have all their replicas, and a restart knows."""
+        covering = [each for each in self._covering.get(address, ()) if each.written and each not in self.deficient]
+        covered = sorted(extent[1:] for each in covering for extent in each.extents if extent.address == address)
+        at = 0
+        for start, end in covered:
+            if start > at:
+                return False
+            at = max(at, end)
+        return at >= length
+
     # -- replicas --------------------------------------------------------------------------------------------------
+
+    def drain(self, backup_ids: set[int]) -> None:
+        """Have what is on these backups, and on no others, made anew elsewhere."""
+        for backup_id in backup_ids - self.draining:
+            for segment in self.segments.values():
+                self._without(segment, backup_id)
+        self.draining = set(backup_ids)
 
     def without(self, backup_id: int, *, has: Callable[[int], bool] = lambda _: False) -> None:
         """A backup has no replica (any more) of the virtual segments that it should have; except those it `has`."""
         for segment in self.segments.values():
-            if backup_id in segment.backups and not has(segment.virtual_segment_id):
-                segment.backups.remove(backup_id)
-                segment.left.append(backup_id)
+            if not has(segment.virtual_segment_id):
+                self._without(segment, backup_id)
+
+    def _without(self, segment: VirtualSegment, backup_id: int) -> None:
+        if backup_id in segment.backups:
+            segment.backups.remove(backup_id)
+            segment.left.append(backup_id)
+            if segment.stream_id in self._adopted:
                 self.deficient[segment] = None
 
     def has(self, backup_id: int, segment: VirtualSegment, replica: backup_pb2.ReplicaInfo) -> bool:
@@ -193,6 +231,10 @@ class Coverage:
         """A backup has a whole replica; False, and it goes, if there are enough."""
         if backup_id in segment.backups:
             return True
+        if backup_id in self.draining and segment in self.deficient:
+            if backup_id not in segment.left:
+                segment.left.append(backup_id)  # kept until it is made anew elsewhere
+            return False
         if segment.virtual_segment_id not in self.segments or len(segment.backups) == segment.wanted:
             self._effect(Free(backup_id, (segment.virtual_segment_id,)))
             return False

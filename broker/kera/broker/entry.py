@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from kera.broker.segment import Segment, SegmentState
 from kera.broker.segment_index import EntryRecord, Gap, SegmentIndex, SegmentRecord
@@ -27,6 +28,26 @@ from kera.core.ids import EARLIEST, EntryId, Position
 Key = tuple[int, int]
 """Group and segment: a place in the order of an entry."""
 NO_SEGMENT: Key = (0, 0)
+
+
+class Graft(NamedTuple):
+    """What comes into the stored part of an entry from elsewhere: segments that follow each other, or only gaps."""
+
+    start: Position
+    """`EARLIEST` if it is not to change."""
+    start_record: int
+    next_record: int
+    """Ordinal behind the last one."""
+    bytes: int
+    segments: int
+    end: Position
+    """Of the last one; `EARLIEST` if there is none."""
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def last(self) -> Key:
+        """The last segment."""
+        return self.end.group_id, self.end.segment_id
 
 
 class Waiter:
@@ -229,6 +250,36 @@ class Entry:
             last_group_id=last.address.group_id,
             last_segment_id=last.address.segment_id,
         )
+
+    def grafted(self, graft: Graft) -> EntryRecord:
+        """What the index is to have when a graft is stored. Nothing of the tail is before it."""
+        record = self.record()
+        if graft.start != EARLIEST and (self.start == EARLIEST or graft.start < self.start):
+            record = record._replace(start=graft.start, start_record=graft.start_record)
+        if graft.last > self.last_stored:
+            record = record._replace(
+                next_record=graft.next_record, last_group_id=graft.last[0], last_segment_id=graft.last[1]
+            )
+        return record._replace(
+            stored_bytes=record.stored_bytes + graft.bytes,
+            stored_segments=record.stored_segments + graft.segments,
+            gaps=tuple(sorted({*record.gaps, *graft.gaps})),
+        )
+
+    def graft(self, graft: Graft) -> None:
+        """The index has it."""
+        record = self.grafted(graft)
+        self.start, self.start_record, self.stored_record = record.start, record.start_record, record.next_record
+        self.stored_bytes, self.stored_segments = record.stored_bytes, record.stored_segments
+        self.gaps = list(record.gaps)
+        if graft.last > self.last_stored:
+            self.last_stored, self.stored_end = graft.last, graft.end
+        self.next_record = max(self.next_record, graft.next_record)
+
+    def recovering(self, key: Key) -> bool:
+        """Whether a segment has yet to come from backups."""
+        found = self.find(key)
+        return isinstance(found, SegmentRecord) and not found.physical_id
 
     def stored(self, segment: Segment) -> None:
         """The oldest segment of the tail is on disk and in the index."""

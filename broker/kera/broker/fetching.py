@@ -13,12 +13,15 @@ from collections.abc import Awaitable, Iterable
 from typing import NamedTuple
 
 from kera.broker.arena import Arena
-from kera.broker.entry import Entry, Key, Waiter
+from kera.broker.bounds import lag_records
+from kera.broker.entry import Entry, Key
 from kera.broker.metrics import Counters
 from kera.broker.persistence import PersistenceManager
-from kera.broker.reading import ReadPlan, entry_of, lag_records, plan_read
+from kera.broker.reading import ReadPlan, entry_of, plan_read
 from kera.broker.stream import Streams
-from kera.core.errors import InvalidArgument, KeraError, Unavailable
+from kera.broker.streamlet import Streamlet
+from kera.broker.waiting import woken
+from kera.core.errors import InvalidArgument, KeraError, NotOwner, Recovering, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
@@ -89,11 +92,8 @@ class Fetches:
             if look.missing:
                 if not await self._loaded(look.missing[0], errors, load_until):
                     entry, key = look.missing[0]
-                    errors[entry, key] = Unavailable(
-                        f"segment {key} is on disk, and there was no room in memory to load it; try again",
-                        log=list(entry.log_id),
-                    )
-            elif loop.time() >= wait_until or not await self._woken(call, wait_until):
+                    errors[entry, key] = _not_loaded(entry, key)
+            elif loop.time() >= wait_until or not await woken(self._entries(call.message), wait_until):
                 return self._look(call, errors).reply
 
     async def _loaded(
@@ -109,21 +109,6 @@ class Fetches:
             return False
         if error is not None:
             errors[wanted] = error
-        return True
-
-    async def _woken(self, call: ReadCall, until: float) -> bool:
-        waiter = _FutureWaiter()
-        entries = self._entries(call.message)
-        for entry in entries:
-            entry.waiters.add(waiter)
-        try:
-            async with asyncio.timeout_at(until):
-                await waiter.future
-        except TimeoutError:
-            return False
-        finally:
-            for entry in entries:
-                entry.waiters.discard(waiter)
         return True
 
     def _entries(self, request: broker_pb2.MultiReadChunksRequest) -> list[Entry]:
@@ -160,18 +145,21 @@ class Fetches:
                         raise errors[entry, plan.missing]
                     missing.append((entry, plan.missing))
             except KeraError as error:
+                self._counters.not_owner += isinstance(error, NotOwner)
                 result.error.CopyFrom(error_to_message(error))
                 found = True
                 continue
-            length = self._give(call.peer, entry, plan, result, bulk, by_reference=by_reference)
+            length = self._give(call.peer, streamlet, entry, plan, result, bulk, by_reference=by_reference)
+            streamlet.bytes_read += length
             budget -= length
-            found = found or length > 0
+            found = found or length > 0 or plan.moved  # who is at the end of an interval goes on elsewhere at once
             self._counters.bytes_read += length
         return _Look(Reply(response, bulk), found, missing)
 
     def _give(
         self,
         peer: Peer,
+        streamlet: Streamlet,
         entry: Entry,
         plan: ReadPlan,
         result: broker_pb2.ReadResult,
@@ -200,7 +188,7 @@ class Fetches:
                 bulk.append(view)
         result.length_bytes = length
         result.next.group_id, result.next.segment_id, result.next.position = plan.next
-        result.lag_records = lag_records(entry, plan.next)
+        result.lag_records = lag_records(streamlet, entry, plan.next)
         self._note(peer, entry, plan.next)
         return length
 
@@ -245,13 +233,15 @@ class Fetches:
             self._arena.slot(slot_index).release()
 
 
-class _FutureWaiter(Waiter):
-    def __init__(self) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
+def _not_loaded(entry: Entry, key: Key) -> Unavailable:
+    if entry.recovering(key):
+        return Recovering(
+            f"segment {key} is being recovered from backups, after its broker was lost; try again",
+            log=list(entry.log_id),
+        )
+    return Unavailable(
+        f"segment {key} is on disk, and there was no room in memory to load it; try again", log=list(entry.log_id)
+    )
 
 
 def position_of(cursor: common_pb2.Cursor) -> Position:

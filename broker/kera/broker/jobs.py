@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kera.broker.entry import Entry, Key
+from kera.broker.entry import Entry, Graft, Key
 from kera.broker.segment import Segment
 from kera.broker.segment_index import Change
-from kera.broker.segment_scan import Hole
+from kera.broker.segment_scan import Hole, SegmentAddress
 from kera.core.errors import KeraError
 
 Done = Callable[[KeraError | None], None]
@@ -76,10 +76,27 @@ class RemoveJob:
     """Segments on disk that go, with their lengths."""
     tail: list[Segment] = field(default_factory=list)
     """Segments that go without ever having been there."""
+    gone: list[SegmentAddress] = field(default_factory=list)
+    """Segments of streamlets that go."""
     error: OSError | None = None
 
 
-Job = WriteJob | LoadJob | RemoveJob
+@dataclass(slots=True)
+class ArriveJob:
+    """Put files that are complete where they belong, and change the index."""
+
+    changes: list[Change]
+    meta: dict[str, Any]
+    physical_ids: list[int]
+    """Of the files, in the order in which they become durable."""
+    done: list[Done]
+    entries: list[Entry]
+    grafts: list[tuple[Entry, Graft]] = field(default_factory=list)
+    settled: list[tuple[Entry, Key]] = field(default_factory=list)
+    error: OSError | None = None
+
+
+Job = WriteJob | LoadJob | RemoveJob | ArriveJob
 
 
 @dataclass(slots=True)

@@ -1,6 +1,8 @@
 """What comes back from disk: segments that readers want, and the following ones ahead of them. Part of the persistence
 manager; pure.
 
+A segment that has yet to come from backups is awaited, but not for ever; who recovers is told that it is wanted.
+
 A segment that was loaded is kept until its reader has come for it, but not for ever. What is read ahead is bounded by a
 share of the memory; what a reader waits for is not, as it takes the place of something else.
 """
@@ -14,7 +16,7 @@ from kera.broker.entry import Entry, Key
 from kera.broker.jobs import Done, LoadJob, Totals
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord
-from kera.core.errors import DiskFailed, KeraError
+from kera.core.errors import DiskFailed, KeraError, Recovering
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")
@@ -25,6 +27,8 @@ LOADED_SHARE_MAX = 4
 """At most one slot in so many is for segments that were loaded and not yet read."""
 WANTED_MS = 5_000
 """How long a loaded segment waits for its reader before it can be evicted like any other."""
+AWAITED_MS = 4_000
+"""How long a reader waits for a segment that has yet to come from backups."""
 
 
 class Loads:
@@ -41,6 +45,11 @@ class Loads:
         self._wanted: dict[tuple[Entry, Key], None] = {}
         """In the order in which it was asked for."""
         self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
+        self._awaited: dict[tuple[Entry, Key], int] = {}
+        """To come from backups → when those who wait for it are told that it takes longer."""
+        self.on_awaited: Callable[[Entry, Key], None] = lambda _entry, _key: None
+        """Called when a reader wants a segment that is not here yet."""
+        self._now_ms = 0
         self._kept: dict[Segment, int] = {}
         """Loaded, not read yet → until when it is kept."""
         self.in_flight = 0
@@ -74,19 +83,35 @@ class Loads:
 
     def expire(self, now_ms: int) -> None:
         """Keep nothing for readers who do not come."""
+        self._now_ms = now_ms
         for segment in [segment for segment, until in self._kept.items() if now_ms >= until]:
             del self._kept[segment]
+        for entry, key in [wanted for wanted, until in self._awaited.items() if now_ms >= until]:
+            del self._awaited[entry, key]
+            self._tell(
+                entry,
+                key,
+                Recovering(f"segment {key} is being recovered from backups; try again", log=list(entry.log_id)),
+            )
+
+    def arrived(self, entry: Entry, key: Key) -> None:
+        """A segment that had yet to come from backups is on disk now."""
+        if self._awaited.pop((entry, key), None) is not None:
+            self._wanted[entry, key] = None
 
     def cancel(self, entry: Entry) -> None:
         """The entry is gone."""
         for wanted in [wanted for wanted in self._wanted if wanted[0] is entry]:
             del self._wanted[wanted]
             self._tell(*wanted)
+        for wanted in [wanted for wanted in self._awaited if wanted[0] is entry]:
+            del self._awaited[wanted]
+            self._tell(*wanted)
 
-    def _tell(self, entry: Entry, key: Key) -> None:
-        """Who waits for a segment shall look again."""
+    def _tell(self, entry: Entry, key: Key, error: KeraError | None = None) -> None:
+        """Who waits for a segment shall look again, or is told why that is of no use."""
         for waiter in self._waiters.pop((entry, key), []):
-            waiter(None)
+            waiter(error)
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -100,6 +125,11 @@ class Loads:
             if not isinstance(record, SegmentRecord):
                 del self._wanted[wanted]
                 self._tell(entry, key)  # it is in memory, or gone: the reader looks again
+            elif not record.physical_id:
+                del self._wanted[wanted]
+                if wanted in self._waiters:
+                    self._awaited.setdefault(wanted, self._now_ms + AWAITED_MS)
+                    self.on_awaited(entry, key)
             elif wanted not in self._waiters and len(self._kept) >= kept_max:
                 del self._wanted[wanted]  # enough was read ahead
             elif self._arena.free_slots or self._evict():

@@ -20,6 +20,7 @@ from kera.broker.arena import Arena, remove_orphans
 from kera.broker.disk import LocalDisk
 from kera.broker.entry import Entry
 from kera.broker.jobs import Job
+from kera.broker.ownership import held_streamlets
 from kera.broker.persistence import PersistenceManager
 from kera.broker.repair import Repair
 from kera.broker.replication import Replication
@@ -31,6 +32,7 @@ from kera.broker.segment_scan import SegmentAddress
 from kera.broker.segment_store import SegmentStore
 from kera.broker.settings import BrokerSettings
 from kera.broker.stream import Streams
+from kera.broker.takeover import Takeovers
 from kera.broker.virtual_index import virtual_segments
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import PathNotWritable
@@ -67,6 +69,15 @@ class LogEngine:
         self.replication.now_ms = memory.now_ms
         self.streams = Streams(memory, restart, self.replication)
         self.replicator = Replicator(self.replication, node_id=node_id(), timeout_ms=settings.backup_timeout_ms)
+        self.takeovers = Takeovers(
+            restart,
+            memory,
+            self.streams,
+            self.replication,
+            backups=lambda: self.replicator.known_backups,
+            broker_id=lambda: self.replicator.broker_id,
+            node_id=node_id(),
+        )
         self._settings = settings
         self._clock = clock
         self._index = restart.index
@@ -124,29 +135,55 @@ class LogEngine:
                 engine.memory.adopt(segment)
         await engine._stop(close_index=False)
 
-    async def own(self, owned: Iterable[common_pb2.StreamInfo], broker_id: int, broker_epoch: int) -> None:
-        """Drop whatever is here of streams that are not among `owned`; those are opened by the service."""
+    async def own(
+        self,
+        owned: Iterable[common_pb2.StreamInfo],
+        broker_id: int,
+        broker_epoch: int,
+        recovered_before_epoch: int | None = None,
+    ) -> None:
+        """Drop whatever is here of streamlets of which `owned` gives us nothing; the others are opened by the service.
+
+        `recovered_before_epoch`: what launches before that had is recovered, or was, from their replicas (0: nothing).
+        None: nobody says; then replicas of streams that are not ours any more are spared.
+        """
         found = await asyncio.to_thread(lambda: list(virtual_segments(self._index)))
-        if self.restart.found.lost_memory or self.restart.found.repaired:
-            self.memory.remember(recover_before_epoch=broker_epoch)  # for all launches to come
-            await asyncio.to_thread(self._index.commit, [], self.memory.meta)
-        recover_before = self.memory.meta.get("recover_before_epoch", 0)
-        self.replication.begin(broker_epoch, found, recover_before_epoch=recover_before)
+        held = held_streamlets(owned, broker_id)
+        keep = {stream_id for stream_id, _ in held}
+        meta = self.memory.meta
+        recover_before = max(meta.get("recover_before_epoch", 0), recovered_before_epoch or 0)
+        spare_before = meta.get("spare_before_epoch", 0)
+        if self.restart.found.lost_memory:
+            recover_before = broker_epoch
+        elif recovered_before_epoch is None and any(each.stream_id not in keep for each in found):
+            spare_before = broker_epoch
+        self.memory.remember(recover_before_epoch=recover_before, spare_before_epoch=spare_before)
+        await asyncio.to_thread(self._index.commit, [], self.memory.meta)
+        self.replication.begin(
+            broker_epoch, found, recover_before_epoch=recover_before, spare_before_epoch=spare_before
+        )
         self.replicator.begin(broker_id, broker_epoch)
-        keep = {info.stream_id for info in owned if any(a.broker_id == broker_id for a in info.assignments)}
         for stream_id in self._index.stream_ids() - keep:
             log.info("dropping a stream that was deleted meanwhile", stream_id=stream_id)
             self.memory.drop_stream(stream_id)
-        self.restart.drop_leftovers(keep)
+        for stream_id, streamlet_id in {entry[:2] for entry in self._index.entries()} - held:
+            if stream_id in keep:
+                log.info("dropping a streamlet that is elsewhere now", stream_id=stream_id, streamlet_id=streamlet_id)
+                self.streams.drop_remains(stream_id, streamlet_id)
+        self.restart.drop_leftovers(keep, held)
         self.replication.coverage.keep_streams(keep)
         repair = Repair(
             self.replication,
             self.memory,
             find=self._entry,
             pump=self.replicator.pump,
-            bytes_per_s=self._settings.repair_bytes_per_s,
+            bytes_per_s=self._repair_bytes_per_s,
         )
         self._repairing = asyncio.create_task(repair.run())
+
+    def _repair_bytes_per_s(self) -> int:
+        settings = self._settings
+        return max(settings.repair_bytes_per_s, settings.recovery_bytes_per_s if self.takeovers.active else 0)
 
     def _entry(self, address: SegmentAddress) -> Entry | None:
         return self.streams.entry(EntryId(*address[:3]))
@@ -198,7 +235,7 @@ class LogEngine:
                     self.memory.close_older(streamlet.entries, stream.retention.age_us // 1000)
 
     def _move_start(self, entry: Entry, position: Any, record: int) -> None:
-        entry.start, entry.start_record = position, record
+        self.streams.move_start(entry, position, record)
         self.memory.collect(entry)
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -219,6 +256,7 @@ class LogEngine:
         if self._repairing is not None:
             self._repairing.cancel()
             await asyncio.wait([self._repairing])
+        await self.takeovers.close()
         await self.replicator.close()
         self.memory.on_work = lambda: None
         if self._jobs:
@@ -274,6 +312,7 @@ async def _memory(arena: Arena, index: SegmentIndex, slot_bytes: int, clock: Clo
         "next_physical_id": found.get("next_physical_id", 1),
         "first_unsettled_id": found.get("next_physical_id", 1),
         "recover_before_epoch": found.get("recover_before_epoch", 0),
+        "spare_before_epoch": found.get("spare_before_epoch", 0),
     }
     await asyncio.to_thread(index.commit, [], meta)
     now_ms = int(clock.monotonic_s() * 1000)

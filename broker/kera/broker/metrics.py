@@ -23,6 +23,8 @@ class Counters:
     chunks_refused: int = 0
     read_requests: int = 0
     bytes_read: int = 0
+    not_owner: int = 0
+    writes_without_lease: int = 0
 
 
 _HELP = {
@@ -34,6 +36,8 @@ _HELP = {
     "chunks_refused": "chunks refused with an error",
     "read_requests": "multiReadChunks requests",
     "bytes_read": "bytes of chunks returned to readers, by copy or by reference",
+    "not_owner": "chunks and ranges of reads refused because another broker has what they are about",
+    "writes_without_lease": "chunks refused because the coordinator could not be reached for too long",
 }
 
 _TOTALS_HELP = {
@@ -61,6 +65,13 @@ _REPLICATION_HELP = {
     "bytes_repaired": "bytes of chunks that were replicated again",
     "backups_failed": "times that a backup failed",
     "backups_full": "times that a backup had no room",
+}
+_RECOVERY_HELP = {
+    "bytes_recovered": "bytes of chunks that came back from backups, of brokers that were lost",
+    "bytes_restored": "bytes of them that have all their replicas again",
+    "segments_recovered": "segments that came back whole",
+    "chunks_lost": "chunks that should be there, and that no backup has",
+    "replicas_failed": "replicas that could not be read",
 }
 _FOUND_HELP = {
     "attached": "1: found the memory of the last launch",
@@ -95,6 +106,7 @@ class BrokerCollector(Collector):
         )
         yield GaugeMetricFamily("kera_broker_arena_slot_bytes", "size of a segment", value=arena.slot_bytes)
         yield GaugeMetricFamily("kera_broker_streams", "streams with streamlets here", value=len(engine.streams))
+        yield self._streamlets()
         states = GaugeMetricFamily("kera_broker_segments", "segments in memory, by state", labels=["state"])
         for state, count in memory.segments_by_state().items():
             states.add_metric([state], count)
@@ -104,8 +116,33 @@ class BrokerCollector(Collector):
         for name, text in _FOUND_HELP.items():
             yield GaugeMetricFamily(f"kera_broker_start_{name}", text, value=getattr(found, name))
         yield from self._replication()
+        yield from self._recovery()
         failing = memory.disk_error is not None
         yield GaugeMetricFamily("kera_broker_disk_failing", "1 while the disk takes no data", value=int(failing))
+
+    def _streamlets(self) -> Metric:
+        counts = {"owned": 0, "sealed": 0, "held": 0}
+        for stream in self._engine.streams:
+            for streamlet in stream.streamlets.values():
+                counts["sealed" if streamlet.sealed else "owned" if streamlet.owned else "held"] += 1
+        family = GaugeMetricFamily(
+            "kera_broker_streamlets",
+            "streamlets here: owned, sealed to be moved, and those of which there are older groups only",
+            labels=["state"],
+        )
+        for state, count in counts.items():
+            family.add_metric([state], count)
+        return family
+
+    def _recovery(self) -> Iterator[Metric]:
+        totals = self._engine.takeovers.totals
+        for name, text in _RECOVERY_HELP.items():
+            yield CounterMetricFamily(f"kera_broker_recovery_{name}", text, value=getattr(totals, name))
+        yield GaugeMetricFamily(
+            "kera_broker_recovery_segments_to_come",
+            "segments of lost brokers that are still on backups only",
+            value=totals.segments_to_come,
+        )
 
     def _replication(self) -> Iterator[Metric]:
         replication = self._engine.replication

@@ -13,6 +13,8 @@ It decides and keeps the books; ``kera.broker.segment_store`` does what it plans
   (the oldest first), then the one that is farthest from any reader.
 * **Load**: a segment that a reader wants comes back, and the following ones ahead of it, as long as that leaves three
   quarters of the memory to others.
+* **Arrive**: what this broker has not written, but is to have (``kera.broker.recovering``), comes into the index before
+  its bytes are here, so that readers and positions find it, and gets its file when that is complete.
 * **Remove**: what retention, truncation or deletion takes goes from the index first and then from the disk.
 * **Back-pressure**: when everything in memory is open or unwritten, `allocate` says so (`ArenaFull`, or `DiskFull` when
   the disk takes nothing), open segments that were not written to for the longest time are closed to be flushed, and
@@ -27,15 +29,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kera.broker.arena import Arena, Slot
+from kera.broker.arrivals import Arrivals
 from kera.broker.disk import block_ceiling, block_floor
-from kera.broker.entry import Entry, Key
-from kera.broker.jobs import RETRY_MS, Done, Job, LoadJob, Part, RemoveJob, Totals, WriteJob, nothing
+from kera.broker.entry import Entry, Graft, Key
+from kera.broker.jobs import RETRY_MS, ArriveJob, Done, Job, LoadJob, Part, RemoveJob, Totals, WriteJob, nothing
 from kera.broker.loads import Loads
 from kera.broker.removals import Removals, files_of
 from kera.broker.segment import Segment
 from kera.broker.segment_index import (
     Change,
     SegmentIndex,
+    SegmentRecord,
     put_entry,
     put_producer,
 )
@@ -96,6 +100,14 @@ class PersistenceManager:
             index, self.totals, locked=self._locked, unsettled=self._unsettled, on_removed=self._removed
         )
         self._loads = Loads(arena, self.totals, evict=self._evict, on_loaded=self._loaded)
+        self._arrivals = Arrivals(
+            index,
+            self.totals,
+            locked=self._locked,
+            unsettled=self._unsettled,
+            meta=lambda: self.meta,
+            on_arrived=self._arrived,
+        )
         self._flushing = self._committing = False
         self._room_wanted = False
         self._error: OSError | None = None
@@ -220,6 +232,9 @@ class PersistenceManager:
             if job is not None:
                 jobs.append(job)
         jobs += self._loads.plan()
+        arrival = self._arrivals.plan(self.now_ms)
+        if arrival is not None:
+            jobs.append(arrival)
         removal = self._removals.plan(self.now_ms)
         if removal is not None:
             jobs.append(removal)
@@ -331,6 +346,8 @@ class PersistenceManager:
             self._count_removed(length)
             self._drop_resident(entry, key)
             self.on_gone(entry.address(key))
+        for address in job.gone:
+            self.on_gone(address)
         for segment in job.tail:
             entry = segment.entry
             self._count_removed(segment.head)
@@ -360,6 +377,8 @@ class PersistenceManager:
                 self._loads.finished(job, self.now_ms)
             case RemoveJob():
                 self._removals.finished(job, self.now_ms)
+            case ArriveJob():
+                self._arrivals.finished(job, self.now_ms)
         self.on_work()
 
     def _written(self, job: WriteJob) -> None:
@@ -487,6 +506,11 @@ class PersistenceManager:
         self._removals.drop_stream(stream_id, done)
         self.on_work()
 
+    def drop_streamlet(self, stream_id: int, streamlet_id: int, done: Done = nothing) -> None:
+        """See `Removals.drop_streamlet`."""
+        self._removals.drop_streamlet(stream_id, streamlet_id, done)
+        self.on_work()
+
     def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
         """See `Removals.commit_cursor`."""
         self._removals.commit_cursor(entry, application_id, position, done)
@@ -496,6 +520,38 @@ class PersistenceManager:
         """See `Removals.note`."""
         self._removals.note(changes, done)
         self.on_work()
+
+    def remove_files(self, physical_ids: list[int]) -> None:
+        """See `Removals.remove_files`."""
+        self._removals.remove_files(physical_ids)
+        self.on_work()
+
+    # -- what comes from elsewhere ---------------------------------------------------------------------------------
+
+    def take_physical_id(self) -> int:
+        """The id of a new file. The index remembers that it was given when it gets to know the file."""
+        self._next_physical_id += 1
+        return self._next_physical_id - 1
+
+    def graft(self, grafts: dict[Entry, Graft], changes: list[Change], done: Done) -> None:
+        """See `Arrivals.graft`."""
+        self._arrivals.graft(grafts, changes, done)
+        self.on_work()
+
+    def settle(self, entry: Entry, key: Key, record: SegmentRecord, done: Done) -> None:
+        """See `Arrivals.settle`."""
+        self._arrivals.settle(entry, key, record, done)
+        self.on_work()
+
+    def _arrived(self, job: ArriveJob) -> None:
+        for entry, _ in job.grafts:
+            entry.wake()
+        for entry, key in job.settled:
+            self._loads.arrived(entry, key)
+
+    def when_awaited(self, call: Callable[[Entry, Key], None]) -> None:
+        """Have `call` called when a reader wants a segment that has yet to come."""
+        self._loads.on_awaited = call
 
     def _drop_resident(self, entry: Entry, key: Key) -> None:
         segment = entry.resident.get(key)
@@ -514,6 +570,7 @@ class PersistenceManager:
         for entry in streamlet.entries:
             self._dirty.pop(entry, None)
             self._removals.cancel(entry)
+            self._arrivals.cancel(entry)
             for segment in list(entry.resident.values()):
                 segment.dropped = True
                 self._heads.pop(segment, None)
@@ -548,7 +605,7 @@ class PersistenceManager:
         if self._error is not None and now_ms >= self._retry_ms and not waiting:
             self._error = None  # what could not be written is gone: whoever writes next will see
         removals_wait = self._removals.note_soon(quiet=not (self._dirty or self._committing))
-        if removals_wait or self._error is not None or self._loads or self._room_wanted:
+        if removals_wait or self._arrivals.waits or self._error is not None or self._loads or self._room_wanted:
             self.on_work()
 
     def close_older(self, entries: Iterable[Entry], age_ms: int) -> None:
@@ -570,7 +627,8 @@ class PersistenceManager:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way or waiting, except what only time or a reader will bring."""
-        return not (self._closed or self._dirty or self._locked or self._loads.in_flight or not self._removals.idle)
+        arrived = self._removals.idle and self._arrivals.idle
+        return arrived and not (self._closed or self._dirty or self._locked or self._loads.in_flight)
 
     @property
     def held_back(self) -> bool:

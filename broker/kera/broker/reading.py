@@ -2,6 +2,9 @@
 
 No bytes are touched: what the ranges are turned into (bytes on a socket, references into the arena) is the service's
 business. A range that is on disk is not waited for here: the plan names the segment that has to be loaded first.
+
+Of a streamlet that has moved, a part is read here and the rest at other brokers: at the end of an interval that is
+closed, reading goes on where the next one begins (``kera.broker.ownership``).
 """
 
 from __future__ import annotations
@@ -9,11 +12,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kera.broker.entry import Entry, Key, length_of
+from kera.broker.ownership import Interval, interval_of
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord
 from kera.broker.segment_scan import Hole
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import DataLost, InvalidCursor, UnknownGroup
+from kera.core.errors import DataLost, InvalidCursor, NotOwner, UnknownGroup
 from kera.core.ids import EARLIEST, Position
 
 
@@ -32,6 +36,8 @@ class ReadPlan(NamedTuple):
     next: Position
     missing: Key | None = None
     """The segment that `next` is in, if it has to be loaded from disk before anything more can be read."""
+    moved: bool = False
+    """`next` is where the following interval begins: nothing more will come to the one before it."""
 
 
 def entry_of(streamlet: Streamlet, index: int) -> Entry:
@@ -47,17 +53,21 @@ def entry_of(streamlet: Streamlet, index: int) -> Entry:
 def plan_read(
     streamlet: Streamlet, index: int, start: Position, end: Position | None, bytes_max: int, *, strict: bool = False
 ) -> ReadPlan:
-    """Whole chunks from `start` on, up to `end` or the durable head, of at most `bytes_max` bytes.
+    """Whole chunks from `start` on, up to `end`, the durable head or an interval's end, of at most `bytes_max` bytes.
 
     One chunk that is larger than `bytes_max` is returned all the same, alone: otherwise no reader would get past. Not
-    so if `strict`, for a reader who gets something else. Raises `InvalidCursor`, or `DataLost` with the exact gap.
+    so if `strict`, for a reader who gets something else. Raises `NotOwner`, `InvalidCursor`, or `DataLost` with the
+    exact gap.
     """
     entry = entry_of(streamlet, index)
+    interval = interval_at(streamlet, start.group_id)
     if start.group_id == 0:
         start = entry.start
+        if interval.closed and (start == EARLIEST or start.group_id >= interval.end_group_id):
+            return ReadPlan([], interval.following, moved=True)
         if start == EARLIEST:
             return ReadPlan([], EARLIEST)
-    key, offset = resolve(streamlet, entry, start)
+    key, offset = _resolve(streamlet, entry, interval, start)
     ranges: list[Range] = []
     budget = bytes_max
     while (found := entry.find(key)) is not None:
@@ -72,17 +82,36 @@ def plan_read(
                 budget -= stop - offset
                 offset = stop
             closed = found.closed
-        if not closed or offset < length_of(found):
-            break  # nothing more to read yet, the budget is used up, or `end` is here
-        if entry.gap_at(Position(*key, offset)) is not None:
-            break  # and the next read is told
-        following = entry.following(key)
-        if following is None or (end is not None and (*key, offset) >= end):
-            break
-        if _is_to_come(following[1]):
+        if not closed or offset < length_of(found) or entry.gap_at(Position(*key, offset)) is not None:
+            # Nothing more to read yet, the budget is used up, `end` is here, or the next read is told of the gap.
+            return ReadPlan(ranges, Position(*key, offset))
+        following = _following(entry, key, interval)
+        if following is None or _is_to_come(following[1]) or (end is not None and (*key, offset) >= end):
             break
         key, offset = following[0], 0
-    return ReadPlan(ranges, Position(*key, offset))
+    here = Position(*key, offset)
+    if interval.closed and (end is None or here < end) and _following(entry, key, interval) is None:
+        return ReadPlan(ranges, interval.following, moved=True)
+    return ReadPlan(ranges, here)
+
+
+def interval_at(streamlet: Streamlet, group_id: int) -> Interval:
+    """The interval of this broker that a group belongs to. Raises `NotOwner`."""
+    interval = interval_of(streamlet.intervals, group_id)
+    if interval is None:
+        what = f"group {group_id}" if group_id else "the oldest group"
+        raise NotOwner(
+            f"{what} of streamlet {streamlet.streamlet_id} is at another broker",
+            streamlet_id=streamlet.streamlet_id,
+            group_id=group_id,
+        )
+    return interval
+
+
+def _following(entry: Entry, key: Key, interval: Interval) -> tuple[Key, Segment | SegmentRecord] | None:
+    """The segment behind `key` in its interval."""
+    following = entry.following(key)
+    return following if following is not None and following[0][0] < interval.end_group_id else None
 
 
 def _readable(
@@ -102,13 +131,24 @@ def _readable(
 
 
 def resolve(streamlet: Streamlet, entry: Entry, position: Position) -> tuple[Key, int]:
-    """The segment and offset that `position` means. Raises `InvalidCursor` or `DataLost`."""
+    """The segment and offset that `position` means. Raises `NotOwner`, `InvalidCursor` or `DataLost`."""
+    return _resolve(streamlet, entry, interval_at(streamlet, position.group_id), position)
+
+
+def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: Position) -> tuple[Key, int]:
+    begins = interval.inherits and position == interval.start
+    if begins and entry.start > position and not interval.lost_before(entry.index, entry.start, entry.start_record):
+        if entry.start.group_id >= interval.end_group_id:
+            return position[:2], 0  # the entry has nothing in it
+        position = entry.start  # the entry's first group in it is a later one
     if position < entry.start:
-        raise _lost(streamlet, entry, position, entry.start, "it was removed by retention or truncation")
+        available = min(entry.start, interval.following) if interval.closed else entry.start
+        raise _lost(streamlet, entry, position, available, "it was removed by retention or truncation")
     gap = entry.gap_at(position)
     if gap is not None:
         following = entry.following((gap.end.group_id, gap.end.segment_id - 1))
         after = Position(*following[0], 0) if following is not None else gap.end
+        after = min(after, interval.following) if interval.closed else after
         raise _lost(streamlet, entry, position, after, "it was lost with the memory of the broker's host")
     key, offset = (position.group_id, position.segment_id), position.offset
     found = entry.find(key)
@@ -122,8 +162,11 @@ def resolve(streamlet: Streamlet, entry: Entry, position: Position) -> tuple[Key
         elif offset <= length_of(found):
             return key, offset
         raise no_boundary(streamlet, position)
-    if position == entry.start or any(position == gap.end for gap in entry.gaps):
-        following = entry.following((key[0], key[1] - 1))
+    # An interval may begin with a group of another entry, or have none yet; and it may have been joined with the one
+    # before it since a reader was sent there.
+    begins = begins or (position[1:] == (1, 0) and position.group_id <= streamlet.next_group_id)
+    if begins or position == entry.start or any(position == gap.end for gap in entry.gaps):
+        following = _following(entry, (key[0], key[1] - 1), interval)
         return (key, offset) if following is None or _is_to_come(following[1]) else (following[0], 0)
     raise InvalidCursor(
         f"entry {entry.index} of streamlet {streamlet.streamlet_id} has no segment {key[1]} of group {key[0]}",
@@ -181,7 +224,9 @@ def ordinal_of(entry: Entry, position: Position) -> int:
 
 
 def group_entry(streamlet: Streamlet, group_id: int) -> Entry:
-    """The entry of a group. Raises `DataLost` or `UnknownGroup`."""
+    """The entry of a group. Raises `NotOwner`, `DataLost` or `UnknownGroup`."""
+    if group_id:
+        interval_at(streamlet, group_id)
     entry = streamlet.entry_of(group_id)
     if entry is not None:
         return entry
@@ -229,7 +274,16 @@ def _lost(streamlet: Streamlet, entry: Entry, position: Position, available: Pos
         entry=entry.index,
         lost_from=list(position),
         available_from=list(available),
+        available_record=_record_from(streamlet, entry, position, available),
     )
+
+
+def _record_from(streamlet: Streamlet, entry: Entry, position: Position, available: Position) -> int:
+    """Ordinal of the record at `available`, for a reader who comes from `position`."""
+    interval = interval_of(streamlet.intervals, position.group_id)
+    if interval is not None and interval.closed and available >= interval.following:
+        return interval.end_record(entry.index)  # the rest is at another broker
+    return ordinal_of(entry, available)
 
 
 def _damaged(streamlet: Streamlet, segment: Segment, hole: Hole) -> DataLost:

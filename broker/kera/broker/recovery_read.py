@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -58,6 +58,12 @@ class Chunk(NamedTuple):
     """Up to where its segment was durable then."""
     digest: int
     """All its checksums: two chunks that were verified and have the same one are the same bytes."""
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+    created_us: int
+    min_timestamp_us: int
+    max_timestamp_us: int
 
     @property
     def entry(self) -> EntryId:
@@ -168,6 +174,11 @@ def choose(lists: Mapping[int, Iterable[backup_pb2.ReplicaInfo]]) -> list[Source
     return sources
 
 
+def digest_of(header: ChunkHeader) -> int:
+    """See `Chunk.digest`."""
+    return header.header_crc32c << 64 | header.payload_crc32c << 32 | header.placement_crc32c
+
+
 class Merge:
     """Puts the chunks of all virtual segments in order. Pure; chunks may come in any order, and more than once."""
 
@@ -194,7 +205,13 @@ class Merge:
             header.chunk_bytes,
             header.broker_epoch,
             header.durable_head,
-            header.header_crc32c << 64 | header.payload_crc32c << 32 | header.placement_crc32c,
+            digest_of(header),
+            header.producer_id,
+            header.producer_epoch,
+            header.sequence,
+            header.created_us,
+            header.min_timestamp_us,
+            header.max_timestamp_us,
         )
         entry = self._entries.setdefault(chunk.entry, {})
         if closed:
@@ -210,6 +227,11 @@ class Merge:
             self._conflicts.append(Conflict(chunk, known))
         entry[chunk.first_record] = chunk
         return chunk
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All that have come and were not dropped, of each entry in the order of its ordinals."""
+        for _, chunks in sorted(self._entries.items()):
+            yield from (chunk for _, chunk in sorted(chunks.items()))
 
     def finish(self) -> Recovered:
         """All chunks have come: what is there."""
@@ -335,7 +357,7 @@ async def read_replicas(
     raises, in a group; failures of backups are in the result.
     """
     limits = limits or ReadLimits()
-    links = {info.backup_id: _Link(info, node_id, limits) for info in backups}
+    links = {info.backup_id: BackupLink(info, node_id, limits) for info in backups}
     try:
         return await _Reading(links, broker_id, streamlets, take, Merge(starts), limits).run()
     finally:
@@ -343,7 +365,7 @@ async def read_replicas(
             await link.close()
 
 
-class _Link:
+class BackupLink:
     """The connection to one backup; it is not made again when it was lost."""
 
     def __init__(self, info: common_pb2.BackupInfo, node_id: str, limits: ReadLimits) -> None:
@@ -354,14 +376,16 @@ class _Link:
         self._local = bool(node_id) and info.node_id == node_id and bool(info.frames_unix_path)
         self._limits = limits
         self._channel: FrameChannel | None = None
+        self._connecting = asyncio.Lock()
 
     async def list_replicas(self, broker_id: int) -> list[backup_pb2.ReplicaInfo]:
         """What the backup has of a broker; nothing when it fails."""
         replicas: list[backup_pb2.ReplicaInfo] = []
         request = backup_pb2.ListReplicasRequest(broker_id=broker_id)
+        if not await self.connect():
+            return replicas
         try:
-            self._channel = await self._connect()
-            while True:
+            while self._channel is not None:
                 future = self._channel.submit(api.LIST_REPLICAS, request, timeout_s=self._limits.timeout_s)
                 message = (await future).message
                 replicas += message.replicas
@@ -370,7 +394,17 @@ class _Link:
                 request.after_virtual_segment_id = replicas[-1].virtual_segment_id
         except KeraError as error:
             self.failed = error.message
-            return []
+        return []
+
+    async def connect(self) -> bool:
+        """Connect, if that was not done yet; False when the backup has failed."""
+        async with self._connecting:
+            if self._channel is None and not self.failed:
+                try:
+                    self._channel = await self._connect()
+                except KeraError as error:
+                    self.failed = error.message
+        return not self.failed
 
     async def read(self, request: backup_pb2.ReadReplicaRequest) -> tuple[backup_pb2.ReadReplicaResponse, memoryview]:
         """A piece of a replica. Raises what the backup answers, or why it cannot be asked."""
@@ -386,6 +420,7 @@ class _Link:
         return reply.message, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     async def close(self) -> None:
+        """Let go of the connection."""
         if self._channel is not None:
             await self._channel.close()
 
@@ -406,7 +441,7 @@ class _Reading:
 
     def __init__(
         self,
-        links: Mapping[int, _Link],
+        links: Mapping[int, BackupLink],
         broker_id: int,
         streamlets: Streamlets | None,
         take: Take | None,
@@ -464,7 +499,7 @@ class _Reading:
         if not whole:
             self._unread.append(Unread(source.virtual_segment_id, tuple(reasons)))
 
-    async def _replica(self, link: _Link, info: backup_pb2.ReplicaInfo) -> str:
+    async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo) -> str:
         """Read a replica; returns what is wrong with it, if anything. Raises errors of the backup."""
         request = backup_pb2.ReadReplicaRequest(
             broker_id=self._broker_id,

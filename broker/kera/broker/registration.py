@@ -7,10 +7,14 @@ is the log's (``kera.broker.log_engine``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar
 
+from kera.broker.heartbeat_report import HeartbeatReport
+from kera.broker.lease import Lease
 from kera.core import data_dir, registration
 from kera.core.data_dir import FORMAT, LOCK_NAME
+from kera.core.errors import StaleEpoch
 from kera.core.registration import CoordinatorUnreachable, WrongCluster
 from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
@@ -27,6 +31,7 @@ __all__ = [
 ]
 
 OnBackups = Callable[[list[common_pb2.BackupInfo]], None]
+OnCoordinator = Callable[[int], None]
 
 
 class Identity(data_dir.Identity):
@@ -49,27 +54,63 @@ class DataDirectory(data_dir.DataDirectory):
 class Registration(registration.Registration):
     """One launch of a broker, as the coordinator knows it."""
 
-    def __init__(self, coordinator: str, directory: DataDirectory, on_backups: OnBackups = lambda _: None) -> None:
-        """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator."""
+    def __init__(
+        self,
+        coordinator: str,
+        directory: DataDirectory,
+        on_backups: OnBackups = lambda _: None,
+        *,
+        on_coordinator: OnCoordinator = lambda _: None,
+        report: HeartbeatReport | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator, `on_coordinator`
+        its epoch. `report` is told with each heartbeat, and `lease` renewed by each answer.
+        """
         super().__init__(coordinator, directory)
         self._on_backups = on_backups
+        self._on_coordinator = on_coordinator
+        self._report = report
+        self._lease = lease or Lease()
         self.broker_id = 0
         self.broker_epoch = 0
+        self.recovered_before_epoch = 0
+        """What launches before that had is recovered by others, or was."""
 
-    async def register(self, info: common_pb2.BrokerInfo, timeout_s: float) -> list[common_pb2.StreamInfo]:
-        """Make this launch known; returns the streams with streamlets that it owns.
+    async def register(
+        self, info: common_pb2.BrokerInfo, timeout_s: float, *, lost_memory: bool = False
+    ) -> list[common_pb2.StreamInfo]:
+        """Make this launch known; returns the streams of which it has anything.
 
-        Waits up to `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
+        `lost_memory`: what the last launch had in memory is gone, and it had not stopped by itself. Waits up to
+        `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
         """
         info.broker_id = await self.identify(timeout_s)
-        request = coordinator_pb2.RegisterBrokerRequest(broker=info, launch_id=self.launch_id)
+        request = coordinator_pb2.RegisterBrokerRequest(broker=info, launch_id=self.launch_id, lost_memory=lost_memory)
         answer = await self.ask(api.REGISTER_BROKER, request, timeout_s)
         self.remember(answer.broker_id, answer.cluster_id, answer.heartbeat_interval_ms)
         self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch
-        self._on_backups(list(answer.backups))
+        self.recovered_before_epoch = answer.recovered_before_epoch
+        self._heard(answer)
         return list(answer.streams)
 
     async def keep_alive(self) -> None:
         """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
+        await self.beat(api.HEARTBEAT, self._heartbeat, self._answered)
+
+    def _heartbeat(self) -> coordinator_pb2.HeartbeatRequest:
         request = coordinator_pb2.HeartbeatRequest(broker_id=self.broker_id, broker_epoch=self.broker_epoch)
-        await self.beat(api.HEARTBEAT, lambda: request, lambda answer: self._on_backups(list(answer.backups)))
+        if self._report is not None:
+            self._report.fill(request)
+        return request
+
+    def _answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
+        if self._report is not None:
+            self._report.answered()
+        self._heard(answer)
+
+    def _heard(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:
+        self._lease.renew(self.last_sent_s, answer.lease_ms)
+        with suppress(StaleEpoch):  # the answer is older than the order of a later coordinator
+            self._on_coordinator(answer.coordinator_epoch)
+        self._on_backups(list(answer.backups))

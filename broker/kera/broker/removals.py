@@ -26,6 +26,7 @@ from kera.broker.segment_index import (
     put_removal,
     put_segment,
     stream_of,
+    streamlet_of,
 )
 from kera.core.errors import DiskFailed, KeraError
 from kera.core.ids import Position
@@ -57,6 +58,8 @@ class Removals:
         self._on_removed = on_removed
         self._drops: dict[int, list[Done]] = {}
         """Streams that go."""
+        self._streamlet_drops: dict[tuple[int, int], list[Done]] = {}
+        """Streamlets that go without their stream."""
         self._collect: dict[Entry, list[Done]] = {}
         """Entries whose start has moved."""
         self._unnoted: dict[Segment, None] = {}
@@ -77,6 +80,10 @@ class Removals:
     def drop_stream(self, stream_id: int, done: Done) -> None:
         """Remove all records and files of a stream, whose streamlets were dropped."""
         self._drops.setdefault(stream_id, []).append(done)
+
+    def drop_streamlet(self, stream_id: int, streamlet_id: int, done: Done) -> None:
+        """Remove all records and files of one streamlet, which was dropped."""
+        self._streamlet_drops.setdefault((stream_id, streamlet_id), []).append(done)
 
     def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
         """Remember, durably, how far an application has read."""
@@ -121,7 +128,7 @@ class Removals:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, except what only time will bring."""
-        return not (self._drops or self._remove or self._collect or self._removing)
+        return not (self._drops or self._streamlet_drops or self._remove or self._collect or self._removing)
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -152,6 +159,8 @@ class Removals:
             self._note(job)
         for stream_id in list(self._drops):
             self._plan_drop(stream_id, job)
+        for stream_id, streamlet_id in list(self._streamlet_drops):
+            self._plan_streamlet_drop(stream_id, streamlet_id, job)
         if not (job.done or job.changes or job.physical_ids):
             return None
         job.changes += [put_removal(physical_id) for physical_id in job.physical_ids]
@@ -164,8 +173,21 @@ class Removals:
             return
         job.done += self._drops.pop(stream_id)
         job.changes = [(key, value) for key, value in job.changes if stream_of(key) != stream_id]
-        job.physical_ids += [record.physical_id for _, record in self._index.segments_of_stream(stream_id)]
+        segments = self._index.segments_of_stream(stream_id)
+        job.physical_ids += [record.physical_id for _, record in segments if record.physical_id]
         job.changes += [(key, None) for key in self._index.keys_of_stream(stream_id)]
+
+    def _plan_streamlet_drop(self, stream_id: int, streamlet_id: int, job: RemoveJob) -> None:
+        """All that the index has of a streamlet, likewise."""
+        streamlet = stream_id, streamlet_id
+        if any(entry.log_id[:2] == streamlet for entry in self._locked):
+            return
+        job.done += self._streamlet_drops.pop(streamlet)
+        job.changes = [(key, value) for key, value in job.changes if streamlet_of(key) != streamlet]
+        for address, record in self._index.segments_of_streamlet(stream_id, streamlet_id):
+            job.gone.append(address)
+            job.physical_ids += [record.physical_id] if record.physical_id else []
+        job.changes += [(key, None) for key in self._index.keys_of_streamlet(stream_id, streamlet_id)]
 
     def _note(self, job: RemoveJob) -> None:
         """Write down how far open segments are durable.
@@ -191,7 +213,7 @@ class Removals:
             if key > entry.last_stored or Position(*key, record.length) > start:
                 break
             job.changes.append(delete_segment(address))
-            job.physical_ids.append(record.physical_id)
+            job.physical_ids += [record.physical_id] if record.physical_id else []  # not here yet: there is no file
             job.stored.append((entry, key, record.length))
             lengths.append(record.length)
             if len(lengths) == REMOVALS_MAX:

@@ -38,7 +38,7 @@ class Repair:
         *,
         find: Callable[[SegmentAddress], Entry | None],
         pump: Callable[[], None],
-        bytes_per_s: int,
+        bytes_per_s: Callable[[], int],
     ) -> None:
         self._replication = replication
         self._memory = memory
@@ -133,7 +133,7 @@ class Repair:
         now_s = self._loop.time()
         if self._free_s > now_s:
             await asyncio.sleep(self._free_s - now_s)
-        self._free_s = max(self._free_s, self._loop.time()) + size / self._bytes_per_s
+        self._free_s = max(self._free_s, self._loop.time()) + size / self._bytes_per_s()
 
 
 def _once(outcome: asyncio.Future[KeraError | None]) -> Done:

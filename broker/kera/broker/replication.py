@@ -9,7 +9,8 @@ Which backups there are is in ``kera.broker.backups``, what closed virtual segme
 What no virtual segment covers is the *backlog*: the end of the log after a restart, and what a stream of level leader
 could not replicate for want of backups. It is covered in the same way as what has too few replicas: appended to the
 stream's repair log, a virtual log of its own, at a pace of its own (``kera.broker.repair``). Replicas of earlier
-launches that the index does not know (*strangers*) are kept until then, and until recovery if our memory was lost.
+launches that the index does not know (*strangers*) are kept until then; those of launches that are being recovered, or
+were, are never touched: the coordinator has them freed when they are not needed any more.
 
 Sending is for ``kera.broker.replicator``.
 """
@@ -26,6 +27,8 @@ from kera.broker.backups import Backups
 from kera.broker.coverage import Coverage, Note
 from kera.broker.entry import Entry, length_of
 from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentRecord
+from kera.broker.segment_scan import SegmentAddress
 from kera.broker.virtual_log import Batch, Close, Done, Effect, Extent, Free, Send, Totals, VirtualLog, VirtualSegment
 from kera.core.errors import KeraError, NotReplicated, TooFewBackups
 from kera.v1 import backup_pb2
@@ -122,14 +125,23 @@ class Replication:
         self._effects.append(effect)
         self.on_work()
 
-    def begin(self, broker_epoch: int, found: Iterable[VirtualSegment], *, recover_before_epoch: int = 0) -> None:
+    def begin(
+        self,
+        broker_epoch: int,
+        found: Iterable[VirtualSegment],
+        *,
+        recover_before_epoch: int = 0,
+        spare_before_epoch: int = 0,
+    ) -> None:
         """A launch begins, with the virtual segments that the index has.
 
-        What launches before `recover_before_epoch` had may have been lost with our memory: their replicas are kept.
+        Replicas of launches before `recover_before_epoch` are for recovery: they cover nothing, and are never freed
+        from here. Those of launches before `spare_before_epoch` may be: they are not freed either, unless they cover
+        something that is here.
         """
         self._next_id = broker_epoch << 32
-        self.coverage.recover_before = recover_before_epoch << 32
-        self.coverage.found(found)
+        self.coverage.spare_before = max(recover_before_epoch, spare_before_epoch) << 32
+        self.coverage.found(segment for segment in found if segment.virtual_segment_id >= recover_before_epoch << 32)
         for segment in self.coverage.segments.values():
             for backup_id in segment.backups:
                 self.backups.expect(backup_id, self.now_ms)
@@ -149,11 +161,18 @@ class Replication:
     def restore(self, stream: StreamLogs, entry: Entry) -> None:
         """Cover what is not covered of an entry: what is in memory at once, as writers and readers wait for it."""
         for key, found in entry.segments():
+            if isinstance(found, SegmentRecord) and not found.physical_id:
+                continue  # it has yet to come: see `recovered`
             for extent in self.coverage.uncovered(entry.address(key), length_of(found)):
                 if isinstance(found, Segment) and not found.in_index:
                     self._restore_part(stream.of(entry.log_id.streamlet_id, entry.index), found, extent)
                 else:
                     self.backlog.append(extent)
+        self.on_work()
+
+    def recovered(self, address: SegmentAddress, length: int) -> None:
+        """A segment has come from backups: it is to be covered."""
+        self.backlog.extend(self.coverage.uncovered(address, length))
         self.on_work()
 
     def _restore_part(self, log: VirtualLog, segment: Segment, extent: Extent) -> None:
@@ -246,6 +265,12 @@ class Replication:
         batch.waiters.append(done)
         self.totals.bytes_repaired += end - start
         return batch
+
+    @property
+    def rests(self) -> bool:
+        """Whether all that is to be covered (again) is: what is not covered is damaged."""
+        idle = not (self.backlog or self.coverage.deficient or self.coverage.replacing)
+        return idle and all(stream.repair is None for stream in self._streams.values())
 
     @property
     def repairing(self) -> bool:
@@ -365,10 +390,24 @@ class Replication:
                     has.add(id_)
             elif id_ >> 32 == self._next_id >> 32:
                 self._effects.append(Free(backup_id, (id_,)))
-            elif id_ >= self.coverage.recover_before:
+            elif id_ >= self.coverage.spare_before:
                 self._strangers.append((backup_id, id_))
         self.coverage.without(backup_id, has=lambda id_: id_ > last_id or id_ in has)
         self.on_work()
+
+    def unneeded_backups(self) -> frozenset[int]:
+        """Backups that are dead, and have nothing that is not elsewhere, too."""
+        dead = self.backups.dead
+        found = self.backups.unneeded & dead
+        if dead == found or self._restored or self.backlog:
+            return found  # what this launch has not covered yet, replicas of earlier ones may have
+        segments = (*self.opened.values(), *self.coverage.segments.values())
+        return frozenset(dead - {backup_id for each in segments for backup_id in self._holders(each)})
+
+    def _holders(self, segment: VirtualSegment) -> list[int]:
+        """The backups that have a replica, or a part of one that may be the best there is."""
+        lacking = segment in self.coverage.deficient or segment.virtual_segment_id in self.opened
+        return [*segment.backups, *segment.left] if lacking else segment.backups
 
     # -- repair ----------------------------------------------------------------------------------------------------
 
@@ -410,16 +449,40 @@ class Replication:
                 stream = self._streams.get(log.stream_id)
                 if stream is not None:
                     stream.draining = [each for each in stream.draining if each is not log]
+        self._leave_draining()
         self.coverage.write_again()
         for backup_id in self.backups.given_up(now_ms - limits.repair_delay_ms):
             self.coverage.without(backup_id)
         if self._work or self._effects:
             self.on_work()
 
+    def _leave_draining(self) -> None:
+        """Leave backups that are to be empty, as far as there are enough others."""
+        draining = self.backups.draining
+        self.coverage.drain(draining)
+        if not draining:
+            return
+        lasting = self.backups.lasting_count
+        for segment in [each for each in self.opened.values() if draining.intersection(each.backups)]:
+            stream = self._streams.get(segment.stream_id)
+            for log in stream.all() if stream is not None and stream.replication <= lasting else ():
+                if log.log_id == segment.log_id:
+                    for backup_id in draining.intersection(segment.backups):
+                        log.leave(segment, backup_id, self._effects)
+                    self._go_on(log)
+
     def fail(self, error: KeraError) -> None:
         """Nothing will be replicated any more: tell all who wait."""
         for log in self._logs():
             log.expire(self.now_ms, error)
+
+    def close_soon(self, stream_id: int) -> None:
+        """Close the open virtual segments of a stream, so that they are written down: somebody waits for that."""
+        stream = self._streams.get(stream_id)
+        for log in stream.all() if stream is not None else ():
+            if not log.busy:
+                log.close_open(self._effects)
+        self.on_work()
 
     def close_all(self) -> None:
         """Close all open virtual segments, for the end."""

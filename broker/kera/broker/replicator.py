@@ -61,9 +61,8 @@ class Replicator:
 
     def backups_are(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
         """What the coordinator knows: connect to those that are new."""
-        infos = list(infos)
+        infos = self._known = list(infos)
         if not self._broker_epoch:
-            self._known = infos
             return
         self._replication.backups.are(infos)
         for info in infos:
@@ -72,6 +71,16 @@ class Replicator:
                 self._links[info.backup_id] = _Link(self, info)
             else:
                 link.info_is(info)
+
+    @property
+    def known_backups(self) -> list[common_pb2.BackupInfo]:
+        """What the coordinator has told last."""
+        return self._known
+
+    @property
+    def broker_id(self) -> int:
+        """Of this broker; 0 before it is registered."""
+        return self._broker_id
 
     async def close(self) -> None:
         """Close all connections; what is in flight stays undecided."""

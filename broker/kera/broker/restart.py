@@ -92,6 +92,8 @@ class Restart:
     index: SegmentIndex
     store: SegmentStore
     found: Found = field(default_factory=Found)
+    taken_over: set[tuple[int, int]] = field(default_factory=set)
+    """Streams and streamlets of which the index has since got all that there is to know."""
     _in_slots: dict[EntryId, list[_InSlot]] = field(default_factory=lambda: defaultdict(list))
     _fresh: bool = True
     """There was no index, or not all of it: of what was here before, something may not be known."""
@@ -117,6 +119,7 @@ class Restart:
         ended_well = meta.get("clean", False) or self.index.was_closed
         self.found.lost_memory = self.arena is None and bool(meta) and not ended_well
         self.store.remove_files(self.index.removals())
+        self.store.clear_arriving()
         self._look_at_arena()
         self._look_at_open_files()
         self._adopt_strays(meta)
@@ -267,15 +270,26 @@ class Restart:
     # -- handing over ----------------------------------------------------------------------------------------------
 
     def restore(
-        self, stream_id: int, streamlet_id: int, entries: int, first_group_id: int, *, persisted: bool = False
+        self,
+        stream_id: int,
+        streamlet_id: int,
+        entries: int,
+        first_group_id: int,
+        *,
+        persisted: bool = False,
+        fresh: bool = False,
     ) -> RestoredStreamlet:
         """The state of a streamlet: of one that is new, or was lost with everything, an empty one.
 
         `persisted`: readers of the stream see only what is on disk, so who was at the end has missed nothing.
+        `fresh`: it was handed over to this launch, which cannot have lost anything of it.
         Groups of a streamlet that was lost start at `first_group_id`, and what may have been before is known as lost.
         """
         producers = self.index.producers(stream_id, streamlet_id)
         result = RestoredStreamlet([], producers, 1, [], [])
+        origin = self.index.origin(stream_id, streamlet_id)
+        if origin is not None:
+            result.next_group_id = origin.next_group_id
         known = False
         for index in range(entries):
             entry_id = EntryId(stream_id, streamlet_id, index)
@@ -289,11 +303,12 @@ class Restart:
                 result.next_group_id = max(result.next_group_id, gap.end.group_id)
             last = max(entry.last_stored[0], entry.start.group_id, entry.tail[-1].key[0] if entry.tail else 0)
             result.next_group_id = max(result.next_group_id, last + 1)
-        unsure = self.found.lost_memory or self._fresh
+        known_by_all = fresh or (stream_id, streamlet_id) in self.taken_over
+        unsure = (self.found.lost_memory or self._fresh) and not known_by_all
         if unsure or (not known and not result.segments):
             result.next_group_id = max(result.next_group_id, first_group_id)
         for entry in result.entries:
-            self._settle_gaps(entry, result, persisted=persisted)
+            self._settle_gaps(entry, result, unsure=unsure, persisted=persisted)
         if unsure and result.next_group_id > 1:
             for entry in result.entries:
                 if entry.start == EARLIEST:
@@ -301,10 +316,10 @@ class Restart:
                     result.moved.append(entry)
         return result
 
-    def _settle_gaps(self, entry: Entry, result: RestoredStreamlet, *, persisted: bool) -> None:
+    def _settle_gaps(self, entry: Entry, result: RestoredStreamlet, *, unsure: bool, persisted: bool) -> None:
         """Let what was lost end where the new launch begins, and begin behind what readers of the stream could see."""
         gaps = list(entry.gaps)
-        if self.found.lost_memory and gaps:
+        if self.found.lost_memory and unsure and gaps:
             gaps[-1] = Gap(gaps[-1].start, Position(result.next_group_id, 1, 0))
         if persisted:
             # The end of the last chunk, which is at a multiple of the alignment, becomes a place to go on from.
@@ -341,9 +356,11 @@ class Restart:
         """The tail of an entry, without its streamlet."""
         return self._restore_tail(Entry(entry_id, self.index, self.index.entry(entry_id)), {})
 
-    def drop_leftovers(self, keep: set[int]) -> None:
-        """Free what is in memory of streams that are not among `keep`: they are gone."""
-        for entry_id in [entry_id for entry_id in self._in_slots if entry_id.stream_id not in keep]:
+    def drop_leftovers(self, keep: set[int], held: set[tuple[int, int]] | None = None) -> None:
+        """Free what is in memory of streams that are not in `keep` and streamlets not in `held`: they are gone."""
+        for entry_id in list(self._in_slots):
+            if entry_id.stream_id in keep and (held is None or entry_id[:2] in held):
+                continue
             for item in self._in_slots.pop(entry_id):
                 item.slot.retire()
 
@@ -429,6 +446,8 @@ def repair_index(store: SegmentStore, found: Found, in_memory: set[SegmentAddres
         segments[address] = segments[address]._replace(open=True, length=0)
         changes.append(put_segment(address, segments[address]))
     changes += _entries_anew(index, segments)
+    # Segments that had yet to come from backups may be among what was lost: they are looked for again.
+    changes += [(key, None) for key, _ in index.records(b"o")]
     for (stream_id, streamlet_id), states in producers.items():
         stored = index.producers(stream_id, streamlet_id)
         for producer_id, state in states.items():

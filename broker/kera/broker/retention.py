@@ -95,7 +95,5 @@ def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | Segm
 
 
 def _behind(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> Start:
-    following = entry.following(key)
-    if following is not None:
-        return Start(entry, Position(*following[0], 0), following[1].first_record)
+    # Its end, not the start of the next one: who has read it to its end has missed nothing.
     return Start(entry, Position(*key, length_of(segment)), segment.first_record + segment.record_count)

@@ -13,6 +13,8 @@ here.
     "c" stream u64, streamlet u32, entry u32, application text           committed cursor: group, segment, offset
     "r" physical id u64                                                  empty: file to be removed
     "v" stream u64, virtual segment u64                                  see ``kera.broker.virtual_index``
+    "o" stream u64, streamlet u32                                        OriginRecord
+    "h" stream u64, streamlet u32                                        see ``kera.broker.handover``
 
 One thread writes (`commit`, durable when it returns), any thread reads.
 """
@@ -63,6 +65,9 @@ _ENTRY = struct.Struct("<QIIQQQQQII")
 _GAP = struct.Struct("<QIIQII")
 _PRODUCER = struct.Struct("<IQ")
 _POSITION = struct.Struct("<QII")
+_ORIGIN_KEY = struct.Struct(">cQI")
+_ORIGIN = struct.Struct("<QQI")
+_SOURCE = struct.Struct("<IQ")
 _META = b"m"
 
 
@@ -70,7 +75,7 @@ class SegmentRecord(NamedTuple):
     """What the index has of one segment."""
 
     physical_id: int
-    """Names its file."""
+    """Names its file. 0: it is not here yet, but to come from backups (``kera.broker.recovering``)."""
     length: int
     """Of its chunks, in bytes; while `open`, what was durable when this was written down."""
     open: bool
@@ -114,6 +119,17 @@ class ProducerRecord(NamedTuple):
 
     producer_epoch: int
     next_sequence: int
+
+
+class OriginRecord(NamedTuple):
+    """That a streamlet was taken over from launches that are gone, and that the index has what was found of them."""
+
+    sources: frozenset[tuple[int, int]]
+    """Brokers, and the epoch before which their launches were."""
+    next_group_id: int
+    """Above all groups that they may have given."""
+    records_lost: int
+    """That no replica had, though they may have been acknowledged."""
 
 
 def put_segment(address: SegmentAddress, record: SegmentRecord) -> Change:
@@ -164,6 +180,18 @@ def put_cursor(entry: EntryId, application_id: str, position: Position) -> Chang
     return sealed(_ENTRY_KEY.pack(b"c", *entry) + application_id.encode(), _POSITION.pack(*position))
 
 
+def put_origin(stream_id: int, streamlet_id: int, record: OriginRecord) -> Change:
+    """The change that writes `record`."""
+    value = _ORIGIN.pack(record.next_group_id, record.records_lost, len(record.sources))
+    value += b"".join(_SOURCE.pack(*source) for source in sorted(record.sources))
+    return sealed(_ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), value)
+
+
+def delete_origin(stream_id: int, streamlet_id: int) -> Change:
+    """The change that forgets where a streamlet came from."""
+    return _ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), None
+
+
 def put_removal(physical_id: int) -> Change:
     """The change that remembers a file to be removed."""
     return sealed(_REMOVAL_KEY.pack(b"r", physical_id), b"")
@@ -176,7 +204,14 @@ def delete_removal(physical_id: int) -> Change:
 
 def stream_of(key: bytes) -> int | None:
     """The stream that a key belongs to."""
-    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcv" and len(key) > 1 else None
+    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcvoh" and len(key) > 1 else None
+
+
+def streamlet_of(key: bytes) -> tuple[int, int] | None:
+    """The stream and streamlet that a key belongs to, if it belongs to one streamlet."""
+    if key[:1] not in b"espcoh" or len(key) <= 1:
+        return None
+    return int.from_bytes(key[1:9], "big"), int.from_bytes(key[9:13], "big")
 
 
 def with_gap(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
@@ -327,8 +362,29 @@ class SegmentIndex:
 
     def keys_of_stream(self, stream_id: int) -> list[bytes]:
         """All keys that have to do with a stream."""
-        kinds = (b"e", b"s", b"p", b"c", b"v")
+        kinds = (b"e", b"s", b"p", b"c", b"v", b"o", b"h")
         return [key for kind in kinds for key, _ in self.records(struct.pack(">cQ", kind, stream_id))]
+
+    def keys_of_streamlet(self, stream_id: int, streamlet_id: int) -> list[bytes]:
+        """All keys that have to do with one streamlet only."""
+        kinds = (b"e", b"s", b"p", b"c", b"o", b"h")
+        return [key for kind in kinds for key, _ in self.records(_ORIGIN_KEY.pack(kind, stream_id, streamlet_id))]
+
+    def origin(self, stream_id: int, streamlet_id: int) -> OriginRecord | None:
+        """What was taken over of a streamlet; None: nothing, or it is all here for good."""
+        value = self._get(_ORIGIN_KEY.pack(b"o", stream_id, streamlet_id))
+        if value is None:
+            return None
+        next_group_id, records_lost, count = _ORIGIN.unpack_from(value)
+        sources = _SOURCE.iter_unpack(value[_ORIGIN.size : _ORIGIN.size + count * _SOURCE.size])
+        return OriginRecord(frozenset((broker_id, epoch) for broker_id, epoch in sources), next_group_id, records_lost)
+
+    def segments_of_streamlet(
+        self, stream_id: int, streamlet_id: int
+    ) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
+        """All segments of a streamlet, entry by entry."""
+        for key, value in self.records(_ORIGIN_KEY.pack(b"s", stream_id, streamlet_id)):
+            yield SegmentAddress(*_SEGMENT_KEY.unpack(key)[1:]), _segment_record(value)
 
     def segments_of_stream(self, stream_id: int) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
         """All segments of a stream."""

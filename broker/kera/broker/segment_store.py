@@ -2,6 +2,7 @@
 
     <root>/index/                    see ``kera.broker.segment_index``
     <root>/segments/00000a/000000002b1f.segment
+    <root>/arriving/000000002b1f.segment             of what is being recovered: not complete, removed by a start
 
 A segment file has the chunks of one segment from its first byte on, and zeros up to the end of the last block. Its name
 is the physical id of the segment within its broker, given once; 1,024 of them are in a directory.
@@ -12,6 +13,7 @@ has its error in `error`; none is raised.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import re
 import struct
@@ -22,9 +24,10 @@ from pathlib import Path
 from crc32c import crc32c
 
 from kera.broker.disk import BLOCK_BYTES, Disk, block_ceiling
-from kera.broker.jobs import Job, LoadJob, RemoveJob, WriteJob
+from kera.broker.jobs import ArriveJob, Job, LoadJob, RemoveJob, WriteJob
 from kera.broker.segment_index import Change, SegmentIndex, SegmentRecord, delete_removal, put_segment
 from kera.broker.segment_scan import SegmentAddress, SegmentScan, scan_segment
+from kera.core.blocks import sync_directory
 from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.telemetry import get_logger
 
@@ -59,6 +62,8 @@ class SegmentStore:
                     self._load(job)
                 case RemoveJob():
                     self._remove(job)
+                case ArriveJob():
+                    self._arrive(job)
         except OSError as error:
             job.error = error
 
@@ -106,6 +111,31 @@ class SegmentStore:
         if job.changes:
             self.index.commit(job.changes)
         self.remove_files(job.physical_ids)
+
+    def arriving_path(self, physical_id: int) -> Path:
+        """The file with this id, as long as it is not complete."""
+        return self.root / "arriving" / f"{physical_id:012x}{SUFFIX}"
+
+    def _arrive(self, job: ArriveJob) -> None:
+        if job.physical_ids:
+            self.index.commit([], job.meta)  # a start looks for these files, should the index not get to know them
+            directories = set()
+            for physical_id in job.physical_ids:
+                path = self.path(physical_id)
+                if not path.parent.is_dir():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    sync_directory(path.parent.parent)
+                with contextlib.suppress(FileNotFoundError):  # the job is done again
+                    self.arriving_path(physical_id).replace(path)
+                directories.add(path.parent)
+            for directory in directories:
+                sync_directory(directory)
+        self.index.commit(job.changes, job.meta)
+
+    def clear_arriving(self) -> None:
+        """Remove what was not complete when the last launch ended. Raises ``OSError``."""
+        for path in sorted((self.root / "arriving").glob("*")):
+            path.unlink(missing_ok=True)
 
     def remove_files(self, physical_ids: list[int]) -> None:
         """Remove files that the index has marked for removal, and the marks."""

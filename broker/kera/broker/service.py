@@ -1,7 +1,7 @@
 """The broker's remote operations: thesis tables 6.1 and 6.2, and what the coordinator asks.
 
 Handlers translate between messages and `Streamlet`; decisions are made there. Writes are in ``kera.broker.writing``,
-reads in ``kera.broker.fetching``.
+reads in ``kera.broker.fetching``, what the coordinator orders in ``kera.broker.orders``.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from kera.broker.arena import Arena
+from kera.broker.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.entry import Entry, Key, length_of
 from kera.broker.fetching import READ_BYTES_MAX, Fetches, position_of
-from kera.broker.jobs import Done
+from kera.broker.lease import Lease
 from kera.broker.metrics import Counters
+from kera.broker.orders import Orders, Takeovers
+from kera.broker.ownership import interval_after, interval_before, interval_of
 from kera.broker.persistence import PersistenceManager
-from kera.broker.reading import end_record, entry_of, first_record, group_entry, ordinal_of, resolve
+from kera.broker.reading import entry_of, first_record, group_entry, interval_at, ordinal_of, resolve
 from kera.broker.replication import Replication
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
+from kera.broker.waiting import until_done
 from kera.broker.writing import Writer
 from kera.core.errors import DataLost, InvalidArgument, KeraError, Unavailable
 from kera.core.ids import EARLIEST, Position
@@ -33,6 +37,10 @@ from kera.v1 import broker_pb2, common_pb2
 APPLICATION_ID_BYTES_MAX = 256
 APPLICATIONS_MAX = 1024
 """Whose cursors an entry remembers."""
+GROUPS_MAX = 4096
+"""Told of in one answer."""
+CURSORS_MAX = 65536
+"""In one request for a lag."""
 
 
 class BrokerService:
@@ -48,19 +56,26 @@ class BrokerService:
         *,
         pump: Callable[[], None],
         read_bytes_max: int = READ_BYTES_MAX,
+        takeovers: Takeovers | None = None,
     ) -> None:
-        """`pump`: carries out what replication wants to be done."""
+        """`pump`: carries out what replication wants to be done; `takeovers`: by default there are none."""
         self._streams = streams
         self._memory = memory
-        self.writer = Writer(streams, memory, replication, counters, pump)
+        self.orders = Orders(streams, memory, takeovers)
+        self.lease = Lease()
+        """To be renewed by who hears of the coordinator."""
+        self.writer = Writer(streams, memory, replication, counters, pump, self.lease)
         self.fetches = Fetches(streams, arena, memory, counters, read_bytes_max=read_bytes_max)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def registered(self, broker_id: int, owned: Iterable[common_pb2.StreamInfo]) -> None:
-        """The coordinator has given this broker its id, and the streams it owns streamlets of."""
-        for stream in owned:
-            self._streams.open(stream, broker_id)
+    def registered(self, broker_id: int, owned: Iterable[common_pb2.StreamInfo], broker_epoch: int = 0) -> None:
+        """The coordinator has given this launch its id and epoch, and the streams of which anything is here."""
+        self.orders.registered(broker_id, broker_epoch, owned)
         self._registered.set_result(broker_id)
+
+    async def close(self) -> None:
+        """End what is under way for the coordinator."""
+        await self.orders.close()
 
     def service(self) -> Service:
         """The handlers by method."""
@@ -76,6 +91,10 @@ class BrokerService:
             api.DROP_STREAM: self.drop_stream,
             api.TRUNCATE_STREAMLETS: self._once_registered(self.truncate_streamlets),
             api.COMMIT_CURSORS: self._once_registered(self.commit_cursors),
+            api.MEASURE_LAG: self._once_registered(self.measure_lag),
+            api.SEAL_STREAMLETS: self._once_registered(self.seal_streamlets),
+            api.TAKE_OVER: self._once_registered(self.take_over),
+            api.LIST_GROUPS: self._once_registered(self.list_groups),
         }
 
     def _once_registered(self, handler: Handler) -> Handler:
@@ -147,7 +166,7 @@ class BrokerService:
     def describe_streamlets(
         self, call: Call[broker_pb2.DescribeStreamletsRequest]
     ) -> Reply[broker_pb2.DescribeStreamletsResponse]:
-        """Starts and durable heads of all entries of streamlets."""
+        """Starts and durable heads of all entries of streamlets, as far as they are here."""
         stream = self._streams.get(call.message.stream_id)
         response = broker_pb2.DescribeStreamletsResponse()
         for streamlet_id in call.message.streamlet_ids or sorted(stream.streamlets):
@@ -155,11 +174,54 @@ class BrokerService:
             first, last = streamlet.available_groups()
             info = response.streamlets.add(streamlet_id=streamlet_id, group_count=last - first + 1 if first else 0)
             for entry in streamlet.entries:
+                end, next_record = end_of(streamlet, entry)
                 row = info.entries.add(
-                    first_record=first_record(entry), next_record=end_record(entry), length_bytes=entry.length_bytes
+                    first_record=first_record(entry), next_record=next_record, length_bytes=entry.length_bytes
                 )
                 _fill(row.start, entry, entry.start)
-                _fill(row.end, entry, entry.end)
+                _fill(row.end, entry, end)
+        return Reply(response)
+
+    def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
+        """Groups of this broker's intervals with their durable bounds, in order."""
+        request = call.message
+        streamlet = self._streamlet(request)
+        groups, complete = list_groups(
+            streamlet, request.after_group_id, min(request.groups_max or GROUPS_MAX, GROUPS_MAX)
+        )
+        response = broker_pb2.ListGroupsResponse(complete=complete)
+        for group in groups:
+            row = response.groups.add(
+                group_id=group.group_id,
+                entry=group.entry,
+                closed=group.closed,
+                first_record=group.first_record,
+                next_record=group.next_record,
+                length_bytes=group.length_bytes,
+            )
+            entry = streamlet.entries[group.entry]
+            _fill(row.start, entry, group.start)
+            _fill(row.end, entry, group.end)
+        return Reply(response)
+
+    def measure_lag(self, call: Call[broker_pb2.MeasureLagRequest]) -> Reply[broker_pb2.MeasureLagResponse]:
+        """What is durable at this broker behind cursors."""
+        if len(call.message.cursors) > CURSORS_MAX:
+            raise InvalidArgument(f"at most {CURSORS_MAX} cursors in a request", limit=CURSORS_MAX)
+        response = broker_pb2.MeasureLagResponse()
+        for cursor in call.message.cursors:
+            lag = response.lags.add()
+            try:
+                streamlet = self._streamlet(cursor)
+                entry = entry_of(streamlet, cursor.entry)
+                position = position_of(cursor)
+                position = _here(streamlet, entry, position)
+                lag.records = lag_records(streamlet, entry, position)
+                lag.bytes = lag_bytes(entry, position, lag.records)
+                lag.oldest_us = oldest_us(entry, position)
+                lag.next_record = ordinal_at(streamlet, entry, position)
+            except KeraError as error:
+                lag.error.CopyFrom(error_to_message(error))
         return Reply(response)
 
     def _streamlet(self, request: Any) -> Streamlet:
@@ -195,9 +257,12 @@ class BrokerService:
     async def _truncate(self, streamlet: Streamlet, entry: Entry, position: Position) -> None:
         if position <= entry.start:
             return
+        if interval_of(streamlet.intervals, position.group_id) is None:
+            await self._truncate_before(streamlet, entry, position)
+            return
         key = (position.group_id, position.segment_id)
         if position.offset and key not in entry.resident and isinstance(entry.find(key), SegmentRecord):
-            await self._until(lambda done: self._memory.load(entry, key, done))  # to see where its chunks end
+            await until_done(lambda done: self._memory.load(entry, key, done))  # to see where its chunks end
         try:
             resolve(streamlet, entry, position)
         except DataLost:
@@ -206,9 +271,22 @@ class BrokerService:
             raise
         if position == EARLIEST or position <= entry.start:
             return
-        record = ordinal_of(entry, position)
-        entry.start, entry.start_record = position, record
-        await self._until(lambda done: self._memory.collect(entry, done))
+        self._streams.move_start(entry, position, ordinal_of(entry, position))
+        await until_done(lambda done: self._memory.collect(entry, done))
+
+    async def _truncate_before(self, streamlet: Streamlet, entry: Entry, position: Position) -> None:
+        """Remove what is here before a position that is at another broker."""
+        before = interval_before(streamlet.intervals, position.group_id)
+        after = interval_after(streamlet.intervals, position.group_id)
+        if before is None:
+            return
+        if after is not None:
+            start, record = after.start, after.first_record(entry.index)
+        else:
+            start, record = before.following, before.end_record(entry.index)
+        if start > entry.start:
+            self._streams.move_start(entry, start, record)
+            await until_done(lambda done: self._memory.collect(entry, done))
 
     async def commit_cursors(
         self, call: Call[broker_pb2.CommitCursorsRequest]
@@ -221,15 +299,17 @@ class BrokerService:
                 limit=APPLICATION_ID_BYTES_MAX,
             )
 
-        async def commit(_streamlet: Streamlet, entry: Entry, position: Position) -> None:
-            await self._commit_cursor(entry, application_id, position)
+        async def commit(streamlet: Streamlet, entry: Entry, position: Position) -> None:
+            await self._commit_cursor(streamlet, entry, application_id, position)
 
         return Reply(broker_pb2.CommitCursorsResponse(results=await self._each(call.message.cursors, commit)))
 
-    async def _commit_cursor(self, entry: Entry, application_id: str, position: Position) -> None:
+    async def _commit_cursor(self, streamlet: Streamlet, entry: Entry, application_id: str, position: Position) -> None:
         if position == EARLIEST:
             return
-        if position > entry.end:
+        interval = interval_of(streamlet.intervals, position.group_id)
+        beyond = interval is None and interval_before(streamlet.intervals, position.group_id) is not None
+        if position > end_of(streamlet, entry)[0] and not beyond:
             raise InvalidArgument(
                 f"{tuple(position)} is beyond the durable head {tuple(entry.end)}", position=list(position)
             )  # invariant 9
@@ -237,32 +317,29 @@ class BrokerService:
             raise InvalidArgument(
                 f"{APPLICATIONS_MAX} applications have committed cursors here already", limit=APPLICATIONS_MAX
             )
-        await self._until(lambda done: self._memory.commit_cursor(entry, application_id, position, done))
-
-    async def _until(self, begin: Callable[[Done], None]) -> None:
-        """Wait for what `begin` begins, and raise its error."""
-        future: asyncio.Future[KeraError | None] = asyncio.get_running_loop().create_future()
-
-        def done(error: KeraError | None) -> None:
-            if not future.done():
-                future.set_result(error)
-
-        begin(done)
-        error = await future
-        if error is not None:
-            raise error
+        await until_done(lambda done: self._memory.commit_cursor(entry, application_id, position, done))
 
     # -- from the coordinator ----------------------------------------------------------------------------------
+
+    async def seal_streamlets(
+        self, call: Call[broker_pb2.SealStreamletsRequest]
+    ) -> Reply[broker_pb2.SealStreamletsResponse]:
+        """Take no more chunks for streamlets, and say where they end when all of that is durable."""
+        return Reply(broker_pb2.SealStreamletsResponse(states=await self.orders.seal(call.message)))
+
+    async def take_over(self, call: Call[broker_pb2.TakeOverRequest]) -> Reply[broker_pb2.TakeOverResponse]:
+        """Find out from backups where streamlets of a lost broker end, which this one is to have."""
+        return Reply(await self.orders.take_over(call.message))
 
     async def open_streamlets(
         self, call: Call[broker_pb2.OpenStreamletsRequest]
     ) -> Reply[broker_pb2.OpenStreamletsResponse]:
-        """Own the streamlets that are assigned to this broker, with the configuration that the stream has now.
+        """Have what is assigned to this broker, with the configuration that the stream has now.
 
         The coordinator may ask before its answer to the registration has arrived: such a request waits for it.
         """
-        broker_id = await asyncio.shield(self._registered)
-        self._streams.open(call.message.stream, broker_id)
+        await asyncio.shield(self._registered)
+        await self.orders.open(call.message)
         return Reply(broker_pb2.OpenStreamletsResponse())
 
     async def drop_stream(self, call: Call[broker_pb2.DropStreamRequest]) -> Reply[broker_pb2.DropStreamResponse]:
@@ -271,8 +348,17 @@ class BrokerService:
         Waits like `open_streamlets`: the answer to the registration, if it comes later, may still name the stream.
         """
         await asyncio.shield(self._registered)
-        await self._until(lambda done: self._streams.drop(call.message.stream_id, done))
+        await self.orders.drop(call.message)
         return Reply(broker_pb2.DropStreamResponse())
+
+
+def _here(streamlet: Streamlet, entry: Entry, position: Position) -> Position:
+    """A position as one that is in a segment, if there is one. Raises as `resolve`."""
+    interval_at(streamlet, position.group_id)
+    if position == EARLIEST:
+        return entry.start
+    key, offset = resolve(streamlet, entry, position)
+    return Position(*key, offset)
 
 
 def _segment_info(key: Key, segment: Segment | SegmentRecord) -> broker_pb2.SegmentInfo:

@@ -26,7 +26,10 @@ class BrokerSettings(KeraSettings):
 
     section: ClassVar[str] = "broker"
 
-    coordinator: str = Field("127.0.0.1:7400", description="host:port of the coordinator.")
+    coordinator: str = Field(
+        "127.0.0.1:7400",
+        description="host:port of the coordinator; of each, separated by commas, if there are several.",
+    )
     host: str = Field(
         "127.0.0.1", description="Address to listen on. Local by default: there is no access control in this version."
     )
@@ -79,6 +82,12 @@ class BrokerSettings(KeraSettings):
     )
     repair_bytes_per_s: ByteSize = Field(
         ByteSize(64 * MIB), ge=64 * KIB, description="How fast replicas are made anew at most, per second."
+    )
+    recovery_bytes_per_s: ByteSize = Field(
+        ByteSize(256 * MIB),
+        ge=64 * KIB,
+        description="The same while data of a crashed broker is being recovered, per second: until it has its replicas,"
+        " another crash would have to begin with those that are left of the first.",
     )
     message_bytes_max: ByteSize = Field(
         ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."

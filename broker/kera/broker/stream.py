@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from kera.broker.entry import Entry
+from kera.broker.handover import HandedOver, producers_of, put_handed_over
+from kera.broker.handover import handed_over as handed_over_before
 from kera.broker.jobs import Done, nothing
+from kera.broker.ownership import Holding, holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.replication import Replication, StreamLogs
-from kera.broker.restart import RestoredStreamlet
+from kera.broker.restart import Found, RestoredStreamlet
 from kera.broker.retention import Rules
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.segment_scan import SegmentAddress
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import InvalidArgument, NotOwner, NotReplicated, StreamletOutOfRange, UnknownStream
-from kera.core.ids import EntryId
+from kera.core.errors import InvalidArgument, KeraError, NotOwner, NotReplicated, StreamletOutOfRange, UnknownStream
+from kera.core.ids import EntryId, Position
 from kera.v1 import common_pb2
 
 
@@ -27,9 +31,11 @@ class Stream:
         self.streamlet_count = info.config.streamlets
         self.schema_ids = frozenset(schema.schema_id for schema in info.schemas)
         self.streamlets: dict[int, Streamlet] = {}
-        """Those that this broker owns."""
+        """Those of which this broker has anything, its own and those of which it has older groups."""
         self.logs: StreamLogs | None = None
         """Its virtual logs, if it is replicated."""
+        self.assignments_version = 0
+        """Of the assignments that are carried out here."""
         self.alter(info)
 
     def alter(self, info: common_pb2.StreamInfo) -> None:
@@ -56,7 +62,7 @@ class Stream:
         return self.replication == 0
 
     def add(self, streamlet: Streamlet) -> None:
-        """One more that this broker owns."""
+        """One more of which something is here."""
         self.streamlets[streamlet.streamlet_id] = streamlet
         self._set_level(streamlet)
 
@@ -80,8 +86,15 @@ class Stream:
                 streamlet_id=streamlet_id,
                 streamlets=self.streamlet_count,
             )
-        raise NotOwner(
-            f"streamlet {streamlet_id} of stream {self.name!r} is owned by another broker",
+        raise self.not_owner(streamlet_id)
+
+    def not_owner(self, streamlet_id: int) -> NotOwner:
+        """The error for a streamlet whose chunks this broker does not take, or does not have."""
+        streamlet = self.streamlets.get(streamlet_id)
+        moves = streamlet is not None and streamlet.sealed
+        return NotOwner(
+            f"streamlet {streamlet_id} of stream {self.name!r} is "
+            + ("about to move to another broker" if moves else "owned by another broker"),
             stream=self.name,
             streamlet_id=streamlet_id,
         )
@@ -90,8 +103,25 @@ class Stream:
 class Restorer(Protocol):
     """Who knows what was there before: see ``kera.broker.restart``."""
 
+    @property
+    def index(self) -> SegmentIndex:
+        """Of what is on disk."""
+        ...
+
+    @property
+    def found(self) -> Found:
+        """What was found at the start."""
+        ...
+
     def restore(
-        self, stream_id: int, streamlet_id: int, entries: int, first_group_id: int, *, persisted: bool = False
+        self,
+        stream_id: int,
+        streamlet_id: int,
+        entries: int,
+        first_group_id: int,
+        *,
+        persisted: bool = False,
+        fresh: bool = False,
     ) -> RestoredStreamlet:
         """The state of a streamlet, to go on from."""
         ...
@@ -106,6 +136,15 @@ class Streams:
         self._replication = replication
         replication.coverage.exists = self._exists
         self._streams: dict[int, Stream] = {}
+        self.moved_starts: dict[Entry, None] = {}
+        """Entries whose start has moved, until the coordinator knows."""
+        self._detaching: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        """Streamlets whose records and files are being removed, with who waits for that."""
+
+    @property
+    def index(self) -> SegmentIndex:
+        """Of what is on disk."""
+        return self._restorer.index
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
@@ -125,10 +164,19 @@ class Streams:
                 f"this broker has no stream with id {stream_id}; it may have been deleted", stream_id=stream_id
             ) from None
 
-    def open(self, info: common_pb2.StreamInfo, broker_id: int) -> None:
-        """Open the streamlets that `info` assigns to this broker; those that are open already stay as they are.
+    def open(
+        self,
+        info: common_pb2.StreamInfo,
+        broker_id: int,
+        broker_epoch: int = 0,
+        handed_over: Iterable[common_pb2.StreamletState] = (),
+    ) -> None:
+        """Have of the stream's streamlets what `info` assigns to this broker; what is open already goes on.
 
-        The stream's configuration is taken over if it is newer. Raises `InvalidArgument` when it makes no sense.
+        Configuration and assignments are taken over unless newer ones are known; newer ones that name us end a seal.
+        Streamlets whose owner is another launch of this broker than `broker_epoch` (0: not known) stay as they are:
+        their recovery is under way. An owner that needs what its predecessor has handed over, and has not written it
+        down, only gets the older intervals. Raises `InvalidArgument` when the configuration makes no sense.
         """
         config = info.config
         if not (config.streamlets and config.entries and config.group_segments):
@@ -140,14 +188,97 @@ class Streams:
             stream.alter(info)
             if stream.logs is not None:
                 self._replication.set_virtual_logs(stream.logs, stream.virtual_logs)
+        if info.assignments_version < stream.assignments_version:
+            return
+        is_new = info.assignments_version > stream.assignments_version
+        stream.assignments_version = info.assignments_version
+        states = {state.streamlet_id: state for state in handed_over}
         restored = []
         for assignment in info.assignments:
-            if assignment.broker_id == broker_id and assignment.streamlet_id not in stream.streamlets:
-                streamlet = self._restore(stream, info, assignment)
-                stream.add(streamlet)
-                restored.append(streamlet)
+            if is_of_another_launch(assignment, broker_id, broker_epoch):
+                continue
+            streamlet = stream.streamlets.get(assignment.streamlet_id)
+            if streamlet is not None and streamlet.sealed and not is_new:
+                continue  # an order from before the seal must not undo it
+            held, state = holding(assignment, broker_id), states.get(assignment.streamlet_id)
+            if not held.intervals and any(source.broker_id == broker_id for source in assignment.sources):
+                continue  # its new owner reads our replicas, and they would go with it
+            if streamlet is None and not held.owned and self._has_lost(stream):
+                continue  # what we had of it is recovered by its owner; what is here has a hole that nobody may see
+            opened = self._assign(stream, info, assignment, held, state)
+            restored += [] if opened is None else [opened]
         if restored and stream.replication:
             self._restore_replicas(stream, restored, info.config.entries)
+
+    def _has_lost(self, stream: Stream) -> bool:
+        """Whether what earlier launches had in memory is gone, and backups have it."""
+        return self._restorer.found.lost_memory and stream.replication > 0
+
+    def _assign(
+        self,
+        stream: Stream,
+        info: common_pb2.StreamInfo,
+        assignment: common_pb2.StreamletAssignment,
+        held: Holding,
+        state: common_pb2.StreamletState | None,
+    ) -> Streamlet | None:
+        """Have a streamlet as it is assigned; returns it if it was not open before."""
+        streamlet = stream.streamlets.get(assignment.streamlet_id)
+        if held.inherits and not (streamlet is not None and streamlet.owned):
+            held = self._as_inherited(stream.stream_id, assignment, held)
+        if streamlet is not None:
+            self._alter(streamlet, held, state, taken_over=bool(assignment.sources))
+            return None
+        if not held.intervals:
+            return None
+        restored = self._restore(stream, info, assignment, held, fresh=state is not None)
+        stream.add(restored)
+        return restored
+
+    def _alter(
+        self,
+        streamlet: Streamlet,
+        held: Holding,
+        state: common_pb2.StreamletState | None,
+        *,
+        taken_over: bool,
+    ) -> None:
+        """An open streamlet is held in another way from now on, or in the same.
+
+        `state`: what was handed over; `taken_over`: its last owner was lost, and the index knows what that had.
+        """
+        if not held.intervals:
+            self.detach(streamlet.stream_id, [streamlet.streamlet_id])
+            return
+        if state is not None and not streamlet.owned:
+            streamlet.learn(producers_of(state))
+        if taken_over and held.owned and not streamlet.owned:
+            index, ref = self._restorer.index, (streamlet.stream_id, streamlet.streamlet_id)
+            origin = index.origin(*ref)
+            streamlet.learn(index.producers(*ref))
+            streamlet.next_group_id = max(streamlet.next_group_id, origin.next_group_id if origin is not None else 0)
+        streamlet.hold(held)
+
+    def _as_inherited(self, stream_id: int, assignment: common_pb2.StreamletAssignment, held: Holding) -> Holding:
+        """`held`, or only the older intervals when what the last one goes on from is not here.
+
+        It was handed over, or is taken over from backups. An index that was made anew does not know; then producers
+        begin new epochs, as for all else that it forgot.
+        """
+        last = held.intervals[-1]
+        before = handed_over_before(self._restorer.index, stream_id, assignment.streamlet_id)
+        if before.first_group_id >= last.first_group_id:
+            return held
+        if assignment.sources or self._restorer.found.repaired:
+            change = put_handed_over(stream_id, assignment.streamlet_id, last.first_group_id, last.first_records)
+            self._memory.note([change], nothing)
+            return held
+        return Holding(held.intervals[:-1], owned=False, broker_epoch=held.broker_epoch)
+
+    def move_start(self, entry: Entry, position: Position, record: int) -> None:
+        """What is before a position goes: the caller has it removed."""
+        entry.start, entry.start_record = position, record
+        self.moved_starts[entry] = None
 
     def _restore_replicas(self, stream: Stream, restored: list[Streamlet], entries: int) -> None:
         """Have covered what the streamlets have and no virtual segment does."""
@@ -174,32 +305,83 @@ class Streams:
         return entry is not None and entry.exists((address.group_id, address.segment_id))
 
     def _restore(
-        self, stream: Stream, info: common_pb2.StreamInfo, assignment: common_pb2.StreamletAssignment
+        self,
+        stream: Stream,
+        info: common_pb2.StreamInfo,
+        assignment: common_pb2.StreamletAssignment,
+        held: Holding,
+        *,
+        fresh: bool,
     ) -> Streamlet:
+        """`fresh`: the streamlet was handed over just now, so none of the last interval's groups was ever given."""
+        last = held.intervals[-1]
+        first_group_id = max(assignment.first_group_id if held.owned else 0, last.first_group_id, 1)
         restored = self._restorer.restore(
             stream.stream_id,
             assignment.streamlet_id,
             info.config.entries,
-            max(1, assignment.first_group_id),
+            last.end_group_id if last.closed else first_group_id,
             persisted=stream.by_disk and stream.durability == common_pb2.DURABILITY_PERSISTED,
+            fresh=fresh,
         )
+        before = HandedOver()
+        if held.owned:
+            before = handed_over_before(self._restorer.index, stream.stream_id, assignment.streamlet_id)
+        for entry, record in zip(restored.entries, before.first_records, strict=False):
+            entry.next_record = max(entry.next_record, record)
         streamlet = Streamlet(
             stream.stream_id,
             assignment.streamlet_id,
             entries=restored.entries,
             group_segments=info.config.group_segments,
-            broker_epoch=assignment.broker_epoch,
-            next_group_id=restored.next_group_id,
+            next_group_id=before.first_group_id if fresh else max(restored.next_group_id, before.first_group_id),
             producers=restored.producers,
             memory=self._memory,
+            held=held,
         )
         for entry in restored.moved:
             self._memory.collect(entry)
+        for entry in streamlet.entries:
+            if entry.start_record > held.intervals[0].first_record(entry.index):
+                self.moved_starts[entry] = None  # it may have moved when nobody was told
         for segment in restored.segments:
             self._memory.adopt(segment)
             if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:
                 self._memory.persist([(segment, segment.head)], nothing)
         return streamlet
+
+    def detach(self, stream_id: int, streamlet_ids: Iterable[int], done: Done = nothing) -> None:
+        """Forget streamlets of which nothing is here any more, in memory at once; `done` when their files are gone."""
+        stream = self._streams.get(stream_id)
+        present = [each for each in streamlet_ids if stream is not None and each in stream.streamlets]
+        outcome = _All(len(present), done)
+        for streamlet_id in present:
+            assert stream is not None  # noqa: S101 - for the type checker
+            streamlet = stream.streamlets.pop(streamlet_id)
+            for entry in streamlet.entries:
+                self.moved_starts.pop(entry, None)
+            streamlet.drop()
+            self.drop_remains(stream_id, streamlet_id, outcome)
+
+    def drop_remains(self, stream_id: int, streamlet_id: int, done: Done = nothing) -> None:
+        """Remove what is on disk of a streamlet that is not open."""
+        waiting = self._detaching.setdefault((stream_id, streamlet_id), [])
+
+        def removed(error: KeraError | None) -> None:
+            self._detaching.pop((stream_id, streamlet_id), None)
+            for go_on in waiting:
+                go_on()
+            done(error)
+
+        self._memory.drop_streamlet(stream_id, streamlet_id, removed)
+
+    def when_detached(self, stream_id: int, streamlet_id: int, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when nothing of an earlier time of the streamlet is being removed any more."""
+        waiting = self._detaching.get((stream_id, streamlet_id))
+        if waiting is None:
+            go_on()
+        else:
+            waiting.append(go_on)
 
     def drop(self, stream_id: int, done: Done = nothing) -> None:
         """Free all of a stream, in memory at once; `done` when its files are gone, or if it is not here."""
@@ -207,5 +389,29 @@ class Streams:
         if stream is not None:
             self._replication.drop_stream(stream_id, NotReplicated("the stream was deleted", stream=stream.name))
             for streamlet in stream.streamlets.values():
+                for entry in streamlet.entries:
+                    self.moved_starts.pop(entry, None)
                 streamlet.drop()
         self._memory.drop_stream(stream_id, done)
+
+
+class _All:
+    """Tells one who waits for several things."""
+
+    def __init__(self, count: int, done: Done) -> None:
+        self._count = count
+        self._done = done
+        self._error: KeraError | None = None
+        if not count:
+            done(None)
+
+    def __call__(self, error: KeraError | None) -> None:
+        self._count -= 1
+        self._error = self._error or error
+        if not self._count:
+            self._done(self._error)
+
+
+def is_of_another_launch(assignment: common_pb2.StreamletAssignment, broker_id: int, broker_epoch: int) -> bool:
+    """Whether a streamlet is owned by this broker, but not by this launch of it."""
+    return assignment.broker_id == broker_id and bool(broker_epoch) and assignment.broker_epoch != broker_epoch

@@ -5,8 +5,10 @@ all three are answered nothing has changed, so a refused chunk leaves no trace.
 
 Reading is ``kera.broker.reading``; what is in memory and what on disk, ``kera.broker.persistence``.
 
+A streamlet that has moved is partly at other brokers: ``kera.broker.ownership`` says which of its groups are here.
+
 Invariants: group ids grow by one over all entries of the streamlet, and are never used again; per producer, stored
-sequences have no gap and no repeat; ordinals of records have no gap within an entry.
+sequences have no gap and no repeat; ordinals of records have no gap within an interval of an entry.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from typing import NamedTuple, Protocol
 
 from kera.broker.arena import Slot
 from kera.broker.entry import Entry
+from kera.broker.ownership import Holding
 from kera.broker.segment import Segment
 from kera.broker.segment_index import ProducerRecord
 from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import OutOfSequence, ProducerFenced, RecordTooLarge
+from kera.core.ids import EARLIEST
 
 APPLICATIONS_MAX = 1024
 """Of whom a streamlet remembers which groups they were given; beyond that the one longest unheard of is forgotten."""
@@ -79,14 +83,13 @@ class Streamlet:
         *,
         entries: list[Entry],
         group_segments: int,
-        broker_epoch: int,
         next_group_id: int,
         producers: dict[int, ProducerRecord],
         memory: Memory,
+        held: Holding,
     ) -> None:
         self.stream_id = stream_id
         self.streamlet_id = streamlet_id
-        self.broker_epoch = broker_epoch
         self.entries = entries
         self.given_groups: dict[str, int] = {}
         """Last group given to each application (thesis table 6.1, getNextGroups)."""
@@ -94,6 +97,91 @@ class Streamlet:
         self.producers = producers
         self._group_segments = group_segments
         self._memory = memory
+        self.sealed = False
+        """It is about to move: nothing more is taken, though nobody else owns it yet."""
+        self.takes_chunks = True
+        """It is owned, and not sealed."""
+        self.bytes_appended = self.records_appended = self.bytes_read = 0
+        """Since the last report to the coordinator."""
+        self.broker_epoch = held.broker_epoch
+        """Of the launch that took, or takes, its chunks."""
+        self.hold(held)
+
+    # -- ownership -------------------------------------------------------------------------------------------------
+
+    def hold(self, held: Holding) -> None:
+        """Take note of which intervals are here; an owner takes chunks from now on, and others do not any more."""
+        self.intervals = held.intervals
+        self.owned = held.owned
+        self.sealed = False
+        self.takes_chunks = held.owned
+        last = held.intervals[-1]
+        if held.owned:
+            self.broker_epoch = held.broker_epoch
+            self.next_group_id = max(self.next_group_id, last.first_group_id)
+        for entry in self.entries:
+            if last.inherits or last.closed:
+                self._go_on_from_others(entry)
+                self._begin_with_the_first(entry)
+            head = entry.head
+            if head is not None and (last.closed or head.address.group_id < last.first_group_id):
+                self.close_segment(head)
+            entry.wake()
+
+    def _go_on_from_others(self, entry: Entry) -> None:
+        """Let ordinals go on where the last interval here begins, or where it ended."""
+        last = self.intervals[-1]
+        here = last.following if last.closed else last.start
+        record = last.end_record(entry.index) if last.closed else last.first_record(entry.index)
+        first = self.intervals[0]
+        if entry.start == EARLIEST:
+            if first.inherits:  # else nothing was before it: there is no start before there is a first segment
+                entry.start, entry.start_record = first.start, first.first_record(entry.index)
+        elif entry.start >= here:
+            entry.start_record = max(entry.start_record, record)
+        entry.next_record = max(entry.next_record, record)
+        if not entry.tail and not entry.stored_segments:
+            entry.stored_record = entry.next_record
+
+    def _begin_with_the_first(self, entry: Entry) -> None:
+        """An entry of which nothing was removed begins where the first interval does, whatever its first group is.
+
+        After a crash that is not known of one that had nothing on disk: then the start is that of its first segment.
+        """
+        first = self.intervals[0]
+        lost = entry.start < first.start or any(
+            interval.lost_before(entry.index, entry.start, entry.start_record)
+            for interval in self.intervals
+            if interval.first_group_id <= entry.start.group_id
+        )
+        if not lost and (entry.tail or entry.stored_segments):
+            entry.start, entry.start_record = first.start, first.first_record(entry.index)
+
+    def seal(self) -> None:
+        """Take no more chunks, so that what there is can become durable and another broker go on from there."""
+        self.sealed, self.takes_chunks = True, False
+        for entry in self.entries:
+            head = entry.head
+            if head is not None:
+                self.close_segment(head)
+
+    def unseal(self) -> None:
+        """Take chunks again, in new groups."""
+        self.sealed, self.takes_chunks = False, self.owned
+
+    def learn(self, producers: dict[int, ProducerRecord]) -> None:
+        """Producers had got so far at the broker that this streamlet comes from.
+
+        What of them is not in the index yet, with their older chunks here, must not undo what was written down of that.
+        """
+        for producer_id, record in producers.items():
+            self.producers[producer_id] = max(self.producers.get(producer_id, record), record)
+        for entry in self.entries:
+            for segment in entry.tail:
+                for producer_id, record in segment.producers.items():
+                    segment.producers[producer_id] = max(record, producers.get(producer_id, record))
+
+    # -- appending -------------------------------------------------------------------------------------------------
 
     def append(self, chunk: memoryview, header: ChunkHeader) -> Appended:
         """Append a verified chunk of this streamlet; a repeat returns where it is already.

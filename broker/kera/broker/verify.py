@@ -3,6 +3,7 @@
     broker.json, broker.copy.json   format and checksum
     log/index                       copied record by record, by a process that may crash; nothing is written there
     log/segments                    each record's file by its checksum; where that differs, chunk by chunk
+    log/arriving                    not looked at: files of segments that have yet to come whole from backups
     in each entry                   ordinals of records without a gap
 
 Promises: nothing in the directory is changed; damage is reported and never raised; one segment is in memory at a time.
@@ -58,6 +59,8 @@ class Totals:
     records: int = 0
     bytes: int = 0
     """Of segments, damaged chunks included."""
+    segments_to_come: int = 0
+    """That are being recovered, and are on backups only."""
     segments_expected: int = 0
     """How many there are to look at."""
 
@@ -238,7 +241,7 @@ class _Log:
             self.totals.segments_expected = sum(1 for _ in index.all_segments())
             self.named.update(index.removals())
             for address, record in index.all_segments():
-                self.named.add(record.physical_id)
+                self.named.update([record.physical_id] if record.physical_id else ())
                 yield from self._check_segment(address, record)
                 self.progress()
             if self.copy.whole:
@@ -266,6 +269,8 @@ class _Log:
 
     def _check_segment(self, address: SegmentAddress, record: SegmentRecord) -> Iterator[Finding]:
         path, place = segment_path(self.root, record.physical_id), place_of(address)
+        if not record.physical_id:
+            path = self.root / "index" / "data.mdb"
         seen = self.entries.setdefault(EntryId(*address[:3]), _Seen(record.first_record))
         if record.first_record > seen.end_record:
             lost = f"records {seen.end_record} to {record.first_record - 1}"
@@ -277,6 +282,9 @@ class _Log:
         if not record.open:
             seen.stored_segments += 1
             seen.stored_record = seen.end_record
+        if not record.physical_id:
+            self.totals.segments_to_come += 1  # from backups: there is nothing to look at yet
+            return
         try:
             view = read_segment(path, None if record.open else record.length)
         except FileNotFoundError:

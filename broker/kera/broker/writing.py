@@ -7,16 +7,21 @@ is replicated) or for the disk (`persisted` of one that is not).
 Back-pressure: when the memory is full, or backups are too far behind, a request waits for room, with a copy of what is
 left of it, and all later ones wait behind it. How much waits, and for how long, is bounded; beyond that writers are
 told (`ArenaFull`, `DiskFull`).
+
+A streamlet takes chunks while this broker owns it and it is not about to move; those of replicated streams, while the
+broker has its lease. When the broker learns that it was replaced (`fence`), nothing is acknowledged any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from kera.broker.jobs import nothing
+from kera.broker.lease import Lease
 from kera.broker.metrics import Counters
 from kera.broker.persistence import PersistenceManager
 from kera.broker.replication import Replication, StreamLogs
@@ -30,8 +35,10 @@ from kera.core.errors import (
     CorruptChunk,
     InvalidArgument,
     KeraError,
+    NotOwner,
     NotReplicated,
     SchemaMismatch,
+    Unavailable,
 )
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
@@ -45,6 +52,8 @@ WAIT_MS_MAX = 5_000
 _LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED
 _REPLICATED = common_pb2.DURABILITY_REPLICATED
 _KNOWN_LEVELS = (common_pb2.DURABILITY_UNSPECIFIED, _LEADER, _REPLICATED, _PERSISTED)
+
+_REPLACED = "a newer launch of this broker has taken over; ask the coordinator"
 
 WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
 WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
@@ -126,6 +135,7 @@ class Writer:
         replication: Replication,
         counters: Counters,
         pump: Callable[[], None],
+        lease: Lease,
     ) -> None:
         """`pump`: has carried out what replication wants to be done."""
         self._streams = streams
@@ -133,6 +143,11 @@ class Writer:
         self._replication = replication
         self._counters = counters
         self._pump_replication = pump
+        self._lease = lease
+        self._leased = True
+        """As of the request that is being decided."""
+        self._fenced = False
+        """Nothing is acknowledged any more."""
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Write] = deque()
         """Requests that wait for room, in the order in which they came."""
@@ -200,8 +215,18 @@ class Writer:
                     self._refuse_rest(write, None)
                 return
 
+    def fence(self) -> None:
+        """This launch was replaced: nothing is taken any more, and what still waits is not acknowledged."""
+        self._fenced = True
+        self._room.set()  # who waits for room is refused
+        self._replication.fail(_replaced())
+
     def _decide(self, write: _Write) -> bool:
         """Append what can be; False when there is no room for the next chunk, True when all are decided."""
+        self._leased = time.monotonic() < self._lease.until_s
+        if self._fenced:
+            self._refuse_rest(write, NotOwner(_REPLACED))
+            return True
         try:
             write.decided = self._decide_chunks(write)
         finally:
@@ -229,6 +254,7 @@ class Writer:
                 return False
             except KeraError as error:
                 self._counters.chunks_refused += 1
+                self._counters.not_owner += isinstance(error, NotOwner)
                 statuses.add(error=error_to_message(error))
             write.at = at + header.chunk_bytes
         return True
@@ -236,6 +262,8 @@ class Writer:
     def _owner(self, header: ChunkHeader) -> tuple[Stream, Streamlet]:
         stream = self._streams.get(header.stream_id)
         streamlet = stream.streamlet(header.streamlet_id)
+        if not streamlet.takes_chunks:
+            raise stream.not_owner(header.streamlet_id)
         if header.schema_id not in stream.schema_ids:
             raise SchemaMismatch(
                 f"stream {stream.name!r} has no schema {header.schema_id}",
@@ -267,6 +295,8 @@ class Writer:
             counters.chunks_appended += 1
             counters.records_appended += header.record_count
             counters.bytes_appended += len(chunk)
+            streamlet.records_appended += header.record_count
+            streamlet.bytes_appended += len(chunk)
         if stream.durability == _LEADER:
             streamlet.publish(appended)
         if log is not None:
@@ -288,7 +318,14 @@ class Writer:
         )
 
     def _check_backups(self, stream: Stream, logs: StreamLogs, log: VirtualLog, level: int) -> None:
-        """Raise `TooFewBackups` or `_Lagging` before anything is appended that could not be replicated."""
+        """Raise `Unavailable`, `TooFewBackups` or `_Lagging` before anything is appended that must not or cannot be."""
+        if not self._leased:
+            self._counters.writes_without_lease += 1
+            raise Unavailable(
+                f"the broker cannot reach the coordinator, and streamlets of stream {stream.name!r} may be given to"
+                " another broker; it goes on by itself when the coordinator answers",
+                stream=stream.name,
+            )
         if level > _LEADER:
             self._replication.check(logs, stream.name)
         if not self._replication.lags(log):
@@ -340,6 +377,9 @@ class Writer:
             self._answer(write)
 
     def _answer(self, write: _Write) -> None:
+        if self._fenced:
+            acknowledged = [index for index, each in enumerate(write.response.statuses) if not each.HasField("error")]
+            self._tell(write, acknowledged, _replaced())
         write.done = True
         if write.future is not None and not write.future.done():
             write.future.set_result(Reply(write.response))
@@ -371,6 +411,10 @@ class Writer:
             status = write.response.statuses[index]
             status.Clear()
             status.error.CopyFrom(error_to_message(error))
+
+
+def _replaced() -> NotReplicated:
+    return NotReplicated(_REPLACED)
 
 
 def whole_header(bulk: memoryview, at: int) -> ChunkHeader:

@@ -1,27 +1,27 @@
-"""``kera cluster``: what the cluster consists of."""
+"""``kera cluster``: what the cluster consists of, and where streamlets are: moves, drains, recoveries."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import re
 from typing import TYPE_CHECKING
 
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
-from kera.cli._run import run_async
+from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size
-from kera.cli._table import table
+from kera.cli._table import fields, format_time, plural, table
 
 if TYPE_CHECKING:
-    from kera.client import BackupDescription
+    from kera.client import BackupDescription, DrainStatus, RecoveryDescription
 
-app = typer.Typer(help="Look at the cluster.", no_args_is_help=True)
+app = typer.Typer(help="Look at the cluster, and say where its streamlets are.", no_args_is_help=True)
 
-
-@app.callback()
-def _cluster() -> None:
-    pass  # so that the only command keeps its name
+POLL_INTERVAL_S = 0.5
+"""Between two questions how far something is."""
 
 
 @app.command()
@@ -37,12 +37,15 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
         print(json.dumps(dataclasses.asdict(cluster), indent=2))
         return
     print(f"cluster {cluster.cluster_id} at {bootstrap}")
+    if len(cluster.coordinators) > 1:
+        leader, *others = cluster.coordinators
+        print(f"coordinators: {leader} leads, {', '.join(others)}")
     print()
     heading = ("BROKER", "ALIVE", "GRPC", "FRAMES", "MEMORY", "SEGMENTS OF", "NODE")
     rows = [
         (
             broker.broker_id,
-            "yes" if broker.alive else "no",
+            _life(alive=broker.alive, draining=broker.draining),
             broker.grpc_address,
             broker.frames_address,
             format_size(broker.arena_bytes),
@@ -66,7 +69,7 @@ def _backup_row(backup: BackupDescription) -> tuple[object, ...]:
     disk = _used(backup.disk_bytes, backup.free_disk_bytes) if backup.alive else "?"
     return (
         backup.backup_id,
-        "yes" if backup.alive else "no",
+        _life(alive=backup.alive, draining=backup.draining),
         backup.grpc_address,
         backup.frames_address,
         f"{memory} of {format_size(backup.memory_bytes)}",
@@ -79,3 +82,177 @@ def _backup_row(backup: BackupDescription) -> tuple[object, ...]:
 
 def _used(total_bytes: int, free_bytes: int) -> str:
     return format_size(max(0, total_bytes - free_bytes))
+
+
+def _life(*, alive: bool, draining: bool) -> str:
+    return ("yes" if alive else "no") + (", draining" if draining else "")
+
+
+@app.command()
+def move(
+    stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
+    streamlet: int = typer.Argument(..., min=0, metavar="STREAMLET", help="Which of its streamlets."),
+    broker_id: int = typer.Argument(..., min=1, metavar="BROKER_ID", help="Who is to own it."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Have another broker own a streamlet from now on.
+
+    Producers and consumers go on; the records there are stay where they are.
+    """
+    run_async(_move(bootstrap, stream, streamlet, broker_id, as_json))
+
+
+async def _move(bootstrap: str, stream: str, streamlet: int, broker_id: int, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        moved = await client.admin.move_streamlet(stream, streamlet, broker_id)
+    if as_json:
+        print(json.dumps({"stream": stream, "streamlet": streamlet, "broker": broker_id, "stall_us": moved.stall_us}))
+    else:
+        stall = f"it took no records for {moved.stall_us / 1000:.1f} ms" if moved.stall_us else "it was there already"
+        print(f"broker {broker_id} owns streamlet {streamlet} of {stream}; {stall}")
+
+
+@app.command()
+def rebalance(
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would move, and why."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Move streamlets so that the brokers have about the same load."""
+    run_async(_rebalance(bootstrap, dry_run, as_json))
+
+
+async def _rebalance(bootstrap: str, dry_run: bool, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        done = await client.admin.rebalance(dry_run=dry_run)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(done), indent=2))
+        return
+    if done.moves:
+        heading = ("STREAM", "STREAMLET", "FROM", "TO", "WHY" if dry_run else "WHY, OR WHY NOT")
+        rows = [
+            (one.stream, one.streamlet_id, one.from_broker_id, one.to_broker_id, _why(one.reason, one.error))
+            for one in done.moves
+        ]
+        print(table(heading, rows))
+    else:
+        print("nothing to move: the brokers have about the same load")
+    print()
+    loads = [
+        (
+            one.broker_id,
+            f"{format_size(one.bytes_per_s)}/s",
+            f"{format_size(one.bytes_per_s_after)}/s",
+            one.streamlets,
+            one.streamlets_after,
+        )
+        for one in done.loads
+    ]
+    print(table(("BROKER", "LOAD", "LOAD THEN", "STREAMLETS", "STREAMLETS THEN"), loads))
+
+
+def _why(reason: str, error: str | None) -> str:
+    return reason if error is None else f"not moved: {error}"
+
+
+@app.command()
+def drain(
+    member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Who is to be emptied."),
+    undo: bool = typer.Option(False, "--undo", help="Take it back into service."),
+    wait: bool = typer.Option(False, "--wait", help="End when it is empty; without, say how far that is."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Empty a broker or a backup, so that it can be stopped without loss.
+
+    It goes on by itself; the same command again tells how far it is.
+    """
+    if undo and wait:
+        raise UsageError("--undo and --wait exclude each other")
+    match = re.fullmatch(r"(broker|backup)-(\d+)", member)
+    if match is None:
+        raise UsageError(f"{member!r} is neither broker-ID nor backup-ID; see kera cluster describe")
+    run_async(_drain(bootstrap, match[1], int(match[2]), undo, wait, as_json))
+
+
+async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bool, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        ask = client.admin.drain_broker if kind == "broker" else client.admin.drain_backup
+        status = await ask(member_id, undo=undo)
+        while wait and not status.done:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            status = await ask(member_id)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(status), indent=2))
+    elif undo:
+        print(f"{kind} {member_id} is back in service")
+    elif status.done:
+        print(f"{kind} {member_id} is empty: it can be stopped")
+    else:
+        print(f"{kind} {member_id} is being emptied; left: {_left(status)}")
+        for reason in status.reasons:
+            print(f"  {reason}")
+
+
+def _left(status: DrainStatus) -> str:
+    left = []
+    if status.streamlets_owned:
+        left.append(plural(status.streamlets_owned, "streamlet"))
+    if status.streamlets_held:
+        left.append(f"older records of {plural(status.streamlets_held, 'streamlet')}")
+    if status.replicas:
+        left.append(plural(status.replicas, "replica"))
+    return ", ".join(left) or "what others still have to learn"
+
+
+@app.command()
+def recoveries(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+    """Show how far the recoveries of lost brokers are, and how long they took."""
+    run_async(_recoveries(bootstrap, as_json))
+
+
+async def _recoveries(bootstrap: str, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        found = await client.admin.recoveries()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
+    elif not found:
+        print("no broker was lost lately")
+    else:
+        print("\n\n".join(map(_recovery, found)))
+
+
+def _recovery(one: RecoveryDescription) -> str:
+    """A recovery with its timeline: seconds since it was detected."""
+    rows: list[tuple[str, object]] = [
+        ("cause", one.cause),
+        ("detected", format_time(one.detected_us)),
+        ("phase", one.phase.replace("_", " ")),
+        ("backups fenced", _since(one, one.fenced_us)),
+        ("taking records", f"{_since(one, one.opened_us)}{_of(one.streamlets_opened, one.streamlets_total)}"),
+        ("readable", f"{_since(one, one.readable_us)}{_of(one.streamlets_readable, one.streamlets_total)}"),
+        ("restored", f"{_since(one, one.restored_us)}{_of(one.streamlets_restored, one.streamlets_total)}"),
+        ("recovered", f"{format_size(one.bytes_recovered)} of {format_size(one.bytes_total)}{_speed(one)}"),
+        ("replicated", f"{format_size(one.bytes_restored)} of {format_size(one.bytes_total)}"),
+        ("by brokers", ", ".join(map(str, one.owner_ids))),
+    ]
+    if one.records_lost:
+        rows.append(("records lost", one.records_lost))
+    if one.waits_for:
+        rows.append(("waits for", "\n".join(one.waits_for)))
+    return f"broker {one.broker_id} before launch {one.before_epoch}\n{fields(rows, indent='  ')}"
+
+
+def _since(one: RecoveryDescription, when_us: int) -> str:
+    return f"after {(when_us - one.detected_us) / 1e6:.3f} s" if when_us else "not yet"
+
+
+def _of(count: int, total: int) -> str:
+    return f", {count} of {plural(total, 'streamlet')}"
+
+
+def _speed(one: RecoveryDescription) -> str:
+    if one.readable_us <= one.opened_us or not one.opened_us:
+        return ""
+    return f", {one.bytes_recovered / (one.readable_us - one.opened_us):.1f} MB/s"

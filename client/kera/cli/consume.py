@@ -20,7 +20,7 @@ from kera.cli._run import UsageError, run_async, silence_stdout
 
 if TYPE_CHECKING:
     from kera.cli._format import Formatter
-    from kera.client import Client, StreamDescription
+    from kera.client import Consumer, GroupConsumer, StreamDescription
 
 
 class Start(enum.StrEnum):
@@ -34,6 +34,13 @@ def consume(
     stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
     start: Start = typer.Option(
         Start.EARLIEST, "--from", help="Begin with the oldest record, or with the next new one."
+    ),
+    group: str | None = typer.Option(
+        None,
+        "--group",
+        "-g",
+        metavar="NAME",
+        help="Share the stream with all who consume as this group, and go on where it has stopped.",
     ),
     count: int | None = typer.Option(None, "--count", "-c", min=1, metavar="N", help="Stop after N records."),
     until_end: bool = typer.Option(False, "--until-end", "-e", help="Stop at what is the end now; else wait for more."),
@@ -51,16 +58,20 @@ def consume(
 
     That is the values, one per line, or what --format or --json say. The format is kcat's: -f '%k %s\n'
     prints key and value. Records of one entry come in their order. Typed streams are printed as JSON rows
-    unless there is a format.
+    unless there is a format. With --group, each record goes to one consumer of the group, and --from says
+    where a new group begins.
     """
     if as_json and template is not None:
         raise UsageError("--json and --format exclude each other")
-    run_async(_consume(bootstrap, stream, start, count, until_end, as_json, template))
+    if group is not None and until_end:
+        raise UsageError("--group and --until-end exclude each other: where a group is at its end changes all the time")
+    run_async(_consume(bootstrap, stream, group, start, count, until_end, as_json, template))
 
 
 async def _consume(
     bootstrap: str,
     name: str,
+    group: str | None,
     start: Start,
     count: int | None,
     until_end: bool,
@@ -69,7 +80,12 @@ async def _consume(
 ) -> None:
     async with connected(bootstrap) as client:
         formatter = _formatter(await client.describe(name), as_json, template)
-        printing = asyncio.ensure_future(_print_batches(client, name, start, count, until_end, formatter))
+        consumer: Consumer | GroupConsumer
+        if group is not None:
+            consumer = client.group_consumer(group, name, start=start.value)
+        else:
+            consumer = client.consumer(name, start=start.value, end="latest" if until_end else None)
+        printing = asyncio.ensure_future(_print_batches(consumer, count, formatter))
         with _cancelled_when_nobody_reads(printing) as reader_gone:
             try:
                 await printing
@@ -92,13 +108,12 @@ def _formatter(stream: StreamDescription, as_json: bool, template: str | None) -
     return text_formatter(r"%s\n", stream)
 
 
-async def _print_batches(
-    client: Client, name: str, start: Start, count: int | None, until_end: bool, formatter: Formatter
-) -> None:
+async def _print_batches(consumer: Consumer | GroupConsumer, count: int | None, formatter: Formatter) -> None:
     from kera.cli._format import Place
+    from kera.client import GroupConsumer
 
     remaining = count
-    async with client.consumer(name, start=start.value, end="latest" if until_end else None) as consumer:
+    async with consumer:
         async for chunk in consumer.batches():
             batch = chunk.batch if remaining is None else chunk.batch.slice(0, remaining)
             place = Place(chunk.entry.streamlet_id, chunk.entry.entry, chunk.header.first_record)
@@ -106,6 +121,8 @@ async def _print_batches(
             if remaining is not None:
                 remaining -= batch.num_rows
                 if remaining == 0:
+                    if isinstance(consumer, GroupConsumer) and batch.num_rows == chunk.batch.num_rows:
+                        await consumer.commit()  # of a chunk that was not printed to its end, others print all
                     return
 
 

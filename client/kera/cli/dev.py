@@ -7,7 +7,7 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,12 +25,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def dev(
     brokers: int = typer.Option(1, min=1, metavar="N", help="Number of brokers."),
     backups: int = typer.Option(0, min=0, metavar="N", help="Number of backups."),
+    coordinators: int = typer.Option(1, min=1, metavar="N", help="Number of coordinators; several need --zookeeper."),
+    zookeeper: str | None = typer.Option(
+        None, metavar="ADDRESS", help="ZooKeeper that has the metadata: host:port, several with commas, and a path."
+    ),
     replication: int | None = typer.Option(
         None, min=0, metavar="R", help="Backups that have each record of a stream created without a word about it."
     ),
     data_dir: Path | None = typer.Option(None, metavar="DIR", help="Keep the cluster here; absent: temporary."),
     port: int = typer.Option(
-        7400, min=0, max=65535, metavar="PORT", help="Port of the coordinator; 0 takes any free one."
+        7400, min=0, max=65535, metavar="PORT", help="Port of the (first) coordinator; 0 takes any free one."
     ),
     host: str = typer.Option("127.0.0.1", metavar="HOST", help="Address to listen on."),
     arena_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Shared memory of each broker."),
@@ -46,10 +50,14 @@ def dev(
 
     if (replication or 0) > backups:
         raise UsageError(f"--replication {replication} needs --backups {replication}, or more")
+    if coordinators > 1 and not zookeeper:
+        raise UsageError(f"--coordinators {coordinators} needs --zookeeper, where they share their metadata")
     cluster = LocalCluster(
         brokers=brokers,
         backups=backups,
         replication=replication,
+        coordinators=coordinators,
+        zookeeper=zookeeper,
         data_dir=data_dir,
         arena_bytes=parse_size(arena_bytes, name="--arena-bytes"),
         backup_memory_bytes=parse_size(backup_memory_bytes, name="--backup-memory-bytes"),
@@ -75,16 +83,31 @@ async def _run(cluster: LocalCluster) -> int:
             return 0
         await starting
         print(_welcome(cluster), flush=True)
-        death = asyncio.ensure_future(cluster.wait())
-        await asyncio.wait([death, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if death.done():
-            return _tell_death(death.result())
-        death.cancel()
-        return 0
+        return await _watch(cluster, stopping)
     finally:
         stopping.cancel()
         for name in await cluster.stop():
             print(f"kera: warning: {name} did not stop in time and was killed", file=sys.stderr)
+
+
+async def _watch(cluster: LocalCluster, stopping: asyncio.Future[Any]) -> int:
+    """Wait for the end: because it was asked for, or because a daemon died that nobody can stand in for."""
+    while True:
+        death = asyncio.ensure_future(cluster.wait())
+        await asyncio.wait([death, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not death.done():
+            death.cancel()
+            return 0
+        if not _can_go_on(cluster, death.result()):
+            return _tell_death(death.result())
+        print(f"kera: warning: {death.result().name} {death.result().what}; the others go on", file=sys.stderr)
+
+
+def _can_go_on(cluster: LocalCluster, death: ChildDeath) -> bool:
+    """Whether there are others of its kind; and for a broker, backups to take over from."""
+    kind = death.name.partition("-")[0]
+    others = any(name != death.name and name.partition("-")[0] == kind for name in cluster.processes)
+    return others and (kind != "broker" or cluster.backup_count > 0)
 
 
 def _tell_death(death: ChildDeath) -> int:

@@ -255,9 +255,12 @@ def alter(
     retention_consumed: bool | None = typer.Option(
         None, "--retention-consumed/--no-retention-consumed", help="What all these applications have read goes at once."
     ),
+    brokers: int | None = typer.Option(
+        None, min=0, metavar="N", help="Spread the streamlets over so many brokers; 0 for all. Older records stay."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change the durability, the virtual logs or the retention of a stream.
+    """Change the durability, the virtual logs, the retention or the spread of a stream.
 
     What is not given stays as it is.
     """
@@ -270,6 +273,7 @@ def alter(
         "retention_bytes": (None if retention_bytes is None else parse_size(retention_bytes, name="--retention-bytes")),
         "retention_applications": retention_application or ([] if no_retention_applications else None),
         "retention_consumed": retention_consumed,
+        "brokers": brokers,
     }
     if all(value is None for value in changes.values()):
         raise UsageError("nothing to change is given; see kera stream alter --help")

@@ -105,6 +105,7 @@ class _Check:
             chunks=sum(totals.chunks for totals in each),
             records=sum(totals.records for totals in each),
             bytes=sum(totals.bytes for totals in each),
+            segments_to_come=sum(totals.segments_to_come for totals in each),
         )
 
     def _compare_log(self, data_dir: Path, files: Sequence[of_backup.BackupFiles]) -> Iterator[Finding]:
@@ -228,6 +229,7 @@ def _to_json(check: _Check, found: Iterable[Finding]) -> dict[str, object]:
             "chunks": totals.chunks,
             "records": totals.records,
             "bytes": totals.bytes,
+            "segments_to_come": totals.segments_to_come,
         }
     if check.replicas is not None:
         replicas = check.replicas

@@ -4,8 +4,26 @@ Start with `Client.connect`. Everything public is here; modules below this one a
 """
 
 from kera.client.admin import Admin
+from kera.client.applications import (
+    ApplicationDescription,
+    ApplicationSummary,
+    EntryProgress,
+    HeldGroup,
+    Lag,
+    MemberDescription,
+)
 from kera.client.client import Client
 from kera.client.consumer import Consumer
+from kera.client.control import (
+    BrokerLoad,
+    DrainStatus,
+    Moved,
+    Rebalancing,
+    RecoveryDescription,
+    StreamletMove,
+)
+from kera.client.group_consumer import GroupConsumer, LostGroup
+from kera.client.group_settings import GroupSettings
 from kera.client.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import (
@@ -16,6 +34,7 @@ from kera.client.types import (
     ClusterDescription,
     Delivery,
     EntryBounds,
+    Interval,
     Record,
     StreamConfig,
     StreamDescription,
@@ -26,9 +45,12 @@ from kera.core.ids import EARLIEST, EntryId, Position
 __all__ = [
     "EARLIEST",
     "Admin",
+    "ApplicationDescription",
+    "ApplicationSummary",
     "Assignment",
     "BackupDescription",
     "BrokerDescription",
+    "BrokerLoad",
     "ChunkBatch",
     "Client",
     "ClientSettings",
@@ -36,13 +58,26 @@ __all__ = [
     "Consumer",
     "ConsumerSettings",
     "Delivery",
+    "DrainStatus",
     "EntryBounds",
     "EntryId",
+    "EntryProgress",
+    "GroupConsumer",
+    "GroupSettings",
+    "HeldGroup",
+    "Interval",
     "KeraError",
+    "Lag",
+    "LostGroup",
+    "MemberDescription",
+    "Moved",
     "Position",
     "Producer",
     "ProducerSettings",
+    "Rebalancing",
     "Record",
+    "RecoveryDescription",
     "StreamConfig",
     "StreamDescription",
+    "StreamletMove",
 ]

@@ -123,6 +123,7 @@ class Child:
             return True
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)  # one that is paused would hear of nothing
         try:
             await asyncio.wait_for(self._wait(), grace_s)
         except TimeoutError:
@@ -138,6 +139,19 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # its own children, too: they would hold our pipe open
             await self._wait()
+
+    def pause(self) -> None:
+        """Have the child stand still, with SIGSTOP. It neither ends nor answers until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have the child go on, with SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid is None or self._process is None:
+            raise InternalError(f"{self.name} does not run")
+        self._process.send_signal(number)
 
     async def _wait(self) -> None:
         # A full pipe would stop a child that prints more than it should: read on.

@@ -30,6 +30,8 @@ class Cluster(Protocol):
     async def start(self) -> None: ...
     async def stop(self) -> list[str]: ...
     async def kill(self, name: str) -> None: ...
+    async def pause(self, name: str) -> None: ...
+    async def resume(self, name: str) -> None: ...
     async def restart(self, name: str, **settings: object) -> None: ...
 
 
@@ -42,7 +44,7 @@ class RunningCluster:
 
     @property
     def bootstrap(self) -> str:
-        """The coordinator's address."""
+        """The coordinators' addresses."""
         return self._cluster.bootstrap
 
     @property
@@ -63,6 +65,14 @@ class RunningCluster:
     def kill(self, name: str) -> None:
         """See `LocalCluster.kill`."""
         self.run(self._cluster.kill(name))
+
+    def pause(self, name: str) -> None:
+        """See `LocalCluster.pause`."""
+        self.run(self._cluster.pause(name))
+
+    def resume(self, name: str) -> None:
+        """See `LocalCluster.resume`."""
+        self.run(self._cluster.resume(name))
 
     def restart(self, name: str, **settings: object) -> None:
         """See `LocalCluster.restart`."""

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Literal
 
 import pyarrow as pa
 
+from kera.client.applications import (
+    ApplicationDescription,
+    ApplicationSummary,
+    ResetTo,
+    delete_application,
+    describe_application,
+    list_applications,
+    reset_application,
+)
 from kera.client.cluster import Cluster
 from kera.client.consumer import Positions
+from kera.client.control import (
+    BrokerLoad,
+    DrainStatus,
+    Moved,
+    Rebalancing,
+    RecoveryDescription,
+    StreamletMove,
+)
 from kera.client.types import ClusterDescription, StreamDescription, durability_value
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
 from kera.core.schema import schema_to_bytes
@@ -67,6 +85,7 @@ class Admin:
         """
         request = coordinator_pb2.CreateStreamRequest(
             name=name,
+            creation_id=uuid.uuid4().hex,  # so that an attempt after one without an answer finds what that one made
             config=common_pb2.StreamConfig(
                 streamlets=streamlets,
                 brokers=brokers,
@@ -116,12 +135,14 @@ class Admin:
         retention_applications: Sequence[str] | None = None,
         retention_consumed: bool | None = None,
         virtual_logs: int | None = None,
+        brokers: int | None = None,
     ) -> StreamDescription:
         """Change durability, retention or virtual logs of a stream; what is None stays. See `create_stream` for them.
 
-        `retention_applications` replaces the list. A broker that is away follows when it is back.
+        `retention_applications` replaces the list. A broker that is away follows when it is back. `brokers` (0: all)
+        has streamlets move until the stream is spread over so many; older records stay where they are.
 
-        Raises `UnknownStream`, `InvalidArgument`.
+        Raises `UnknownStream`, `InvalidArgument`; with `brokers`, also `Unavailable`.
         """
         request = coordinator_pb2.AlterStreamRequest(name=name, retention_consumed=retention_consumed)
         if durability is not None:
@@ -134,6 +155,8 @@ class Admin:
             request.retention_applications.CopyFrom(coordinator_pb2.Applications(names=retention_applications))
         if virtual_logs is not None:
             request.virtual_logs = _count("virtual_logs", virtual_logs)
+        if brokers is not None:
+            request.brokers = _count("brokers", brokers)
         await self._cluster.ask(api.ALTER_STREAM, request)
         return await self.describe_stream(name)
 
@@ -176,8 +199,76 @@ class Admin:
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its data. Raises `UnknownStream`."""
-        await self._cluster.ask(api.DELETE_STREAM, coordinator_pb2.DeleteStreamRequest(name=name))
-        self._cluster.forget(name)
+        try:
+            await self._cluster.ask(api.DELETE_STREAM, coordinator_pb2.DeleteStreamRequest(name=name))
+        except UnknownStream as error:
+            if not isinstance(error.__cause__, Uncertain):
+                raise
+            # An attempt that got no answer has deleted it, most likely; in any case it is not there.
+        finally:
+            self._cluster.forget(name)
+
+    async def move_streamlet(self, stream: str, streamlet_id: int, broker_id: int) -> Moved:
+        """Have a broker own a streamlet from now on; older records stay where they are, and can be read there.
+
+        Raises `UnknownStream`, `StreamletOutOfRange`, `InvalidArgument`, and `Unavailable` when one of the two brokers
+        is away or cannot make durable in time what it has.
+        """
+        request = coordinator_pb2.MoveStreamletRequest(
+            stream=stream,
+            streamlet_id=_count("streamlet_id", streamlet_id),
+            broker_id=_count("broker_id", broker_id),
+        )
+        answer = await self._cluster.ask(api.MOVE_STREAMLET, request)
+        return Moved(await self.describe_stream(stream), answer.stall_us)
+
+    async def rebalance(self, *, dry_run: bool = False) -> Rebalancing:
+        """Move streamlets so that brokers have about the same load; with `dry_run`, only say which, and why."""
+        answer = await self._cluster.ask(api.REBALANCE, coordinator_pb2.RebalanceRequest(dry_run=dry_run))
+        return Rebalancing(
+            moves=[StreamletMove.from_message(move) for move in answer.moves],
+            loads=[BrokerLoad.from_message(load) for load in answer.loads],
+        )
+
+    async def drain_broker(self, broker_id: int, *, undo: bool = False) -> DrainStatus:
+        """Begin to empty a broker so that it can be stopped, or take it back; says how far that is.
+
+        It goes on by itself; ask again until it is done. Raises `InvalidArgument`.
+        """
+        return await self._drain(coordinator_pb2.DrainRequest(broker_id=_count("broker_id", broker_id), undo=undo))
+
+    async def drain_backup(self, backup_id: int, *, undo: bool = False) -> DrainStatus:
+        """The same for a backup: brokers make its replicas anew elsewhere."""
+        return await self._drain(coordinator_pb2.DrainRequest(backup_id=_count("backup_id", backup_id), undo=undo))
+
+    async def _drain(self, request: coordinator_pb2.DrainRequest) -> DrainStatus:
+        return DrainStatus.from_message(await self._cluster.ask(api.DRAIN, request))
+
+    async def recoveries(self) -> list[RecoveryDescription]:
+        """The recoveries of lost brokers, under way and recent, the last one first."""
+        answer = await self._cluster.ask(api.LIST_RECOVERIES, coordinator_pb2.ListRecoveriesRequest())
+        return [RecoveryDescription.from_message(recovery) for recovery in answer.recoveries]
+
+    async def applications(self) -> list[ApplicationSummary]:
+        """The applications whose consumers share streams (`Client.group_consumer`), by name."""
+        return await list_applications(self._cluster)
+
+    async def describe_application(self, name: str) -> ApplicationDescription:
+        """Consumers, cursors and lag of an application. Raises `InvalidArgument` when there is none of this name."""
+        return await describe_application(self._cluster, name)
+
+    async def reset_application(self, name: str, stream: str, to: ResetTo, *, force: bool = False) -> None:
+        """Put an application elsewhere in a stream, back or forward: its consumers go on from there.
+
+        `to` is ``"earliest"``, ``"latest"``, a time (the first segment that has a record of then or later), or
+        positions per streamlet and entry. Refused (`InvalidArgument`) while consumers are active, unless `force`:
+        then they lose the groups that they hold of the stream. An application that there is not yet begins there.
+        """
+        await reset_application(self._cluster, name, stream, to, force=force)
+
+    async def delete_application(self, name: str) -> None:
+        """Forget an application and its cursors. Raises `InvalidArgument` when consumers are active, or it is none."""
+        await delete_application(self._cluster, name)
 
     async def describe_cluster(self) -> ClusterDescription:
         """The cluster's id, its brokers and its backups."""

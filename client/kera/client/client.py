@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from kera.client.admin import Admin
 from kera.client.cluster import Cluster
 from kera.client.consumer import Consumer, End, Positions, Start
 from kera.client.fetch import Fetched, Fetcher, Wanted, batches_of
+from kera.client.group_consumer import GroupConsumer, LostGroup
+from kera.client.group_settings import GroupSettings
 from kera.client.producer import Producer
-from kera.client.retry import retrying
+from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
-from kera.core.errors import InvalidArgument, NotOwner, Unavailable, UnknownStream
+from kera.core.errors import InvalidArgument, KeraError, UnknownStream
 from kera.core.ids import Position
 
 READ_BYTES_MAX = 4 << 20
@@ -64,10 +66,29 @@ class Client:
     ) -> Consumer:
         """A consumer of `streams`; `overrides` are fields of `ConsumerSettings`.
 
-        `start` is ``"earliest"``, ``"latest"`` or positions (see `Consumer.positions`); `end` is None (never),
-        ``"latest"`` (what is there at the start) or positions.
+        `start` is ``"earliest"``, ``"latest"``, ``"committed"`` (where ``application_id`` has stopped, else with the
+        oldest), or positions (see `Consumer.positions`); `end` is None (never), ``"latest"`` (what is there at the
+        start) or positions.
         """
         return Consumer(self._cluster, streams, _merged(ConsumerSettings, settings, overrides), start=start, end=end)
+
+    def group_consumer(
+        self,
+        application_id: str,
+        streams: str | Sequence[str],
+        settings: GroupSettings | None = None,
+        *,
+        on_lost: Callable[[list[LostGroup]], None] | None = None,
+        **overrides: Any,
+    ) -> GroupConsumer:
+        """A consumer that shares `streams` with the others of its application; `overrides` are of `GroupSettings`.
+
+        Each record goes to one of them, and cursors are kept by the coordinator. `on_lost` is called, instead of
+        raising `LeaseLost`, when groups of segments have gone to others because this consumer was silent or stuck.
+        """
+        names = (streams,) if isinstance(streams, str) else streams
+        merged = _merged(GroupSettings, settings, overrides)
+        return GroupConsumer(self._cluster, application_id, names, merged, on_lost=on_lost)
 
     async def describe(self, stream: str) -> StreamDescription:
         """A stream, from cached metadata. Raises `UnknownStream`."""
@@ -90,7 +111,8 @@ class Client:
     ) -> AsyncIterator[ChunkBatch]:
         """The chunks of one entry from `start` up to exactly `end`, or up to the durable head of now.
 
-        Fetches one answer ahead. Raises what `Consumer.batches` raises.
+        Follows them over all brokers that have some of them. Fetches one answer ahead. Raises what `Consumer.batches`
+        raises.
         """
         settings = settings or ConsumerSettings.load()
         description = await self._cluster.stream(stream)
@@ -104,14 +126,15 @@ class Client:
         async def fetch(wanted: Wanted) -> Fetched:
             async def attempt() -> Fetched:
                 try:
-                    fetcher = await self._fetcher(stream, streamlet_id, settings, fetchers)
+                    fetcher = await self._fetcher(stream, wanted, settings, fetchers)
                     (answer,) = await fetcher.fetch(
                         [wanted], bytes_max=bytes_max, wait_ms=0, timeout_s=self._cluster.request_timeout_s
                     )
                     if answer.error is not None:
-                        raise answer.error
-                except (NotOwner, Unavailable, UnknownStream):
-                    self._cluster.forget(stream)
+                        raise of_broker(answer.error)
+                except KeraError as error:
+                    if is_route_error(error):
+                        self._cluster.forget(stream)
                     raise
                 return answer
 
@@ -140,11 +163,16 @@ class Client:
             ahead.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody wants it any more
 
     async def _fetcher(
-        self, stream: str, streamlet_id: int, settings: ConsumerSettings, fetchers: list[Fetcher]
+        self, stream: str, wanted: Wanted, settings: ConsumerSettings, fetchers: list[Fetcher]
     ) -> Fetcher:
-        """The fetcher of the streamlet's owner, made anew when the connection is."""
-        description = await self._cluster.stream(stream)
-        channel = await self._cluster.channel(description, description.assignments[streamlet_id].broker_id)
+        """The fetcher of the broker that has the start of a range, made anew when the connection is."""
+        description = await self._cluster.stream_or_last_seen(stream)
+        if description.stream_id != wanted.entry.stream_id:
+            raise UnknownStream(
+                f"stream {stream!r} was deleted and created again", stream=stream, stream_id=wanted.entry.stream_id
+            )
+        broker_id = description.assignments[wanted.entry.streamlet_id].broker_at(wanted.start)
+        channel = await self._cluster.channel(description, broker_id)
         if not fetchers or fetchers[-1].channel is not channel:
             fetchers.append(Fetcher(channel, settings))
         return fetchers[-1]

@@ -1,18 +1,23 @@
 """The SDK's view of the cluster: cached metadata, and one connection per broker.
 
-Metadata is what the coordinator said last; whoever learns that it is stale (`NotOwner`, `UnknownStream`, a lost
-connection) says `forget`, and the next look asks again.
+Metadata is the newest that the coordinator has said; whoever learns that it is stale (`NotOwner`, `UnknownStream`, a
+lost connection) says `forget`, and the next look asks again. All who look meanwhile share that question.
+
+A broker that no connection can be made to is reported to the coordinator, which looks for itself: so a crash is noticed
+before the broker's heartbeats are missed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kera.client.retry import retrying
+from kera.client.intervals import cuts, merged_bounds
+from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import (
     BackupDescription,
@@ -23,7 +28,8 @@ from kera.client.types import (
     fill_cursor,
     position_of,
 )
-from kera.core.errors import InvalidArgument, KeraError, NotOwner, Unavailable, Uncertain, UnknownStream
+from kera.core.coordinators import Coordinators
+from kera.core.errors import InvalidArgument, KeraError, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.process import node_id
 from kera.core.rpc import Channel, Method, api
@@ -33,6 +39,13 @@ from kera.core.rpc.method import RequestT, ResponseT, call
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, coordinator_pb2
 
+REPORT_AGAIN_S = 5.0
+"""The same launch of a broker is not reported more often than this."""
+REPORT_TIMEOUT_S = 5.0
+REPORT_REASON_CHARS_MAX = 500
+METADATA_WAIT_S = 2.0
+"""After it, what was known before has to do; the question goes on."""
+
 
 class _Connection(NamedTuple):
     channel: Channel
@@ -40,21 +53,67 @@ class _Connection(NamedTuple):
     """Of the broker's launch, as far as was known."""
 
 
+class _Cursors(NamedTuple):
+    """Positions of entries, as each broker that has something before them is to be told."""
+
+    of_brokers: dict[int, dict[EntryId, Position]]
+    homes: dict[EntryId, int]
+    """The brokers that have the positions themselves."""
+
+    @classmethod
+    def of(cls, stream: StreamDescription, positions: Mapping[EntryId, Position]) -> _Cursors:
+        """Raises `UnknownStream` for positions of another stream, one that had the name before."""
+        found = cls({}, {})
+        for entry, position in positions.items():
+            if entry.stream_id != stream.stream_id:
+                raise UnknownStream(
+                    f"stream {stream.name!r} was deleted and created again",
+                    stream=stream.name,
+                    stream_id=entry.stream_id,
+                )
+            for broker_id, cut in cuts(stream.assignments[entry.streamlet_id], position).items():
+                found.of_brokers.setdefault(broker_id, {})[entry] = cut
+                found.homes[entry] = broker_id  # the last of them
+        return found
+
+    def starts(
+        self, answers: Sequence[Sequence[broker_pb2.CursorResult] | BaseException], *, all_brokers: bool
+    ) -> dict[EntryId, Position]:
+        """Where the entries start, from what `of_brokers` have answered. Raises the first error that counts."""
+        homes = set(self.homes.values())
+        starts = {}
+        for (broker_id, cursors), answer in zip(self.of_brokers.items(), answers, strict=True):
+            if isinstance(answer, BaseException):
+                if all_brokers or broker_id in homes or not isinstance(answer, KeraError):
+                    raise answer
+                continue
+            for entry, result in zip(cursors, answer, strict=True):
+                at_home = self.homes[entry] == broker_id
+                if result.HasField("error") and (at_home or all_brokers):
+                    raise of_broker(error_from_message(result.error))
+                if at_home:
+                    starts[entry] = position_of(result.start)
+        return starts
+
+
 class Cluster:
     """Shared by the producers, consumers and the admin of one `Client`."""
 
     def __init__(self, bootstrap: str, settings: ClientSettings) -> None:
-        addresses = [address.strip() for address in bootstrap.split(",") if address.strip()]
-        for address in addresses:
-            host, separator, port = address.rpartition(":")
-            if not (host and separator and port.isdigit()):
-                raise InvalidArgument(f"bootstrap address {address!r} is not host:port", address=address)
-        if not addresses:
-            raise InvalidArgument("no bootstrap address; give host:port of the coordinator")
         self.settings = settings
         self._node_id = node_id()
-        self._coordinators = [GrpcChannel(address, bulk_bytes_max=settings.message_bytes_max) for address in addresses]
+        self._coordinators = Coordinators(bootstrap, bulk_bytes_max=settings.message_bytes_max)
         self._streams: dict[str, StreamDescription] = {}
+        """Those that nobody has called stale."""
+        self._newest: dict[str, StreamDescription] = {}
+        """The newest that was seen of each, stale or not."""
+        self._looking: dict[str, asyncio.Task[StreamDescription]] = {}
+        """Questions to the coordinator, which all who look meanwhile share."""
+        self._forgotten: set[str] = set()
+        """Those that were called stale since the question was last asked."""
+        self._background: set[asyncio.Task[Any]] = set()
+        self._reported: dict[int, tuple[int, float]] = {}
+        """By broker: the epoch that was reported last, and when."""
         self._connections: dict[int, _Connection] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
 
@@ -63,36 +122,83 @@ class Cluster:
         """Time for one answer."""
         return self.settings.request_timeout_ms / 1000
 
+    @property
+    def coordinator_addresses(self) -> list[str]:
+        """The coordinators that were given, host:port each."""
+        return self._coordinators.addresses
+
     async def ask(self, method: Method[RequestT, ResponseT], message: RequestT) -> ResponseT:
-        """Call the coordinator, with retries; of several, the first that answers."""
+        """Call the coordinator that leads, with retries."""
 
         async def attempt() -> ResponseT:
-            last: Unavailable | None = None
-            for channel in self._coordinators:
-                try:
-                    return await call(channel, method, message, timeout_s=self.request_timeout_s)
-                except Unavailable as error:
-                    if "address" not in error.attributes:
-                        raise  # it was reached, and what it needs is not there
-                    last = error
-            raise Unavailable(
-                f"no coordinator can be reached ({last.message if last else 'none is known'});"
-                " is the cluster running (kera dev)?"
-            )
+            return await self._coordinators.ask(method, message, timeout_s=self.request_timeout_s)
 
         return await retrying(attempt, self.settings)
 
     async def stream(self, name: str) -> StreamDescription:
         """The stream called `name`, from the cache if it is there. Raises `UnknownStream`."""
         known = self._streams.get(name)
-        if known is None:
-            answer = await self.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name=name))
-            known = self._streams[name] = StreamDescription.from_message(answer.stream, answer.brokers)
-        return known
+        if known is not None:
+            return known
+        looking = self._looking.get(name)
+        if looking is None:
+            looking = self._looking[name] = self._start(self._look_up(name))
+        return await asyncio.shield(looking)  # others may wait for it, too
+
+    async def _look_up(self, name: str) -> StreamDescription:
+        try:
+            answer = await self._ask_where(name)
+            if name in self._forgotten:  # it was called stale before it was there
+                answer = await self._ask_where(name)
+        except UnknownStream:
+            self._newest.pop(name, None)
+            raise
+        finally:
+            del self._looking[name]
+        found = StreamDescription.from_message(answer.stream, answer.brokers)
+        newest = self._newest.get(name)
+        if newest is not None and found.is_older_than(newest):
+            found = newest  # said by a coordinator that was being replaced
+        self._newest[name] = found
+        if name not in self._forgotten:
+            self._streams[name] = found
+        return found
+
+    async def _ask_where(self, name: str) -> coordinator_pb2.DescribeStreamResponse:
+        self._forgotten.discard(name)
+        return await self.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name=name))
+
+    async def stream_or_last_seen(self, name: str) -> StreamDescription:
+        """The stream called `name`; if the coordinator does not answer soon, as it was when it was last seen.
+
+        For those who can go on with that: brokers know better than stale metadata. Raises `UnknownStream`, and
+        `Unavailable` or `Uncertain` for a stream that was never seen.
+        """
+        try:
+            async with asyncio.timeout(METADATA_WAIT_S):
+                return await self.stream(name)
+        except (TimeoutError, Unavailable, Uncertain):
+            newest = self._newest.get(name)
+            if newest is None:
+                raise Unavailable(f"the coordinator does not say where stream {name!r} is", stream=name) from None
+            return newest
 
     def forget(self, name: str) -> None:
         """Ask the coordinator again about a stream, next time."""
         self._streams.pop(name, None)
+        if name in self._looking:
+            self._forgotten.add(name)
+
+    def _start(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()  # who wanted it may be gone
 
     async def describe(self) -> ClusterDescription:
         """All brokers and backups."""
@@ -101,48 +207,69 @@ class Cluster:
             answer.cluster_id,
             [BrokerDescription.from_message(info) for info in answer.brokers],
             [BackupDescription.from_message(info) for info in answer.backups],
+            tuple(answer.coordinators),
         )
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
-        """Starts and ends of all entries, asked of the brokers now; by streamlet."""
+        """Starts and ends of all entries, asked of the brokers now; by streamlet.
+
+        The coordinator is asked where they are: a broker from which a streamlet has moved would not know its end.
+        """
 
         async def attempt() -> dict[int, list[EntryBounds]]:
+            self.forget(name)
             stream = await self.stream(name)
             streamlets: dict[int, list[int]] = {}
             for streamlet_id, assignment in stream.assignments.items():
-                streamlets.setdefault(assignment.broker_id, []).append(streamlet_id)
-            try:
-                answers = await asyncio.gather(
-                    *(self._describe_streamlets(stream, broker, owned) for broker, owned in streamlets.items())
-                )
-            except (NotOwner, Unavailable, UnknownStream):
-                self.forget(name)  # of a stream that was deleted, another one may have the name by now
-                raise
-            merged = {streamlet_id: entries for answer in answers for streamlet_id, entries in answer.items()}
-            return dict(sorted(merged.items()))
+                for broker_id in assignment.broker_ids:
+                    streamlets.setdefault(broker_id, []).append(streamlet_id)
+            answers = await asyncio.gather(
+                *(self._describe_streamlets(stream, broker, held) for broker, held in streamlets.items())
+            )
+            of_brokers = dict(zip(streamlets, answers, strict=True))
+            return {
+                streamlet_id: [
+                    merged_bounds(assignment, entry, {broker: rows[entry] for broker, rows in parts.items()})
+                    for entry in range(stream.config.entries)
+                ]
+                for streamlet_id, assignment in sorted(stream.assignments.items())
+                for parts in [{broker: of_brokers[broker][streamlet_id] for broker in assignment.broker_ids}]
+            }
 
         return await retrying(attempt, self.settings)
 
     async def _describe_streamlets(
         self, stream: StreamDescription, broker_id: int, streamlet_ids: Sequence[int]
     ) -> dict[int, list[EntryBounds]]:
-        channel = await self.channel(stream, broker_id)
         request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=streamlet_ids)
-        answer = await call(channel, api.DESCRIBE_STREAMLETS, request, timeout_s=self.request_timeout_s)
+        answer = await self._ask_broker(stream, broker_id, api.DESCRIBE_STREAMLETS, request)
         return {
             info.streamlet_id: [EntryBounds.from_message(entry) for entry in info.entries] for info in answer.streamlets
         }
+
+    async def _ask_broker(
+        self, stream: StreamDescription, broker_id: int, method: Method[RequestT, ResponseT], request: RequestT
+    ) -> ResponseT:
+        channel = await self.channel(stream, broker_id)
+        try:
+            return await call(channel, method, request, timeout_s=self.request_timeout_s)
+        except UnknownStream as error:
+            raise of_broker(error) from error
 
     async def truncate(self, name: str, positions: Mapping[EntryId, Position]) -> dict[EntryId, Position]:
         """Remove what is before `positions`; where these entries start now. See `Admin.truncate_stream`."""
         return await self._with_cursors(name, positions, api.TRUNCATE_STREAMLETS, broker_pb2.TruncateStreamletsRequest)
 
     async def commit(self, application_id: str, name: str, positions: Mapping[EntryId, Position]) -> None:
-        """Tell the brokers how far an application has read. See `Admin.commit_cursors`."""
+        """Tell the brokers how far an application has read. See `Admin.commit_cursors`.
+
+        Brokers that have nothing but what is before a position are told, too, so that they may let it go; when that
+        fails, they hold it until the next commit.
+        """
         if not application_id:
             raise InvalidArgument("a commit is an application's; name it with application_id")
         new_request = partial(broker_pb2.CommitCursorsRequest, application_id=application_id)
-        await self._with_cursors(name, positions, api.COMMIT_CURSORS, new_request)
+        await self._with_cursors(name, positions, api.COMMIT_CURSORS, new_request, all_brokers=False)
 
     async def _with_cursors(
         self,
@@ -150,56 +277,43 @@ class Cluster:
         positions: Mapping[EntryId, Position],
         method: Method[Any, Any],
         new_request: Callable[[], broker_pb2.TruncateStreamletsRequest | broker_pb2.CommitCursorsRequest],
+        *,
+        all_brokers: bool = True,
     ) -> dict[EntryId, Position]:
-        """Send each broker the cursors of its streamlets; the starts that they answer.
+        """Send each broker the cursors that concern it; where the entries start, by the brokers of `positions`.
 
         All brokers have answered, or failed to, when the first error is raised. After one that is retriable all are
-        asked again: to say the same twice does no harm.
+        asked again: to say the same twice does no harm. Unless `all_brokers`, only the brokers of the positions
+        themselves have to do it.
         """
 
         async def attempt() -> dict[EntryId, Position]:
             stream = await self.stream(name)
-            owned: dict[int, list[EntryId]] = {}
 
-            async def ask(broker_id: int) -> list[tuple[EntryId, broker_pb2.CursorResult]]:
+            async def send(broker_id: int) -> Sequence[broker_pb2.CursorResult]:
                 request = new_request()
-                for entry in owned[broker_id]:
-                    fill_cursor(request.cursors.add(), entry, positions[entry])
-                channel = await self.channel(stream, broker_id)
-                answer = await call(channel, method, request, timeout_s=self.request_timeout_s)
-                return list(zip(owned[broker_id], answer.results, strict=True))
+                for entry, position in cursors.of_brokers[broker_id].items():
+                    fill_cursor(request.cursors.add(), entry, position)
+                return (await self._ask_broker(stream, broker_id, method, request)).results  # type: ignore[no-any-return]
 
-            starts = {}
             try:
-                for entry in positions:
-                    if entry.stream_id != stream.stream_id:
-                        raise UnknownStream(
-                            f"stream {name!r} was deleted and created again", stream=name, stream_id=entry.stream_id
-                        )
-                    owned.setdefault(stream.assignments[entry.streamlet_id].broker_id, []).append(entry)
-                for answer in await asyncio.gather(*map(ask, owned), return_exceptions=True):
-                    if isinstance(answer, BaseException):
-                        raise answer
-                    for entry, result in answer:
-                        if result.HasField("error"):
-                            raise error_from_message(result.error)
-                        starts[entry] = position_of(result.start)
-            except (NotOwner, Unavailable, UnknownStream):
-                self.forget(name)
+                cursors = _Cursors.of(stream, positions)
+                answers = await asyncio.gather(*map(send, cursors.of_brokers), return_exceptions=True)
+                return cursors.starts(answers, all_brokers=all_brokers)
+            except KeraError as error:
+                if is_route_error(error) or isinstance(error, UnknownStream):
+                    self.forget(name)
                 raise
-            return starts
 
         return await retrying(attempt, self.settings)
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
         """A live connection to a broker that `stream` names. Raises `Unavailable`."""
-        broker_epoch = max(
-            (owner.broker_epoch for owner in stream.assignments.values() if owner.broker_id == broker_id), default=0
-        )
+        broker = stream.brokers.get(broker_id)
+        broker_epoch = 0 if broker is None else broker.broker_epoch
         known = self._live(broker_id, broker_epoch)
         if known is not None:
             return known
-        broker = stream.brokers.get(broker_id)
         if broker is None:
             raise Unavailable(f"broker {broker_id} of stream {stream.name!r} is not known", broker_id=broker_id)
         async with self._connecting.setdefault(broker_id, asyncio.Lock()):
@@ -207,7 +321,11 @@ class Cluster:
             if known is not None:
                 return known
             old = self._connections.get(broker_id)
-            channel = await self._connect(broker)
+            try:
+                channel = await self._connect(broker)
+            except Unavailable as error:
+                self._report(broker, error)
+                raise
             self._connections[broker_id] = _Connection(channel, broker_epoch)
         if old is not None:
             await old.channel.close()
@@ -225,6 +343,28 @@ class Cluster:
         if known.channel.transport == "grpc" and known.broker_epoch < broker_epoch:
             return None
         return known.channel
+
+    def _report(self, broker: BrokerDescription, error: Unavailable) -> None:
+        """Tell the coordinator that a broker cannot be reached, unless it has been told just now; wait for nothing."""
+        now_s = asyncio.get_running_loop().time()
+        epoch, told_s = self._reported.get(broker.broker_id, (-1, 0.0))
+        if epoch == broker.broker_epoch and now_s < told_s + REPORT_AGAIN_S:
+            return
+        self._reported[broker.broker_id] = broker.broker_epoch, now_s
+        self._start(
+            self._tell(
+                coordinator_pb2.ReportBrokerRequest(
+                    broker_id=broker.broker_id,
+                    broker_epoch=broker.broker_epoch,
+                    reason=error.message[:REPORT_REASON_CHARS_MAX],
+                )
+            )
+        )
+
+    async def _tell(self, report: coordinator_pb2.ReportBrokerRequest) -> None:
+        with contextlib.suppress(KeraError, TimeoutError):  # it misses the broker's heartbeats all the same
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                await self.ask(api.REPORT_BROKER, report)
 
     async def _connect(self, broker: BrokerDescription) -> Channel:
         last: Unavailable | None = None
@@ -274,6 +414,10 @@ class Cluster:
 
     async def close(self) -> None:
         """Close all connections."""
-        channels = [*(connection.channel for connection in self._connections.values()), *self._coordinators]
+        background = list(self._background)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        channels = [connection.channel for connection in self._connections.values()]
         self._connections.clear()
-        await asyncio.gather(*(channel.close() for channel in channels))
+        await asyncio.gather(*(channel.close() for channel in channels), self._coordinators.close())

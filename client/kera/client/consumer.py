@@ -1,29 +1,25 @@
 """The consumer: pulls chunks of one or more streams from all their brokers (thesis 7.1.2).
 
-One task per broker fetches ahead, in the order of each entry, into a queue of bounded size; the application takes
-batches or records from the queue. Between entries there is no order, as between partitions.
+Chunks are fetched ahead (`feed.Feed`), in the order of each entry, and the application takes batches or records of
+them. Between entries there is no order, as between partitions.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Literal, Self
 
+from kera.client.applications import committed_cursors, report_cursors
 from kera.client.cluster import Cluster
-from kera.client.fetch import Fetched, Fetcher, Wanted, batches_of
+from kera.client.feed import Feed
+from kera.client.fetch import Wanted, batches_of
 from kera.client.records import records_of
-from kera.client.retry import backoff_s
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, Record, StreamDescription
-from kera.core.errors import ClosedError, InvalidArgument, KeraError, NotOwner, Unavailable, UnknownStream
+from kera.core.errors import ClosedError, InvalidArgument, KeraError
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.telemetry import get_logger
 
-log = get_logger("kera.consumer")
-
-Start = Literal["earliest", "latest"]
+Start = Literal["earliest", "latest", "committed"]
 End = Literal["latest"]
 Positions = Mapping[int, Sequence[Position]]
 """Per streamlet, one position per entry."""
@@ -58,12 +54,8 @@ class Consumer:
         self._end = end
         self._streams: dict[int, StreamDescription] = {}
         self._positions: dict[EntryId, Position] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._queue: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
-        self._queued_bytes = 0
-        self._room = asyncio.Event()
-        self._running = 0
-        """Tasks whose end has not been taken from the queue."""
+        self._feed = Feed(cluster, settings)
+        self._started = False
         self._failure: BaseException | None = None
         """What ended the reading; told to everyone who asks for more."""
         self._chunks: Iterator[ChunkBatch] = iter(())
@@ -82,31 +74,33 @@ class Consumer:
 
     async def start(self) -> None:
         """Look up the streams, decide where to start, begin to fetch. Raises `UnknownStream`, `InvalidArgument`."""
-        if self._tasks:
+        if self._started:
             return
         if self._closed:
             raise ClosedError("the consumer is closed")
-        wanted: dict[tuple[str, int], list[Wanted]] = {}
+        wanted: list[tuple[StreamDescription, Wanted]] = []
         for name in self._names:
             stream = await self._cluster.stream(name)
             self._streams[stream.stream_id] = stream
             for item in await self._ranges(stream):
-                owner = stream.assignments[item.entry.streamlet_id].broker_id
                 self._positions[item.entry] = item.start
                 if item.end is None or item.start < item.end:
-                    wanted.setdefault((name, owner), []).append(item)
-        for (name, broker_id), ranges in wanted.items():
-            self._tasks.append(asyncio.create_task(self._run(name, broker_id, ranges)))
-        self._running = len(self._tasks)
+                    wanted.append((stream, item))
+        self._started = True
+        for stream, item in wanted:
+            self._feed.add(stream, item)
 
     async def _ranges(self, stream: StreamDescription) -> list[Wanted]:
         """What to read of each entry, those included that have nothing to read."""
         needs_bounds = self._start == "latest" or self._end == "latest"
         bounds = await self._cluster.bounds(stream.name) if needs_bounds else {}
+        committed: Mapping[EntryId, Position] = {}
+        if self._start == "committed":
+            committed = await committed_cursors(self._cluster, self._settings.application_id, stream)
         ranges = []
         for streamlet_id in stream.assignments:
             for entry in range(stream.config.entries):
-                start, end = EARLIEST, None
+                start, end = committed.get(EntryId(stream.stream_id, streamlet_id, entry), EARLIEST), None
                 if self._start == "latest":
                     start = bounds[streamlet_id][entry].end
                 elif not isinstance(self._start, str):
@@ -121,7 +115,8 @@ class Consumer:
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
         """Where to go on after what was taken so far, per streamlet and entry; can be given as a new `start`.
 
-        A chunk counts as taken when it came out of `batches`, or when its last record came out of `records`.
+        A chunk counts as taken when it came out of `batches`, or when its last record came out of `records`. A position
+        may move on without a chunk, to where the entry goes on after a streamlet has moved.
         """
         name = stream or self._names[0]
         found: dict[int, list[Position]] = {}
@@ -131,24 +126,28 @@ class Consumer:
         return found
 
     async def commit(self) -> None:
-        """Tell the brokers how far the application (the setting ``application_id``) has read all its streams.
+        """Say how far the application (the setting ``application_id``) has read all its streams.
 
-        That is up to `positions`: what was taken counts as read, so commit when it has been dealt with. In this version
-        a commit only holds back retention (``retention_applications``); it does not yet say where a consumer starts.
+        That is up to `positions`: what was taken counts as read, so commit when it has been dealt with. A consumer with
+        ``start="committed"`` goes on there, and retention waits for it (``retention_applications``). An application of
+        which several consumers are at work reads with `Client.group_consumer` instead.
 
-        Raises `InvalidArgument` when ``application_id`` is empty, `UnknownStream` when a stream was deleted, and
-        `Unavailable` or `Uncertain` when a broker cannot be reached for longer than ``retry_timeout_ms``.
+        Raises `InvalidArgument` when ``application_id`` is empty or consumers share the streams under its name,
+        `UnknownStream` when a stream was deleted, and `Unavailable` or `Uncertain` when the coordinator or a broker
+        cannot be reached for longer than ``retry_timeout_ms``.
         """
         positions = dict(self._positions)  # what is taken meanwhile is not part of it
         for stream in self._streams.values():
             taken = {entry: at for entry, at in positions.items() if entry.stream_id == stream.stream_id}
             await self._cluster.commit(self._settings.application_id, stream.name, taken)
+            await report_cursors(self._cluster, self._settings.application_id, stream, taken)
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place.
 
         Raises `DataLost` when what it should read next has been removed, `UnknownStream` when a stream was deleted,
-        `CorruptChunk`, and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``.
+        `CorruptChunk`, and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``, or
+        `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
         """
         await self.start()
         if self._open is not None:  # begun as records, and not taken to its end
@@ -189,19 +188,14 @@ class Consumer:
             except KeraError as error:
                 self._failure = error
                 raise
-            if not self._running:
-                return None
-            item = await self._queue.get()
+            item = await self._feed.take()
             if item is None:
-                self._running -= 1
-            elif isinstance(item, BaseException):
-                self._failure = item
-            else:
-                self._queued_bytes -= _size(item)
-                self._room.set()
-                stream = self._streams[item.entry.stream_id]
-                verify = self._settings.verify_checksums
-                self._chunks = batches_of(item, stream.schema, stream.schema_id, verify=verify)
+                return None
+            if not item.buffers:  # it goes on at another broker, and so does whoever starts from its positions
+                self._positions[item.entry] = item.next
+                continue
+            stream = self._streams[item.entry.stream_id]
+            self._chunks = batches_of(item, stream.schema, stream.schema_id, verify=self._settings.verify_checksums)
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()
@@ -209,86 +203,8 @@ class Consumer:
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`; batches that were taken stay as they are."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._feed.close()
         self._chunks, self._open, self._open_records = iter(()), None, iter(())
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._queue.put_nowait(None)
-
-    # -- fetching ----------------------------------------------------------------------------------------------
-
-    async def _run(self, name: str, broker_id: int, ranges: list[Wanted]) -> None:
-        """Fetch from one broker until all ranges have ended; the queue learns how it ended."""
-        try:
-            await self._fetch_all(name, broker_id, ranges)
-            self._queue.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - raised where the application waits
-            self._queue.put_nowait(error)
-
-    async def _fetch_all(self, name: str, broker_id: int, ranges: list[Wanted]) -> None:
-        fetcher: Fetcher | None = None
-        attempt, deadline_s = 0, 0.0
-        loop = asyncio.get_running_loop()
-        while ranges:
-            await self._wait_for_room()
-            try:
-                fetcher = fetcher or await self._connect(name, broker_id)
-                answers = await self._fetch(fetcher, ranges)
-                attempt = 0
-            except KeraError as error:
-                if isinstance(error, (NotOwner, Unavailable, UnknownStream)):
-                    self._cluster.forget(name)
-                if not error.retriable:
-                    raise
-                attempt += 1
-                if attempt == 1:
-                    deadline_s = loop.time() + self._cluster.settings.retry_timeout_ms / 1000
-                    log.warning("fetch failed; retrying", broker_id=broker_id, error=error.message)
-                if loop.time() >= deadline_s:
-                    raise
-                fetcher = None
-                await asyncio.sleep(backoff_s(self._cluster.settings, attempt))
-                continue
-            following = []
-            for item, answer in zip(ranges, answers, strict=True):
-                if answer.buffers:
-                    self._queued_bytes += _size(answer)
-                    self._queue.put_nowait(answer)
-                if item.end is None or answer.next < item.end:
-                    following.append(item._replace(start=answer.next))
-            # In turn: a response has a bound, and whoever is asked first must not always be the same.
-            ranges = following[1:] + following[:1]
-
-    async def _wait_for_room(self) -> None:
-        while self._queued_bytes >= self._settings.prefetch_bytes_max:
-            self._room.clear()
-            await self._room.wait()
-
-    async def _fetch(self, fetcher: Fetcher, ranges: list[Wanted]) -> list[Fetched]:
-        """One request; an error of a single range is an error of all."""
-        answers = await fetcher.fetch(
-            ranges,
-            bytes_max=self._settings.fetch_bytes_max,
-            wait_ms=self._settings.fetch_wait_ms,
-            timeout_s=self._cluster.request_timeout_s,
-        )
-        for answer in answers:
-            if answer.error is not None:
-                raise answer.error
-        return answers
-
-    async def _connect(self, name: str, broker_id: int) -> Fetcher:
-        stream = await self._cluster.stream(name)
-        if stream.stream_id not in self._streams:
-            raise InvalidArgument(
-                f"stream {name!r} was deleted and created again; open it again", stream=name, stream_id=stream.stream_id
-            )
-        channel = await self._cluster.channel(stream, broker_id)
-        return Fetcher(channel, self._settings)
 
 
 def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:
@@ -300,7 +216,3 @@ def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDe
             stream=stream.name,
             streamlet_id=streamlet_id,
         ) from None
-
-
-def _size(fetched: Fetched) -> int:
-    return sum(buffer.size for buffer in fetched.buffers)

@@ -14,6 +14,10 @@ stays, and so does the entry, and the order. The broker cannot tell a repeat acr
 whether the chunk of the gap is stored, those behind it of which that is not known either are given up with it: sent in
 the new epoch, they might be there twice.
 
+Epochs are not for nothing: a named producer has a share of them, and above it is the next instance of the name. So an
+epoch in which nothing can have been stored is used again, from sequence 0. When the last epoch of the share is used,
+too, the lane is exhausted, and sends nothing more.
+
 Invariants: sequences of waiting and in-flight chunks ascend; nothing is taken while any chunk is held; nothing behind a
 gap is taken.
 """
@@ -23,12 +27,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kera.client.encoding import Payload
 from kera.client.types import Delivery
 from kera.core.chunk import Codec, EncodedChunk, encode_chunk
-from kera.core.errors import KeraError, OutOfSequence, Uncertain, invariant
+from kera.core.errors import KeraError, NotAccepted, OutOfSequence, Uncertain, invariant
+
+LAST_EPOCH = (1 << 32) - 1
+"""The field of the chunk's header has 32 bits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,9 +82,19 @@ class Failure(NamedTuple):
 class Lane:
     """See the head of this module."""
 
-    def __init__(self, identity: LaneIdentity, producer_epoch: int) -> None:
+    def __init__(
+        self, identity: LaneIdentity, producer_epoch: int, *, last_epoch: int = LAST_EPOCH, route: Any = None
+    ) -> None:
+        """`last_epoch`: the last one that the producer may use; `route`: see there."""
         self.identity = identity
         self.producer_epoch = producer_epoch
+        self.route = route
+        """Where its chunks go: that is the business of whoever sends them."""
+        self.exhausted = False
+        """It needs another epoch, and there is none."""
+        self._last_epoch = last_epoch
+        self._epoch_used = False
+        """Something of this epoch is stored, or may be."""
         self.waiting: deque[PendingChunk] = deque()
         self.in_flight = 0
         self._held: list[tuple[PendingChunk, KeraError]] = []
@@ -93,7 +110,13 @@ class Lane:
     @property
     def ready(self) -> bool:
         """Whether `take` would return a chunk."""
-        return bool(self.waiting) and not self._held and self._before_gap(self.waiting[0])
+        return bool(self.waiting) and not self._held and not self.exhausted and self._before_gap(self.waiting[0])
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The first deadline among the chunks that are not in flight."""
+        chunks = [chunk for chunk, _ in self._held] + list(self.waiting)
+        return min((chunk.deadline_s for chunk in chunks), default=None)
 
     @property
     def ready_count(self) -> int:
@@ -115,6 +138,7 @@ class Lane:
 
     def acknowledged(self, chunk: PendingChunk) -> list[Failure]:
         """`chunk` is stored. Returns others that are given up now."""
+        self._epoch_used = True
         self.in_flight -= 1
         chunk.in_flight = False
         return self._all_returned()
@@ -124,6 +148,7 @@ class Lane:
         self.in_flight -= 1
         chunk.in_flight = False
         chunk.uncertain = chunk.uncertain or isinstance(error, Uncertain)
+        self._epoch_used = self._epoch_used or not isinstance(error, NotAccepted)
         if _says_why(error):
             chunk.cause = error
         failures = []
@@ -134,6 +159,13 @@ class Lane:
             if self._before_gap(chunk):
                 self._gap = failures[0]
         return failures + self._all_returned()
+
+    def abandon(self, error: KeraError) -> list[Failure]:
+        """Give up all that is not in flight: nothing is sent any more. Returns it."""
+        chunks = [*(chunk for chunk, _ in self._held), *self.waiting]
+        self._held.clear()
+        self.waiting.clear()
+        return [Failure(chunk, self._final(chunk, error)) for chunk in chunks]
 
     def _final(self, chunk: PendingChunk, error: KeraError) -> KeraError:
         """Why `chunk` is given up after `error`: with the cause, where `error` itself does not say it."""
@@ -179,8 +211,12 @@ class Lane:
         return [Failure(chunk, error) for chunk in doubtful]
 
     def _new_epoch(self) -> None:
+        if self._epoch_used and self.producer_epoch >= self._last_epoch:
+            self.exhausted = True
+            return
         self._gap = None
-        self.producer_epoch += 1
+        self.producer_epoch += self._epoch_used
+        self._epoch_used = False
         self._next_sequence = 0
         for chunk in self.waiting:
             self._encode(chunk)

@@ -8,8 +8,8 @@ Promises:
 
 * when `start` returns, every daemon serves and every broker and backup is registered; when it raises, nothing
   is left running;
-* `stop` ends brokers first, then backups, then the coordinator; it takes a bounded time, may be called again,
-  and removes what is temporary;
+* `stop` ends brokers first, then backups, then the coordinators; it takes a bounded time, may be called again,
+  and removes what is temporary; what a cluster has in a ZooKeeper stays there;
 * no child outlives this process, however that ends; a cluster without `data_dir` leaves nothing behind, and
   what a killed one has left is removed at the next start.
 
@@ -62,13 +62,15 @@ class ChildDeath:
 
 
 class LocalCluster:
-    """One coordinator, some brokers and, for replication, backups. See the head of this module."""
+    """A coordinator or several, some brokers and, for replication, backups. See the head of this module."""
 
     def __init__(  # noqa: PLR0913 - a setting each
         self,
         *,
         brokers: int = 1,
         backups: int = 0,
+        coordinators: int = 1,
+        zookeeper: str | None = None,
         replication: int | None = None,
         data_dir: Path | str | None = None,
         arena_bytes: int = 256 * MIB,
@@ -76,6 +78,7 @@ class LocalCluster:
         segment_bytes: int = 8 * MIB,
         host: str = "127.0.0.1",
         port: int = 0,
+        coordinator_settings: Mapping[str, object] | None = None,
         broker_settings: Mapping[str, object] | None = None,
         backup_settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
@@ -87,9 +90,10 @@ class LocalCluster:
         have, and a killed one finds it when it is restarted. `arena_bytes` is per broker, `backup_memory_bytes` per
         backup, `segment_bytes` of both: what fills a segment of a broker has to fit into one of a backup.
         `replication` is that of streams which are created without a word about it (None: 0). `port` is the
-        coordinator's (0: any free one). `broker_settings` and `backup_settings` are other settings of all brokers
-        and all backups, by name (``idle_close_ms``, …); `env` is added to the environment of all children. Logs go
-        to `log_dir`, or to ``logs`` in the cluster's directory.
+        coordinator's (0: any free one; several have the ones after it). Several `coordinators` need a `zookeeper`,
+        ``host:port,…/root``, where metadata are then kept; one may have it. `coordinator_settings`, `broker_settings`
+        and `backup_settings` are other settings of all of a kind, by name (``idle_close_ms``, …); `env` is added to
+        the environment of all children. Logs go to `log_dir`, or to ``logs`` in the cluster's directory.
 
         Raises `InvalidArgument`.
         """
@@ -103,7 +107,14 @@ class LocalCluster:
                 replication=replication,
                 backups=backups,
             )
+        if coordinators < 1:
+            raise InvalidArgument(f"a cluster needs a coordinator, not {coordinators}", coordinators=coordinators)
+        if coordinators > 1 and not zookeeper:
+            raise InvalidArgument(
+                f"{coordinators} coordinators need a ZooKeeper to share their metadata", coordinators=coordinators
+            )
         self.broker_count = brokers
+        self.coordinator_count = coordinators
         self.backup_count = backups
         self.replication = replication or 0
         self.host = host
@@ -112,11 +123,15 @@ class LocalCluster:
         self.backup_memory_bytes = backup_memory_bytes
         self.segment_bytes = segment_bytes
         self._settings: dict[str, dict[str, object]] = {
-            COORDINATOR: {} if replication is None else {"default_replication": replication},
+            COORDINATOR: dict(coordinator_settings or {}),
             BACKUP: dict(backup_settings or {}),
             BROKER: dict(broker_settings or {}),
         }
         """Of all children of a kind, besides what each is given by itself."""
+        if replication is not None:
+            self._settings[COORDINATOR].setdefault("default_replication", replication)
+        if zookeeper:
+            self._settings[COORDINATOR]["zookeeper"] = zookeeper
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._log_dir = Path(log_dir).absolute() if log_dir is not None else None
         self._env = {**os.environ, **(env or {})}
@@ -128,8 +143,9 @@ class LocalCluster:
 
     @property
     def bootstrap(self) -> str:
-        """The coordinator's address, for `Client.connect`."""
-        return str(self._children[COORDINATOR].ready["grpc_address"])
+        """The coordinators' addresses, separated by commas, for `Client.connect`."""
+        coordinators = [child for name, child in self._children.items() if _kind_of(name) == COORDINATOR]
+        return ",".join(str(child.ready["grpc_address"]) for child in coordinators if child.ready)
 
     @property
     def processes(self) -> dict[str, int]:
@@ -168,7 +184,8 @@ class LocalCluster:
         else:
             self._directory = ClusterDirectory.open(self._data_dir)
         try:
-            await self._start_child(COORDINATOR)
+            for name in self._coordinator_names():
+                await self._start_child(name)
             # One after the other, so that in a new cluster broker-1 gets the id 1.
             for kind, count in ((BACKUP, self.backup_count), (BROKER, self.broker_count)):
                 for number in range(1, count + 1):
@@ -178,7 +195,7 @@ class LocalCluster:
             raise
 
     async def stop(self) -> list[str]:
-        """Stop everything, brokers first and the coordinator last; returns the names of those that had to be killed.
+        """Stop everything, brokers first and coordinators last; returns the names of those that had to be killed.
 
         May be called again.
         """
@@ -207,8 +224,16 @@ class LocalCluster:
         """End a child with SIGKILL, as a crash would. `wait` does not report it."""
         await self._child(name).kill()
 
+    async def pause(self, name: str) -> None:
+        """Have a child stand still, with SIGSTOP: as it looks when its host hangs. `resume` has it go on."""
+        self._child(name).pause()
+
+    async def resume(self, name: str) -> None:
+        """Have a child that was paused go on."""
+        self._child(name).resume()
+
     async def restart(self, name: str, **settings: object) -> None:
-        """Start a child again, with its data; stops it first if it runs. The coordinator keeps its port.
+        """Start a child again, with its data; stops it first if it runs. A coordinator keeps its port.
 
         `settings` are added to those of its kind, for this one and all of that kind that are restarted later.
         """
@@ -249,6 +274,11 @@ class LocalCluster:
             names = ", ".join(self._children)
             raise InvalidArgument(f"no child is called {name}; there are: {names}", name=name) from None
 
+    def _coordinator_names(self) -> list[str]:
+        if self.coordinator_count == 1:
+            return [COORDINATOR]
+        return [f"{COORDINATOR}-{number}" for number in range(1, self.coordinator_count + 1)]
+
     async def _start_child(self, name: str) -> None:
         path = self.log_dir / f"{name}.log"
         child = Child(name, self._argv_of(name), env=self._env, log_path=path, on_death=self._note_death)
@@ -264,7 +294,8 @@ class LocalCluster:
         flags: dict[str, object] = {"host": self.host, "data_dir": self.directory / name}
         if kind == COORDINATOR:
             known = self._children[name].ready.get("grpc_address") if name in self._children else None
-            flags["port"] = self.port if known is None else int(known.rpartition(":")[2])
+            port = self.port + self._coordinator_names().index(name) if self.port else 0
+            flags["port"] = port if known is None else int(known.rpartition(":")[2])
             return self._argv(kind, **(flags | self._settings[kind]))
         flags |= {
             "port": 0,

@@ -1,8 +1,9 @@
 """The producer: records → chunks → requests (thesis 7.1.2), idempotent, in order, within a bounded buffer.
 
 Follow a record: `send` appends it to the open chunk of its streamlet (`accumulator.Accumulator`); the chunk closes when
-it is full or due, is encoded and queued in its `lane.Lane`; the `Sender` of the streamlet's broker gathers queued
-chunks of all lanes into requests, several in flight; each chunk's answer resolves the deliveries of its records.
+it is full or due, is encoded and queued in its `lane.Lane`; the `Sender` of the streamlet's broker (`routes.Routes`
+knows which) gathers queued chunks of all lanes into requests, several in flight; each chunk's answer resolves the
+deliveries of its records.
 
 Everything runs on the event loop, and nothing is done per record beyond appending to lists.
 """
@@ -19,11 +20,12 @@ import pyarrow as pa
 from kera.client.accumulator import Accumulator, Pending
 from kera.client.cluster import Cluster
 from kera.client.encoding import Payload, check_rows, conform, payloads, records_to_batch
-from kera.client.lane import LaneIdentity, PendingChunk
+from kera.client.lane import LAST_EPOCH, Lane, PendingChunk
 from kera.client.partitioner import streamlet_of
+from kera.client.routes import Routes
 from kera.client.sender import Sender
 from kera.client.settings import ProducerSettings
-from kera.client.stream_writer import StreamWriter
+from kera.client.stream_writer import ProducerIdentity, StreamWriter
 from kera.client.types import Delivery, StreamDescription, durability_value
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import (
@@ -31,11 +33,12 @@ from kera.core.errors import (
     ClosedError,
     InvalidArgument,
     KeraError,
-    Unavailable,
+    ProducerFenced,
     Uncertain,
     UnknownStream,
 )
-from kera.core.rpc import Channel, api
+from kera.core.ids import PRODUCER_EPOCHS
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
 
@@ -63,6 +66,11 @@ class Producer:
 
     Deliveries that nobody awaits are not lost from sight: `flush`, and leaving the context, raise the first error
     since the last `flush`.
+
+    With a name (the setting ``name``) it is the successor of all producers that had this name before. From its first
+    chunk in a streamlet on, that streamlet takes nothing more of them; one that tries is told (`ProducerFenced`), and
+    fails as a whole. A streamlet that the successor has not written to yet still takes what they send: who has to be
+    sure before that writes to each streamlet first, or ends them by other means.
     """
 
     def __init__(self, cluster: Cluster, settings: ProducerSettings, clock: Clock | None = None) -> None:
@@ -76,18 +84,23 @@ class Producer:
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self.loop = asyncio.get_running_loop()
         self._writers: dict[str, StreamWriter] = {}
-        self._senders: dict[int, Sender] = {}
-        self._identity: tuple[int, int] | None = None
+        self.routes = Routes(self)
+        self._identity: ProducerIdentity | None = None
         self._preparing = asyncio.Lock()
         self._buffered_bytes = 0
         self._room = asyncio.Event()
         self._room_wanted_bytes = 0
         """What the last `send` asked for that found the buffer full."""
-        self._failure: KeraError | None = None
+        self._first_error: KeraError | None = None
+        """Since the last `flush`."""
+        self.failure: KeraError | None = None
+        """Why it takes nothing more, though nobody has closed it."""
         self._unfinished: set[PendingChunk] = set()
         self._queued_bytes = 0
         """Queued since the event loop last had a chance to send."""
         self.closed = False
+        self.ended = False
+        """It takes nothing more: it is closed, or has failed."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,10 +135,11 @@ class Producer:
 
         Raises `BufferFull` when ``buffer_bytes_max`` is reached (``await drain()`` in a loop of sends),
         `InvalidArgument` for what is not bytes, `RecordTooLarge`, `StreamletOutOfRange`, `SchemaMismatch` for a stream
-        with a schema of its own, `ClosedError`. Then the record was not accepted, and the others are as they were.
+        with a schema of its own, `ClosedError`, `ProducerFenced`. Then the record was not accepted, and the others are
+        as they were.
         """
         writer = self._writers.get(stream)
-        if writer is None or self.closed:
+        if writer is None or self.ended:
             raise self._not_ready(stream)
         now_us = self._now_us()
         timestamp_us = now_us if timestamp_us is None else _checked_time(timestamp_us)
@@ -184,7 +198,7 @@ class Producer:
         Raises `SchemaMismatch`, `RecordTooLarge`, `StreamletOutOfRange`, `UnknownStream`; then no row was accepted.
         """
         writer = await self._writer(stream)
-        if self.closed:
+        if self.ended:
             raise self._not_ready(stream)
         futures: list[asyncio.Future[Delivery]] = []
         for part in self._checked_parts(writer, batch, streamlet):
@@ -196,7 +210,7 @@ class Producer:
                     if self._is_full(size):
                         await self._wait_for_room(size)
                         writer.close_open_chunk(place)
-                    if self.closed:  # while we waited, or while the loop ran
+                    if self.ended:  # while we waited, or while the loop ran
                         raise self._not_ready(stream)
                     self._buffered_bytes += size
                     futures.append(self._enqueue(writer, place, payload, now_us, self.loop.create_future()))
@@ -227,14 +241,15 @@ class Producer:
     async def flush(self) -> None:
         """Wait until everything accepted so far is delivered or failed.
 
-        Raises the first error since the last `flush`.
+        Raises the first error since the last `flush`; of a producer that has failed as a whole, why it has.
         """
         self._close_open_chunks()
         if self._unfinished:
             await asyncio.wait([chunk.delivered for chunk in self._unfinished])
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        error, self._first_error = self._first_error, None
+        error = error or self.failure
+        if error is not None:
+            raise error
 
     async def close(self, *, flush: bool = True) -> None:
         """Deliver what was accepted, and take no more.
@@ -248,9 +263,8 @@ class Producer:
             if flush:
                 await self.flush()
         finally:
-            self.closed = True
-            for sender in self._senders.values():
-                sender.stop()
+            self.closed = self.ended = True
+            self.routes.stop()
             for chunk in list(self._unfinished):
                 self.finish(chunk, _given_up(chunk))
             for writer in self._writers.values():
@@ -261,24 +275,32 @@ class Producer:
     def _not_ready(self, stream: str) -> KeraError:
         if self.closed:
             return ClosedError("the producer is closed")
+        if self.failure is not None:
+            return self.failure
         return UnknownStream(f"stream {stream!r} is not prepared; await producer.prepare({stream!r})", stream=stream)
 
     async def _writer(self, name: str) -> StreamWriter:
         writer = self._writers.get(name)
-        if writer is not None and not writer.deleted:
+        if writer is not None and writer.deleted is None:
             return writer
+        if self.failure is not None:
+            raise self.failure
         async with self._preparing:
             writer = self._writers.get(name)
-            if writer is None or writer.deleted:
+            if writer is None or writer.deleted is not None:
                 stream = await self.cluster.stream(name)
                 if self._identity is None:
-                    request = coordinator_pb2.InitProducerRequest(name=self.settings.name)
-                    answer = await self.cluster.ask(api.INIT_PRODUCER, request)
-                    self._identity = answer.producer_id, answer.producer_epoch
+                    self._identity = await self._init()
                 if writer is not None:
                     writer.close_open_chunks()  # they fail like those before them
-                writer = self._writers[name] = StreamWriter(self, stream, *self._identity)
+                writer = self._writers[name] = StreamWriter(self, stream, self._identity)
             return writer
+
+    async def _init(self) -> ProducerIdentity:
+        request = coordinator_pb2.InitProducerRequest(name=self.settings.name)
+        answer = await self.cluster.ask(api.INIT_PRODUCER, request)
+        last_epoch = answer.producer_epoch + PRODUCER_EPOCHS - 1 if self.settings.name else LAST_EPOCH
+        return ProducerIdentity(answer.producer_id, answer.producer_epoch, last_epoch)
 
     # -- chunks ------------------------------------------------------------------------------------------------
 
@@ -311,7 +333,7 @@ class Producer:
             error = InvalidArgument(
                 f"records cannot be encoded: {error}", stream=accumulator.stream, streamlet_id=accumulator.streamlet
             )
-        self._failure = self._failure or error
+        self._first_error = self._first_error or error
         accumulator.fail(error)
         self._room.set()
 
@@ -325,7 +347,7 @@ class Producer:
         *,
         accepted_s: float | None = None,
     ) -> asyncio.Future[Delivery]:
-        lane = writer.lane(streamlet)
+        lane = writer.lanes[streamlet]
         if accepted_s is None:
             accepted_s = self.loop.time()
         deadline_s = accepted_s + self.settings.delivery_timeout_ms / 1000
@@ -333,7 +355,7 @@ class Producer:
         lane.add(chunk)
         self._unfinished.add(chunk)
         self._queued_bytes += payload.payload.size
-        self.sender(writer, streamlet).lane_ready(lane)
+        self.routes.ready(lane)
         return future
 
     def _is_full(self, wanted_bytes: int) -> bool:
@@ -341,7 +363,7 @@ class Producer:
         return bool(self._buffered_bytes) and self._buffered_bytes + wanted_bytes > self._buffer_bytes_max
 
     async def _wait_for_room(self, wanted_bytes: int) -> None:
-        while self._is_full(wanted_bytes) and not self.closed:
+        while self._is_full(wanted_bytes) and not self.ended:
             self._close_open_chunks()  # room comes from what is sent: nothing lingers now
             self._room.clear()
             await self._room.wait()
@@ -358,61 +380,54 @@ class Producer:
         self._buffered_bytes -= chunk.payload.payload.size
         self._room.set()
         future = chunk.delivered
-        if isinstance(outcome, UnknownStream):
-            self._note_deleted(chunk.lane.identity)
         if isinstance(outcome, KeraError):
-            self._failure = self._failure or outcome
+            self._first_error = self._first_error or outcome
             if not future.done():
                 future.set_exception(outcome)
                 future.exception()  # `flush` tells it, too: no warning if nobody awaits this future
         elif not future.done():
             future.set_result(outcome)
 
-    def _note_deleted(self, identity: LaneIdentity) -> None:
-        writer = self._writers.get(identity.stream)
-        if writer is not None and writer.stream.stream_id == identity.stream_id:
-            writer.deleted = True
-            self.cluster.forget(identity.stream)
+    def shut_out(self, error: ProducerFenced) -> ProducerFenced:
+        """What a broker's refusal means: a later instance has written, and nothing more can be sent."""
+        name = self.settings.name
+        whose = f"a newer producer with the name {name!r}" if name else "a newer instance of this producer"
+        return ProducerFenced(f"{whose} has taken over ({error.message}); this one takes no more", **error.attributes)
+
+    def used_up(self, lane: Lane) -> None:
+        """A lane has no epoch left: its chunks could not be told from those of a later instance of the name."""
+        identity = lane.identity
+        text = (
+            f"the producer has failed so often in streamlet {identity.streamlet_id} of stream {identity.stream!r} that"
+            f" its {PRODUCER_EPOCHS} epochs are used up; make a new one with the same name"
+        )
+        self.fail(ClosedError(text, stream=identity.stream, streamlet_id=identity.streamlet_id))
+
+    def fail(self, error: KeraError) -> None:
+        """Give up all that is not in flight, and take nothing more."""
+        if self.failure is not None:
+            return
+        self.failure, self.ended = error, True
+        log.warning("producer has failed", error=error.message)
+        for writer in self._writers.values():
+            writer.abandon(error)
+            self.routes.fail(writer, error)
+        self._first_error = self._first_error or error
+        self._room.set()
 
     # -- used by senders ---------------------------------------------------------------------------------------
 
-    def sender(self, writer: StreamWriter, streamlet: int) -> Sender:
-        """The sender of the broker that owns a streamlet, as far as is known."""
-        broker_id = writer.stream.assignments[streamlet].broker_id
-        sender = self._senders.get(broker_id)
-        if sender is None:
-            sender = self._senders[broker_id] = Sender(self, broker_id)
-        return sender
-
-    def close_due_chunks(self, broker_id: int, now_us: int) -> bool:
-        """Close the open chunks for a broker that have lingered long enough; whether there were any."""
+    def close_due_chunks(self, sender: Sender, now_us: int) -> bool:
+        """Close the open chunks of a sender's lanes that have lingered long enough; whether there were any."""
         due_us = now_us - round(self.settings.linger_ms * 1000)
         closed = False
         for writer in self._writers.values():
             for accumulator in list(writer.open_chunks.values()):
-                owner = writer.stream.assignments[accumulator.streamlet].broker_id
-                if owner == broker_id and accumulator.created_us <= due_us:
+                served = writer.lanes[accumulator.streamlet].route.sender is sender
+                if served and accumulator.created_us <= due_us:
                     self.close_chunk(writer, accumulator)
                     closed = True
         return closed
-
-    async def connect(self, broker_id: int) -> Channel:
-        """A connection to a broker, found through the streams that it has; raises `Unavailable`."""
-        for name, writer in list(self._writers.items()):
-            try:
-                stream = await self.cluster.stream(name)
-            except (UnknownStream, Unavailable):
-                stream = writer.stream  # deleted: the broker will say so, chunk by chunk; or as it was when last seen
-            if stream.stream_id == writer.stream.stream_id:  # another one may have its name by now
-                writer.stream = stream
-            if broker_id in writer.stream.brokers:
-                return await self.cluster.channel(writer.stream, broker_id)
-        raise Unavailable(f"broker {broker_id} is not known any more", broker_id=broker_id)
-
-    def metadata_is_stale(self) -> None:
-        """Ask the coordinator again before the next connection."""
-        for name in self._writers:
-            self.cluster.forget(name)
 
 
 def _bytes_of(what: str, value: bytes) -> int:

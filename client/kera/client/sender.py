@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kera.client.lane import Lane, PendingChunk
-from kera.client.retry import backoff_s
+from kera.client.retry import is_route_error, of_broker, pause_s
 from kera.client.types import Delivery, durability_name
-from kera.core.errors import InternalError, KeraError, NotOwner, Unavailable, Uncertain
+from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.wire import error_from_message
@@ -31,7 +31,9 @@ class Sender:
 
     def __init__(self, producer: Producer, broker_id: int) -> None:
         self._producer = producer
-        self._broker_id = broker_id
+        self.broker_id = broker_id
+        self.lanes: set[Lane] = set()
+        """All that it serves, see `kera.client.routes`."""
         self._lanes: deque[Lane] = deque()
         """Lanes that may have chunks to send, each at most once; served in turn."""
         self._queued: set[Lane] = set()
@@ -51,6 +53,12 @@ class Sender:
             self._pump_soon = True
             self._producer.loop.call_soon(self._pump)
 
+    def remove(self, lane: Lane) -> None:
+        """Send nothing of a lane, until it is ready again."""
+        if lane in self._queued:
+            self._queued.discard(lane)
+            self._lanes.remove(lane)
+
     def chunk_opened(self) -> None:
         """A chunk was opened: it is due when it has lingered; without linger, when nothing is in flight."""
         linger_ms = self._producer.settings.linger_ms
@@ -61,15 +69,15 @@ class Sender:
             self._producer.loop.call_soon(self._pump)
 
     def stop(self) -> None:
-        """Connect to nobody any more; `_pump` sees by itself that the producer is closed."""
-        if self._connecting is not None:
+        """Connect to nobody any more; `_pump` sees by itself that the producer has ended."""
+        if self._connecting is not None and self._connecting is not asyncio.current_task():
             self._connecting.cancel()
 
     def _pump(self) -> None:
         """Send as many requests as may be in flight."""
         self._pump_soon = False
         producer = self._producer
-        if producer.closed:
+        if producer.ended:
             return
         now_s = producer.loop.time()
         if now_s < self._retry_at_s:
@@ -77,7 +85,7 @@ class Sender:
         request_bytes_max = min(producer.settings.request_bytes_max, producer.cluster.settings.message_bytes_max)
         while self._requests < producer.settings.requests_in_flight_max:
             if self._channel is None or self._channel.closed:
-                if self._lanes or producer.close_due_chunks(self._broker_id, producer.clock.now_us()):
+                if self._lanes or producer.close_due_chunks(self, producer.clock.now_us()):
                     self._connect()
                 return
             chunks = self._gather(request_bytes_max)
@@ -85,7 +93,7 @@ class Sender:
                 self._send(chunks)
             elif self._requests and not producer.settings.linger_ms:
                 return  # an unfilled chunk goes on filling until an answer is there: so it grows with the load
-            elif not producer.close_due_chunks(self._broker_id, producer.clock.now_us()):
+            elif not producer.close_due_chunks(self, producer.clock.now_us()):
                 return
 
     def _gather(self, bytes_max: int) -> list[PendingChunk]:
@@ -137,8 +145,8 @@ class Sender:
         message = done.result().message
         statuses = message.statuses
         if len(statuses) != len(chunks):
-            text = f"broker {self._broker_id} answered {len(statuses)} chunks of {len(chunks)}"
-            self._refused(chunks, InternalError(text, broker_id=self._broker_id))
+            text = f"broker {self.broker_id} answered {len(statuses)} chunks of {len(chunks)}"
+            self._refused(chunks, InternalError(text, broker_id=self.broker_id))
             return
         places = {place.virtual_segment_id: tuple(place.backup_ids) for place in message.virtual_segments}
         failed: list[tuple[PendingChunk, KeraError]] = []
@@ -173,10 +181,11 @@ class Sender:
                 backups=places.get(status.virtual_segment_id, ()),
             ),
         )
+        lane.route.attempt = 0
         for failure in given_up:
             self._producer.finish(*failure)
-        if lane.ready:
-            self._requeue(lane)
+        if not lane.in_flight and not lane.idle:
+            self._producer.routes.ready(lane)
 
     def _refused(self, chunks: list[PendingChunk], error: KeraError) -> None:
         self._came_back([(chunk, error) for chunk in chunks])
@@ -186,36 +195,51 @@ class Sender:
         producer = self._producer
         now_s = producer.loop.time()
         retried: KeraError | None = None
-        stale = False
-        for chunk, error in failed:
-            failures = chunk.lane.refused(chunk, error, now_s)
-            for given_up, reason in failures:
-                producer.finish(given_up, reason)
-            if all(given_up is not chunk for given_up, _ in failures):
+        lost: dict[Lane, KeraError] = {}
+        fenced: ProducerFenced | None = None
+        for chunk, failure in failed:
+            error = of_broker(failure)
+            if isinstance(error, ProducerFenced):
+                error = fenced = fenced or producer.shut_out(error)
+            again = self._returned(chunk, error, now_s)
+            if isinstance(error, NotOwner):
+                lost[chunk.lane] = failure
+            elif again:
                 retried = retried or error
-            self._requeue(chunk.lane)
-            if isinstance(error, (NotOwner, Unavailable, Uncertain)):
-                stale = True
-            if isinstance(error, Unavailable):
-                self._channel = None  # gRPC's never closes by itself, and the broker may be elsewhere now
-        if stale:
-            producer.metadata_is_stale()
-        if retried is None:
-            return
+        if fenced is not None:
+            producer.fail(fenced)
+        for lane, error in lost.items():
+            if not lane.idle:
+                producer.routes.lost(lane, error)
+        for lane in dict.fromkeys(chunk.lane for chunk, _ in failed):
+            producer.routes.ready(lane)
+        if retried is not None:
+            self._pause(retried, now_s)
+
+    def _returned(self, chunk: PendingChunk, error: KeraError, now_s: float) -> bool:
+        """A chunk is not acknowledged; whether it is to be sent again."""
+        producer, lane = self._producer, chunk.lane
+        given_up = lane.refused(chunk, error, now_s)
+        for failure in given_up:
+            producer.finish(*failure)
+        if is_route_error(error):
+            producer.cluster.forget(lane.identity.stream)
+        if isinstance(error, Unavailable) or type(error) is Uncertain:
+            self._channel = None  # gRPC's never closes by itself, and who gave no answer may have been replaced
+        return all(failure.chunk is not chunk for failure in given_up)
+
+    def _pause(self, error: KeraError, now_s: float) -> None:
+        """Send nothing for a while, growing with each failure."""
+        producer = self._producer
         self._attempt += 1
-        pause_s = backoff_s(producer.cluster.settings, self._attempt)
+        pause = pause_s(producer.cluster.settings, error, self._attempt)
         deadline_s = self._earliest_deadline_s()
         if deadline_s is not None:
-            pause_s = min(pause_s, max(0.0, deadline_s - now_s))  # then there is one attempt left
-        self._retry_at_s = now_s + pause_s
-        producer.loop.call_later(pause_s + 0.001, self._pump)
+            pause = min(pause, max(0.0, deadline_s - now_s))  # then there is one attempt left
+        self._retry_at_s = now_s + pause
+        producer.loop.call_later(pause + 0.001, self._pump)
         if self._attempt == 1:
-            log.warning("broker refused chunks; retrying", broker_id=self._broker_id, error=retried.message)
-
-    def _requeue(self, lane: Lane) -> None:
-        if lane not in self._queued:
-            self._queued.add(lane)
-            self._lanes.append(lane)
+            log.warning("broker refused chunks; retrying", broker_id=self.broker_id, error=error.message)
 
     def _connect(self) -> None:
         if self._connecting is None or self._connecting.done():
@@ -227,18 +251,18 @@ class Sender:
         error: KeraError
         try:
             async with asyncio.timeout_at(self._earliest_deadline_s()):
-                self._channel = await producer.connect(self._broker_id)
+                self._channel = await producer.routes.connect(self)
         except KeraError as failure:
             error = failure
         except TimeoutError:
-            error = Unavailable(f"broker {self._broker_id} cannot be reached", broker_id=self._broker_id)
+            error = Unavailable(f"broker {self.broker_id} cannot be reached", broker_id=self.broker_id)
         except Exception as failure:  # noqa: BLE001 - nobody may wait for ever
             error = InternalError(f"{type(failure).__name__}: {failure}")
         else:
             self._pump()
             return
         # Records in open chunks have no deadline yet: they join, so that they are not left behind.
-        producer.close_due_chunks(self._broker_id, producer.clock.now_us())
+        producer.close_due_chunks(self, producer.clock.now_us())
         self._came_back([(lane.take(), error) for lane in list(self._lanes) for _ in range(lane.ready_count)])
 
     def _earliest_deadline_s(self) -> float | None:

@@ -27,6 +27,12 @@ class ClientSettings(KeraSettings):
     retry_timeout_ms: int = Field(
         30_000, ge=0, description="How long to go on trying what fails for a passing reason, in ms."
     )
+    recovery_timeout_ms: int = Field(
+        600_000,
+        ge=0,
+        description="How long to wait for what a broker says is being recovered, in ms; retry_timeout_ms counts from"
+        " the last such answer.",
+    )
     retry_backoff_ms: int = Field(50, gt=0, description="Pause before the first retry, in ms; doubles up to 1 s.")
     message_bytes_max: ByteSize = Field(
         ByteSize(32 * MIB), description="Largest request or response; not below the brokers' segment size."
@@ -38,7 +44,11 @@ class ProducerSettings(KeraSettings):
 
     section: ClassVar[str] = "producer"
 
-    name: str = Field("", description="Name of the application, for the logs of the coordinator.")
+    name: str = Field(
+        "",
+        description="Name that the producer keeps over restarts: a new producer of the name shuts out the one before."
+        " Empty: a producer of its own.",
+    )
     chunk_bytes_max: ByteSize = Field(
         ByteSize(256 * KIB),
         description="A chunk of a streamlet closes at this size; larger ones cost less per record, smaller wait less.",

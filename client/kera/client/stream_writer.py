@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -10,8 +10,9 @@ from kera.client.accumulator import Accumulator
 from kera.client.encoding import too_large
 from kera.client.lane import Lane, LaneIdentity
 from kera.client.partitioner import primary_keys, split_by_streamlet
+from kera.client.routes import Route
 from kera.client.types import StreamDescription
-from kera.core.errors import KeraError, SchemaMismatch, StreamletOutOfRange
+from kera.core.errors import KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
 
 if TYPE_CHECKING:
     from kera.client.producer import Producer
@@ -20,32 +21,45 @@ BATCH_OVERHEAD_BYTES = 1024
 """Chunk header, and what Arrow adds to a batch of one row; estimated from above."""
 
 
+class ProducerIdentity(NamedTuple):
+    """What the coordinator has given to a producer."""
+
+    producer_id: int
+    first_epoch: int
+    last_epoch: int
+    """Of the epochs that are this instance's."""
+
+
 class StreamWriter:
     """What the producer keeps per stream."""
 
-    def __init__(self, producer: Producer, stream: StreamDescription, producer_id: int, producer_epoch: int) -> None:
+    def __init__(self, producer: Producer, stream: StreamDescription, identity: ProducerIdentity) -> None:
         self._producer = producer
         self.stream = stream
         self.streamlet_count = stream.config.streamlets
-        self.sticky_streamlet = producer_id % self.streamlet_count
+        self.sticky_streamlet = identity.producer_id % self.streamlet_count
         """Where records without keys go; moves on with each chunk."""
-        self._lanes = [
+        self.lanes = [
             Lane(
                 LaneIdentity(
-                    stream.name, stream.stream_id, streamlet, stream.schema_id, producer_id, stream.codec, stream.typed
+                    stream.name,
+                    stream.stream_id,
+                    streamlet,
+                    stream.schema_id,
+                    identity.producer_id,
+                    stream.codec,
+                    stream.typed,
                 ),
-                producer_epoch,
+                identity.first_epoch,
+                last_epoch=identity.last_epoch,
+                route=Route(self),
             )
             for streamlet in range(self.streamlet_count)
         ]
         self.open_chunks: dict[int, Accumulator] = {}
         """By streamlet: the chunk that takes its next record."""
-        self.deleted = False
-        """A broker has said so."""
-
-    def lane(self, streamlet: int) -> Lane:
-        """The lane of a streamlet."""
-        return self._lanes[streamlet]
+        self.deleted: UnknownStream | None = None
+        """Says that the stream is not there any more."""
 
     def open_chunk(self, streamlet: int, record_bytes: int, now_us: int) -> Accumulator:
         """The open chunk of a streamlet. Raises `StreamletOutOfRange`, `RecordTooLarge`, `SchemaMismatch`."""
@@ -57,7 +71,7 @@ class StreamWriter:
             loop = producer.loop
             accumulator = Accumulator(self.stream.name, streamlet, now_us, loop.time(), loop.create_future())
             self.open_chunks[streamlet] = accumulator
-            producer.sender(self, streamlet).chunk_opened()
+            producer.routes.sender(self.lanes[streamlet]).chunk_opened()
         return accumulator
 
     def _check(self, streamlet: int, record_bytes: int) -> None:

@@ -52,6 +52,10 @@ class BrokerDescription:
     segment_bytes: int
     arena_bytes: int
     alive: bool
+    broker_epoch: int = 0
+    """Of its last launch; 0: not known."""
+    draining: bool = False
+    """It is being emptied, and gets no streamlets."""
 
     @classmethod
     def from_message(cls, info: common_pb2.BrokerInfo) -> BrokerDescription:
@@ -65,6 +69,8 @@ class BrokerDescription:
             segment_bytes=info.segment_bytes,
             arena_bytes=info.arena_bytes,
             alive=info.alive,
+            draining=info.draining,
+            broker_epoch=info.broker_epoch,
         )
 
 
@@ -86,6 +92,8 @@ class BackupDescription:
     """As of its last heartbeat."""
     free_disk_bytes: int
     alive: bool
+    draining: bool = False
+    """It is being emptied, and gets no replicas."""
 
     @classmethod
     def from_message(cls, info: common_pb2.BackupInfo) -> BackupDescription:
@@ -103,6 +111,7 @@ class BackupDescription:
             free_memory_bytes=info.free_memory_bytes,
             free_disk_bytes=info.free_disk_bytes,
             alive=info.alive,
+            draining=info.draining,
         )
 
 
@@ -113,15 +122,47 @@ class ClusterDescription:
     cluster_id: str
     brokers: list[BrokerDescription]
     backups: list[BackupDescription]
+    coordinators: tuple[str, ...] = ()
+    """Addresses of those that run, the one that leads first."""
+
+
+class Interval(NamedTuple):
+    """Groups of a streamlet that are at one broker: from `first_group_id` up to those of the next interval."""
+
+    first_group_id: int
+    broker_id: int
+    first_records: tuple[int, ...] = ()
+    """Per entry, the ordinal of the first record of the interval; empty: all 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who owns a streamlet."""
+    """Who owns a streamlet, and where its groups are."""
 
     broker_id: int
+    """The owner: it takes the streamlet's chunks."""
     broker_epoch: int
     first_group_id: int
+    intervals: tuple[Interval, ...] = ()
+    """In the order of their groups, the last one the owner's; empty: all groups are at the owner."""
+
+    def broker_at(self, position: Position) -> int:
+        """The broker that has the group of `position`; of `EARLIEST`, the one that has the oldest groups."""
+        if not self.intervals:
+            return self.broker_id
+        holder = self.intervals[0].broker_id
+        for interval in self.intervals[1:]:
+            if interval.first_group_id > position.group_id:
+                break
+            holder = interval.broker_id
+        return holder
+
+    @property
+    def broker_ids(self) -> tuple[int, ...]:
+        """All brokers that have groups of the streamlet, each once; the owner is the last one."""
+        holders = dict.fromkeys(interval.broker_id for interval in self.intervals)
+        holders.pop(self.broker_id, None)
+        return (*holders, self.broker_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +180,17 @@ class StreamDescription:
     assignments: Mapping[int, Assignment]
     created_us: int
     brokers: Mapping[int, BrokerDescription] = field(default_factory=dict)
+    assignments_version: int = 0
+    """Grows with each change of `assignments`."""
+    config_version: int = 0
+    """Grows with each change of `config`."""
+
+    def is_older_than(self, other: StreamDescription) -> bool:
+        """Whether `other` has replaced this one: it is a later stream of the name, or this one as it was later."""
+        if self.stream_id != other.stream_id:
+            return self.stream_id < other.stream_id
+        versions = self.assignments_version, self.config_version
+        return versions < (other.assignments_version, other.config_version)
 
     @property
     def codec(self) -> Codec:
@@ -150,9 +202,10 @@ class StreamDescription:
         """No chunk of the stream may be larger than this."""
         return min((broker.segment_bytes for broker in self.brokers.values()), default=0)
 
-    def broker_of(self, streamlet_id: int) -> BrokerDescription | None:
-        """The owner of a streamlet, if it is known."""
-        return self.brokers.get(self.assignments[streamlet_id].broker_id)
+    def broker_of(self, streamlet_id: int, position: Position | None = None) -> BrokerDescription | None:
+        """The broker that has a position of a streamlet, if it is known; without a position, the streamlet's owner."""
+        assignment = self.assignments[streamlet_id]
+        return self.brokers.get(assignment.broker_id if position is None else assignment.broker_at(position))
 
     def entry_id(self, streamlet_id: int, entry: int) -> EntryId:
         """The id of an entry. Raises `StreamletOutOfRange`, `InvalidArgument` if the stream does not have it."""
@@ -203,11 +256,21 @@ class StreamDescription:
             key_column=schema.key_column or None,
             timestamp_column=schema.timestamp_column or None,
             assignments={
-                item.streamlet_id: Assignment(item.broker_id, item.broker_epoch, item.first_group_id)
+                item.streamlet_id: Assignment(
+                    item.broker_id,
+                    item.broker_epoch,
+                    item.first_group_id,
+                    tuple(
+                        Interval(interval.first_group_id, interval.broker_id, tuple(interval.first_records))
+                        for interval in item.intervals
+                    ),
+                )
                 for item in info.assignments
             },
             created_us=info.created_us,
             brokers={broker.broker_id: BrokerDescription.from_message(broker) for broker in brokers},
+            assignments_version=info.assignments_version,
+            config_version=info.config_version,
         )
 
 

@@ -1,45 +1,126 @@
-"""The coordinator's process: ``kera coordinator`` and ``python -m kera.coordinator``."""
+"""The coordinator's process: ``kera coordinator`` and ``python -m kera.coordinator``.
+
+It listens first and is elected then, as others have to be told where it listens. With an embedded store it is ready
+when it leads; with ZooKeeper when it runs for leader, and sends whoever asks to the one that leads.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
+from kera.coordinator.application_service import Applications
 from kera.coordinator.brokers import GrpcBrokers
 from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.leadership import Alone, Election, Leadership
 from kera.coordinator.lmdb_store import LmdbStore
+from kera.coordinator.metadata import MetadataStore
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import SystemClock
 from kera.core.daemon import run_daemon, run_from_environment
+from kera.core.errors import InvalidArgument
+from kera.core.rpc import Service, api
+from kera.core.rpc.address import join_address, split_address
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.settings import InvalidSettings
 from kera.core.telemetry import CollectorRegistry, serve_metrics
+
+METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS)
 
 
 @asynccontextmanager
 async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
     """Start a coordinator, yield where it is, stop it."""
+    if settings.advertised_address:
+        with _setting("advertised_address"):
+            split_address(settings.advertised_address)
     async with AsyncExitStack() as stack:
-        store = LmdbStore(settings.data_dir, bytes_max=settings.metadata_bytes_max)
-        stack.push_async_callback(store.close)
-        brokers = GrpcBrokers(timeout_ms=settings.broker_timeout_ms)
-        stack.push_async_callback(brokers.close)
-        coordinator = await Coordinator.load(store, brokers, SystemClock(), settings)
-        stack.push_async_callback(coordinator.close)
-
+        store, election_of = await _store(settings, stack)
         registry = CollectorRegistry()
-        metrics = CoordinatorMetrics(registry, coordinator)
-        server = GrpcServer([coordinator_service(coordinator, metrics.observe)])
+        metrics = CoordinatorMetrics(registry)
+        leadership = Leadership(lambda store, epoch: _office(settings, metrics, store, epoch))
+        server = GrpcServer([leadership.service(METHODS, metrics.observe)])
         stack.push_async_callback(server.close)
         port = await server.listen(settings.host, settings.port)
         ready: dict[str, Any] = {"grpc_address": f"{settings.host}:{port}"}
         if settings.metrics_port is not None:
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = f"{settings.host}:{metrics_port}"
+        address = settings.advertised_address or join_address(settings.host, port)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        running = tasks.create_task(leadership.run(store, election_of(address), address))
+        stack.callback(running.cancel)
+        if not settings.zookeeper:
+            await leadership.until_first_term()
         yield ready
+
+
+async def _store(
+    settings: CoordinatorSettings, stack: AsyncExitStack
+) -> tuple[MetadataStore, Callable[[str], Election]]:
+    """Where the metadata are, and the election of who may lead, for a coordinator at an address."""
+    if not settings.zookeeper:
+        lmdb_store = LmdbStore(settings.data_dir, bytes_max=settings.metadata_bytes_max)
+        stack.push_async_callback(lmdb_store.close)
+        return lmdb_store, Alone
+    # Late, as one coordinator needs no client of ZooKeeper.
+    from kera.coordinator.zookeeper_store import (  # noqa: PLC0415
+        ZooKeeperAddress,
+        ZooKeeperElection,
+        ZooKeeperSession,
+        ZooKeeperStore,
+    )
+
+    with _setting("zookeeper"):
+        where = ZooKeeperAddress.parse(settings.zookeeper)
+    session = await ZooKeeperSession.connect(where, session_timeout_ms=settings.zookeeper_session_timeout_ms)
+    stack.push_async_callback(session.close)
+    store = await ZooKeeperStore.open(session)
+    stack.push_async_callback(store.close)
+    return store, lambda address: ZooKeeperElection(session, store, address)
+
+
+@contextmanager
+def _setting(name: str) -> Iterator[None]:
+    """What is wrong with the setting `name` is an error of the start."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidSettings(f"{name}: {error.message}", **error.attributes) from error
+
+
+@asynccontextmanager
+async def _office(
+    settings: CoordinatorSettings, metrics: CoordinatorMetrics, store: MetadataStore, epoch: int
+) -> AsyncIterator[Service]:
+    """What leads, for as long as it does."""
+    async with AsyncExitStack() as stack:
+        brokers = GrpcBrokers(timeout_ms=settings.broker_timeout_ms)
+        stack.push_async_callback(brokers.close)
+        coordinator = await Coordinator.load(
+            store,
+            brokers,
+            SystemClock(),
+            settings,
+            coordinator_epoch=epoch,
+            observe_phase=metrics.observe_phase,
+            observe_move=metrics.observe_move,
+        )
+        stack.push_async_callback(coordinator.close)
+        applications = Applications.load(coordinator.state)
+        stack.push_async_callback(applications.close)
+        coordinator.use_cursors(applications.cursors_of)
+        coordinator.start()
+        metrics.coordinator = coordinator
+        stack.callback(setattr, metrics, "coordinator", None)
+        metrics.applications = applications
+        stack.callback(setattr, metrics, "applications", None)
+        yield coordinator_service(coordinator, metrics.observe, applications)
 
 
 def run(settings: CoordinatorSettings) -> int:

@@ -6,18 +6,23 @@ Invariants:
 2. A name belongs to at most one stream, one that is just being created included.
 3. A stream that is being created is seen by the brokers that have to open it, and by nobody else.
 4. For the current launch of each broker: an assignment of one of its streamlets has that launch's epoch, and a
-   `first_group_id` above the ids of all groups of earlier launches.
+   `first_group_id` above the ids of all groups of earlier launches. An assignment with an epoch before that waits for
+   a recovery, see ``recovery``.
+5. `assignments_version` of a stream grows with every change of its assignments.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 
+from kera.coordinator.intervals import FIRST_GROUP_ID
+from kera.coordinator.intervals import broker_ids_of as broker_ids_of_assignment
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream, invariant
 from kera.v1 import common_pb2
 
-FIRST_GROUP_ID = 1
+__all__ = ["FIRST_GROUP_ID", "GROUPS_PER_LAUNCH", "Catalog", "broker_ids_of", "with_assignments"]
+
 GROUPS_PER_LAUNCH = 1 << 24
 """By how much `first_group_id` of a streamlet moves up when its broker starts anew.
 
@@ -44,19 +49,28 @@ class Catalog:
         self._sizes: dict[int, int] = {}
         self._bytes = 0
         self._streamlets: Counter[int] = Counter()
+        self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
 
     def add(self, stream: common_pb2.StreamInfo) -> None:
         """A stream that is stored: one from before, one that has been created, or a new version of one."""
         invariant(self._ids.get(stream.name, stream.stream_id) == stream.stream_id, "a name belongs to one stream")
         self._creating.pop(stream.name, None)
-        self._discount(self._streams.get(stream.stream_id, stream))
+        known = self._streams.get(stream.stream_id)
+        self._discount(known or stream)
         self._count(stream)
+        for broker_id in _concerned(known) if known else ():
+            self._of_broker[broker_id].discard(stream.stream_id)
+        for broker_id in _concerned(stream):
+            self._of_broker[broker_id].add(stream.stream_id)
         self._streams[stream.stream_id] = stream
         self._ids[stream.name] = stream.stream_id
 
     def remove(self, stream: common_pb2.StreamInfo) -> None:
         """Forget a stream that is no longer stored."""
-        self._discount(self._streams.pop(stream.stream_id))
+        known = self._streams.pop(stream.stream_id)
+        self._discount(known)
+        for broker_id in _concerned(known):
+            self._of_broker[broker_id].discard(stream.stream_id)
         del self._ids[stream.name]
 
     def check_free(self, name: str) -> None:
@@ -101,6 +115,9 @@ class Catalog:
             raise UnknownStream(f"there is no stream with id {stream_id}", stream_id=stream_id)
         return self._streams[stream_id]
 
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._streams
+
     def streams(self) -> list[common_pb2.StreamInfo]:
         """All streams, by name."""
         return [self._streams[self._ids[name]] for name in sorted(self._ids)]
@@ -112,27 +129,45 @@ class Catalog:
         """How many streamlets each broker has; 0 for those that have none."""
         return +self._streamlets
 
+    def created_by(self, name: str, creation_id: str) -> common_pb2.StreamInfo | None:
+        """The stream of this name, if it is what the request with this `creation_id` made."""
+        stream = self._streams.get(self._ids.get(name, 0))
+        return stream if stream is not None and creation_id and stream.creation_id == creation_id else None
+
     def of_launch(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
-        """The streams with streamlets of this launch of a broker, those that it is just to open included."""
-        return [
+        """The streams that this launch of a broker has to know.
+
+        Those with streamlets or older groups there, those that it is just to open, and those whose streamlets are being
+        recovered from what it had: it must keep that until they are.
+        """
+        return self.concerning(broker_id) + [
             stream
-            for stream in self._all()
+            for stream in self._creating.values()
             if any(owner.broker_id == broker_id and owner.broker_epoch == broker_epoch for owner in stream.assignments)
         ]
 
-    def relaunched(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
+    def concerning(self, broker_id: int) -> list[common_pb2.StreamInfo]:
+        """The streams whose assignments name a broker, in whatever role, by their ids."""
+        return [self._streams[stream_id] for stream_id in sorted(self._of_broker[broker_id])]
+
+    def relaunched(
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        stays: Callable[[common_pb2.StreamInfo, common_pb2.StreamletAssignment], bool] = lambda *_: False,
+    ) -> list[common_pb2.StreamInfo]:
         """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
 
-        A stream that is being created stays as it is: its epoch is now an old one, and its creation fails on that.
+        What `stays` says of an assignment keeps its epoch. A stream that is being created stays as it is: its epoch is
+        now an old one, and its creation fails on that.
         """
         changed = []
-        for stream in self._streams.values():
-            if all(owner.broker_id != broker_id for owner in stream.assignments):
+        for stream in self.concerning(broker_id):
+            if all(owner.broker_id != broker_id or stays(stream, owner) for owner in stream.assignments):
                 continue
-            version = common_pb2.StreamInfo()
-            version.CopyFrom(stream)
+            version = with_assignments(stream, [])
             for owner in version.assignments:
-                if owner.broker_id == broker_id:
+                if owner.broker_id == broker_id and not stays(stream, owner):
                     owner.broker_epoch = broker_epoch
                     owner.first_group_id += GROUPS_PER_LAUNCH
             changed.append(version)
@@ -155,5 +190,25 @@ class Catalog:
 
 
 def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:
-    """The brokers that own streamlets of `stream`."""
-    return sorted({owner.broker_id for owner in stream.assignments})
+    """The brokers that have streamlets of `stream`, or older groups of some."""
+    return sorted({broker_id for one in stream.assignments for broker_id in broker_ids_of_assignment(one)})
+
+
+def with_assignments(
+    stream: common_pb2.StreamInfo, assignments: Iterable[common_pb2.StreamletAssignment]
+) -> common_pb2.StreamInfo:
+    """The next version of `stream`, with these in the place of its assignments of the same streamlets."""
+    version = common_pb2.StreamInfo()
+    version.CopyFrom(stream)
+    version.assignments_version += 1
+    for assignment in assignments:
+        version.assignments[assignment.streamlet_id].CopyFrom(assignment)
+    return version
+
+
+def _concerned(stream: common_pb2.StreamInfo) -> set[int]:
+    return {
+        broker_id
+        for one in stream.assignments
+        for broker_id in (*broker_ids_of_assignment(one), *(source.broker_id for source in one.sources))
+    }

@@ -21,18 +21,21 @@ from pathlib import Path
 import lmdb
 
 from kera.coordinator.data_dir import DataDir
-from kera.coordinator.metadata import MetadataStoreFailed, MetadataStoreFull, Record, Write, check_writes, conflict
+from kera.coordinator.metadata import (
+    Check,
+    MetadataStoreFailed,
+    MetadataStoreFull,
+    Record,
+    UnknownFormat,
+    Write,
+    check_writes,
+    conflict,
+)
 from kera.core.errors import StartError
 
 FORMAT = 1
 _FORMAT_KEY = b"format"
 _VERSION = struct.Struct(">Q")
-
-
-class UnknownFormat(StartError):
-    """The data directory was written by another version of KerA."""
-
-    code = "unknown_format"
 
 
 class LmdbStore:
@@ -97,12 +100,12 @@ class LmdbStore:
                 there = cursor.next()
         return found
 
-    async def write(self, *writes: Write) -> None:
+    async def write(self, *writes: Write | Check) -> None:
         """See `MetadataStore.write`."""
         check_writes(writes)
         await asyncio.to_thread(self._commit, writes)
 
-    def _commit(self, writes: tuple[Write, ...]) -> None:
+    def _commit(self, writes: tuple[Write | Check, ...]) -> None:
         with self._translated(), self._environment.begin(db=self._records, write=True) as transaction:
             for write in writes:
                 key = write.key.encode()
@@ -110,6 +113,8 @@ class LmdbStore:
                 found_version = 0 if data is None else _unpack(data).version
                 if found_version != write.expected_version:
                     raise conflict(write, found_version)
+                if isinstance(write, Check):
+                    continue
                 if write.value is None:
                     transaction.delete(key)
                 else:

@@ -7,15 +7,19 @@ Invariants, for each kind:
 
 1. An id is given once. A member that starts again and says who it is keeps its id.
 2. Every launch of every member has an epoch of its own, greater than all before it.
-3. Of each member one launch is current. Heartbeats of others are refused, which makes them end (fencing).
+3. Of each member one launch is current, or none: it is fenced. Heartbeats of others are refused, which makes them end.
+4. A launch that has been fenced never becomes current again, not even by registering once more.
 
 A member is alive while its last heartbeat is younger than `heartbeats_missed_max` intervals. One that is not alive
-stays a member: a broker with all its streamlets, since taking them away from it is recovery, which this version does
-not have; a backup with what it has on its disk.
+stays a member, with all that it has, until a recovery fences it (``recovery``).
+
+Silence counts only while we listen: `Membership.tick`, called every interval, finds from the time between two calls
+that this process was stopped itself, and does not hold that against anybody.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +29,12 @@ from kera.v1 import common_pb2, coordinator_pb2
 
 RecordT = TypeVar("RecordT", coordinator_pb2.RegisterBrokerRequest, coordinator_pb2.RegisterBackupRequest)
 InfoT = TypeVar("InfoT", common_pb2.BrokerInfo, common_pb2.BackupInfo)
+
+
+FENCED = "fenced:"
+"""How the stored `launch_id` of a member begins whose last launch is fenced; that launch's own follows."""
+LATE_INTERVALS = 2
+"""A tick that comes after more than so many intervals is late: this process was stopped, or starved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,8 @@ class Membership(Generic[RecordT, InfoT]):
         self.kind: Kind[RecordT, InfoT] = kind
         self._clock = clock
         self._silence_max_s = heartbeat_interval_ms * heartbeats_missed_max / 1000
+        self._interval_s = heartbeat_interval_ms / 1000
+        self._ticked_s = clock.monotonic_s()
         self._members: dict[int, _Member[RecordT]] = {}
 
     def restore(self, value: bytes) -> None:
@@ -122,6 +134,8 @@ class Membership(Generic[RecordT, InfoT]):
         known = self._known(request)
         new_launch = known is None or known.launch_id != request.launch_id
         member_id, epoch = (next_id, next_epoch) if known is None else self.kind.id_and_epoch(known)
+        if known is not None and known.launch_id == FENCED + request.launch_id:
+            raise self._stale(member_id, f"this launch of {noun} {member_id} was given up for lost; it must end")
         if new_launch:
             epoch = next_epoch
         record = self.kind.new_record()
@@ -130,6 +144,7 @@ class Membership(Generic[RecordT, InfoT]):
         info = self.kind.info(record)
         passing = {field: getattr(info, field) for field in self.kind.passing}
         info.alive = False  # never stored, as what follows; see `describe`
+        info.draining = known is not None and self.kind.info(known).draining
         for field in self.kind.passing:
             setattr(info, field, 0)
         return Registration(
@@ -154,7 +169,8 @@ class Membership(Generic[RecordT, InfoT]):
                 **{f"{noun}_id": member_id},
             )
         # A new member repeats its registration when the answer is lost; it must not become two.
-        repeated = (member.record for member in self._members.values() if member.record.launch_id == request.launch_id)
+        names = {request.launch_id, FENCED + request.launch_id}
+        repeated = (member.record for member in self._members.values() if member.record.launch_id in names)
         return next(repeated, None)
 
     def admit(self, registration: Registration[RecordT]) -> InfoT:
@@ -171,22 +187,80 @@ class Membership(Generic[RecordT, InfoT]):
         """
         noun, member = self.kind.noun, self._members.get(member_id)
         current = self.epoch(member_id) if member else None
-        if member is None or current != epoch:
-            raise StaleEpoch(
+        if member is None or current != epoch or self.is_fenced(member_id):
+            raise self._stale(
+                member_id,
                 f"launch {epoch} of {noun} {member_id} is not the current one ({current}); it must end",
-                **{f"{noun}_id": member_id, f"{noun}_epoch": epoch, "current_epoch": current},
+                **{f"{noun}_epoch": epoch, "current_epoch": current},
             )
         member.heard_s = self._clock.monotonic_s()
         member.passing = passing
 
+    def _stale(self, member_id: int, message: str, **attributes: Any) -> StaleEpoch:
+        return StaleEpoch(message, **{f"{self.kind.noun}_id": member_id, **attributes})
+
+    def tick(self) -> None:
+        """To be called every heartbeat interval: what a late call tells of a pause of our own delays all judgements."""
+        now_s = self._clock.monotonic_s()
+        late_s = now_s - self._ticked_s - self._interval_s
+        self._ticked_s = now_s
+        if late_s > (LATE_INTERVALS - 1) * self._interval_s:
+            for member in self._members.values():
+                member.heard_s = min(now_s, member.heard_s + late_s)
+
+    def fenced(self, member_id: int, epoch: int) -> RecordT:
+        """The record of a member none of whose launches before `epoch` may do anything any more. Nothing changes."""
+        record = self._copy(member_id)
+        if not record.launch_id.startswith(FENCED):
+            record.launch_id = FENCED + record.launch_id
+        self.kind.set_id_and_epoch(record, member_id, epoch)
+        return record
+
+    def drained(self, member_id: int, *, draining: bool) -> RecordT:
+        """The record of a member that is to be emptied, or not any more. Nothing changes. Raises `InvalidArgument`."""
+        if member_id not in self._members:
+            raise InvalidArgument(f"there is no {self.kind.noun} {member_id}", **{f"{self.kind.noun}_id": member_id})
+        record = self._copy(member_id)
+        self.kind.info(record).draining = draining
+        return record
+
+    def replace(self, record: RecordT) -> None:
+        """A record from `fenced` or `drained`, once it is stored."""
+        member_id, _ = self.kind.id_and_epoch(record)
+        self._members[member_id].record = record
+
+    def _copy(self, member_id: int) -> RecordT:
+        record = self.kind.new_record()
+        record.CopyFrom(self._members[member_id].record)
+        return record
+
+    def declare_dead(self, member_id: int) -> None:
+        """It was found to be gone, whatever it said a moment ago. A heartbeat brings it back, unless it is fenced."""
+        self._members[member_id].heard_s = -math.inf
+
     def epoch(self, member_id: int) -> int:
-        """The epoch of the member's current launch."""
+        """The epoch of the member's current launch; of one that is fenced, the one below which launches are refused."""
         _, epoch = self.kind.id_and_epoch(self._members[member_id].record)
         return epoch
 
+    def is_fenced(self, member_id: int) -> bool:
+        """Whether the member has no current launch, since the last one was given up for lost."""
+        return self._members[member_id].record.launch_id.startswith(FENCED)
+
+    def is_draining(self, member_id: int) -> bool:
+        """Whether the member is to be emptied."""
+        return self.kind.info(self._members[member_id].record).draining
+
+    def heard_s(self, member_id: int) -> float:
+        """When it was heard of, on the clock's monotonic time."""
+        return self._members[member_id].heard_s
+
     def is_alive(self, member_id: int) -> bool:
-        """Whether the member was heard of recently."""
-        return self._clock.monotonic_s() - self._members[member_id].heard_s <= self._silence_max_s
+        """Whether the member is known, was heard of recently, and is not fenced."""
+        member = self._members.get(member_id)
+        if member is None or self.is_fenced(member_id):
+            return False
+        return self._clock.monotonic_s() - member.heard_s <= self._silence_max_s
 
     def describe(self, member_id: int) -> InfoT:
         """A copy of what is known of the member, with its state of now."""
@@ -209,3 +283,7 @@ class Membership(Generic[RecordT, InfoT]):
     def live_ids(self) -> list[int]:
         """All members that are alive."""
         return [member_id for member_id in self.ids() if self.is_alive(member_id)]
+
+    def open_ids(self) -> list[int]:
+        """All members that are alive and may be given something: they are not draining."""
+        return [member_id for member_id in self.live_ids() if not self.is_draining(member_id)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kera.coordinator.metadata import Record, Write, check_writes, conflict
+from kera.coordinator.metadata import Check, Record, Write, check_writes, conflict
 
 
 class MemoryStore:
@@ -21,20 +21,22 @@ class MemoryStore:
         """See `MetadataStore.list`."""
         return {key: record for key, record in sorted(self._records.items()) if key.startswith(prefix)}
 
-    async def write(self, *writes: Write) -> None:
+    async def write(self, *writes: Write | Check) -> None:
         """See `MetadataStore.write`."""
         check_writes(writes)
-        await asyncio.sleep(0)  # others run meanwhile, as with every real store
         for write in writes:
             record = self._records.get(write.key)
             found_version = record.version if record else 0
             if found_version != write.expected_version:
                 raise conflict(write, found_version)
         for write in writes:
+            if isinstance(write, Check):
+                continue
             if write.value is None:
                 self._records.pop(write.key, None)
             else:
                 self._records[write.key] = Record(write.value, write.expected_version + 1)
+        await asyncio.sleep(0)  # others run before the caller hears of it, as with every real store
 
     async def close(self) -> None:
         """See `MetadataStore.close`."""

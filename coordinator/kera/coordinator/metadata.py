@@ -5,9 +5,11 @@ Promises of every `MetadataStore` (``tests/unit/coordinator/test_metadata_store.
 1. `MetadataStore.write` is all or nothing, and durable when it returns.
 2. A write says for each record which version it replaces, and fails with `VersionConflict` when that is not what is
    there. So of two coordinators that believe to be the only one, at most one gets its change through.
-3. Versions are counted per key: a record that is not there has version 0, and each put adds 1. A record that is
+3. A write may also ask for the version of records that it does not change (`Check`). So a coordinator that leads makes
+   each of its writes depend on the record that says so (``kera.coordinator.leadership``).
+4. Versions are counted per key: a record that is not there has version 0, and each put adds 1. A record that is
    deleted and put again starts over at 1. (ZooKeeper counts the same way, from 0.)
-4. The errors of what is underneath end here, see below.
+5. The errors of what is underneath end here, see below.
 
 Keys are paths like ``streams/0000000000000007``. What records mean is left to those who write them.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from kera.core.errors import InvalidArgument, KeraError, NotAccepted, invariant
+from kera.core.errors import InvalidArgument, KeraError, NotAccepted, StartError, invariant
 
 KEY_BYTES_MAX = 255
 """Of a key in UTF-8; LMDB takes 511."""
@@ -43,6 +45,14 @@ class Write(NamedTuple):
     """What must be there; 0: nothing. A put leaves the record at this plus one."""
 
 
+class Check(NamedTuple):
+    """A record that a write depends on, and leaves as it is."""
+
+    key: str
+    expected_version: int
+    """What must be there; 0: nothing."""
+
+
 class MetadataStore(Protocol):
     """Where metadata is kept. Asynchronous, since a store may be on other machines."""
 
@@ -54,8 +64,10 @@ class MetadataStore(Protocol):
         """All records whose key starts with `prefix`, in the order of their keys. They belong to one moment."""
         ...
 
-    async def write(self, *writes: Write) -> None:
-        """Put and delete records, all or none. Raises `VersionConflict`, `MetadataStoreFull` or `MetadataStoreFailed`.
+    async def write(self, *writes: Write | Check) -> None:
+        """Put and delete records, all or none, and only if all versions are as expected.
+
+        Raises `VersionConflict`, `MetadataStoreFull` or `MetadataStoreFailed`.
 
         A write that has begun is carried out even if the caller is cancelled.
         """
@@ -64,6 +76,12 @@ class MetadataStore(Protocol):
     async def close(self) -> None:
         """Release the store; nothing is called after this."""
         ...
+
+
+class UnknownFormat(StartError):
+    """The metadata was written by another version of KerA."""
+
+    code = "unknown_format"
 
 
 class VersionConflict(NotAccepted):
@@ -81,18 +99,18 @@ class MetadataStoreFull(NotAccepted):
 class MetadataStoreFailed(KeraError):
     """Reading failed, or it is not known whether a write was carried out.
 
-    The store takes no write after that. A restarted coordinator reads what is there.
+    Whoever has a copy of what is there loads it anew: a coordinator that leads does so by leading anew.
     """
 
     code = "metadata_store_failed"
 
 
-def check_writes(writes: Sequence[Write]) -> None:
+def check_writes(writes: Sequence[Write | Check]) -> None:
     """Refuse what no store takes; implementations call this before they begin."""
     invariant(len({write.key for write in writes}) == len(writes), "each record at most once in a write")
     for write in writes:
         invariant(0 < len(write.key.encode()) <= KEY_BYTES_MAX, "keys are short", key=write.key)
-        if write.value is not None and len(write.value) > VALUE_BYTES_MAX:
+        if isinstance(write, Write) and write.value is not None and len(write.value) > VALUE_BYTES_MAX:
             raise InvalidArgument(
                 f"{write.key} would take {len(write.value)} bytes of metadata, the limit is {VALUE_BYTES_MAX}",
                 key=write.key,
@@ -100,7 +118,7 @@ def check_writes(writes: Sequence[Write]) -> None:
             )
 
 
-def conflict(write: Write, found_version: int) -> VersionConflict:
+def conflict(write: Write | Check, found_version: int) -> VersionConflict:
     """The error for a write that expected another version."""
     return VersionConflict(
         f"{write.key} has version {found_version}, expected {write.expected_version}: another coordinator has written",

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from collections.abc import Callable, Iterator
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from kera.coordinator.application_service import Applications
 from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.recovery import word
+from kera.v1 import coordinator_pb2
+
+APPLICATIONS_MAX = 1000
+"""Applications with a series of their own: the first ones by name. All of them are counted."""
+
+PHASES = [word(phase) for phase in coordinator_pb2.RecoveryPhase.values() if phase]
 
 
 class CoordinatorMetrics:
-    """Made once per registry; `observe` is the hook of the service."""
+    """Made once per registry; `observe` is the hook of the service.
 
-    def __init__(self, registry: CollectorRegistry, coordinator: Coordinator) -> None:
+    Of a coordinator that does not lead, everything is 0 but its own requests.
+    """
+
+    def __init__(self, registry: CollectorRegistry, coordinator: Coordinator | None = None) -> None:
+        self.coordinator = coordinator
+        """The one that leads, if it is this process's."""
+        self.applications: Applications | None = None
+        """Likewise."""
+        registry.register(_OfApplications(lambda: self.applications))
+
+        def of_leader(look: Callable[[Coordinator], float]) -> Callable[[], float]:
+            return lambda: 0.0 if self.coordinator is None else look(self.coordinator)
+
         self._requests = Counter(
             "kera_coordinator_requests",
             "Requests answered, by method and outcome: ok, the code of the error, or cancelled by the caller.",
@@ -18,12 +42,95 @@ class CoordinatorMetrics:
             registry=registry,
         )
         brokers = Gauge("kera_coordinator_brokers_alive", "Brokers whose heartbeats arrive.", registry=registry)
-        brokers.set_function(lambda: coordinator.brokers_alive)
+        brokers.set_function(of_leader(lambda coordinator: coordinator.brokers_alive))
         backups = Gauge("kera_coordinator_backups_alive", "Backups whose heartbeats arrive.", registry=registry)
-        backups.set_function(lambda: coordinator.backups_alive)
+        backups.set_function(of_leader(lambda coordinator: coordinator.backups_alive))
         streams = Gauge("kera_coordinator_streams", "Streams that exist.", registry=registry)
-        streams.set_function(lambda: coordinator.stream_count)
+        streams.set_function(of_leader(lambda coordinator: coordinator.stream_count))
+        recoveries = Gauge(
+            "kera_coordinator_recoveries",
+            "Recoveries of lost brokers, under way and recent, by the phase they are in.",
+            ("phase",),
+            registry=registry,
+        )
+        for phase in PHASES:
+            recoveries.labels(phase).set_function(of_leader(lambda coordinator, phase=phase: _in(coordinator, phase)))  # type: ignore[misc]
+        for what, told in (
+            ("recovered", "Bytes that can be read again"),
+            ("restored", "Bytes that have their replicas again"),
+        ):
+            recovered = Gauge(
+                f"kera_coordinator_recovery_{what}_bytes",
+                f"{told}, of the recoveries that are listed.",
+                registry=registry,
+            )
+            recovered.set_function(of_leader(lambda coordinator, what=what: _bytes(coordinator, what)))  # type: ignore[misc]
+        self._phases = Histogram(
+            "kera_coordinator_recovery_phase_seconds",
+            "How long the phases of recoveries took.",
+            ("phase",),
+            buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800),
+            registry=registry,
+        )
+        self._moves = Counter(
+            "kera_coordinator_moves",
+            "Streamlets that were to move to another broker, by outcome: ok or the code of the error.",
+            ("outcome",),
+            registry=registry,
+        )
+        self._stalls = Histogram(
+            "kera_coordinator_move_stall_seconds",
+            "For how long no broker took chunks for a streamlet that moved.",
+            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
+            registry=registry,
+        )
+
+        leading = Gauge("kera_coordinator_leading", "1 for who leads, 0 for the others.", registry=registry)
+        leading.set_function(of_leader(lambda _: 1.0))
 
     def observe(self, method: str, outcome: str) -> None:
         """Count a request."""
         self._requests.labels(method, outcome).inc()
+
+    def observe_phase(self, phase: str, seconds: float) -> None:
+        """Take down how long a phase of a recovery took."""
+        self._phases.labels(phase).observe(seconds)
+
+    def observe_move(self, outcome: str, stall_s: float) -> None:
+        """Count a move."""
+        self._moves.labels(outcome).inc()
+        if outcome == "ok":
+            self._stalls.observe(stall_s)
+
+
+class _OfApplications(Collector):
+    """Looks at the applications when metrics are asked for."""
+
+    def __init__(self, applications: Callable[[], Applications | None]) -> None:
+        self._applications = applications
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families, with a series for each application up to the limit."""
+        applications = self._applications()
+        count = GaugeMetricFamily("kera_coordinator_applications", "Applications that exist.")
+        count.add_metric([], len(applications) if applications is not None else 0)
+        consumers = GaugeMetricFamily(
+            "kera_coordinator_application_consumers", "Consumers that take part.", labels=("application",)
+        )
+        held = GaugeMetricFamily(
+            "kera_coordinator_application_groups_held",
+            "Groups of segments that consumers read now.",
+            labels=("application",),
+        )
+        for name, members, groups in applications.holdings(APPLICATIONS_MAX) if applications is not None else ():
+            consumers.add_metric([name], members)
+            held.add_metric([name], groups)
+        yield from (count, consumers, held)
+
+
+def _in(coordinator: Coordinator, phase: str) -> int:
+    return sum(word(info.phase) == phase for info in coordinator.recoveries())
+
+
+def _bytes(coordinator: Coordinator, what: str) -> int:
+    return sum(getattr(info, f"bytes_{what}") for info in coordinator.recoveries())

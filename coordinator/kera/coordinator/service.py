@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from kera.coordinator.application_service import Applications
 from kera.coordinator.coordinator import Coordinator
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api
@@ -18,8 +19,10 @@ Observe = Callable[[str, str], None]
 """Called once per request: the method's name, and ``ok``, the code of the error, or ``cancelled``."""
 
 
-def coordinator_service(coordinator: Coordinator, observe: Observe) -> Service:
-    """What `kera.core.rpc` serves for `coordinator`."""
+def coordinator_service(
+    coordinator: Coordinator, observe: Observe, applications: Applications | None = None
+) -> Service:
+    """What `kera.core.rpc` serves for `coordinator` and the `applications` of its cluster."""
     handlers = _Handlers(coordinator)
     by_method: dict[Method[Any, Any], Callable[[Any], Any]] = {
         api.CREATE_STREAM: handlers.create_stream,
@@ -34,7 +37,14 @@ def coordinator_service(coordinator: Coordinator, observe: Observe) -> Service:
         api.ALTER_STREAM: handlers.alter_stream,
         api.REGISTER_BACKUP: handlers.register_backup,
         api.BACKUP_HEARTBEAT: handlers.backup_heartbeat,
+        api.REPORT_BROKER: handlers.report_broker,
+        api.MOVE_STREAMLET: handlers.move_streamlet,
+        api.REBALANCE: handlers.rebalance,
+        api.DRAIN: handlers.drain,
+        api.LIST_RECOVERIES: handlers.list_recoveries,
     }
+    if applications is not None:
+        by_method.update(applications.handlers())
     return {method: _observed(method, handle, observe) for method, handle in by_method.items()}
 
 
@@ -65,7 +75,9 @@ class _Handlers:
         self._coordinator = coordinator
 
     async def create_stream(self, request: messages.CreateStreamRequest) -> messages.CreateStreamResponse:
-        stream = await self._coordinator.create_stream(request.name, request.config, request.schema)
+        stream = await self._coordinator.create_stream(
+            request.name, request.config, request.schema, request.creation_id
+        )
         return messages.CreateStreamResponse(stream=stream)
 
     def get_stream_id(self, request: messages.GetStreamIdRequest) -> messages.GetStreamIdResponse:
@@ -97,9 +109,8 @@ class _Handlers:
             backups=self._coordinator.backups(),
         )
 
-    async def init_producer(self, _: messages.InitProducerRequest) -> messages.InitProducerResponse:
-        # The name identifies nobody yet: fencing an earlier producer of the same name comes with named producers.
-        producer_id, producer_epoch = await self._coordinator.init_producer()
+    async def init_producer(self, request: messages.InitProducerRequest) -> messages.InitProducerResponse:
+        producer_id, producer_epoch = await self._coordinator.init_producer(request.name)
         return messages.InitProducerResponse(producer_id=producer_id, producer_epoch=producer_epoch)
 
     async def register_broker(self, request: messages.RegisterBrokerRequest) -> messages.RegisterBrokerResponse:
@@ -111,11 +122,18 @@ class _Handlers:
             heartbeat_interval_ms=self._coordinator.heartbeat_interval_ms,
             streams=streams,
             backups=self._coordinator.backups(),
+            lease_ms=self._coordinator.lease_ms,
+            coordinator_epoch=self._coordinator.coordinator_epoch,
+            recovered_before_epoch=self._coordinator.recovered_before_epoch(broker.broker_id),
         )
 
-    def heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:
-        self._coordinator.heartbeat(request.broker_id, request.broker_epoch)
-        return messages.HeartbeatResponse(backups=self._coordinator.backups())
+    async def heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:
+        await self._coordinator.heartbeat(request)
+        return messages.HeartbeatResponse(
+            backups=self._coordinator.backups(),
+            lease_ms=self._coordinator.lease_ms,
+            coordinator_epoch=self._coordinator.coordinator_epoch,
+        )
 
     async def register_backup(self, request: messages.RegisterBackupRequest) -> messages.RegisterBackupResponse:
         backup = await self._coordinator.register_backup(request)
@@ -129,3 +147,20 @@ class _Handlers:
     def backup_heartbeat(self, request: messages.BackupHeartbeatRequest) -> messages.BackupHeartbeatResponse:
         self._coordinator.backup_heartbeat(request)
         return messages.BackupHeartbeatResponse()
+
+    def report_broker(self, request: messages.ReportBrokerRequest) -> messages.ReportBrokerResponse:
+        self._coordinator.report_broker(request)
+        return messages.ReportBrokerResponse()
+
+    async def move_streamlet(self, request: messages.MoveStreamletRequest) -> messages.MoveStreamletResponse:
+        moved = await self._coordinator.move_streamlet(request.stream, request.streamlet_id, request.broker_id)
+        return messages.MoveStreamletResponse(stream=moved.stream, stall_us=moved.stall_us)
+
+    async def rebalance(self, request: messages.RebalanceRequest) -> messages.RebalanceResponse:
+        return await self._coordinator.rebalance(dry_run=request.dry_run)
+
+    async def drain(self, request: messages.DrainRequest) -> messages.DrainResponse:
+        return await self._coordinator.drain(request)
+
+    def list_recoveries(self, _: messages.ListRecoveriesRequest) -> messages.ListRecoveriesResponse:
+        return messages.ListRecoveriesResponse(recoveries=self._coordinator.recoveries())

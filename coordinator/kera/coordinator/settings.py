@@ -37,6 +37,24 @@ class CoordinatorSettings(KeraSettings):
         description="Directory of the metadata, one per coordinator. In the home by default, as it must outlive a"
         " reboot and needs no rights; a service would take one of /var/lib.",
     )
+    zookeeper: str = Field(
+        "",
+        description="Addresses of a ZooKeeper ensemble, host:port separated by commas, with a path behind them if"
+        " /kera is another cluster's. Metadata are kept there, and of all coordinators with the same one leads. Empty:"
+        " one coordinator, with its metadata in data_dir.",
+    )
+    zookeeper_session_timeout_ms: int = Field(
+        4000,
+        ge=500,
+        le=40_000,
+        description="After so long without a sign of the coordinator that leads, another one takes over, in ms. Not"
+        " less than two ticks of ZooKeeper, and not more than twenty: it takes no others.",
+    )
+    advertised_address: str = Field(
+        "",
+        description="host:port at which clients, daemons and other coordinators reach this one. Empty: where it"
+        " listens.",
+    )
     metadata_bytes_max: ByteSize = Field(
         ByteSize(1 * GIB),
         ge=1 * MIB,
@@ -49,10 +67,11 @@ class CoordinatorSettings(KeraSettings):
         description="How often brokers and backups say that they live, in ms; they are told when they register.",
     )
     heartbeats_missed_max: int = Field(
-        5,
+        8,
         ge=1,
-        description="After so many intervals without a heartbeat a broker or backup counts as dead: 5 s ride out a slow"
-        " disk or a pause of the host, and are short for people.",
+        description="After so many intervals without a heartbeat a broker or backup counts as dead, and a broker that"
+        " hears nothing of the coordinator takes no more chunks for replicated streams: 8 s ride out a pause of the"
+        " host, and another coordinator's taking over. What clients cannot reach counts as dead sooner.",
     )
     default_replication: int = Field(
         0,
@@ -67,6 +86,31 @@ class CoordinatorSettings(KeraSettings):
         description="How long a broker may take to open or drop streamlets, in ms: it only changes its memory, and the"
         " client that waits should hear about a dead broker before its own time is up.",
     )
+    report_grace_ms: int = Field(
+        1000,
+        ge=0,
+        description="A broker that clients cannot reach, and whose address refuses connections twice, so long apart,"
+        " counts as dead at once, in ms: enough for one that is just being started anew.",
+    )
+    seal_wait_ms: int = Field(
+        2000,
+        ge=1,
+        description="How long a streamlet that moves may wait for what is not durable yet, in ms; then it stays where"
+        " it is. No chunk is taken for it meanwhile.",
+    )
+    moves_in_flight_max: int = Field(8, ge=1, description="How many streamlets move at the same time.")
+    rebalance_interval_ms: int = Field(
+        0,
+        ge=0,
+        description="How often streamlets are moved so that brokers have about the same load, in ms; 0: only when asked"
+        " (kera cluster rebalance).",
+    )
+    move_rest_ms: int = Field(
+        60_000,
+        ge=0,
+        description="So long a streamlet that was moved is not moved again by rebalancing, in ms: its load has to be"
+        " measured where it is now.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log from this level up: debug, info, warning or error."
     )
@@ -74,7 +118,7 @@ class CoordinatorSettings(KeraSettings):
     @classmethod
     def dev(cls) -> Self:
         """A coordinator on one's own machine: a killed broker is noticed within a second, and metrics are there."""
-        return cls(heartbeat_interval_ms=200, metrics_port=0)
+        return cls(heartbeat_interval_ms=200, heartbeats_missed_max=5, report_grace_ms=200, metrics_port=0)
 
     @classmethod
     def for_testing(cls, data_dir: Path) -> Self:
@@ -85,5 +129,6 @@ class CoordinatorSettings(KeraSettings):
             metadata_bytes_max=ByteSize(64 * MIB),
             heartbeat_interval_ms=100,
             heartbeats_missed_max=50,
+            report_grace_ms=50,
             log_level="debug",
         )

@@ -33,6 +33,8 @@ SCHEMA_BYTES_MAX = 256 << 10
 FIRST_SCHEMA_ID = 1
 RETENTION_APPLICATIONS_MAX = 64
 """Each is asked about whenever something could go, and the names are kept in the stream's record."""
+CREATION_ID_CHARS_MAX = 64
+"""What a client calls its request to create a stream: it is kept in the stream's record."""
 RETENTION_MAX = (1 << 63) - 1
 """Of ages in milliseconds and sizes in bytes: what brokers may add up in 64 bits with a sign."""
 
@@ -43,6 +45,12 @@ def checked_name(name: str) -> str:
     return name
 
 
+def checked_producer_name(name: str) -> str:
+    """`name`, if a producer can have it. Raises `InvalidArgument`."""
+    _check_name("a producer", name)
+    return name
+
+
 def _check_name(whose: str, name: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
         raise InvalidArgument(
@@ -50,6 +58,13 @@ def _check_name(whose: str, name: str) -> None:
             f" a name has 1 to {NAME_CHARS_MAX} letters, digits, dots, underscores and hyphens, and is not . or ..",
             name=name[: NAME_CHARS_MAX + 1],
         )
+
+
+def checked_creation_id(creation_id: str) -> str:
+    """`creation_id`, if it is one. Raises `InvalidArgument`."""
+    if len(creation_id) > CREATION_ID_CHARS_MAX:
+        raise InvalidArgument(f"a creation_id has at most {CREATION_ID_CHARS_MAX} characters, not {len(creation_id)}")
+    return creation_id
 
 
 def checked_config(config: common_pb2.StreamConfig, *, default_replication: int = 0) -> common_pb2.StreamConfig:
@@ -132,6 +147,9 @@ def altered_config(
         altered.retention_consumed = request.retention_consumed
     if request.HasField("virtual_logs"):
         altered.virtual_logs = request.virtual_logs
+    if request.HasField("brokers"):
+        _check_range("brokers", request.brokers, config.streamlets, value_min=0)
+        altered.brokers = request.brokers
     return checked_config(altered)
 
 
@@ -243,7 +261,8 @@ def _check_timestamp(schema: pa.Schema, column: str) -> None:
 
 
 _ASSIGNMENT_BYTES_MAX = 40
-"""Four varints of at most 3 + 5 + 10 + 10 bytes, their tags, and the tag and length around them."""
+"""Four varints of at most 3 + 5 + 10 + 10 bytes, their tags, and the tag and length around them. A streamlet that is at
+several brokers takes more; moves leave room for that (``migration``)."""
 _APPLICATION_BYTES_MAX = NAME_CHARS_MAX + 3
 """The name, its tag and its length."""
 invariant(

@@ -28,7 +28,9 @@ __all__ = [
     "InvalidArgument",
     "InvalidCursor",
     "KeraError",
+    "LeaseLost",
     "NotAccepted",
+    "NotLeader",
     "NotOwner",
     "NotPersisted",
     "NotReplicated",
@@ -38,6 +40,7 @@ __all__ = [
     "ProducerFenced",
     "ProtocolError",
     "RecordTooLarge",
+    "Recovering",
     "SchemaMismatch",
     "SharedMemoryTooSmall",
     "StaleEpoch",
@@ -144,6 +147,19 @@ class NotOwner(NotAccepted):
     retriable = True
 
 
+class NotLeader(NotAccepted):
+    """Another coordinator leads; its address is the attribute `leader`, empty when none does just now."""
+
+    code = "not_leader"
+    retriable = True
+
+
+class LeaseLost(NotAccepted):
+    """The groups of segments that a consumer was given have gone to another one: it was silent, or stuck, too long."""
+
+    code = "lease_lost"
+
+
 class StaleEpoch(NotAccepted):
     """A newer launch has taken over; this process must step down."""
 
@@ -234,6 +250,12 @@ class Unavailable(NotAccepted):
 
     code = "unavailable"
     retriable = True
+
+
+class Recovering(Unavailable):
+    """What is asked for is being recovered from backups, after its broker was lost; ask again."""
+
+    code = "recovering"
 
 
 class Uncertain(KeraError):

@@ -25,6 +25,13 @@ Epoch = NewType("Epoch", int)
 """Fencing number: a lower one is refused everywhere."""
 
 
+PRODUCER_EPOCHS = 1 << 12
+"""How many epochs in a row are an instance's of a named producer: the coordinator gives out the first of them, the
+lanes of the instance take later ones when they must. So all epochs of a later instance are above all of an earlier
+one's, without a word between them. Of 32 bits they leave a name a million instances, and an instance 4096 epochs per
+streamlet."""
+
+
 class Position(NamedTuple):
     """A place in one entry of a streamlet. Positions of one entry compare in log order."""
 

@@ -7,20 +7,24 @@ registration is in ``kera.core.data_dir``.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 
+from kera.core.coordinators import Coordinators
 from kera.core.data_dir import DataDirectory
-from kera.core.errors import KeraError, StaleEpoch, StartError, Unavailable, Uncertain
+from kera.core.errors import InvalidArgument, KeraError, NotLeader, StaleEpoch, StartError, Unavailable, Uncertain
 from kera.core.rpc import api
-from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.rpc.method import Method, RequestT, ResponseT, call
+from kera.core.rpc.method import Method, RequestT, ResponseT
+from kera.core.settings import InvalidSettings
 from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
 
 log = get_logger("kera.registration")
 
 CALL_TIMEOUT_S = 5.0
+BEAT_TIMEOUT_S = 2.0
+"""For the answer to a heartbeat: another coordinator may lead by now, and has to hear of us before we count as dead."""
 RETRY_INTERVAL_S = 0.2
 
 
@@ -40,11 +44,18 @@ class Registration:
     """One launch of a daemon, as the coordinator knows it."""
 
     def __init__(self, coordinator: str, directory: DataDirectory) -> None:
+        """`coordinator` is ``host:port``, several with commas. Raises `InvalidSettings`."""
         self._address = coordinator
         self._directory = directory
-        self._channel = GrpcChannel(coordinator)
+        try:
+            self._coordinators = Coordinators(coordinator)
+        except InvalidArgument as error:
+            raise InvalidSettings(f"coordinator: {error.message}", **error.attributes) from error
         self.launch_id = uuid.uuid4().hex
         self.heartbeat_interval_s = 1.0
+        self.last_sent_s = 0.0
+        """When the last request that was answered had been sent, by `time.monotonic`: so long the coordinator knows of
+        us, at least."""
 
     async def identify(self, timeout_s: float) -> int:
         """The id that the data directory has; 0: none yet.
@@ -75,11 +86,12 @@ class Registration:
         deadline = loop.time() + timeout_s
         while True:
             try:
-                return await call(self._channel, method, request, timeout_s=CALL_TIMEOUT_S)
-            except (Unavailable, Uncertain) as error:
+                return await self._call(method, request, CALL_TIMEOUT_S)
+            except (NotLeader, Unavailable, Uncertain) as error:
                 if loop.time() >= deadline:
                     raise CoordinatorUnreachable(
-                        f"no coordinator at {self._address} within {timeout_s:g} s;"
+                        f"no coordinator{' that leads' if isinstance(error, NotLeader) else ''} at {self._address}"
+                        f" within {timeout_s:g} s;"
                         " start one (kera coordinator), or name another with --coordinator",
                         address=self._address,
                     ) from error
@@ -97,7 +109,7 @@ class Registration:
         while True:
             await asyncio.sleep(self.heartbeat_interval_s)
             try:
-                answer = await call(self._channel, method, request(), timeout_s=CALL_TIMEOUT_S)
+                answer = await self._call(method, request(), BEAT_TIMEOUT_S)
             except StaleEpoch:
                 log.error("a newer launch of this daemon has taken over", path=str(self._directory.path))
                 raise
@@ -112,6 +124,12 @@ class Registration:
                 reachable = True
                 on_answer(answer)
 
+    async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
+        sent_s = time.monotonic()
+        answer = await self._coordinators.ask(method, request, timeout_s=timeout_s)
+        self.last_sent_s = max(self.last_sent_s, sent_s)
+        return answer
+
     async def close(self) -> None:
-        """Close the connection."""
-        await self._channel.close()
+        """Close the connections."""
+        await self._coordinators.close()

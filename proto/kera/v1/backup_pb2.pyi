@@ -224,6 +224,7 @@ class ReadReplicaRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     BYTES_MAX_FIELD_NUMBER: _builtins.int
     STREAMLETS_FIELD_NUMBER: _builtins.int
+    HEADERS_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     broker_id: _builtins.int
     virtual_segment_id: _builtins.int
@@ -231,6 +232,8 @@ class ReadReplicaRequest(_message.Message):
     """From here on: 0, or `next_offset` of an answer."""
     bytes_max: _builtins.int
     """A single chunk larger than this is still returned, alone."""
+    headers_only: _builtins.bool
+    """Of each chunk only its header: 128 bytes."""
     @_builtins.property
     def streamlets(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletSet]:
         """Chunks of these streamlets only; empty: all."""
@@ -244,10 +247,11 @@ class ReadReplicaRequest(_message.Message):
         offset: _builtins.int = ...,
         bytes_max: _builtins.int = ...,
         streamlets: _abc.Iterable[Global___StreamletSet] | None = ...,
+        headers_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "bytes_max", b"bytes_max", "offset", b"offset", "request_id", b"request_id", "streamlets", b"streamlets", "virtual_segment_id", b"virtual_segment_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "bytes_max", b"bytes_max", "headers_only", b"headers_only", "offset", b"offset", "request_id", b"request_id", "streamlets", b"streamlets", "virtual_segment_id", b"virtual_segment_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,8 +324,11 @@ class FreeReplicasRequest(_message.Message):
     BROKER_ID_FIELD_NUMBER: _builtins.int
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     VIRTUAL_SEGMENT_IDS_FIELD_NUMBER: _builtins.int
+    BEFORE_EPOCH_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
+    before_epoch: _builtins.int
+    """Besides, all that launches before this epoch had; it must have been fenced. 0: none."""
     @_builtins.property
     def virtual_segment_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """One that is not there is no error."""
@@ -332,10 +339,11 @@ class FreeReplicasRequest(_message.Message):
         broker_id: _builtins.int = ...,
         broker_epoch: _builtins.int = ...,
         virtual_segment_ids: _abc.Iterable[_builtins.int] | None = ...,
+        before_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "virtual_segment_ids", b"virtual_segment_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_epoch", b"before_epoch", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "virtual_segment_ids", b"virtual_segment_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

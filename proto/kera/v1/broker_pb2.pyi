@@ -822,22 +822,398 @@ class CommitCursorsResponse(_message.Message):
 Global___CommitCursorsResponse: _TypeAlias = CommitCursorsResponse  # noqa: Y015
 
 @_typing.final
-class OpenStreamletsRequest(_message.Message):
+class MeasureLagRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURSORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Cursor]:
+        """The next record to read: one per entry, or several with groups in between."""
+
+    def __init__(
+        self,
+        *,
+        cursors: _abc.Iterable[_common_pb2.Cursor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureLagRequest: _TypeAlias = MeasureLagRequest  # noqa: Y015
+
+@_typing.final
+class MeasureLagResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lags(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lag]:
+        """One per cursor."""
+
+    def __init__(
+        self,
+        *,
+        lags: _abc.Iterable[Global___Lag] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lags", b"lags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureLagResponse: _TypeAlias = MeasureLagResponse  # noqa: Y015
+
+@_typing.final
+class Lag(_message.Message):
+    """From a cursor up to the durable head of its entry at this broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    OLDEST_US_FIELD_NUMBER: _builtins.int
+    NEXT_RECORD_FIELD_NUMBER: _builtins.int
+    records: _builtins.int
+    bytes: _builtins.int
+    oldest_us: _builtins.int
+    """When the next chunk to read was made, microseconds since the Unix epoch; 0: there is none."""
+    next_record: _builtins.int
+    """Ordinal of the record at the cursor."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        records: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        oldest_us: _builtins.int = ...,
+        next_record: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "next_record", b"next_record", "oldest_us", b"oldest_us", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lag: _TypeAlias = Lag  # noqa: Y015
+
+@_typing.final
+class ListGroupsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    AFTER_GROUP_ID_FIELD_NUMBER: _builtins.int
+    GROUPS_MAX_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    streamlet_id: _builtins.int
+    after_group_id: _builtins.int
+    """Those with a larger id."""
+    groups_max: _builtins.int
+    """0: as many as fit into an answer."""
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        streamlet_id: _builtins.int = ...,
+        after_group_id: _builtins.int = ...,
+        groups_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_group_id", b"after_group_id", "groups_max", b"groups_max", "stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupsRequest: _TypeAlias = ListGroupsRequest  # noqa: Y015
+
+@_typing.final
+class ListGroupsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """There are none behind these at this broker, so far."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBounds]:
+        """In the order of their ids; of this broker's intervals only."""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___GroupBounds] | None = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupsResponse: _TypeAlias = ListGroupsResponse  # noqa: Y015
+
+@_typing.final
+class GroupBounds(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    FIRST_RECORD_FIELD_NUMBER: _builtins.int
+    NEXT_RECORD_FIELD_NUMBER: _builtins.int
+    LENGTH_BYTES_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.int
+    entry: _builtins.int
+    closed: _builtins.bool
+    """Nothing more will come to it, and all of it is durable: `end` is its end."""
+    first_record: _builtins.int
+    next_record: _builtins.int
+    length_bytes: _builtins.int
+    @_builtins.property
+    def start(self) -> _common_pb2.Cursor: ...
+    @_builtins.property
+    def end(self) -> _common_pb2.Cursor:
+        """Durable head within the group."""
+
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.int = ...,
+        entry: _builtins.int = ...,
+        closed: _builtins.bool = ...,
+        start: _common_pb2.Cursor | None = ...,
+        end: _common_pb2.Cursor | None = ...,
+        first_record: _builtins.int = ...,
+        next_record: _builtins.int = ...,
+        length_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "end", b"end", "entry", b"entry", "first_record", b"first_record", "group_id", b"group_id", "length_bytes", b"length_bytes", "next_record", b"next_record", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupBounds: _TypeAlias = GroupBounds  # noqa: Y015
+
+@_typing.final
+class SealStreamletsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    STREAMLET_IDS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    stream_id: _builtins.int
+    wait_ms: _builtins.int
+    """How long it may wait for what is not durable yet; then all is as it was, and the error says what it waited for."""
+    @_builtins.property
+    def streamlet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int = ...,
+        stream_id: _builtins.int = ...,
+        streamlet_ids: _abc.Iterable[_builtins.int] | None = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "stream_id", b"stream_id", "streamlet_ids", b"streamlet_ids", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealStreamletsRequest: _TypeAlias = SealStreamletsRequest  # noqa: Y015
+
+@_typing.final
+class SealStreamletsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamletState]: ...
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[_common_pb2.StreamletState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealStreamletsResponse: _TypeAlias = SealStreamletsResponse  # noqa: Y015
+
+@_typing.final
+class TakeOverRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    BACKUPS_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    @_builtins.property
+    def source(self) -> _common_pb2.RecoverySource:
+        """The launches that are gone: backups refuse them."""
+
+    @_builtins.property
+    def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___TakeOverStream]: ...
+    @_builtins.property
+    def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
+        """All backups, alive or not."""
+
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int = ...,
+        source: _common_pb2.RecoverySource | None = ...,
+        streams: _abc.Iterable[Global___TakeOverStream] | None = ...,
+        backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "source", b"source", "streams", b"streams"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeOverRequest: _TypeAlias = TakeOverRequest  # noqa: Y015
+
+@_typing.final
+class TakeOverStream(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STREAM_FIELD_NUMBER: _builtins.int
+    STREAMLET_IDS_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def stream(self) -> _common_pb2.StreamInfo:
-        """Only the assignments of the broker it is sent to count."""
+    def stream(self) -> _common_pb2.StreamInfo: ...
+    @_builtins.property
+    def streamlet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those that the receiver is to have."""
+
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.EntryStart]:
+        """Where entries start, as far as that is known."""
+
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Cursor]:
+        """Up to where each entry was read by all applications: what is behind it is wanted first."""
+
+    @_builtins.property
+    def handed_over(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamletState]:
+        """What the streamlets' last owner was given when it got them, see OpenStreamletsRequest."""
 
     def __init__(
         self,
         *,
         stream: _common_pb2.StreamInfo | None = ...,
+        streamlet_ids: _abc.Iterable[_builtins.int] | None = ...,
+        starts: _abc.Iterable[_common_pb2.EntryStart] | None = ...,
+        cursors: _abc.Iterable[_common_pb2.Cursor] | None = ...,
+        handed_over: _abc.Iterable[_common_pb2.StreamletState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "handed_over", b"handed_over", "starts", b"starts", "stream", b"stream", "streamlet_ids", b"streamlet_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeOverStream: _TypeAlias = TakeOverStream  # noqa: Y015
+
+@_typing.final
+class TakeOverResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAMLETS_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    RECORDS_LOST_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    bytes_total: _builtins.int
+    records_lost: _builtins.int
+    @_builtins.property
+    def streamlets(self) -> _containers.RepeatedCompositeFieldContainer[Global___TakenOver]: ...
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why it cannot be done now (replicas that no backup offers); empty: it can."""
+
+    def __init__(
+        self,
+        *,
+        streamlets: _abc.Iterable[Global___TakenOver] | None = ...,
+        bytes_total: _builtins.int = ...,
+        records_lost: _builtins.int = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_total", b"bytes_total", "records_lost", b"records_lost", "streamlets", b"streamlets", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeOverResponse: _TypeAlias = TakeOverResponse  # noqa: Y015
+
+@_typing.final
+class TakenOver(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    @_builtins.property
+    def state(self) -> _common_pb2.StreamletState:
+        """Without producers, which stay with the receiver."""
+
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        state: _common_pb2.StreamletState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakenOver: _TypeAlias = TakenOver  # noqa: Y015
+
+@_typing.final
+class OpenStreamletsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    @_builtins.property
+    def stream(self) -> _common_pb2.StreamInfo:
+        """Only the assignments of the broker it is sent to count."""
+
+    @_builtins.property
+    def handed_over(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamletState]:
+        """Of streamlets that come from a broker that lives: where that one stopped."""
+
+    def __init__(
+        self,
+        *,
+        stream: _common_pb2.StreamInfo | None = ...,
+        coordinator_epoch: _builtins.int = ...,
+        handed_over: _abc.Iterable[_common_pb2.StreamletState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "handed_over", b"handed_over", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -863,15 +1239,18 @@ class DropStreamRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STREAM_ID_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
+    coordinator_epoch: _builtins.int
     def __init__(
         self,
         *,
         stream_id: _builtins.int = ...,
+        coordinator_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

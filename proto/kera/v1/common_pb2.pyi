@@ -283,12 +283,22 @@ class StreamletAssignment(_message.Message):
     BROKER_ID_FIELD_NUMBER: _builtins.int
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     FIRST_GROUP_ID_FIELD_NUMBER: _builtins.int
+    INTERVALS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     streamlet_id: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     """Epoch of the broker's launch that owns the streamlet; a lower one is refused everywhere."""
     first_group_id: _builtins.int
     """Where the ids of groups start if this launch finds nothing of the streamlet in its memory and on its disk."""
+    @_builtins.property
+    def intervals(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupInterval]:
+        """Where the streamlet's groups are, in their order; the last interval is the owner's. Empty: all are at the owner."""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoverySource]:
+        """Not empty: the owner does not have all of its groups yet; the rest is in replicas of these."""
+
     def __init__(
         self,
         *,
@@ -296,14 +306,179 @@ class StreamletAssignment(_message.Message):
         broker_id: _builtins.int = ...,
         broker_epoch: _builtins.int = ...,
         first_group_id: _builtins.int = ...,
+        intervals: _abc.Iterable[Global___GroupInterval] | None = ...,
+        sources: _abc.Iterable[Global___RecoverySource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "first_group_id", b"first_group_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "first_group_id", b"first_group_id", "intervals", b"intervals", "sources", b"sources", "streamlet_id", b"streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamletAssignment: _TypeAlias = StreamletAssignment  # noqa: Y015
+
+@_typing.final
+class GroupInterval(_message.Message):
+    """Groups of a streamlet that are at one broker: from `first_group_id` up to the next interval's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_GROUP_ID_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    FIRST_RECORDS_FIELD_NUMBER: _builtins.int
+    first_group_id: _builtins.int
+    broker_id: _builtins.int
+    @_builtins.property
+    def first_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Per entry, the ordinal of the first record of the interval. Empty: all 0."""
+
+    def __init__(
+        self,
+        *,
+        first_group_id: _builtins.int = ...,
+        broker_id: _builtins.int = ...,
+        first_records: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "first_group_id", b"first_group_id", "first_records", b"first_records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupInterval: _TypeAlias = GroupInterval  # noqa: Y015
+
+@_typing.final
+class RecoverySource(_message.Message):
+    """Replicas on backups that have chunks of a streamlet: of the launches of a broker before an epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_EPOCH_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    before_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        before_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_epoch", b"before_epoch", "broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverySource: _TypeAlias = RecoverySource  # noqa: Y015
+
+@_typing.final
+class EntryStart(_message.Message):
+    """Where an entry of a streamlet starts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    FIRST_RECORD_FIELD_NUMBER: _builtins.int
+    first_record: _builtins.int
+    """Ordinal of the first record that is there."""
+    @_builtins.property
+    def start(self) -> Global___Cursor: ...
+    def __init__(
+        self,
+        *,
+        start: Global___Cursor | None = ...,
+        first_record: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_record", b"first_record", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntryStart: _TypeAlias = EntryStart  # noqa: Y015
+
+@_typing.final
+class StreamletRef(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    streamlet_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        streamlet_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamletRef: _TypeAlias = StreamletRef  # noqa: Y015
+
+@_typing.final
+class ProducerState(_message.Message):
+    """How far a producer has got in a streamlet: what deduplication goes by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    producer_epoch: _builtins.int
+    next_sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        next_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_sequence", b"next_sequence", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerState: _TypeAlias = ProducerState  # noqa: Y015
+
+@_typing.final
+class StreamletState(_message.Message):
+    """Where a streamlet ends: all that a new owner needs to go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    NEXT_GROUP_ID_FIELD_NUMBER: _builtins.int
+    NEXT_RECORDS_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    streamlet_id: _builtins.int
+    next_group_id: _builtins.int
+    @_builtins.property
+    def next_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Per entry, the ordinal of the next record."""
+
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducerState]: ...
+    def __init__(
+        self,
+        *,
+        streamlet_id: _builtins.int = ...,
+        next_group_id: _builtins.int = ...,
+        next_records: _abc.Iterable[_builtins.int] | None = ...,
+        producers: _abc.Iterable[Global___ProducerState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_group_id", b"next_group_id", "next_records", b"next_records", "producers", b"producers", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamletState: _TypeAlias = StreamletState  # noqa: Y015
 
 @_typing.final
 class StreamInfo(_message.Message):
@@ -316,11 +491,17 @@ class StreamInfo(_message.Message):
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     CREATED_US_FIELD_NUMBER: _builtins.int
     CONFIG_VERSION_FIELD_NUMBER: _builtins.int
+    ASSIGNMENTS_VERSION_FIELD_NUMBER: _builtins.int
+    CREATION_ID_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     name: _builtins.str
     created_us: _builtins.int
     config_version: _builtins.int
     """Grows with every change of `config`, so that an old version never replaces a newer one."""
+    assignments_version: _builtins.int
+    """Grows with every change of `assignments`, likewise."""
+    creation_id: _builtins.str
+    """What the request that created it was called: the same request again finds its own stream."""
     @_builtins.property
     def config(self) -> Global___StreamConfig: ...
     @_builtins.property
@@ -337,10 +518,12 @@ class StreamInfo(_message.Message):
         assignments: _abc.Iterable[Global___StreamletAssignment] | None = ...,
         created_us: _builtins.int = ...,
         config_version: _builtins.int = ...,
+        assignments_version: _builtins.int = ...,
+        creation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "config", b"config", "config_version", b"config_version", "created_us", b"created_us", "name", b"name", "schemas", b"schemas", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "assignments_version", b"assignments_version", "config", b"config", "config_version", b"config_version", "created_us", b"created_us", "creation_id", b"creation_id", "name", b"name", "schemas", b"schemas", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -359,6 +542,7 @@ class BrokerInfo(_message.Message):
     SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
     ARENA_BYTES_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     node_id: _builtins.str
@@ -372,6 +556,8 @@ class BrokerInfo(_message.Message):
     segment_bytes: _builtins.int
     arena_bytes: _builtins.int
     alive: _builtins.bool
+    draining: _builtins.bool
+    """It gets no streamlets, and those it has move to others."""
     def __init__(
         self,
         *,
@@ -384,10 +570,11 @@ class BrokerInfo(_message.Message):
         segment_bytes: _builtins.int = ...,
         arena_bytes: _builtins.int = ...,
         alive: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grpc_address", b"grpc_address", "node_id", b"node_id", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grpc_address", b"grpc_address", "node_id", b"node_id", "segment_bytes", b"segment_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -410,6 +597,7 @@ class BackupInfo(_message.Message):
     FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     FREE_DISK_BYTES_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     backup_id: _builtins.int
     backup_epoch: _builtins.int
     """Epoch of the backup's launch: what it had in memory ends with it."""
@@ -428,6 +616,8 @@ class BackupInfo(_message.Message):
     """Of memory_bytes and disk_bytes, what is not used: as of the last heartbeat."""
     free_disk_bytes: _builtins.int
     alive: _builtins.bool
+    draining: _builtins.bool
+    """It gets no new replicas, and those it has are made anew elsewhere."""
     def __init__(
         self,
         *,
@@ -444,10 +634,11 @@ class BackupInfo(_message.Message):
         free_memory_bytes: _builtins.int = ...,
         free_disk_bytes: _builtins.int = ...,
         alive: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "disk_bytes", b"disk_bytes", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes", "grpc_address", b"grpc_address", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rack", b"rack", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "disk_bytes", b"disk_bytes", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes", "grpc_address", b"grpc_address", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rack", b"rack", "segment_bytes", b"segment_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kera.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -19,6 +20,430 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _RecoveryPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RecoveryPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecoveryPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RECOVERY_PHASE_UNSPECIFIED: _RecoveryPhase.ValueType  # 0
+    RECOVERY_PHASE_FENCING: _RecoveryPhase.ValueType  # 1
+    """Backups learn to refuse the broker."""
+    RECOVERY_PHASE_TAKING_OVER: _RecoveryPhase.ValueType  # 2
+    """New owners find out where streamlets end."""
+    RECOVERY_PHASE_RECOVERING: _RecoveryPhase.ValueType  # 3
+    """New owners take chunks, and read what backups have."""
+    RECOVERY_PHASE_RESTORING: _RecoveryPhase.ValueType  # 4
+    """All can be read; the last replicas are being made."""
+    RECOVERY_PHASE_DONE: _RecoveryPhase.ValueType  # 5
+    RECOVERY_PHASE_CANCELLED: _RecoveryPhase.ValueType  # 6
+    """The broker came back with its memory before it was needed."""
+
+class RecoveryPhase(_RecoveryPhase, metaclass=_RecoveryPhaseEnumTypeWrapper): ...
+
+RECOVERY_PHASE_UNSPECIFIED: RecoveryPhase.ValueType  # 0
+RECOVERY_PHASE_FENCING: RecoveryPhase.ValueType  # 1
+"""Backups learn to refuse the broker."""
+RECOVERY_PHASE_TAKING_OVER: RecoveryPhase.ValueType  # 2
+"""New owners find out where streamlets end."""
+RECOVERY_PHASE_RECOVERING: RecoveryPhase.ValueType  # 3
+"""New owners take chunks, and read what backups have."""
+RECOVERY_PHASE_RESTORING: RecoveryPhase.ValueType  # 4
+"""All can be read; the last replicas are being made."""
+RECOVERY_PHASE_DONE: RecoveryPhase.ValueType  # 5
+RECOVERY_PHASE_CANCELLED: RecoveryPhase.ValueType  # 6
+"""The broker came back with its memory before it was needed."""
+Global___RecoveryPhase: _TypeAlias = RecoveryPhase  # noqa: Y015
+
+@_typing.final
+class ReportBrokerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    broker_epoch: _builtins.int
+    """Of the launch that could not be reached; 0: not known."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportBrokerRequest: _TypeAlias = ReportBrokerRequest  # noqa: Y015
+
+@_typing.final
+class ReportBrokerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportBrokerResponse: _TypeAlias = ReportBrokerResponse  # noqa: Y015
+
+@_typing.final
+class MoveStreamletRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    """Name of the stream."""
+    streamlet_id: _builtins.int
+    broker_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        streamlet_id: _builtins.int = ...,
+        broker_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "stream", b"stream", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveStreamletRequest: _TypeAlias = MoveStreamletRequest  # noqa: Y015
+
+@_typing.final
+class MoveStreamletResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    STALL_US_FIELD_NUMBER: _builtins.int
+    stall_us: _builtins.int
+    """How long no broker took chunks for the streamlet."""
+    @_builtins.property
+    def stream(self) -> _common_pb2.StreamInfo: ...
+    def __init__(
+        self,
+        *,
+        stream: _common_pb2.StreamInfo | None = ...,
+        stall_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stall_us", b"stall_us", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveStreamletResponse: _TypeAlias = MoveStreamletResponse  # noqa: Y015
+
+@_typing.final
+class RebalanceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    def __init__(
+        self,
+        *,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RebalanceRequest: _TypeAlias = RebalanceRequest  # noqa: Y015
+
+@_typing.final
+class RebalanceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVES_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Move]: ...
+    @_builtins.property
+    def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerLoad]:
+        """What each broker has, before and after the moves."""
+
+    def __init__(
+        self,
+        *,
+        moves: _abc.Iterable[Global___Move] | None = ...,
+        loads: _abc.Iterable[Global___BrokerLoad] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loads", b"loads", "moves", b"moves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RebalanceResponse: _TypeAlias = RebalanceResponse  # noqa: Y015
+
+@_typing.final
+class Move(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    FROM_BROKER_ID_FIELD_NUMBER: _builtins.int
+    TO_BROKER_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    streamlet_id: _builtins.int
+    from_broker_id: _builtins.int
+    to_broker_id: _builtins.int
+    reason: _builtins.str
+    """Why, in words."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Absent in a dry run, and when it was carried out."""
+
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        streamlet_id: _builtins.int = ...,
+        from_broker_id: _builtins.int = ...,
+        to_broker_id: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "from_broker_id", b"from_broker_id", "reason", b"reason", "stream", b"stream", "streamlet_id", b"streamlet_id", "to_broker_id", b"to_broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Move: _TypeAlias = Move  # noqa: Y015
+
+@_typing.final
+class BrokerLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STREAMLETS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_AFTER_FIELD_NUMBER: _builtins.int
+    STREAMLETS_AFTER_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    bytes_per_s: _builtins.int
+    streamlets: _builtins.int
+    bytes_per_s_after: _builtins.int
+    streamlets_after: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        bytes_per_s: _builtins.int = ...,
+        streamlets: _builtins.int = ...,
+        bytes_per_s_after: _builtins.int = ...,
+        streamlets_after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "bytes_per_s_after", b"bytes_per_s_after", "streamlets", b"streamlets", "streamlets_after", b"streamlets_after"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrokerLoad: _TypeAlias = BrokerLoad  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """One of the two."""
+    backup_id: _builtins.int
+    undo: _builtins.bool
+    """Take it back into service."""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        backup_id: _builtins.int = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "broker_id", b"broker_id", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    STREAMLETS_OWNED_FIELD_NUMBER: _builtins.int
+    STREAMLETS_HELD_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    streamlets_owned: _builtins.int
+    """Streamlets that it still owns; of them, and of what else is left, the reasons say what holds them."""
+    streamlets_held: _builtins.int
+    """Streamlets of which it has older groups."""
+    replicas: _builtins.int
+    """Replicas that it still has (a backup)."""
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        done: _builtins.bool = ...,
+        streamlets_owned: _builtins.int = ...,
+        streamlets_held: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "reasons", b"reasons", "replicas", b"replicas", "streamlets_held", b"streamlets_held", "streamlets_owned", b"streamlets_owned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class ListRecoveriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRecoveriesRequest: _TypeAlias = ListRecoveriesRequest  # noqa: Y015
+
+@_typing.final
+class ListRecoveriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECOVERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveryInfo]: ...
+    def __init__(
+        self,
+        *,
+        recoveries: _abc.Iterable[Global___RecoveryInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["recoveries", b"recoveries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRecoveriesResponse: _TypeAlias = ListRecoveriesResponse  # noqa: Y015
+
+@_typing.final
+class RecoveryInfo(_message.Message):
+    """The recovery of what launches of a broker before an epoch had."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_EPOCH_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    DETECTED_US_FIELD_NUMBER: _builtins.int
+    FENCED_US_FIELD_NUMBER: _builtins.int
+    OPENED_US_FIELD_NUMBER: _builtins.int
+    READABLE_US_FIELD_NUMBER: _builtins.int
+    RESTORED_US_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    BYTES_RECOVERED_FIELD_NUMBER: _builtins.int
+    BYTES_RESTORED_FIELD_NUMBER: _builtins.int
+    STREAMLETS_TOTAL_FIELD_NUMBER: _builtins.int
+    STREAMLETS_OPENED_FIELD_NUMBER: _builtins.int
+    STREAMLETS_READABLE_FIELD_NUMBER: _builtins.int
+    STREAMLETS_RESTORED_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    OWNER_IDS_FIELD_NUMBER: _builtins.int
+    RECORDS_LOST_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    before_epoch: _builtins.int
+    cause: _builtins.str
+    """Why: no heartbeat, a report, a launch without its memory, drained."""
+    phase: Global___RecoveryPhase.ValueType
+    detected_us: _builtins.int
+    """When each phase ended, microseconds since the epoch; 0: not yet."""
+    fenced_us: _builtins.int
+    opened_us: _builtins.int
+    """All streamlets have a new owner that takes chunks."""
+    readable_us: _builtins.int
+    """All data can be read again."""
+    restored_us: _builtins.int
+    """All data has its replicas again, and the old ones are freed."""
+    bytes_total: _builtins.int
+    bytes_recovered: _builtins.int
+    bytes_restored: _builtins.int
+    streamlets_total: _builtins.int
+    streamlets_opened: _builtins.int
+    streamlets_readable: _builtins.int
+    streamlets_restored: _builtins.int
+    records_lost: _builtins.int
+    """Records that no replica has, though they may have been acknowledged."""
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it waits for, in words, if anything."""
+
+    @_builtins.property
+    def owner_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The brokers that recover."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        before_epoch: _builtins.int = ...,
+        cause: _builtins.str = ...,
+        phase: Global___RecoveryPhase.ValueType = ...,
+        detected_us: _builtins.int = ...,
+        fenced_us: _builtins.int = ...,
+        opened_us: _builtins.int = ...,
+        readable_us: _builtins.int = ...,
+        restored_us: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        bytes_recovered: _builtins.int = ...,
+        bytes_restored: _builtins.int = ...,
+        streamlets_total: _builtins.int = ...,
+        streamlets_opened: _builtins.int = ...,
+        streamlets_readable: _builtins.int = ...,
+        streamlets_restored: _builtins.int = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
+        owner_ids: _abc.Iterable[_builtins.int] | None = ...,
+        records_lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_epoch", b"before_epoch", "broker_id", b"broker_id", "bytes_recovered", b"bytes_recovered", "bytes_restored", b"bytes_restored", "bytes_total", b"bytes_total", "cause", b"cause", "detected_us", b"detected_us", "fenced_us", b"fenced_us", "opened_us", b"opened_us", "owner_ids", b"owner_ids", "phase", b"phase", "readable_us", b"readable_us", "records_lost", b"records_lost", "restored_us", b"restored_us", "streamlets_opened", b"streamlets_opened", "streamlets_readable", b"streamlets_readable", "streamlets_restored", b"streamlets_restored", "streamlets_total", b"streamlets_total", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryInfo: _TypeAlias = RecoveryInfo  # noqa: Y015
+
 @_typing.final
 class CreateStreamRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -26,7 +451,10 @@ class CreateStreamRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
+    CREATION_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    creation_id: _builtins.str
+    """Unique for each creation, and the same when it is tried again; empty: not known."""
     @_builtins.property
     def config(self) -> _common_pb2.StreamConfig: ...
     @_builtins.property
@@ -39,10 +467,11 @@ class CreateStreamRequest(_message.Message):
         name: _builtins.str = ...,
         config: _common_pb2.StreamConfig | None = ...,
         schema: _common_pb2.StreamSchema | None = ...,
+        creation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "name", b"name", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "creation_id", b"creation_id", "name", b"name", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -204,12 +633,15 @@ class AlterStreamRequest(_message.Message):
     RETENTION_APPLICATIONS_FIELD_NUMBER: _builtins.int
     RETENTION_CONSUMED_FIELD_NUMBER: _builtins.int
     VIRTUAL_LOGS_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     durability: _common_pb2.Durability.ValueType
     retention_ms: _builtins.int
     retention_bytes: _builtins.int
     retention_consumed: _builtins.bool
     virtual_logs: _builtins.int
+    brokers: _builtins.int
+    """N: over how many brokers the streamlets are to be spread; streamlets move for it."""
     @_builtins.property
     def retention_applications(self) -> Global___Applications:
         """Replaces the list."""
@@ -224,11 +656,14 @@ class AlterStreamRequest(_message.Message):
         retention_applications: Global___Applications | None = ...,
         retention_consumed: _builtins.bool | None = ...,
         virtual_logs: _builtins.int | None = ...,
+        brokers: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "durability", b"durability", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "durability", b"durability", "name", b"name", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "name", b"name", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__brokers: _TypeAlias = _typing.Literal["brokers"]  # noqa: Y015
+    _WhichOneofArgType__brokers: _TypeAlias = _typing.Literal["_brokers", b"_brokers"]  # noqa: Y015
     _WhichOneofReturnType__durability: _TypeAlias = _typing.Literal["durability"]  # noqa: Y015
     _WhichOneofArgType__durability: _TypeAlias = _typing.Literal["_durability", b"_durability"]  # noqa: Y015
     _WhichOneofReturnType__retention_applications: _TypeAlias = _typing.Literal["retention_applications"]  # noqa: Y015
@@ -241,6 +676,8 @@ class AlterStreamRequest(_message.Message):
     _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
     _WhichOneofReturnType__virtual_logs: _TypeAlias = _typing.Literal["virtual_logs"]  # noqa: Y015
     _WhichOneofArgType__virtual_logs: _TypeAlias = _typing.Literal["_virtual_logs", b"_virtual_logs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__brokers) -> _WhichOneofReturnType__brokers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__durability) -> _WhichOneofReturnType__durability | None: ...
     @_typing.overload
@@ -356,21 +793,27 @@ class DescribeClusterResponse(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
     BACKUPS_FIELD_NUMBER: _builtins.int
+    COORDINATORS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BrokerInfo]: ...
     @_builtins.property
     def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]: ...
+    @_builtins.property
+    def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The coordinators that are known, host:port, the one that leads first."""
+
     def __init__(
         self,
         *,
         cluster_id: _builtins.str = ...,
         brokers: _abc.Iterable[_common_pb2.BrokerInfo] | None = ...,
         backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
+        coordinators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "cluster_id", b"cluster_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "cluster_id", b"cluster_id", "coordinators", b"coordinators"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,6 +825,9 @@ class InitProducerRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Empty: a producer that nobody else can be. Else: the id of this name, with an epoch above all before it, so that
+    an earlier instance of the same name is refused from the first chunk of this one on.
+    """
     def __init__(
         self,
         *,
@@ -423,8 +869,11 @@ class RegisterBrokerRequest(_message.Message):
 
     BROKER_FIELD_NUMBER: _builtins.int
     LAUNCH_ID_FIELD_NUMBER: _builtins.int
+    LOST_MEMORY_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
+    lost_memory: _builtins.bool
+    """What launches before had in memory is gone, though they had not stopped by themselves."""
     @_builtins.property
     def broker(self) -> _common_pb2.BrokerInfo:
         """broker_id 0: a new broker, give it an id."""
@@ -434,10 +883,11 @@ class RegisterBrokerRequest(_message.Message):
         *,
         broker: _common_pb2.BrokerInfo | None = ...,
         launch_id: _builtins.str = ...,
+        lost_memory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "launch_id", b"launch_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -453,10 +903,21 @@ class RegisterBrokerResponse(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
     BACKUPS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    RECOVERED_BEFORE_EPOCH_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     heartbeat_interval_ms: _builtins.int
+    lease_ms: _builtins.int
+    """See HeartbeatResponse."""
+    coordinator_epoch: _builtins.int
+    """Of the coordinator that leads; orders of a lower one are refused."""
+    recovered_before_epoch: _builtins.int
+    """What launches of the broker before this one had of replicated streams is recovered by others from their replicas,
+    or was: it is not the broker's to free them. 0: nothing.
+    """
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamInfo]:
         """The streams with streamlets on this broker."""
@@ -474,10 +935,13 @@ class RegisterBrokerResponse(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         streams: _abc.Iterable[_common_pb2.StreamInfo] | None = ...,
         backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
+        lease_ms: _builtins.int = ...,
+        coordinator_epoch: _builtins.int = ...,
+        recovered_before_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "heartbeat_interval_ms", b"heartbeat_interval_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,17 +953,51 @@ class HeartbeatRequest(_message.Message):
 
     BROKER_ID_FIELD_NUMBER: _builtins.int
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    RECOVERIES_FIELD_NUMBER: _builtins.int
+    EMPTY_INTERVALS_FIELD_NUMBER: _builtins.int
+    UNNEEDED_BACKUP_IDS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
+    bytes_per_s: _builtins.int
+    """Of all of them."""
+    @_builtins.property
+    def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletLoad]:
+        """Of the streamlets that are written to, the busiest."""
+
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.EntryStart]:
+        """Entries whose start has moved since the last heartbeat that was answered, by retention or truncation."""
+
+    @_builtins.property
+    def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveryProgress]: ...
+    @_builtins.property
+    def empty_intervals(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmptyInterval]:
+        """Intervals that are not the owner's and of which nothing is left."""
+
+    @_builtins.property
+    def unneeded_backup_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Backups that are away and have nothing that is not elsewhere, too. The broker uses none of them again before a
+        heartbeat was answered that does not name it: should the broker be lost, nobody needs to wait for them.
+        """
+
     def __init__(
         self,
         *,
         broker_id: _builtins.int = ...,
         broker_epoch: _builtins.int = ...,
+        loads: _abc.Iterable[Global___StreamletLoad] | None = ...,
+        bytes_per_s: _builtins.int = ...,
+        starts: _abc.Iterable[_common_pb2.EntryStart] | None = ...,
+        recoveries: _abc.Iterable[Global___RecoveryProgress] | None = ...,
+        empty_intervals: _abc.Iterable[Global___EmptyInterval] | None = ...,
+        unneeded_backup_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "loads", b"loads", "recoveries", b"recoveries", "starts", b"starts", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -510,6 +1008,13 @@ class HeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BACKUPS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    """For how long, counted from when the request was sent, nobody else gets the broker's replicated streamlets. After
+    that it takes no chunks for them until a heartbeat is answered.
+    """
+    coordinator_epoch: _builtins.int
     @_builtins.property
     def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
         """All backups, alive or not: where the broker may put replicas."""
@@ -518,14 +1023,123 @@ class HeartbeatResponse(_message.Message):
         self,
         *,
         backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
+        lease_ms: _builtins.int = ...,
+        coordinator_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "lease_ms", b"lease_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class StreamletLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    RECORDS_PER_S_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    streamlet_id: _builtins.int
+    bytes_per_s: _builtins.int
+    """Appended."""
+    records_per_s: _builtins.int
+    read_bytes_per_s: _builtins.int
+    """Read."""
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        streamlet_id: _builtins.int = ...,
+        bytes_per_s: _builtins.int = ...,
+        records_per_s: _builtins.int = ...,
+        read_bytes_per_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "read_bytes_per_s", b"read_bytes_per_s", "records_per_s", b"records_per_s", "stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamletLoad: _TypeAlias = StreamletLoad  # noqa: Y015
+
+@_typing.final
+class EmptyInterval(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    FIRST_GROUP_ID_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    streamlet_id: _builtins.int
+    first_group_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        streamlet_id: _builtins.int = ...,
+        first_group_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_group_id", b"first_group_id", "stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmptyInterval: _TypeAlias = EmptyInterval  # noqa: Y015
+
+@_typing.final
+class RecoveryProgress(_message.Message):
+    """How far the sender is with what it recovers of one source. Told until the streamlets have no such source any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    BYTES_RECOVERED_FIELD_NUMBER: _builtins.int
+    BYTES_RESTORED_FIELD_NUMBER: _builtins.int
+    READABLE_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    RECORDS_LOST_FIELD_NUMBER: _builtins.int
+    bytes_total: _builtins.int
+    bytes_recovered: _builtins.int
+    bytes_restored: _builtins.int
+    """Covered by virtual segments of the sender."""
+    records_lost: _builtins.int
+    @_builtins.property
+    def source(self) -> _common_pb2.RecoverySource: ...
+    @_builtins.property
+    def readable(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamletRef]: ...
+    @_builtins.property
+    def restored(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamletRef]: ...
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it waits for, in words, if anything."""
+
+    def __init__(
+        self,
+        *,
+        source: _common_pb2.RecoverySource | None = ...,
+        bytes_total: _builtins.int = ...,
+        bytes_recovered: _builtins.int = ...,
+        bytes_restored: _builtins.int = ...,
+        readable: _abc.Iterable[_common_pb2.StreamletRef] | None = ...,
+        restored: _abc.Iterable[_common_pb2.StreamletRef] | None = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
+        records_lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_recovered", b"bytes_recovered", "bytes_restored", b"bytes_restored", "bytes_total", b"bytes_total", "readable", b"readable", "records_lost", b"records_lost", "restored", b"restored", "source", b"source", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryProgress: _TypeAlias = RecoveryProgress  # noqa: Y015
 
 @_typing.final
 class RegisterBackupRequest(_message.Message):

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pyspark.sql.datasource import InputPartition
@@ -143,6 +143,29 @@ def advance(
 
 def _later(start: EntryOffset, head: EntryOffset) -> EntryOffset:
     return start if head.position <= start.position or head.record == start.record else head
+
+
+def forwarded(start: StreamOffsets, bounds: StreamBounds) -> StreamOffsets:
+    """`start`, with places before all that is there moved on to it, if no record is between.
+
+    A checkpoint may name the end of groups that have been emptied and let go since: nothing is lost then, but no broker
+    has the place any more. Where a record is missing the place stays, and reading from it says what is lost.
+    """
+    return replace(
+        start,
+        streamlets={
+            streamlet: tuple(
+                _on(offset, bounds[streamlet][entry]) if entry < len(bounds.get(streamlet, ())) else offset
+                for entry, offset in enumerate(offsets)
+            )
+            for streamlet, offsets in start.streamlets.items()
+        },
+    )
+
+
+def _on(offset: EntryOffset, there: Bounds) -> EntryOffset:
+    gone = offset.position < there.start and offset.record == there.first_record
+    return EntryOffset(there.start, offset.record) if gone else offset
 
 
 def cap(

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from kera.spark_connector.columns import check_columns, columns_of
 from kera.spark_connector.offsets import StreamOffsets
 from kera.spark_connector.options import STARTING, KeraOptions, parse_options
-from kera.spark_connector.planning import advance, cap, ends, partitions, shares
+from kera.spark_connector.planning import advance, cap, ends, forwarded, partitions, shares
 from kera.spark_connector.portal import Portal
 from kera.spark_connector.survey import Survey, limited, settle, survey
 from kera.spark_connector.worker import read_partition
@@ -91,7 +91,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 heads = cap(heads, self._target.streamlets)
             end = now.offsets(advance(begin.streamlets, heads))
             if isinstance(limit, ReadMaxRows):
-                end = await limited(client, begin, end, shares(begin, end, limit.max_rows))
+                end = await limited(client, forwarded(begin, now.bounds), end, shares(begin, end, limit.max_rows))
             return end
 
         end = self._open().call(plan)
@@ -113,7 +113,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._open().call(self._survey)
         begin.require(now.description.stream_id)
         finish.require(now.description.stream_id)
-        return list(partitions(begin, finish, typed=now.description.typed))
+        return list(partitions(forwarded(begin, now.bounds), finish, typed=now.description.typed))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one partition; runs in an executor's Python worker."""

@@ -4,6 +4,9 @@ Chunks come as the producers made them. Small ones are put together, because eac
 100 µs: with batches of 100 records a noop sink takes 2.3 M records/s, with 1,000 3.1, with 10,000 and more 5.5
 (local[2], 100-byte values). Large ones are handed on as they are, without a copy.
 
+The chunks of a partition are followed over all brokers that have some of them (`kera.client`), wherever they have gone
+since it was planned; what a crashed broker had is waited for while it is being recovered.
+
 Promise: a partition gives exactly the records that it was planned with, or an error. Never fewer without a word.
 """
 

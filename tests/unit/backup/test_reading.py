@@ -1,11 +1,13 @@
 """Chunks of a replica, filtered and in pieces, from memory and from a disk, whole and damaged."""
 
 import random
+from collections import Counter
 
 import pytest
 
 from kera.backup.reading import Walk, disk_window, memory_window, walk
 from kera.core.blocks import BLOCK_BYTES
+from kera.core.chunk import HEADER_BYTES
 from tests.unit.backup.support import FakeBackup, FakeDisk, Segment, placed
 from tests.unit.broker.support import ADDRESS
 
@@ -121,3 +123,91 @@ def test_a_read_from_the_middle_of_a_chunk_goes_on_with_the_next_one(backup: Fak
 
     assert bytes(found.chunks) == b"".join(chunks[2:])
     assert found.damaged == [], "no damage, but a wrong question"
+
+
+@pytest.mark.parametrize("bytes_max", [1, 300, SEGMENT_BYTES])
+def test_of_each_chunk_its_header_comes_if_that_is_all_that_is_wanted(
+    backup: FakeBackup, chunks: list[bytes], bytes_max: int
+) -> None:
+    found, offset = b"", 0
+    while offset < backup.get().length:
+        answer = backup.read(bytes_max=bytes_max, offset=offset, headers_only=True, streamlets={7: frozenset({1})})
+        assert len(answer.chunks) <= max(bytes_max, HEADER_BYTES)
+        found, offset = found + bytes(answer.chunks), answer.next_offset
+
+    assert found == b"".join(data[:HEADER_BYTES] for data in chunks[1::2])
+
+
+def test_payloads_of_large_chunks_are_not_read_for_their_headers(chunks: list[bytes]) -> None:
+    content, read = memoryview(b"".join(chunks)), []
+
+    def window(offset: int, size: int) -> memoryview:
+        read.append(size)
+        return content[offset : offset + size]
+
+    found = walk(window, len(content), headers_only=True)
+    large = [number for number, size in enumerate(SIZES) if size >= 64 << 10]
+
+    assert bytes(found.chunks) == b"".join(data[:HEADER_BYTES] for data in chunks)
+    assert sum(read) < len(content) - sum(SIZES[number] for number in large) * 3 // 4
+    behind = [data[:HEADER_BYTES] for data in chunks[large[0] :]]
+    rest = walk(window, len(content), offset=sum(SIZES[: large[0]]), headers_only=True)
+    assert bytes(rest.chunks) == b"".join(behind)
+
+
+class CountingDisk(FakeDisk):
+    """Knows how often each block was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[int] = Counter()
+
+    def read(self, offset: int, into: memoryview) -> int:
+        self.reads.update(range(offset // BLOCK_BYTES, (offset + len(into)) // BLOCK_BYTES))
+        return super().read(offset, into)
+
+
+@pytest.mark.parametrize("wanted", [{0}, {1}, {0, 1}])
+@pytest.mark.parametrize("bytes_max", [1, 2000, SEGMENT_BYTES])
+def test_no_block_is_read_twice_and_none_of_only_large_chunks_that_nobody_wants(
+    chunks: list[bytes], wanted: set[int], bytes_max: int
+) -> None:
+    disk = CountingDisk()
+    backup = FakeBackup(disk, segment_bytes=SEGMENT_BYTES)
+    Segment().append(backup, *chunks, close=True)
+    backup.run()
+    buffer, here = memoryview(bytearray(SEGMENT_BYTES)), bytearray(SEGMENT_BYTES // BLOCK_BYTES)
+    found, offset = b"", 0
+    disk.reads.clear()
+    while offset < sum(SIZES):
+        window = disk_window(disk, backup.layout, 0, sum(SIZES), buffer, here)
+        streamlets = {7: frozenset(wanted)}
+        answer = walk(window, sum(SIZES), offset=offset, bytes_max=bytes_max, streamlets=streamlets, wanted_only=True)
+        found, offset = found + bytes(answer.chunks), answer.next_offset
+
+    assert found == b"".join(data for number, data in enumerate(chunks) if number % 2 in wanted)
+    assert max(disk.reads.values()) == 1
+    if wanted == {0}:
+        large = range((sum(SIZES[:5]) + (64 << 10)) // BLOCK_BYTES + 2, sum(SIZES[:6]) // BLOCK_BYTES)
+        assert not disk.reads.keys() & {block + 2 for block in large}
+
+
+def test_damage_in_a_chunk_that_nobody_wants_is_nobodys_business(chunks: list[bytes]) -> None:
+    content = bytearray(b"".join(chunks))
+    content[sum(SIZES[:2]) + 200] ^= 1  # a payload of streamlet 0
+    content[sum(SIZES[:4]) + 40] ^= 1  # a header of it
+    window = memory_window(memoryview(content), len(content))
+    found = walk(window, len(content), streamlets={7: frozenset({1})}, wanted_only=True)
+
+    assert bytes(found.chunks) == b"".join(chunks[1::2])
+    assert found.damaged == [sum(SIZES[:4])], "whose it is cannot be known"
+
+
+def test_a_damaged_header_is_told_to_who_wants_headers_and_others_come(chunks: list[bytes]) -> None:
+    content = bytearray(b"".join(chunks))
+    content[sum(SIZES[:3]) + 40] ^= 1  # of a header
+    content[sum(SIZES[:6]) + 200] ^= 1  # of a payload
+    found = walk(memory_window(memoryview(content), len(content)), len(content), headers_only=True)
+
+    assert bytes(found.chunks) == b"".join(data[:HEADER_BYTES] for data in chunks[:3] + chunks[4:])
+    assert found.damaged == [sum(SIZES[:3])]

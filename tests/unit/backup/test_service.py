@@ -13,7 +13,7 @@ import pytest
 
 from kera.backup.__main__ import serve
 from kera.backup.errors import ReplicaOffset, UnknownReplica
-from kera.backup.log_file import NAME
+from kera.backup.log_file import NAME, LogFile
 from kera.backup.settings import BackupSettings
 from kera.core.errors import BackupFull, CorruptChunk, DiskFailed, InvalidArgument, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import Channel, Reply, api
@@ -297,6 +297,33 @@ async def test_older_launches_are_fenced_also_after_a_start(settings: BackupSett
         await free(channel, 1, epoch=EPOCH + 5)
 
 
+async def test_all_of_launches_that_are_fenced_can_be_freed_at_once(settings: BackupSettings) -> None:
+    async def free_before(epoch: int) -> None:
+        message = api.FREE_REPLICAS.request(broker_id=BROKER_ID, broker_epoch=epoch, before_epoch=epoch)
+        await call(channel, api.FREE_REPLICAS, message, timeout_s=5)
+
+    async with connected(settings) as channel:
+        for number in (1, 2):
+            await send(channel, Segment(number).next(A), A)
+        with pytest.raises(InvalidArgument, match="not fenced"):
+            await free_before(EPOCH + 1)
+        await fence(channel, EPOCH + 2)
+        newer = Segment(3).next(B)
+        newer.broker_epoch = EPOCH + 2
+        await send(channel, newer, B)
+        await free_before(EPOCH + 1)
+        await free_before(EPOCH + 1)
+        assert [info.virtual_segment_id for info in await replicas(channel)] == [3]
+
+
+async def test_headers_alone_can_be_read(settings: BackupSettings) -> None:
+    async with connected(settings) as channel:
+        segment = Segment()
+        await send(channel, segment.next(A), A)
+        await send(channel, segment.next(B, close=True, persist=True), B)
+        assert await content(channel, headers_only=True) == A[:128] + B[:128]
+
+
 async def test_a_fence_that_cannot_be_made_durable_is_told(settings: BackupSettings) -> None:
     async with connected(settings) as channel:
         (settings.data_dir / "fences.tmp").mkdir()
@@ -335,3 +362,28 @@ async def test_replicas_are_spread_over_the_disks(settings: BackupSettings, tmp_
     assert all((directory / NAME).stat().st_size > 64 * KIB // 8 for directory in directories)
     async with connected(spread) as channel:
         assert [info.virtual_segment_id for info in await replicas(channel)] == [1, 2]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_what_several_read_of_a_replica_is_read_from_its_disk_once(
+    settings: BackupSettings, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    chunks = [placed(number, ADDRESS._replace(streamlet_id=number % 2), size=1024) for number in range(40)]
+    read_bytes: list[int] = []
+    real = LogFile.read
+
+    def counted(self: LogFile, offset: int, into: memoryview) -> int:
+        read_bytes.append(len(into))
+        return real(self, offset, into)
+
+    async with connected(settings) as channel:
+        await send(channel, request(checksum=chain(*chunks), persist=True, close=True), *chunks)
+        monkeypatch.setattr(LogFile, "read", counted)
+        wanted = [[backup_pb2.StreamletSet(stream_id=STREAM_ID, streamlet_ids=[number % 2])] for number in range(6)]
+        if at_once:
+            found = await asyncio.gather(*(content(channel, streamlets=each) for each in wanted))
+        else:
+            found = [await content(channel, streamlets=each) for each in wanted]
+
+    assert found == [b"".join(chunks[number % 2 :: 2]) for number in range(6)]
+    assert sum(read_bytes) == 40 * 1024

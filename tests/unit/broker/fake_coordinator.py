@@ -23,6 +23,9 @@ class FakeCoordinator:
         self.address = ""
         self.backups: list[common_pb2.BackupInfo] = []
         """Told to brokers."""
+        self.lease_ms = self.coordinator_epoch = 0
+        """Likewise."""
+        self.reports: list[coordinator_pb2.HeartbeatRequest] = []
         self.registered: list[coordinator_pb2.RegisterBrokerRequest] = []
         self.registered_backups: list[coordinator_pb2.RegisterBackupRequest] = []
         self.heartbeats: list[tuple[int, int]] = []
@@ -46,6 +49,8 @@ class FakeCoordinator:
         if self.registration_errors:
             raise self.registration_errors.pop(0)
         self.registered.append(call.message)
+        for assignment in (each for stream in self.streams for each in stream.assignments):
+            assignment.broker_epoch = EPOCH
         answer = coordinator_pb2.RegisterBrokerResponse(
             cluster_id=self.cluster_id,
             broker_id=BROKER_ID,
@@ -53,6 +58,8 @@ class FakeCoordinator:
             heartbeat_interval_ms=5,
             streams=self.streams,
             backups=self.backups,
+            lease_ms=self.lease_ms,
+            coordinator_epoch=self.coordinator_epoch,
         )
         return Reply(answer)
 
@@ -67,8 +74,13 @@ class FakeCoordinator:
 
     def _heartbeat(self, call: Call[Any]) -> Reply[Any]:
         self.heartbeats.append((call.message.broker_id, call.message.broker_epoch))
+        self.reports.append(call.message)
         self._raise_heartbeat_error()
-        return Reply(coordinator_pb2.HeartbeatResponse(backups=self.backups))
+        return Reply(
+            coordinator_pb2.HeartbeatResponse(
+                backups=self.backups, lease_ms=self.lease_ms, coordinator_epoch=self.coordinator_epoch
+            )
+        )
 
     def _backup_heartbeat(self, call: Call[Any]) -> Reply[Any]:
         self.backup_heartbeats.append(call.message)

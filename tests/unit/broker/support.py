@@ -14,6 +14,8 @@ from kera.broker.disk import LocalDisk
 from kera.broker.entry import Entry
 from kera.broker.jobs import Job
 from kera.broker.metrics import Counters
+from kera.broker.orders import Takeovers
+from kera.broker.ownership import Holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, plan_read
 from kera.broker.replication import Limits, Replication
@@ -171,10 +173,10 @@ class Log:
             streamlet_id,
             entries=restored.entries,
             group_segments=group_segments,
-            broker_epoch=broker_epoch,
             next_group_id=restored.next_group_id,
             producers=restored.producers,
             memory=engine.memory,
+            held=Holding(broker_epoch=broker_epoch),
         )
         for segment in restored.segments:
             engine.memory.adopt(segment)
@@ -269,7 +271,13 @@ def stream_info(stream_id: int = STREAM_ID, *, owners: Sequence[int] = (BROKER_I
 class Broker:
     """A broker's service over an engine, called as a transport calls it."""
 
-    def __init__(self, engine: Engine, *streams: common_pb2.StreamInfo, read_bytes_max: int = EVERYTHING) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *streams: common_pb2.StreamInfo,
+        read_bytes_max: int = EVERYTHING,
+        takeovers: Takeovers | None = None,
+    ) -> None:
         self.engine = engine
         self.arena = engine.arena
         self.counters = Counters()
@@ -282,6 +290,7 @@ class Broker:
             self.counters,
             pump=lambda: None,
             read_bytes_max=read_bytes_max,
+            takeovers=takeovers,
         )
         self.service = self.broker.service()
         self.peer = Peer("unix", "")

@@ -20,7 +20,7 @@ from kera.broker.streamlet import Streamlet
 from kera.core.chunk import verify_header
 from kera.core.clock import SystemClock
 from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, StartError
-from kera.core.ids import EARLIEST, Position
+from kera.core.ids import EARLIEST
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, STREAM_ID, chunk, headers, stream_info
 
 SEGMENT = 4
@@ -208,7 +208,7 @@ async def test_retention_goes_by_the_clock(settings: BrokerSettings, monkeypatch
         append(engine, *range(2 * SEGMENT))  # made long ago, as their producer says
         append(engine, 2 * SEGMENT, created_us=SystemClock().now_us())
         entry = streamlet_of(engine).entries[0]
-        await until(lambda: entry.start == Position(2, 1, 0) and engine.memory.idle)
+        await until(lambda: entry.start_record == 2 * SEGMENT and engine.memory.idle)
         assert await read_all(engine) == [2 * SEGMENT]
 
 

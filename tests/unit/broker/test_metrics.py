@@ -5,9 +5,17 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kera.broker import virtual_log
+from kera.broker import recovering, virtual_log
 from kera.broker.jobs import RETRY_MS, Totals
-from kera.broker.metrics import _FOUND_HELP, _HELP, _REPLICATION_HELP, _TOTALS_HELP, BrokerCollector, Counters
+from kera.broker.metrics import (
+    _FOUND_HELP,
+    _HELP,
+    _RECOVERY_HELP,
+    _REPLICATION_HELP,
+    _TOTALS_HELP,
+    BrokerCollector,
+    Counters,
+)
 from kera.broker.restart import Found
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
@@ -19,6 +27,7 @@ def metrics(broker: Broker) -> dict[str, float]:
         replication=broker.engine.replication,
         restart=broker.engine.restart,
         streams=broker.streams,
+        takeovers=SimpleNamespace(totals=recovering.Totals(segments_to_come=3)),
     )
     registry = CollectorRegistry()
     registry.register(BrokerCollector(broker.counters, engine))
@@ -30,6 +39,7 @@ def test_every_counter_is_explained_and_none_else() -> None:
     assert set(_HELP) == {field.name for field in fields(Counters)}
     assert set(_TOTALS_HELP) == {field.name for field in fields(Totals)}
     assert set(_REPLICATION_HELP) == {field.name for field in fields(virtual_log.Totals)}
+    assert {*_RECOVERY_HELP, "segments_to_come"} == {field.name for field in fields(recovering.Totals)}
     assert set(_FOUND_HELP) == {field.name for field in fields(Found)}
 
 
@@ -45,6 +55,7 @@ async def test_metrics_tell_of_now(engine: Engine) -> None:
     broker.streams.open(stream_info(8), BROKER_ID)
     after = metrics(broker)
 
+    assert after["kera_broker_recovery_segments_to_come"] == 3
     assert changes(before, after) == {
         "kera_broker_write_requests_total": 1,
         "kera_broker_chunks_appended_total": 1,
@@ -54,6 +65,7 @@ async def test_metrics_tell_of_now(engine: Engine) -> None:
         "kera_broker_chunks_refused_total": 1,
         "kera_broker_arena_slots_free": -1,
         "kera_broker_streams": 1,
+        'kera_broker_streamlets{state="owned"}': 1,
         'kera_broker_segments{state="head"}': 1,
     }
     assert (after["kera_broker_arena_slots"], after["kera_broker_arena_slot_bytes"]) == (8, 4096)

@@ -1,6 +1,8 @@
 import asyncio
 import json
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from kera.broker.heartbeat_report import HeartbeatReport
+from kera.broker.lease import Lease
 from kera.broker.registration import CoordinatorUnreachable, DataDirectory, Identity, Registration, WrongCluster
 from kera.core import data_dir
 from kera.core import registration as registration_module
+from kera.core.coordinators import Coordinators
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -20,8 +25,7 @@ from kera.core.errors import (
     Unavailable,
     Uncertain,
 )
-from kera.core.rpc.method import call
-from kera.v1 import common_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
 from tests.unit.broker.support import stream_info
 
@@ -318,15 +322,16 @@ async def test_a_broker_waits_for_a_coordinator_that_starts_later(
     directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = asyncio.Event()
+    ask = Coordinators.ask
 
     async def watched(*arguments: Any, **options: Any) -> Any:
         try:
-            return await call(*arguments, **options)
+            return await ask(*arguments, **options)
         except Unavailable:
             failed.set()
             raise
 
-    monkeypatch.setattr(registration_module, "call", watched)
+    monkeypatch.setattr(Coordinators, "ask", watched)
     port = free_port()
     async with registering(f"127.0.0.1:{port}", directory) as registration:
         registered = asyncio.create_task(registration.register(info(), timeout_s=30))
@@ -376,6 +381,88 @@ async def test_the_backups_that_there_are_come_with_the_registration_and_with_ea
     await registration.close()
 
     assert told == [[1], [1, 2], [1, 2]]
+
+
+@pytest.mark.timeout(30)
+async def test_each_answer_renews_the_lease_from_when_it_was_asked_for(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    lease, epochs = Lease(), list[int]()
+    assert lease.until_s == math.inf
+    coordinator.lease_ms, coordinator.coordinator_epoch = 7_000_000, 3
+    registration = Registration(coordinator.address, directory, on_coordinator=epochs.append, lease=lease)
+    before_s = time.monotonic()
+    await registration.register(info(), timeout_s=5)
+    first_s = lease.until_s
+    assert before_s + 7000 <= first_s == registration.last_sent_s + 7000 <= time.monotonic() + 7000
+    coordinator.coordinator_epoch = 4
+    coordinator.fence(None, Unavailable("away"))
+    with pytest.raises(StaleEpoch):
+        await registration.keep_alive()
+    await registration.close()
+
+    assert first_s < lease.until_s == registration.last_sent_s + 7000
+    assert epochs == [3, 4]
+
+
+async def test_a_coordinator_without_leases_sets_no_limit(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    lease = Lease()
+    lease.renew(1.0, 1)
+    registration = Registration(coordinator.address, directory, lease=lease)
+    await registration.register(info(), timeout_s=5)
+    await registration.close()
+
+    assert lease.until_s == math.inf
+
+
+async def test_an_answer_of_a_coordinator_that_was_replaced_meanwhile_is_no_reason_to_end(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    def refuse(_: int) -> None:
+        raise StaleEpoch("another coordinator leads")
+
+    registration = Registration(coordinator.address, directory, on_coordinator=refuse)
+    await registration.register(info(), timeout_s=5)
+    await registration.close()
+
+    assert registration.broker_id == BROKER_ID
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("lost_memory", [False, True])
+async def test_a_launch_says_whether_it_has_lost_its_memory(
+    coordinator: FakeCoordinator, directory: DataDirectory, lost_memory: bool
+) -> None:
+    async with registering(coordinator.address, directory) as registration:
+        await registration.register(info(), timeout_s=5, lost_memory=lost_memory)
+
+    assert [request.lost_memory for request in coordinator.registered] == [lost_memory]
+
+
+@pytest.mark.timeout(30)
+async def test_a_report_goes_with_each_heartbeat_and_hears_of_answers(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    class Report(HeartbeatReport):
+        def __init__(self) -> None:
+            self.answers = 0
+
+        def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
+            request.bytes_per_s = 100 + self.answers
+
+        def answered(self) -> None:
+            self.answers += 1
+
+    registration = Registration(coordinator.address, directory, report=Report())
+    await registration.register(info(), timeout_s=5)
+    coordinator.fence(None, Unavailable("away"), None)
+    with pytest.raises(StaleEpoch):
+        await registration.keep_alive()
+    await registration.close()
+
+    assert [report.bytes_per_s for report in coordinator.reports] == [100, 101, 101, 102]
 
 
 @pytest.mark.timeout(30)

@@ -25,7 +25,13 @@ class Repairing(Replicated):
     def __init__(self, engine: Engine, *, bytes_per_s: int = FAST, up: bool = True) -> None:
         super().__init__(engine, up=up, repair_delay_ms=DELAY_MS, wait_ms_max=5000)
         self.runs = asyncio.create_task(
-            Repair(self.replication, engine.memory, find=self._find, pump=self.wire.pump, bytes_per_s=bytes_per_s).run()
+            Repair(
+                self.replication,
+                engine.memory,
+                find=self._find,
+                pump=self.wire.pump,
+                bytes_per_s=lambda: bytes_per_s,
+            ).run()
         )
 
     def _find(self, address: SegmentAddress) -> Entry | None:

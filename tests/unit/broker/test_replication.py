@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kera.broker.backups import FAILED_MS, FULL_MS
+from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.replication import IDLE_MS_MIN, Replication
 from kera.broker.segment_scan import Hole
 from kera.broker.stream import Stream
@@ -14,9 +15,9 @@ from kera.broker.virtual_log import Close, Free, Send
 from kera.core.chunk import ChunkHeader, verify_header
 from kera.core.errors import NotReplicated, TooFewBackups
 from kera.core.ids import Position
-from kera.v1 import common_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.persistence_support import MakeEngine
-from tests.unit.broker.replication_support import EPOCH, FIRST_ID, Replicated, durable, nothing_pinned
+from tests.unit.broker.replication_support import EPOCH, FIRST_ID, Repairer, Replicated, durable, nothing_pinned
 from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, chunk, stream_info
 
 LEADER = common_pb2.DURABILITY_LEADER
@@ -253,6 +254,46 @@ def test_what_has_too_few_replicas_is_covered_again_and_then_retired(world: Repl
     assert [each.virtual_segment_id for each in virtual_segments(world.engine.index)] == [FIRST_ID + 1]
     assert world.replication.totals.virtual_segments_repaired == 1
     assert nothing_pinned(world.engine)
+
+
+def test_a_backup_that_is_gone_is_not_needed_once_all_that_it_had_is_elsewhere(world: Replicated) -> None:
+    stream = world.open()
+    failed = deficient_one(world, stream)
+    assert not world.replication.unneeded_backups(), "it may come back"
+    world.wire.backups[failed].info.alive = False
+    world.replication.backups.are([world.wire.backups[failed].info])
+    assert not world.replication.unneeded_backups()
+    world.repair()
+
+    assert world.replication.unneeded_backups() == {failed}
+
+
+def test_a_backup_that_was_said_not_to_be_needed_is_not_used_before_that_is_taken_back(world: Replicated) -> None:
+    stream = world.open()
+    world.wire.lose(1, memory=True)
+    world.wire.backups[1].info.alive = False
+    world.replication.backups.are([world.wire.backups[1].info])
+    report = HeartbeatReport(world.engine.streams, replication=world.replication)
+
+    def heartbeat() -> coordinator_pb2.HeartbeatRequest:
+        request = coordinator_pb2.HeartbeatRequest()
+        report.fill(request)
+        return request
+
+    assert list(heartbeat().unneeded_backup_ids) == [1]
+    world.wire.connect(1)
+    world.wire.run()
+    world.wire.lose(2)  # so that it is needed
+    world.wire.tick(FAILED_MS)
+    world.append(stream)
+    world.wire.run()
+    assert not world.replicas()[1], "the heartbeat may have arrived"
+
+    assert not heartbeat().unneeded_backup_ids
+    report.answered()
+    world.wire.tick(FAILED_MS)
+    world.finish()
+    assert world.replicas()[1]
 
 
 def test_what_is_to_be_repaired_stays_where_it_is_until_the_new_replicas_are_written_down(world: Replicated) -> None:
@@ -676,3 +717,48 @@ def test_a_closed_segment_that_ends_with_damage_does_not_wait_for_ever(world: Re
 
     assert log.lag_bytes == 0
     assert not segment.waits_for_replicas
+
+
+# --- backups that are to be empty --------------------------------------------------------------------------
+
+
+def empty_out(world: Replicated, *backup_ids: int) -> None:
+    for backup_id, backup in world.wire.backups.items():
+        backup.info.draining = backup_id in backup_ids
+    world.replication.backups.are([backup.info for backup in world.wire.backups.values()])
+
+
+def test_a_backup_that_is_drained_is_left_and_what_it_had_is_made_anew_and_freed(world: Replicated) -> None:
+    stream = world.open()
+    world.append(stream, 3)
+    world.finish()
+    (place,) = world.replication.opened.values()
+    drained = place.backups[0]
+    empty_out(world, drained)
+    world.wire.tick(1)
+    world.finish()
+    assert drained not in {id_ for place in world.replication.opened.values() for id_ in place.backups}
+    (old,) = world.replication.coverage.segments.values()
+    assert old in world.replication.coverage.deficient
+    assert world.wire.backups[drained].replicas, "until there are others"
+    world.append(stream, 3)
+    world.finish()
+    repairer = Repairer(world.engine, world.engine.streams.entry, world.wire)
+    for _ in range(20):
+        repairer.step()
+        world.finish()
+    assert world.wire.backups[drained].replicas == {}
+    assert not world.replication.coverage.deficient
+
+
+def test_too_few_backups_besides_those_that_are_drained_are_no_reason_to_stop(world: Replicated) -> None:
+    stream = world.open()
+    empty_out(world, 1, 2)
+    world.append(stream, 2)
+    world.wire.tick(1)
+    world.finish()
+    (place,) = world.replication.opened.values()
+    assert len(place.backups) == stream.replication
+    world.append(stream, 2)
+    world.finish()
+    assert list(world.replication.opened.values()) == [place], "it stays where it is"

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from kera.broker.entry import Entry
+from kera.broker.reading import plan_read
 from kera.broker.retention import Rules, new_starts
 from kera.core.ids import Position
 from kera.v1 import common_pb2
@@ -14,12 +16,18 @@ HOUR_US = 3_600_000_000
 
 
 def apply(log: Log, now_us: int = 0, **rules: object) -> list[Position]:
-    """Move the starts as the engine does; returns where all entries start."""
+    """Move the starts as the engine does; returns where the first chunk of each entry is."""
     for entry, position, record in new_starts(log.streamlet, Rules(**rules), now_us):  # type: ignore[arg-type]
         entry.start, entry.start_record = position, record
         log.engine.memory.collect(entry)
     log.engine.run()
-    return [entry.start for entry in log.streamlet.entries]
+    return [_first(entry) for entry in log.streamlet.entries]
+
+
+def _first(entry: Entry) -> Position:
+    following = entry.following((entry.start.group_id, entry.start.segment_id))
+    gone = entry.find((entry.start.group_id, entry.start.segment_id)) is None
+    return Position(*following[0], 0) if gone and following is not None else entry.start
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -50,6 +58,16 @@ def test_rules_are_those_of_the_configuration() -> None:
 def test_a_rule_that_is_not_set_removes_nothing(aged: Log, rules: Rules) -> None:
     assert not rules
     assert new_starts(aged.streamlet, rules, 1 << 60) == []
+
+
+def test_who_has_read_what_goes_has_missed_nothing(aged: Log) -> None:
+    at_its_end = Position(1, 2, SLOT_BYTES)
+
+    assert apply(aged, int(4.5 * HOUR_US), age_us=2 * HOUR_US) == [Position(2, 1, 0)]
+
+    plan = plan_read(aged.streamlet, 0, at_its_end, None, 1)
+    found = plan.missing or plan.ranges[0].segment.key
+    assert found == (2, 1)
 
 
 # --- age ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Writing to and reading from streams with replicas: who waits for what, what is told, and what readers see."""
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 from kera.broker import writing
 from kera.broker.virtual_log import Send
-from kera.core.rpc import Reply
+from kera.core.errors import Unavailable
+from kera.core.rpc import Reply, api
 from kera.v1 import common_pb2
 from tests.unit.broker.persistence_support import MakeEngine
 from tests.unit.broker.replication_support import EPOCH, FIRST_ID, ModelBackup, Wire, nothing_pinned
@@ -350,3 +352,114 @@ async def test_a_closed_segment_goes_to_disk_when_backups_have_all_of_it(broker:
 
     assert entry.last_stored == (1, 1)
     assert broker.stored() == [0, 1, 2, 3, 4]
+
+
+# --- lease and fence ---------------------------------------------------------------------------------------
+
+
+async def test_without_its_lease_a_broker_takes_nothing_for_replicated_streams(broker: ReplicatedBroker) -> None:
+    broker.broker.lease.renew(time.monotonic() - 2, 1000)
+    (refused,) = broker.append(chunk(1, 0))
+    assert (refused.error.code, broker.counters.writes_without_lease) == ("unavailable", 1)
+    assert "cannot reach the coordinator" in refused.error.message
+    broker.broker.lease.renew(time.monotonic(), 1000_000)
+    write = broker.begin(chunk(1, 0))
+    broker.wire.run()
+
+    assert codes(await answered(write)) == [""]
+
+
+async def test_without_its_lease_a_broker_goes_on_with_what_nobody_else_can_get(broker: ReplicatedBroker) -> None:
+    broker.streams.open(stream_info(9), BROKER_ID)
+    broker.broker.lease.renew(time.monotonic() - 2, 1000)
+
+    assert [status.error.code for status in broker.append(chunk(1, 0, stream_id=9))] == [""]
+
+
+async def test_a_write_that_waits_when_the_lease_ends_is_answered_when_backups_have_it(
+    broker: ReplicatedBroker,
+) -> None:
+    """They would refuse it if somebody else had the streamlet by now."""
+    write = broker.begin(chunk(1, 0))
+    broker.broker.lease.renew(time.monotonic() - 2, 1000)
+    broker.wire.run()
+
+    assert codes(await answered(write)) == [""]
+
+
+@pytest.mark.parametrize("level", [REPLICATED, PERSISTED])
+async def test_a_broker_that_was_replaced_acknowledges_nothing_any_more(broker: ReplicatedBroker, level: int) -> None:
+    waiting = broker.begin(chunk(1, 0), chunk(1, 5), durability=level)
+    broker.broker.writer.fence()
+    broker.wire.run()
+
+    assert codes(await answered(waiting)) == ["not_replicated", "out_of_sequence"]
+    assert [status.error.code for status in broker.append(chunk(1, 1), chunk(1, 2))] == ["not_owner"] * 2
+
+
+async def test_a_write_that_waits_for_the_disk_is_not_acknowledged_by_a_broker_that_was_replaced(
+    engine: Engine,
+) -> None:
+    broker = Broker(engine, stream_info(durability=PERSISTED))
+    broker.paused = True
+    waiting = asyncio.ensure_future(broker.write(chunk(1, 0)))  # type: ignore[arg-type]
+    broker.broker.writer.fence()
+    broker.resume()
+
+    assert codes(await answered(waiting)) == ["not_replicated"]
+
+
+async def test_a_write_that_waits_for_room_is_refused_by_a_broker_that_was_replaced(engine: Engine) -> None:
+    broker = Broker(engine, stream_info())
+    broker.paused = True
+    slots = engine.fill_memory()
+    waiting = asyncio.ensure_future(broker.write(chunk(1, 0)))  # type: ignore[arg-type]
+    await turn()
+    broker.broker.writer.fence()
+
+    assert codes(await answered(waiting)) == ["not_owner"]
+    for slot in slots:
+        slot.retire()
+
+
+async def test_a_seal_waits_until_backups_have_everything(broker: ReplicatedBroker) -> None:
+    write = broker.begin(chunk(1, 0))
+    request = api.SEAL_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0], wait_ms=WAIT_MS)
+    sealing = asyncio.ensure_future(broker.ask(api.SEAL_STREAMLETS, request))
+    await turn()
+    assert not sealing.done()
+    broker.wire.run()
+
+    assert [list(state.next_records) for state in (await sealing).states] == [[1]]
+    assert codes(await answered(write)) == [""]
+    assert broker.stored() == [0]
+
+
+async def test_a_seal_that_backups_hold_up_names_them(broker: ReplicatedBroker) -> None:
+    write = broker.begin(chunk(1, 0))
+    request = api.SEAL_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0], wait_ms=10)
+    with pytest.raises(Unavailable, match="1024 bytes of entry 0 of streamlet 0 did not get to backups within 10 ms"):
+        await broker.ask(api.SEAL_STREAMLETS, request)
+    again = broker.begin(chunk(1, 1))
+    broker.wire.run()
+
+    assert codes(await answered(write)) + codes(await answered(again)) == ["", ""]
+
+
+async def test_groups_are_listed_as_far_as_they_are_durable(broker: ReplicatedBroker) -> None:
+    write = broker.begin(*(chunk(1, sequence) for sequence in range(9)))
+    request = api.LIST_GROUPS.request(stream_id=STREAM_ID)
+    assert list((await broker.ask(api.LIST_GROUPS, request)).groups) == []
+    broker.wire.run()
+    await answered(write)
+    late = broker.begin(chunk(1, 9))
+    answer = await broker.ask(api.LIST_GROUPS, request)
+    told = [(g.group_id, g.closed, g.start.group_id, g.end.segment_id, g.end.position) for g in answer.groups]
+
+    assert told == [(1, True, 1, 2, 4096), (2, False, 2, 1, 1024)]
+    assert [(g.first_record, g.next_record, g.length_bytes) for g in answer.groups] == [(0, 8, 8192), (8, 9, 1024)]
+    first = await broker.ask(api.LIST_GROUPS, api.LIST_GROUPS.request(stream_id=STREAM_ID, groups_max=1))
+    last = await broker.ask(api.LIST_GROUPS, api.LIST_GROUPS.request(stream_id=STREAM_ID, after_group_id=1))
+    assert [([g.group_id for g in each.groups], each.complete) for each in (first, last)] == [([1], False), ([2], True)]
+    broker.wire.run()
+    await answered(late)

@@ -186,7 +186,7 @@ def test_small_reads_one_after_the_other_give_every_chunk_once(full: Log, bytes_
         Position(2, 1, 4096),  # behind the head
         Position(1, 3, 0),  # no such segment
         Position(2, 2, 0),  # not opened yet
-        Position(3, 1, 0),  # no such group
+        Position(4, 1, 0),  # no such group, and not the next one
     ],
 )
 def test_a_position_that_is_no_boundary_is_refused_and_named(full: Log, start: Position) -> None:
@@ -209,13 +209,18 @@ def test_an_end_inside_a_chunk_is_refused_and_not_passed(full: Log, end: Positio
     assert refuse(full, EARLIEST, end).attributes["position"] == list(end)
 
 
-def test_the_group_of_another_entry_is_refused(engine: Engine) -> None:
-    log = Log(engine, entries=2)
+def test_the_start_of_another_entrys_group_means_what_follows_it(engine: Engine) -> None:
+    """A reader is sent to the first group of an interval, whoever's that is: it may belong to another entry."""
+    log = Log(engine, entries=2, group_segments=1)
     log.append(2)
     log.append(1)
+    log.append_many(4, 2)
 
-    assert log.read(Position(1, 1, 0), entry=0)[0] == [0]
-    assert refuse(log, Position(2, 1, 0), entry=0).attributes["entry"] == 0
+    assert log.read(Position(1, 1, 0), entry=0)[0] == [0, 1, 2, 3, 4]
+    assert log.read(Position(2, 1, 0), entry=0)[0] == [4]
+    assert log.read(Position(4, 1, 0), entry=0) == ([], Position(4, 1, 0))
+    assert refuse(log, Position(2, 1, 1024), entry=0).attributes["entry"] == 0
+    assert refuse(log, Position(5, 1, 0), entry=0).attributes["entry"] == 0
     with pytest.raises(DataLost) as raised:
         log.read(Position(1, 1, 0), entry=1)  # before its start an entry cannot tell what was its own
     assert (raised.value.attributes["entry"], raised.value.attributes["available_from"]) == (1, [2, 1, 0])
@@ -240,6 +245,7 @@ def test_a_position_of_an_earlier_launch_tells_exactly_what_is_lost(engine: Engi
         "entry": 0,
         "lost_from": [9, 2, 2048],
         "available_from": [10, 1, 0],
+        "available_record": 0,
     }
     assert not raised.value.retriable
 

@@ -1,6 +1,7 @@
 """`kera cluster` and the welcome of `kera dev`: what is printed. Against real daemons they are in tests/integration."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,17 @@ from kera.cli import cluster as cluster_module
 from kera.cli import dev as dev_module
 from kera.cli._run import run_app
 from kera.cli.app import app
-from kera.client import BackupDescription, BrokerDescription, ClusterDescription
+from kera.client import (
+    BackupDescription,
+    BrokerDescription,
+    BrokerLoad,
+    ClusterDescription,
+    DrainStatus,
+    Moved,
+    Rebalancing,
+    RecoveryDescription,
+    StreamletMove,
+)
 from kera.client.local_cluster import LocalCluster
 
 MIB = 1 << 20
@@ -116,6 +127,158 @@ def test_the_welcome_tells_of_backups_where_there_are_some() -> None:
     assert "replication" not in plain
 
 
+def test_several_coordinators_need_a_zookeeper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["dev", "--coordinators", "2"]) == 2
+    assert "--coordinators 2 needs --zookeeper" in capsys.readouterr().err
+
+
 def test_replication_needs_as_many_backups(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["dev", "--backups", "1", "--replication", "2"]) == 2
     assert "--replication 2 needs --backups 2, or more" in capsys.readouterr().err
+
+
+# --- moves, drains and recoveries --------------------------------------------------------------------------------
+
+
+class ControlClient(FakeClient):
+    """A client whose cluster gives these answers, in turn."""
+
+    def __init__(self, *answers: Any) -> None:
+        super().__init__()
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def ask(*arguments: Any, **named: Any) -> Any:
+            self.asked.append((name, *arguments, named))
+            return self.answers.pop(0)
+
+        return ask
+
+
+@pytest.fixture
+def control(monkeypatch: pytest.MonkeyPatch) -> ControlClient:
+    made = ControlClient()
+
+    @contextlib.asynccontextmanager
+    async def connected(_: str) -> AsyncIterator[ControlClient]:
+        yield made
+
+    monkeypatch.setattr(cluster_module, "connected", connected)
+    monkeypatch.setattr(cluster_module, "POLL_INTERVAL_S", 0)
+    return made
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert run_app(app, ["cluster", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def moved(stall_us: int) -> Moved:
+    return Moved(None, stall_us)  # type: ignore[arg-type]  # the stream is not shown
+
+
+def test_a_move_tells_for_how_long_no_records_were_taken(
+    control: ControlClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.answers = [moved(12_345), moved(0), moved(7)]
+
+    assert run(capsys, "move", "orders", "3", "2") == [
+        "broker 2 owns streamlet 3 of orders; it took no records for 12.3 ms"
+    ]
+    assert run(capsys, "move", "orders", "3", "2") == ["broker 2 owns streamlet 3 of orders; it was there already"]
+    assert json.loads(run(capsys, "move", "orders", "3", "2", "--json")[0])["stall_us"] == 7
+    assert control.asked[0] == ("move_streamlet", "orders", 3, 2, {})
+
+
+def test_rebalancing_shows_moves_with_their_reasons_and_loads(
+    control: ControlClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moves = [StreamletMove("orders", 3, 1, 2, "broker 1 is busy"), StreamletMove("orders", 4, 1, 2, "", "away")]
+    done = Rebalancing(moves, [BrokerLoad(1, 2 * MIB, 4, MIB, 3), BrokerLoad(2, 0, 1, MIB, 2)])
+    control.answers = [done, done, Rebalancing([], [])]
+
+    assert run(capsys, "rebalance", "--dry-run") == [
+        "STREAM  STREAMLET  FROM  TO  WHY",
+        "orders          3     1   2  broker 1 is busy",
+        "orders          4     1   2  not moved: away",
+        "",
+        "BROKER  LOAD     LOAD THEN  STREAMLETS  STREAMLETS THEN",
+        "     1  2 MiB/s  1 MiB/s             4                3",
+        "     2  0 B/s    1 MiB/s             1                2",
+    ]
+    assert json.loads("".join(run(capsys, "rebalance", "--json")))["moves"][1]["error"] == "away"
+    assert run(capsys, "rebalance")[0] == "nothing to move: the brokers have about the same load"
+    assert [asked[-1] for asked in control.asked] == [{"dry_run": True}, {"dry_run": False}, {"dry_run": False}]
+
+
+def test_a_drain_tells_what_is_left_and_waits_if_asked(
+    control: ControlClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    under_way = DrainStatus(False, 2, 1, 0, ["not durable yet (2)"])
+    done = DrainStatus(True, 0, 0, 0, [])
+    control.answers = [under_way, under_way, done, DrainStatus(False, 0, 0, 5, []), done, done]
+
+    assert run(capsys, "drain", "broker-1") == [
+        "broker 1 is being emptied; left: 2 streamlets, older records of 1 streamlet",
+        "  not durable yet (2)",
+    ]
+    assert run(capsys, "drain", "broker-1", "--wait") == ["broker 1 is empty: it can be stopped"]
+    assert run(capsys, "drain", "backup-2") == ["backup 2 is being emptied; left: 5 replicas"]
+    assert run(capsys, "drain", "backup-2", "--undo") == ["backup 2 is back in service"]
+    assert json.loads("".join(run(capsys, "drain", "backup-2", "--json")))["done"] is True
+    assert control.asked[0] == ("drain_broker", 1, {"undo": False})
+    assert control.asked[-2] == ("drain_backup", 2, {"undo": True})
+
+
+@pytest.mark.parametrize("wrong", [["1"], ["node-1"], ["broker-x"], ["broker-1", "--undo", "--wait"]])
+def test_a_drain_that_makes_no_sense_is_refused(control: ControlClient, wrong: list[str]) -> None:
+    assert run_app(app, ["cluster", "drain", *wrong]) == 2
+    assert control.asked == []
+
+
+def test_a_recovery_is_shown_as_a_timeline(control: ControlClient, capsys: pytest.CaptureFixture[str]) -> None:
+    one = RecoveryDescription(
+        broker_id=1,
+        before_epoch=4,
+        cause="dead",
+        phase="restoring",
+        detected_us=1_000_000,
+        fenced_us=1_010_000,
+        opened_us=1_500_000,
+        readable_us=2_500_000,
+        restored_us=0,
+        bytes_total=300 * MIB,
+        bytes_recovered=300 * MIB,
+        bytes_restored=100 * MIB,
+        streamlets_total=6,
+        streamlets_opened=6,
+        streamlets_readable=6,
+        streamlets_restored=2,
+        waits_for=["a disk"],
+        owner_ids=[2, 3],
+        records_lost=5,
+    )
+    control.answers = [[one], [one], []]
+
+    lines = run(capsys, "recoveries")
+    assert lines[0] == "broker 1 before launch 4"
+    assert lines[3:] == [
+        "  phase           restoring",
+        "  backups fenced  after 0.010 s",
+        "  taking records  after 0.500 s, 6 of 6 streamlets",
+        "  readable        after 1.500 s, 6 of 6 streamlets",
+        "  restored        not yet, 2 of 6 streamlets",
+        "  recovered       300 MiB of 300 MiB, 314.6 MB/s",
+        "  replicated      100 MiB of 300 MiB",
+        "  by brokers      2, 3",
+        "  records lost    5",
+        "  waits for       a disk",
+    ]
+    assert json.loads("".join(run(capsys, "recoveries", "--json")))[0]["phase"] == "restoring"
+    assert run(capsys, "recoveries") == ["no broker was lost lately"]
+
+
+def test_members_that_are_emptied_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    client.backups = [dataclasses.replace(backup(1), draining=True)]
+    assert "yes, draining" in output(capsys)

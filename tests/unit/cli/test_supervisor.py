@@ -15,6 +15,7 @@ import pytest
 
 from kera.client._supervisor import Child, ChildStartError
 from kera.client._supervisor_log import log_tail
+from kera.core.errors import InternalError
 
 READY = """
 import json, os, sys
@@ -74,6 +75,36 @@ async def test_stop_ends_the_child_with_sigterm(make_child: MakeChild) -> None:
     assert child.pid is None
     assert child.returncode == -signal.SIGTERM
     assert await child.stop(grace_s=30), "stop may be called again"
+
+
+def state_of(child: Child) -> str:
+    """One letter of the kernel's: T stands still."""
+    return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_a_child_can_be_paused_and_goes_on(make_child: MakeChild) -> None:
+    child = make_child(SERVE)
+    with pytest.raises(InternalError, match="does not run"):
+        child.pause()
+    await child.start(ready_timeout_s=30)
+
+    child.pause()
+    await asyncio.to_thread(wait_until, lambda: state_of(child) == "T")
+    child.resume()
+    await asyncio.to_thread(wait_until, lambda: state_of(child) != "T")
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_child_that_is_paused_can_be_ended(make_child: MakeChild, end: str) -> None:
+    deaths: list[Child] = []
+    child = make_child(SERVE, deaths.append)
+    await child.start(ready_timeout_s=30)
+    child.pause()
+
+    assert await (child.stop(grace_s=30) if end == "stop" else child.kill()) in {True, None}
+
+    assert child.returncode == (-signal.SIGTERM if end == "stop" else -signal.SIGKILL)
+    assert not deaths
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(make_child: MakeChild) -> None:

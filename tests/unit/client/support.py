@@ -28,7 +28,7 @@ from kera.core.ids import EntryId, Position
 from kera.core.rpc import Channel, Method, Reply, api
 from kera.core.rpc.method import Call, Peer
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
-from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+from kera.v1 import application_pb2, broker_pb2, common_pb2, coordinator_pb2
 
 BROKER_ID = 3
 BROKER_EPOCH = 9
@@ -234,6 +234,8 @@ class FakeCluster:
         """Errors of the next attempts to connect."""
         self.forgotten: list[str] = []
         self.committed: list[tuple[str, str, Mapping[EntryId, Position]]] = []
+        self.reported: list[application_pb2.ResetApplicationRequest] = []
+        """What the coordinator was told of applications' cursors."""
         self.restart_broker()
 
     def restart_broker(self) -> None:
@@ -260,7 +262,16 @@ class FakeCluster:
             raise UnknownStream(f"there is no stream {name!r}", stream=name)
         return StreamDescription.from_message(self.infos[name], [self.broker_info])
 
-    async def ask(self, method: Method[Any, Any], _: Any) -> Any:
+    async def stream_or_last_seen(self, name: str) -> StreamDescription:
+        return await self.stream(name)
+
+    async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+        if method is api.RESET_APPLICATION:
+            self.reported.append(message)
+            return application_pb2.ResetApplicationResponse()
+        if method is api.FETCH_APPLICATION:
+            cursors = [cursor for report in self.reported for start in report.starts for cursor in start.cursors]
+            return application_pb2.FetchApplicationResponse(cursors=cursors)
         assert method is api.INIT_PRODUCER
         self.producer_id += 1
         return coordinator_pb2.InitProducerResponse(producer_id=self.producer_id, producer_epoch=1)

@@ -6,6 +6,7 @@ import pytest
 
 from kera.client.admin import Admin
 from kera.client.cluster import Cluster
+from kera.client.control import BrokerLoad, DrainStatus, StreamletMove
 from kera.client.settings import ClientSettings
 from kera.client.types import BackupDescription, StreamDescription
 from kera.core.errors import InvalidArgument
@@ -118,3 +119,88 @@ async def test_a_described_cluster_has_its_backups(monkeypatch: pytest.MonkeyPat
 
     assert (found.cluster_id, found.brokers) == ("c", [])
     assert found.backups == [BackupDescription(2, "node", "r1", "h:1", "h:2", "/x", 8, 100, 1000, 60, 900, alive=True)]
+
+
+# --- the control plane -------------------------------------------------------------------------------------------
+
+
+class Answering(Asked):
+    """A cluster whose coordinator gives this answer."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    async def ask(self, _: Method[Any, Any], message: Any) -> Any:
+        self.requests.append(message)
+        return self.answer
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(self)  # type: ignore[arg-type]
+
+
+async def test_a_stream_is_spread_if_that_is_asked_for(admin: Admin, asked: Asked) -> None:
+    await admin.alter_stream("s", brokers=0)
+    assert asked.requests == [coordinator_pb2.AlterStreamRequest(name="s", brokers=0)]
+    assert asked.requests[0].HasField("brokers")
+
+
+async def test_a_streamlet_is_moved() -> None:
+    cluster = Answering(coordinator_pb2.MoveStreamletResponse(stall_us=7))
+
+    moved = await cluster.admin.move_streamlet("s", 1, 2)
+
+    assert (moved.stream.name, moved.stall_us) == ("s", 7)
+    assert cluster.requests == [coordinator_pb2.MoveStreamletRequest(stream="s", streamlet_id=1, broker_id=2)]
+    with pytest.raises(InvalidArgument, match="streamlet_id"):
+        await cluster.admin.move_streamlet("s", -1, 2)
+
+
+async def test_rebalancing_tells_what_it_moved_and_why_not() -> None:
+    move = coordinator_pb2.Move(stream="s", streamlet_id=1, from_broker_id=2, to_broker_id=3, reason="busy")
+    failed = coordinator_pb2.Move(stream="t", error=common_pb2.Error(code="unavailable", message="away"))
+    load = coordinator_pb2.BrokerLoad(
+        broker_id=2, bytes_per_s=10, streamlets=4, bytes_per_s_after=5, streamlets_after=3
+    )
+    cluster = Answering(coordinator_pb2.RebalanceResponse(moves=[move, failed], loads=[load]))
+
+    found = await cluster.admin.rebalance(dry_run=True)
+
+    assert cluster.requests == [coordinator_pb2.RebalanceRequest(dry_run=True)]
+    assert found.moves == [StreamletMove("s", 1, 2, 3, "busy"), StreamletMove("t", 0, 0, 0, "", "away")]
+    assert found.loads == [BrokerLoad(2, 10, 4, 5, 3)]
+
+
+async def test_members_are_drained_and_taken_back() -> None:
+    answer = coordinator_pb2.DrainResponse(streamlets_owned=1, streamlets_held=2, replicas=3, reasons=["a", "b"])
+    cluster = Answering(answer)
+
+    assert await cluster.admin.drain_broker(4) == DrainStatus(False, 1, 2, 3, ["a", "b"])
+    await cluster.admin.drain_backup(5, undo=True)
+
+    assert cluster.requests == [
+        coordinator_pb2.DrainRequest(broker_id=4),
+        coordinator_pb2.DrainRequest(backup_id=5, undo=True),
+    ]
+
+
+async def test_recoveries_are_described_with_all_that_is_known() -> None:
+    info = coordinator_pb2.RecoveryInfo(
+        broker_id=1,
+        before_epoch=2,
+        cause="dead",
+        phase=coordinator_pb2.RECOVERY_PHASE_TAKING_OVER,
+        waits_for=["w"],
+        owner_ids=[3],
+    )
+    numbers = [field.name for field in info.DESCRIPTOR.fields if field.name.endswith(("_us", "_lost"))]
+    numbers += [field.name for field in info.DESCRIPTOR.fields if field.name.startswith(("bytes_", "streamlets_"))]
+    for number, name in enumerate(numbers, 10):
+        setattr(info, name, number)
+
+    (found,) = await Answering(coordinator_pb2.ListRecoveriesResponse(recoveries=[info])).admin.recoveries()
+
+    assert (found.broker_id, found.before_epoch, found.cause, found.phase) == (1, 2, "dead", "taking_over")
+    assert (found.waits_for, found.owner_ids) == (["w"], [3])
+    assert [getattr(found, name) for name in numbers] == list(range(10, 10 + len(numbers)))

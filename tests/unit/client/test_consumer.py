@@ -159,6 +159,7 @@ async def test_what_fails_for_good_is_told_again_and_again(filled: FakeCluster, 
     consumer = make_consumer(filled, end=None)
     assert await take_records(consumer, ROWS) == EXPECTED[:ROWS]
     filled.streams.drop(7)
+    del filled.infos["s"]
     for _ in range(2):
         with pytest.raises(UnknownStream):
             await take_records(consumer)
@@ -177,7 +178,7 @@ async def test_nothing_is_skipped_after_a_corrupt_chunk(filled: FakeCluster, mak
 async def test_what_is_fetched_ahead_is_bounded(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
     consumer = make_consumer(filled, fetch_bytes_max=2000, prefetch_bytes_max=4000)
     assert await take_batches(consumer, 1) == EXPECTED[:ROWS]
-    await until(lambda: consumer._queued_bytes >= 4000)
+    await until(lambda: consumer._feed.queued_bytes >= 4000)
     read = filled.counters.bytes_read
     for _ in range(100):
         await asyncio.sleep(0)
@@ -192,7 +193,7 @@ async def test_who_waits_when_a_consumer_is_closed_is_told(
     for start in ("earliest", "latest"):
         consumer = make_consumer(cluster, start=start, end=None, fetch_wait_ms=60_000)
         waiting = asyncio.ensure_future(take_records(consumer))
-        await until(lambda seen=consumer: bool(seen._tasks))  # type: ignore[misc]
+        await until(lambda seen=consumer: bool(seen._feed._tasks))  # type: ignore[misc]
         await consumer.close()
         with pytest.raises(ClosedError):
             await waiting
@@ -264,6 +265,18 @@ async def test_positions_name_every_entry_also_those_without_records(
     end = (await cluster.bounds("s"))[1][1].end
     assert consumer.positions() == {0: [EARLIEST, EARLIEST], 1: [EARLIEST, end]}
     assert await take_batches(make_consumer(cluster, start=consumer.positions())) == []
+
+
+async def test_what_was_committed_says_where_to_start(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer(filled, application_id="loader", start="committed")
+    assert await take_batches(consumer, 3) == EXPECTED[: 3 * ROWS]
+    await consumer.commit()
+    (report,) = filled.reported
+    assert (report.application_id, report.forward_only, report.force) == ("loader", True, False)
+    after = make_consumer(filled, application_id="loader", start="committed")
+    assert await take_batches(after) == EXPECTED[3 * ROWS :]
+    with pytest.raises(InvalidArgument, match="application_id"):
+        await make_consumer(filled, start="committed").start()
 
 
 async def test_a_commit_says_how_far_each_stream_has_been_taken(

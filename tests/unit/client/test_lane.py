@@ -74,8 +74,9 @@ async def test_the_first_attempt_of_a_chunk_may_be_answered_after_the_second_chu
 
 
 async def test_a_chunk_that_is_given_up_begins_a_new_epoch_for_those_behind_it(lane: Lane) -> None:
-    first, second = [await chunk(lane) for _ in range(2)]
-    assert (lane.take(), lane.take()) == (first, second)
+    before, first, second = [await chunk(lane) for _ in range(3)]
+    assert (lane.take(), lane.take(), lane.take()) == (before, first, second)
+    assert lane.acknowledged(before) == []
     ((given_up, error),) = lane.refused(first, CorruptChunk("a flipped bit"), now_s=0)
     assert given_up is first
     assert isinstance(error, CorruptChunk)

@@ -146,9 +146,49 @@ async def test_a_killed_backup_can_be_restarted(journal: Journal) -> None:
     assert [name for name, _ in journal.entries("start")].count("backup-1") == 2
 
 
+async def test_several_coordinators_share_a_zookeeper_and_all_are_known_to_the_others(
+    journal: Journal, tmp_path: Path
+) -> None:
+    async with LocalCluster(
+        coordinators=2,
+        zookeeper="z:1/root",
+        port=9000,
+        data_dir=tmp_path,
+        coordinator_settings={"heartbeat_interval_ms": 7},
+    ) as cluster:
+        assert list(cluster.processes) == ["coordinator-1", "coordinator-2", "broker-1"]
+        assert cluster.bootstrap == "127.0.0.1:9000,127.0.0.1:9001"
+        await cluster.restart("coordinator-2")
+
+    for number in (1, 2):
+        assert journal.flags_of(f"coordinator-{number}") == {
+            "--host": "127.0.0.1",
+            "--data-dir": str(tmp_path / f"coordinator-{number}"),
+            "--port": str(8999 + number),
+            "--heartbeat-interval-ms": "7",
+            "--zookeeper": "z:1/root",
+        }
+    assert journal.flags_of("broker-1")["--coordinator"] == "127.0.0.1:9000,127.0.0.1:9001"
+    assert {name for name, _ in journal.entries("stop")[-2:]} == {"coordinator-1", "coordinator-2"}
+
+
+async def test_a_child_can_be_paused_and_stopped_as_it_is(journal: Journal) -> None:
+    async with LocalCluster() as cluster:
+        for _ in range(2):
+            await cluster.pause("broker-1")
+            await cluster.resume("broker-1")
+        await cluster.pause("broker-1")
+        with pytest.raises(InvalidArgument, match="no child is called broker-2"):
+            await cluster.pause("broker-2")
+
+    assert [name for name, _ in journal.entries("stop")] == ["broker-1", "coordinator"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        ({"coordinators": 0}, "needs a coordinator"),
+        ({"coordinators": 2}, "2 coordinators need a ZooKeeper"),
         ({"backups": -1}, "cannot have -1 backups"),
         ({"replication": 1}, "replication 1 needs as many backups, and there are 0"),
         ({"replication": -1, "backups": 2}, "replication -1"),

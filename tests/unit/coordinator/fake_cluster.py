@@ -1,6 +1,8 @@
 """A cluster for unit tests: a real coordinator, and fakes of all that is around it."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from kera.coordinator.memory_store import MemoryStore
 from kera.coordinator.metadata import MetadataStore
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import FakeClock
-from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 SETTINGS = CoordinatorSettings.for_testing(Path("unused"))
 
@@ -22,24 +24,119 @@ class FakeBrokers:
         self.dropped: list[tuple[int, int]] = []
         self.streams: dict[tuple[int, int], common_pb2.StreamInfo] = {}
         """What each broker was told last, by its id and the stream's."""
+        self.handed_over: dict[tuple[int, int, int], common_pb2.StreamletState] = {}
+        """What each broker was given with a streamlet, by its id, the stream's and the streamlet's."""
+        self.sealed: list[tuple[int, int, int]] = []
+        self.taken_over: list[tuple[int, broker_pb2.TakeOverRequest]] = []
+        self.ends: dict[tuple[int, int], common_pb2.StreamletState] = {}
+        """Where streamlets end, by the stream's id and theirs; others end before their second group."""
         self.failures: dict[int, Exception] = {}
+        """What every call of a broker comes to."""
+        self.refused: set[int] = set()
+        """Brokers whose addresses refuse connections."""
+        self.waits_for: list[str] = []
+        """What brokers wait for that are to take over."""
         self.answering = asyncio.Event()
         self.answering.set()
         self.asked = asyncio.Event()
+        self.epochs: list[int] = []
+        """Of the coordinators that gave orders."""
 
-    async def open_streamlets(self, broker: common_pb2.BrokerInfo, stream: common_pb2.StreamInfo) -> None:
+    async def _answer(self, broker: common_pb2.BrokerInfo, coordinator_epoch: int) -> None:
+        self.epochs.append(coordinator_epoch)
         self.asked.set()
         await self.answering.wait()
         if broker.broker_id in self.failures:
             raise self.failures[broker.broker_id]
+
+    async def open_streamlets(
+        self,
+        broker: common_pb2.BrokerInfo,
+        stream: common_pb2.StreamInfo,
+        *,
+        coordinator_epoch: int,
+        handed_over: Sequence[common_pb2.StreamletState] = (),
+    ) -> None:
+        await self._answer(broker, coordinator_epoch)
         self.opened.append((broker.broker_id, stream.name))
         self.streams[broker.broker_id, stream.stream_id] = stream
+        for state in handed_over:
+            self.handed_over[broker.broker_id, stream.stream_id, state.streamlet_id] = state
 
-    async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int) -> None:
+    async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
+        self.epochs.append(coordinator_epoch)
         if broker.broker_id in self.failures:
             raise self.failures[broker.broker_id]
         self.dropped.append((broker.broker_id, stream_id))
         self.streams.pop((broker.broker_id, stream_id), None)
+
+    def end(self, stream_id: int, streamlet_id: int) -> common_pb2.StreamletState:
+        new = common_pb2.StreamletState(streamlet_id=streamlet_id, next_group_id=2, next_records=[10])
+        return self.ends.get((stream_id, streamlet_id), new)
+
+    async def seal_streamlets(
+        self,
+        broker: common_pb2.BrokerInfo,
+        stream_id: int,
+        streamlet_ids: Sequence[int],
+        *,
+        wait_ms: int,
+        coordinator_epoch: int,
+    ) -> list[common_pb2.StreamletState]:
+        assert wait_ms > 0
+        await self._answer(broker, coordinator_epoch)
+        self.sealed += [(broker.broker_id, stream_id, streamlet_id) for streamlet_id in streamlet_ids]
+        return [self.end(stream_id, streamlet_id) for streamlet_id in streamlet_ids]
+
+    async def take_over(
+        self, broker: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest
+    ) -> broker_pb2.TakeOverResponse:
+        await self._answer(broker, request.coordinator_epoch)
+        self.taken_over.append((broker.broker_id, request))
+        if self.waits_for:
+            return broker_pb2.TakeOverResponse(waits_for=self.waits_for)
+        taken = [
+            broker_pb2.TakenOver(stream_id=one.stream.stream_id, state=self.end(one.stream.stream_id, streamlet_id))
+            for one in request.streams
+            for streamlet_id in one.streamlet_ids
+        ]
+        return broker_pb2.TakeOverResponse(streamlets=taken, bytes_total=100 * len(taken))
+
+    async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
+        return broker.broker_id in self.refused
+
+    async def close(self) -> None:
+        pass
+
+
+class FakeBackups:
+    """Backups that answer at once, or with an error."""
+
+    def __init__(self) -> None:
+        self.fenced: list[tuple[int, int, int]] = []
+        """Backup, broker, and the epoch before which it is refused."""
+        self.freed: list[tuple[int, int, int]] = []
+        self.replicas: Counter[int] = Counter()
+        self.failures: dict[int, Exception] = {}
+
+    def _answer(self, backup: common_pb2.BackupInfo) -> None:
+        if backup.backup_id in self.failures:
+            raise self.failures[backup.backup_id]
+
+    async def fence(self, backup: common_pb2.BackupInfo, broker_id: int, before_epoch: int) -> None:
+        self._answer(backup)
+        self.fenced.append((backup.backup_id, broker_id, before_epoch))
+
+    async def free(
+        self, backup: common_pb2.BackupInfo, broker_id: int, broker_epoch: int, *, before_epoch: int
+    ) -> None:
+        assert broker_epoch >= before_epoch
+        self._answer(backup)
+        self.freed.append((backup.backup_id, broker_id, before_epoch))
+
+    async def count_replicas(self, backup: common_pb2.BackupInfo, broker_ids: Iterable[int]) -> int:
+        self._answer(backup)
+        return self.replicas[backup.backup_id] if list(broker_ids) else 0
 
     async def close(self) -> None:
         pass
@@ -52,17 +149,61 @@ class Cluster:
         self.store = store or MemoryStore()
         self.clock = FakeClock()
         self.brokers = FakeBrokers()
+        self.backups = FakeBackups()
         self.settings = SETTINGS
+        self.epoch = 0
         self.coordinator: Coordinator
 
+    async def load(self) -> Coordinator:
+        """Another coordinator of what is in the store."""
+        return await Coordinator.load(
+            self.store,
+            self.brokers,
+            self.clock,
+            self.settings,
+            coordinator_epoch=self.epoch,
+            backups=self.backups,
+        )
+
     async def restart(self) -> Coordinator:
-        self.coordinator = await Coordinator.load(self.store, self.brokers, self.clock, self.settings)
+        self.epoch += 1
+        self.coordinator = await self.load()
         return self.coordinator
 
+    async def settle(self) -> None:
+        """A heartbeat interval goes by, and all that comes of it is done."""
+        self.coordinator.tick()
+        await self.coordinator.idle()
+
+    async def heartbeat(self, *broker_ids: int, **fields: Any) -> None:
+        """Heartbeats of the current launches of brokers."""
+        for broker_id in broker_ids:
+            epoch = self.coordinator.state.brokers.epoch(broker_id)
+            request = coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=epoch, **fields)
+            await self.coordinator.heartbeat(request)
+
+    def backup_heartbeat(self, *backup_ids: int) -> None:
+        """Heartbeats of the current launches of backups."""
+        for backup_id in backup_ids:
+            epoch = self.coordinator.state.backups.epoch(backup_id)
+            request = coordinator_pb2.BackupHeartbeatRequest(backup_id=backup_id, backup_epoch=epoch)
+            self.coordinator.backup_heartbeat(request)
+
+    async def silence(self, *broker_ids: int) -> None:
+        """All members are heard of but these brokers, until these count as dead."""
+        members = self.coordinator.state
+        for _ in range(self.settings.heartbeats_missed_max + 1):
+            self.clock.advance(self.settings.heartbeat_interval_ms / 1000)
+            await self.heartbeat(*(one for one in members.brokers.live_ids() if one not in broker_ids))
+            self.backup_heartbeat(*members.backups.live_ids())
+            await self.settle()
+
     async def register(
-        self, launch_id: str, broker_id: int = 0
+        self, launch_id: str, broker_id: int = 0, *, lost_memory: bool = False
     ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
-        return await self.coordinator.register_broker(registration(launch_id, broker_id))
+        request = registration(launch_id, broker_id)
+        request.lost_memory = lost_memory
+        return await self.coordinator.register_broker(request)
 
     async def register_backup(self, launch_id: str, backup_id: int = 0, **fields: Any) -> common_pb2.BackupInfo:
         return await self.coordinator.register_backup(backup_registration(launch_id, backup_id, **fields))

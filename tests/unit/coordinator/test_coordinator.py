@@ -4,7 +4,7 @@ import pytest
 
 from kera.coordinator.catalog import GROUPS_PER_LAUNCH
 from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import MetadataStoreFailed, MetadataStoreFull, Write
+from kera.coordinator.metadata import Check, MetadataStoreFailed, MetadataStoreFull, Write
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -16,6 +16,7 @@ from kera.core.errors import (
     Uncertain,
     UnknownStream,
 )
+from kera.core.ids import PRODUCER_EPOCHS
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
@@ -25,11 +26,17 @@ class FailingStore(MemoryStore):
 
     failure: NotAccepted | MetadataStoreFailed | None = None
 
-    async def write(self, *writes: Write) -> None:
+    async def write(self, *writes: Write | Check) -> None:
         if self.failure is None or isinstance(self.failure, MetadataStoreFailed):
             await super().write(*writes)
         if self.failure is not None:
             raise self.failure
+
+
+async def heartbeat(cluster: Cluster, broker_id: int, broker_epoch: int) -> None:
+    await cluster.coordinator.heartbeat(
+        coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=broker_epoch)
+    )
 
 
 def owners(stream: common_pb2.StreamInfo) -> list[tuple[int, int, int]]:
@@ -68,7 +75,7 @@ async def test_a_stream_needs_live_brokers(cluster: Cluster) -> None:
     cluster.clock.advance(3600)
     with pytest.raises(Unavailable, match="there is none"):
         await cluster.create("orders")
-    cluster.coordinator.heartbeat(1, 1)
+    await heartbeat(cluster, 1, 1)
     assert (await cluster.create("orders")).stream_id == 1
 
 
@@ -79,7 +86,7 @@ async def test_a_stream_needs_as_many_live_backups_as_it_has_replicas(cluster: C
     await cluster.register_backup("x")
     await cluster.register_backup("y")
     cluster.clock.advance(3600)
-    cluster.coordinator.heartbeat(1, 1)
+    await heartbeat(cluster, 1, 1)
     cluster.coordinator.backup_heartbeat(coordinator_pb2.BackupHeartbeatRequest(backup_id=2, backup_epoch=2))
     with pytest.raises(TooFewBackups, match=r"needs 2 live backups .* there is 1") as error:
         await cluster.create("orders", replication=2)
@@ -172,7 +179,7 @@ async def test_a_defect_in_the_conversation_with_a_broker_comes_out(cluster: Clu
     with pytest.raises(ZeroDivisionError):
         await cluster.create("orders")
 
-    cluster.coordinator._catalog.check_free("orders")
+    cluster.coordinator.state.catalog.check_free("orders")
 
 
 async def test_a_name_that_is_being_created_can_be_asked_for_again_later(cluster: Cluster) -> None:
@@ -530,8 +537,8 @@ async def test_a_new_launch_owns_its_streamlets_with_a_new_epoch_and_new_groups(
     assert [owners(stream) for stream in streams] == [[(1, 3, 1 + GROUPS_PER_LAUNCH), (2, 2, 1)]]
     assert cluster.coordinator.streams() == streams
     with pytest.raises(StaleEpoch):
-        cluster.coordinator.heartbeat(1, 1)
-    cluster.coordinator.heartbeat(1, 3)
+        await heartbeat(cluster, 1, 1)
+    await heartbeat(cluster, 1, 3)
 
 
 async def test_a_launch_that_registers_again_loses_nothing(cluster: Cluster) -> None:
@@ -613,7 +620,7 @@ async def test_everything_that_was_answered_is_there_after_a_restart(cluster: Cl
     assert after.cluster_id == before.cluster_id
     assert after.streams() == before.streams()
     assert after.brokers() == before.brokers()
-    after.heartbeat(1, 3)
+    await heartbeat(cluster, 1, 3)
     assert (await cluster.register("c"))[0].broker_id == 3
 
 
@@ -621,6 +628,25 @@ async def test_producer_ids_are_never_used_again(cluster: Cluster) -> None:
     assert await cluster.coordinator.init_producer() == (1, 1)
     assert await cluster.coordinator.init_producer() == (2, 1)
     assert await (await cluster.restart()).init_producer() == (3, 1)
+
+
+async def test_a_named_producer_keeps_its_id_and_gets_later_epochs(cluster: Cluster) -> None:
+    assert await cluster.coordinator.init_producer("loader") == (1, 1)
+    assert await cluster.coordinator.init_producer() == (2, 1)
+    assert await cluster.coordinator.init_producer("other") == (3, 1)
+    assert await cluster.coordinator.init_producer("loader") == (1, 1 + PRODUCER_EPOCHS)
+    after = await cluster.restart()
+    assert await after.init_producer("loader") == (1, 1 + 2 * PRODUCER_EPOCHS)
+    assert await after.init_producer("other") == (3, 1 + PRODUCER_EPOCHS)
+    for name in ("a/b", "x" * 250, " "):
+        with pytest.raises(InvalidArgument, match="a producer cannot be called"):
+            await after.init_producer(name)
+    assert await after.init_producer() == (4, 1)
+
+
+async def test_concurrent_instances_of_a_name_have_epochs_of_their_own(cluster: Cluster) -> None:
+    found = await asyncio.gather(*(cluster.coordinator.init_producer("loader") for _ in range(20)))
+    assert sorted(found) == [(1, 1 + number * PRODUCER_EPOCHS) for number in range(20)]
 
 
 async def test_concurrent_changes_get_numbers_of_their_own(cluster: Cluster) -> None:

@@ -106,7 +106,7 @@ class History:
                 cluster.clock.advance(seconds)
             case ("heartbeats",):
                 for broker in coordinator.brokers():
-                    coordinator.heartbeat(broker.broker_id, broker.broker_epoch)
+                    await cluster.heartbeat(broker.broker_id)
                 for backup in coordinator.backups():
                     coordinator.backup_heartbeat(
                         coordinator_pb2.BackupHeartbeatRequest(
@@ -142,9 +142,7 @@ class History:
                 epoch, first_group = self.first_groups.get(key, (owner.broker_epoch, owner.first_group_id))
                 assert (owner.broker_epoch > epoch) == (owner.first_group_id > first_group)
                 self.first_groups[key] = (owner.broker_epoch, owner.first_group_id)
-        reloaded = await type(coordinator).load(
-            self.cluster.store, self.cluster.brokers, self.cluster.clock, self.cluster.settings
-        )
+        reloaded = await self.cluster.load()
         assert reloaded.streams() == coordinator.streams()
         assert [broker.broker_id for broker in reloaded.brokers()] == list(epochs)
         assert [(backup.backup_id, backup.backup_epoch) for backup in reloaded.backups()] == [

@@ -5,8 +5,8 @@ import lmdb
 import pytest
 
 from kera.coordinator.data_dir import DataDir, DataDirInUse
-from kera.coordinator.lmdb_store import LmdbStore, UnknownFormat
-from kera.coordinator.metadata import MetadataStoreFailed, MetadataStoreFull, Record, Write
+from kera.coordinator.lmdb_store import LmdbStore
+from kera.coordinator.metadata import MetadataStoreFailed, MetadataStoreFull, Record, UnknownFormat, Write
 from kera.core.errors import PathNotWritable, StartError
 
 MIB = 1 << 20

@@ -158,3 +158,89 @@ def test_what_a_backup_has_free_is_as_of_the_last_it_said_and_never_stored() -> 
 
     members.restore(again.record.SerializeToString())
     assert members.describe(7).free_memory_bytes == 0
+
+
+# --- fencing, drains and pauses ----------------------------------------------------------------------------------
+
+
+@EACH
+def test_a_fenced_launch_is_dead_and_never_comes_back(kind: AnyKind) -> None:
+    members = membership(FakeClock(), kind)
+    members.admit(decide(members, new_registration(kind, "a")))
+
+    record = members.fenced(7, 5)
+    assert members.live_ids() == [7]  # decided, not done
+    members.replace(record)
+
+    assert (members.live_ids(), members.is_fenced(7), members.epoch(7)) == ([], True, 5)
+    for epoch in (1, 5):
+        with pytest.raises(StaleEpoch):
+            members.heartbeat(7, epoch)
+    for member_id in (7, 0):
+        with pytest.raises(StaleEpoch, match="given up for lost"):
+            decide(members, new_registration(kind, "a", member_id))
+    assert members.fenced(7, 6).launch_id == record.launch_id
+
+    restored = membership(FakeClock(), kind)
+    restored.restore(record.SerializeToString())
+    with pytest.raises(StaleEpoch):
+        decide(restored, new_registration(kind, "a", 7))
+    launch = decide(restored, new_registration(kind, "b", 7), epoch=6)
+    assert (launch.new_launch, launch.member_id, launch.epoch) == (True, 7, 6)
+    restored.admit(launch)
+    assert restored.live_ids() == [7]
+
+
+@EACH
+def test_a_drained_member_stays_so_over_its_launches_whatever_it_says(kind: AnyKind) -> None:
+    members = membership(FakeClock(), kind)
+    request = new_registration(kind, "a")
+    kind.info(request).draining = True
+    members.admit(decide(members, request))
+    assert members.open_ids() == [7]
+
+    members.replace(members.drained(7, draining=True))
+    members.admit(decide(members, new_registration(kind, "b", 7), epoch=2))
+    assert (members.open_ids(), members.live_ids(), members.describe(7).draining) == ([], [7], True)
+
+    members.replace(members.drained(7, draining=False))
+    assert members.open_ids() == [7]
+    with pytest.raises(InvalidArgument, match=f"there is no {kind.noun} 8"):
+        members.drained(8, draining=True)
+
+
+@EACH
+def test_silence_counts_only_while_we_listen(kind: AnyKind) -> None:
+    clock = FakeClock()
+    members = membership(clock, kind)
+    members.admit(decide(members, new_registration(kind, "a")))
+
+    clock.advance(60)  # we were stopped
+    members.tick()
+    assert members.live_ids() == [7]
+    for _ in range(4):
+        clock.advance(1)
+        members.tick()
+    assert members.live_ids() == [7]
+    clock.advance(1.5)  # a little late is not a pause
+    members.tick()
+    assert members.live_ids() == []
+
+    members.heartbeat(7, 1)
+    clock.advance(60)
+    members.heartbeat(7, 1)
+    members.tick()
+    assert members.heard_s(7) == clock.monotonic_s()  # never in the future
+
+
+@EACH
+def test_a_member_that_was_found_to_be_gone_is_dead_until_it_is_heard_of(kind: AnyKind) -> None:
+    members = membership(FakeClock(), kind)
+    members.admit(decide(members, new_registration(kind, "a")))
+
+    members.declare_dead(7)
+    members.tick()
+    assert members.live_ids() == []
+    members.heartbeat(7, 1)
+    assert members.live_ids() == [7]
+    assert not members.is_alive(8)

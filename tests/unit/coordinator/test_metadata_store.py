@@ -1,4 +1,7 @@
-"""What every metadata store promises. A new implementation is added to `STORES` and nowhere else."""
+"""What every metadata store promises. One in this process is added to `STORES` and nowhere else.
+
+``tests/integration/test_metadata_store.py`` runs the same tests with a ZooKeeper.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +17,7 @@ from kera.coordinator.memory_store import MemoryStore
 from kera.coordinator.metadata import (
     KEY_BYTES_MAX,
     VALUE_BYTES_MAX,
+    Check,
     MetadataStore,
     Record,
     VersionConflict,
@@ -21,6 +25,8 @@ from kera.coordinator.metadata import (
 )
 from kera.core.errors import InternalError, InvalidArgument
 
+WAIT_S = 20.0
+"""Bound on what is waited for: long, since it only ends a test that fails."""
 STORES: dict[str, Callable[[Path], MetadataStore]] = {
     "memory": lambda _: MemoryStore(),
     "lmdb": lambda path: LmdbStore(path, bytes_max=64 << 20),
@@ -88,6 +94,78 @@ async def test_a_write_changes_all_of_its_records(store: MetadataStore) -> None:
     assert await store.list("") == {"b": Record(b"2", 2), "new": Record(b"2", 1)}
 
 
+@pytest.mark.parametrize("key", ["a", "not there"])
+async def test_a_write_may_depend_on_records_that_it_leaves_as_they_are(store: MetadataStore, key: str) -> None:
+    await store.write(Write("a", b"1", 0))
+    version = 1 if key == "a" else 0
+
+    await store.write(Check(key, version), Write("b", b"1", 0))
+    with pytest.raises(VersionConflict) as error:
+        await store.write(Write("b", b"2", 1), Check(key, version + 1))
+
+    assert error.value.attributes == {"key": key, "expected_version": version + 1, "found_version": version}
+    assert await store.list("") == {"a": Record(b"1", 1), "b": Record(b"1", 1)}
+
+
+async def test_a_write_that_depends_on_a_record_not_being_there_is_refused_when_it_is(store: MetadataStore) -> None:
+    await store.write(Write("a", b"1", 0))
+
+    with pytest.raises(VersionConflict):
+        await store.write(Write("b", b"1", 0), Check("a", 0))
+
+    assert await store.list("") == {"a": Record(b"1", 1)}
+
+
+async def test_to_delete_what_is_not_there_is_to_check_that(store: MetadataStore) -> None:
+    await store.write(Write("a", None, 0), Write("b", b"1", 0))
+
+    with pytest.raises(VersionConflict):
+        await store.write(Write("b", None, 0))
+
+    assert await store.list("") == {"b": Record(b"1", 1)}
+
+
+async def test_a_write_whose_caller_gives_up_is_carried_out(store: MetadataStore) -> None:
+    writing = asyncio.create_task(store.write(Write("a", b"1", 0), Write("b", b"1", 0)))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait([writing])
+    async with asyncio.timeout(WAIT_S):
+        while not await store.get("a"):
+            await asyncio.sleep(0.001)
+
+    assert await store.list("") == {"a": Record(b"1", 1), "b": Record(b"1", 1)}
+
+
+async def test_keys_are_any_text(store: MetadataStore) -> None:
+    keys = ["", ".", "..", "+", "++", "%", "a/", "/", "//", "a//b", "a/b/c", "a/%2F", "ä/ö", "a b", "\n"]
+    for key in keys[1:]:
+        await store.write(Write(key, key.encode(), 0))
+
+    assert await store.list("") == {key: Record(key.encode(), 1) for key in sorted(keys[1:])}
+    for prefix in keys:
+        assert list(await store.list(prefix)) == sorted(key for key in keys[1:] if key.startswith(prefix))
+        assert (await store.get(prefix) if prefix else None) == (Record(prefix.encode(), 1) if prefix else None)
+
+
+async def test_what_is_listed_belongs_to_one_moment(store: MetadataStore) -> None:
+    async def write_both() -> None:
+        for version in range(50):
+            await store.write(Write("a", b"%d" % version, version), Write("b/c", b"%d" % version, version))
+
+    writing = asyncio.create_task(write_both())
+    seen = 0
+    while not writing.done():
+        records = await store.list("")
+        assert records.get("a") == records.get("b/c")
+        seen += 1
+        await asyncio.sleep(0)
+    await writing
+
+    assert seen
+    assert await store.list("a") == {"a": Record(b"49", 50)}
+
+
 async def test_a_list_has_the_keys_with_the_prefix_in_order(store: MetadataStore) -> None:
     for key in ("streams/2", "streams/1", "stream", "streams0", "brokers/1", "ströme/1"):
         await store.write(Write(key, key.encode(), 0))
@@ -128,31 +206,39 @@ async def test_of_concurrent_writes_one_wins(store: MetadataStore) -> None:
 
 
 KEYS = st.sampled_from(["a", "a/", "a/b", "b"])
+VERSIONS = st.integers(0, 3)
 WRITES = st.lists(
-    st.builds(Write, KEYS, st.none() | st.binary(max_size=3), st.integers(0, 3)),
+    st.builds(Write, KEYS, st.none() | st.binary(max_size=3), VERSIONS) | st.builds(Check, KEYS, VERSIONS),
     min_size=1,
     max_size=3,
     unique_by=lambda write: write.key,
 )
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(WRITES, max_size=20))
-def test_the_real_store_does_what_the_fake_one_does(history: list[list[Write]]) -> None:
-    async def outcome(store: MetadataStore, writes: list[Write]) -> str:
+async def compare(real: MetadataStore, history: list[list[Write | Check]]) -> None:
+    """Have a store do what the fake one does, and see that it is the same."""
+
+    async def outcome(store: MetadataStore, writes: list[Write | Check]) -> str:
         try:
             await store.write(*writes)
         except VersionConflict as error:
             return error.message
         return "written"
 
-    async def compare(path: Path) -> None:
-        fake, real = MemoryStore(), LmdbStore(path, bytes_max=1 << 20)
-        for writes in history:
-            assert await outcome(real, writes) == await outcome(fake, writes)
-            assert await real.list("") == await fake.list("")
-            assert await real.list("a/") == await fake.list("a/")
+    fake = MemoryStore()
+    for writes in history:
+        assert await outcome(real, writes) == await outcome(fake, writes)
+        assert await real.list("") == await fake.list("")
+        assert await real.list("a/") == await fake.list("a/")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(WRITES, max_size=20))
+def test_the_real_store_does_what_the_fake_one_does(history: list[list[Write | Check]]) -> None:
+    async def run(path: Path) -> None:
+        real = LmdbStore(path, bytes_max=1 << 20)
+        await compare(real, history)
         await real.close()
 
     with TemporaryDirectory() as path:
-        asyncio.run(compare(Path(path)))
+        asyncio.run(run(Path(path)))

@@ -90,7 +90,7 @@ async def test_a_backup_registers_lives_and_brokers_are_told(client: Client) -> 
         assert (backup.memory_bytes, backup.free_memory_bytes, backup.free_disk_bytes) == (200, 5, 6)
 
     client.cluster.clock.advance(3600)
-    client.cluster.coordinator.heartbeat(1, 1)
+    await client.cluster.heartbeat(1)
     assert [one.alive for one in (await client.call(api.HEARTBEAT, heartbeat)).backups] == [False]
 
 
@@ -99,6 +99,36 @@ async def test_a_backup_whose_launch_is_over_is_fenced(client: Client) -> None:
     await client.call(api.REGISTER_BACKUP, backup_registration("y", 1))
     with pytest.raises(StaleEpoch, match="launch 1 of backup 1 is not the current one"):
         await client.call(api.BACKUP_HEARTBEAT, messages.BackupHeartbeatRequest(backup_id=1, backup_epoch=1))
+
+
+async def test_brokers_learn_their_lease_and_who_leads(client: Client) -> None:
+    registered = await client.call(api.REGISTER_BROKER, new_registration("a"))
+    beaten = await client.call(api.HEARTBEAT, messages.HeartbeatRequest(broker_id=1, broker_epoch=1))
+    for told in (registered, beaten):
+        assert (told.lease_ms, told.coordinator_epoch) == (100 * 50, 1)
+
+
+async def test_streamlets_move_brokers_drain_and_recoveries_are_listed(client: Client) -> None:
+    for launch in "abc":
+        await client.call(api.REGISTER_BROKER, new_registration(launch))
+    await client.call(api.REGISTER_BACKUP, backup_registration("x"))
+    config = common_pb2.StreamConfig(streamlets=1, entries=1, group_segments=4, replication=1)
+    await client.call(api.CREATE_STREAM, messages.CreateStreamRequest(name="s", config=config, creation_id="c1"))
+
+    moved = await client.call(
+        api.MOVE_STREAMLET, messages.MoveStreamletRequest(stream="s", streamlet_id=0, broker_id=2)
+    )
+    assert (moved.stream.assignments[0].broker_id, moved.stream.creation_id) == (2, "c1")
+    balanced = await client.call(api.REBALANCE, messages.RebalanceRequest(dry_run=True))
+    assert [(one.broker_id, one.streamlets) for one in balanced.loads] == [(1, 0), (2, 1), (3, 0)]
+    drained = await client.call(api.DRAIN, messages.DrainRequest(broker_id=2))
+    assert (drained.done, drained.streamlets_owned) == (False, 1)
+    await client.cluster.silence(1)  # which has got it back
+    (recovery,) = (await client.call(api.LIST_RECOVERIES, messages.ListRecoveriesRequest())).recoveries
+    assert (recovery.broker_id, recovery.cause) == (1, "dead")
+    assert await client.call(api.REPORT_BROKER, messages.ReportBrokerRequest(broker_id=9)) == (
+        messages.ReportBrokerResponse()
+    )
 
 
 async def test_producers_get_an_identity(client: Client) -> None:
@@ -115,7 +145,7 @@ async def test_every_request_is_seen_once_with_its_outcome(client: Client, monke
     await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())
     with pytest.raises(UnknownStream):
         await client.call(api.GET_STREAM_ID, messages.GetStreamIdRequest(name="none"))
-    monkeypatch.setattr(client.cluster.coordinator, "init_producer", lambda: 1 / 0)
+    monkeypatch.setattr(client.cluster.coordinator, "init_producer", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         await client.call(api.INIT_PRODUCER, messages.InitProducerRequest())
 
@@ -141,3 +171,25 @@ async def test_metrics_have_requests_members_and_streams(cluster: Cluster) -> No
     assert "kera_coordinator_brokers_alive 1.0" in text
     assert "kera_coordinator_backups_alive 2.0" in text
     assert "kera_coordinator_streams 1.0" in text
+
+
+async def test_metrics_have_recoveries_and_moves(cluster: Cluster) -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry, cluster.coordinator)
+    for launch in "ab":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    await cluster.create("orders", replication=1)
+    await cluster.silence(1)
+    metrics.observe_phase("fencing", 0.2)
+    metrics.observe_move("ok", 0.02)
+    metrics.observe_move("unavailable", 0.0)
+
+    text = generate_latest(registry).decode()
+
+    assert 'kera_coordinator_recoveries{phase="recovering"} 1.0' in text
+    assert 'kera_coordinator_recoveries{phase="done"} 0.0' in text
+    assert "kera_coordinator_recovery_recovered_bytes 0.0" in text
+    assert 'kera_coordinator_recovery_phase_seconds_sum{phase="fencing"} 0.2' in text
+    assert 'kera_coordinator_moves_total{outcome="unavailable"} 1.0' in text
+    assert "kera_coordinator_move_stall_seconds_count 1.0" in text

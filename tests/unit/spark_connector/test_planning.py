@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
 from kera.spark_connector.offsets import EARLIEST_PLACES, LATEST_PLACES, EntryOffset, Places, StreamOffsets
-from kera.spark_connector.planning import advance, cap, ends, partitions, resolve, shares, starts
+from kera.spark_connector.planning import advance, cap, ends, forwarded, partitions, resolve, shares, starts
 
 
 class Entry(NamedTuple):
@@ -71,6 +71,20 @@ def test_the_start_stays_where_only_the_name_of_the_place_has_changed() -> None:
     start_of_next = EntryOffset(Position(1, 2, 0), 10)
 
     assert advance({0: (end_of_segment,)}, {0: (start_of_next,)}) == {0: (end_of_segment,)}
+
+
+def test_a_place_in_groups_that_were_let_go_empty_moves_on_to_what_is_there() -> None:
+    bounds = {0: [entry(10, first=4, group=3), entry(5, first=4, group=3)]}
+    read_all = EntryOffset(Position(1, 2, 640), 4)
+    read_less = EntryOffset(Position(1, 2, 320), 2)
+
+    moved = forwarded(offsets((read_all, read_less)), bounds)
+
+    assert moved == offsets((at(4, group=3), read_less)), (
+        "two records of the second entry are lost, and reading says so"
+    )
+    assert forwarded(moved, {0: [entry(10, group=3), entry(10, group=3)]}) == moved
+    assert forwarded(moved, {}) == moved
 
 
 def test_available_now_reads_no_further_than_its_target() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from kera.core.rpc.method import Method
+from kera.v1 import application_pb2 as application
 from kera.v1 import backup_pb2 as backup
 from kera.v1 import broker_pb2 as broker
 from kera.v1 import coordinator_pb2 as coordinator
 
 BACKUP = "kera.v1.Backup"
 BROKER = "kera.v1.Broker"
+CONSUMER_GROUPS = "kera.v1.ConsumerGroups"
 COORDINATOR = "kera.v1.Coordinator"
 
 MULTI_WRITE_CHUNKS = Method(
@@ -28,12 +30,20 @@ GET_AVAILABLE_SEGMENTS = Method(
 DESCRIBE_STREAMLETS = Method(
     BROKER, "DescribeStreamlets", 7, broker.DescribeStreamletsRequest, broker.DescribeStreamletsResponse
 )
-OPEN_STREAMLETS = Method(BROKER, "OpenStreamlets", 8, broker.OpenStreamletsRequest, broker.OpenStreamletsResponse)
+OPEN_STREAMLETS = Method(
+    BROKER, "OpenStreamlets", 8, broker.OpenStreamletsRequest, broker.OpenStreamletsResponse, large=True
+)
 DROP_STREAM = Method(BROKER, "DropStream", 9, broker.DropStreamRequest, broker.DropStreamResponse)
 TRUNCATE_STREAMLETS = Method(
     BROKER, "TruncateStreamlets", 10, broker.TruncateStreamletsRequest, broker.TruncateStreamletsResponse
 )
 COMMIT_CURSORS = Method(BROKER, "CommitCursors", 11, broker.CommitCursorsRequest, broker.CommitCursorsResponse)
+MEASURE_LAG = Method(BROKER, "MeasureLag", 12, broker.MeasureLagRequest, broker.MeasureLagResponse)
+SEAL_STREAMLETS = Method(
+    BROKER, "SealStreamlets", 13, broker.SealStreamletsRequest, broker.SealStreamletsResponse, large=True
+)
+TAKE_OVER = Method(BROKER, "TakeOver", 14, broker.TakeOverRequest, broker.TakeOverResponse, large=True)
+LIST_GROUPS = Method(BROKER, "ListGroups", 15, broker.ListGroupsRequest, broker.ListGroupsResponse)
 
 BROKER_METHODS = (
     MULTI_WRITE_CHUNKS,
@@ -47,6 +57,10 @@ BROKER_METHODS = (
     DROP_STREAM,
     TRUNCATE_STREAMLETS,
     COMMIT_CURSORS,
+    MEASURE_LAG,
+    SEAL_STREAMLETS,
+    TAKE_OVER,
+    LIST_GROUPS,
 )
 
 CREATE_STREAM = Method(
@@ -88,6 +102,17 @@ REGISTER_BACKUP = Method(
 BACKUP_HEARTBEAT = Method(
     COORDINATOR, "BackupHeartbeat", 112, coordinator.BackupHeartbeatRequest, coordinator.BackupHeartbeatResponse
 )
+REPORT_BROKER = Method(
+    COORDINATOR, "ReportBroker", 113, coordinator.ReportBrokerRequest, coordinator.ReportBrokerResponse
+)
+MOVE_STREAMLET = Method(
+    COORDINATOR, "MoveStreamlet", 114, coordinator.MoveStreamletRequest, coordinator.MoveStreamletResponse
+)
+REBALANCE = Method(COORDINATOR, "Rebalance", 115, coordinator.RebalanceRequest, coordinator.RebalanceResponse)
+DRAIN = Method(COORDINATOR, "Drain", 116, coordinator.DrainRequest, coordinator.DrainResponse)
+LIST_RECOVERIES = Method(
+    COORDINATOR, "ListRecoveries", 117, coordinator.ListRecoveriesRequest, coordinator.ListRecoveriesResponse
+)
 
 COORDINATOR_METHODS = (
     CREATE_STREAM,
@@ -102,6 +127,11 @@ COORDINATOR_METHODS = (
     ALTER_STREAM,
     REGISTER_BACKUP,
     BACKUP_HEARTBEAT,
+    REPORT_BROKER,
+    MOVE_STREAMLET,
+    REBALANCE,
+    DRAIN,
+    LIST_RECOVERIES,
 )
 
 REPLICATE = Method(BACKUP, "Replicate", 201, backup.ReplicateRequest, backup.ReplicateResponse, bulk=True)
@@ -111,3 +141,59 @@ FREE_REPLICAS = Method(BACKUP, "FreeReplicas", 204, backup.FreeReplicasRequest, 
 FENCE_BROKER = Method(BACKUP, "FenceBroker", 205, backup.FenceBrokerRequest, backup.FenceBrokerResponse)
 
 BACKUP_METHODS = (REPLICATE, READ_REPLICA, LIST_REPLICAS, FREE_REPLICAS, FENCE_BROKER)
+
+CONSUME_ROUND = Method(
+    CONSUMER_GROUPS, "ConsumeRound", 301, application.ConsumeRoundRequest, application.ConsumeRoundResponse, large=True
+)
+KEEP_ALIVE = Method(CONSUMER_GROUPS, "KeepAlive", 302, application.KeepAliveRequest, application.KeepAliveResponse)
+LEAVE = Method(CONSUMER_GROUPS, "Leave", 303, application.LeaveRequest, application.LeaveResponse)
+FETCH_APPLICATION = Method(
+    CONSUMER_GROUPS,
+    "FetchApplication",
+    304,
+    application.FetchApplicationRequest,
+    application.FetchApplicationResponse,
+    large=True,
+)
+LIST_APPLICATIONS = Method(
+    CONSUMER_GROUPS,
+    "ListApplications",
+    305,
+    application.ListApplicationsRequest,
+    application.ListApplicationsResponse,
+    large=True,
+)
+DESCRIBE_APPLICATION = Method(
+    CONSUMER_GROUPS,
+    "DescribeApplication",
+    306,
+    application.DescribeApplicationRequest,
+    application.DescribeApplicationResponse,
+    large=True,
+)
+RESET_APPLICATION = Method(
+    CONSUMER_GROUPS,
+    "ResetApplication",
+    307,
+    application.ResetApplicationRequest,
+    application.ResetApplicationResponse,
+    large=True,
+)
+DELETE_APPLICATION = Method(
+    CONSUMER_GROUPS,
+    "DeleteApplication",
+    308,
+    application.DeleteApplicationRequest,
+    application.DeleteApplicationResponse,
+)
+
+CONSUMER_GROUPS_METHODS = (
+    CONSUME_ROUND,
+    KEEP_ALIVE,
+    LEAVE,
+    FETCH_APPLICATION,
+    LIST_APPLICATIONS,
+    DESCRIBE_APPLICATION,
+    RESET_APPLICATION,
+    DELETE_APPLICATION,
+)

@@ -6,14 +6,20 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from kera.core.rpc import Method
-from kera.core.rpc.api import BACKUP_METHODS, BROKER_METHODS, COORDINATOR_METHODS
-from kera.v1 import backup_pb2, broker_pb2, coordinator_pb2
+from kera.core.rpc.api import BACKUP_METHODS, BROKER_METHODS, CONSUMER_GROUPS_METHODS, COORDINATOR_METHODS
+from kera.v1 import application_pb2, backup_pb2, broker_pb2, coordinator_pb2
 
-ALL: tuple[Method[Any, Any], ...] = (*BROKER_METHODS, *COORDINATOR_METHODS, *BACKUP_METHODS)
+ALL: tuple[Method[Any, Any], ...] = (
+    *BROKER_METHODS,
+    *COORDINATOR_METHODS,
+    *BACKUP_METHODS,
+    *CONSUMER_GROUPS_METHODS,
+)
 SERVICES: list[ServiceDescriptor] = [
     *broker_pb2.DESCRIPTOR.services_by_name.values(),
     *coordinator_pb2.DESCRIPTOR.services_by_name.values(),
     *backup_pb2.DESCRIPTOR.services_by_name.values(),
+    *application_pb2.DESCRIPTOR.services_by_name.values(),
 ]
 
 
@@ -46,6 +52,10 @@ def test_the_numbers_in_frames_never_change() -> None:
         "DropStream": 9,
         "TruncateStreamlets": 10,
         "CommitCursors": 11,
+        "MeasureLag": 12,
+        "SealStreamlets": 13,
+        "TakeOver": 14,
+        "ListGroups": 15,
         "CreateStream": 101,
         "GetStreamId": 102,
         "DescribeStream": 103,
@@ -58,11 +68,24 @@ def test_the_numbers_in_frames_never_change() -> None:
         "AlterStream": 110,
         "RegisterBackup": 111,
         "BackupHeartbeat": 112,
+        "ReportBroker": 113,
+        "MoveStreamlet": 114,
+        "Rebalance": 115,
+        "Drain": 116,
+        "ListRecoveries": 117,
         "Replicate": 201,
         "ReadReplica": 202,
         "ListReplicas": 203,
         "FreeReplicas": 204,
         "FenceBroker": 205,
+        "ConsumeRound": 301,
+        "KeepAlive": 302,
+        "Leave": 303,
+        "FetchApplication": 304,
+        "ListApplications": 305,
+        "DescribeApplication": 306,
+        "ResetApplication": 307,
+        "DeleteApplication": 308,
     }
 
 

@@ -1,0 +1,119 @@
+"""What a broker tells the coordinator with each heartbeat: loads, starts that moved, what is empty, recoveries.
+
+Loads are rates since the last heartbeat, whether that was answered or not. The rest is told until an answer says that
+it has arrived, or for as long as it is so. All of it is bounded: what does not fit goes with the next heartbeats.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from kera.broker.entry import Entry
+from kera.broker.ownership import Interval
+from kera.broker.replication import Replication
+from kera.broker.stream import Streams
+from kera.broker.streamlet import Streamlet
+from kera.core.ids import Position
+from kera.v1 import common_pb2, coordinator_pb2
+
+LOADS_MAX = 1000
+STARTS_MAX = 1000
+EMPTY_INTERVALS_MAX = 1000
+
+Recoveries = Callable[[], Iterable[coordinator_pb2.RecoveryProgress]]
+
+
+class HeartbeatReport:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        recoveries: Recoveries = lambda: (),
+        monotonic_s: Callable[[], float] = time.monotonic,
+        replication: Replication | None = None,
+    ) -> None:
+        self._streams = streams
+        self._recoveries = recoveries
+        self._replication = replication
+        self._unneeded: frozenset[int] = frozenset()
+        """Backups that the heartbeat names that is not answered yet."""
+        self._monotonic_s = monotonic_s
+        self._filled_s = monotonic_s()
+        self._told: dict[Entry, Position] = {}
+        """Starts in the heartbeat that is not answered yet."""
+
+    def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
+        """Put into a heartbeat what there is to tell now."""
+        now_s = self._monotonic_s()
+        seconds, self._filled_s = max(now_s - self._filled_s, 1e-3), now_s
+        loads: list[tuple[int, common_pb2.StreamletRef, tuple[int, int, int]]] = []
+        for stream in self._streams:
+            for streamlet in stream.streamlets.values():
+                if streamlet.bytes_appended or streamlet.bytes_read:
+                    request.bytes_per_s += round(streamlet.bytes_appended / seconds)
+                    loads.append(_load_of(streamlet))
+                if len(streamlet.intervals) > 1 or not streamlet.owned:
+                    _add_empty(request, streamlet)
+        for _, ref, counts in heapq.nlargest(LOADS_MAX, loads, key=lambda load: load[0]):
+            appended, records, read = (round(count / seconds) for count in counts)
+            request.loads.add(
+                stream_id=ref.stream_id,
+                streamlet_id=ref.streamlet_id,
+                bytes_per_s=appended,
+                records_per_s=records,
+                read_bytes_per_s=read,
+            )
+        self._add_starts(request)
+        request.recoveries.extend(self._recoveries())
+        if self._replication is not None:
+            self._unneeded = self._replication.unneeded_backups()
+            self._replication.backups.unneeded |= self._unneeded  # it may count from when it is sent
+            request.unneeded_backup_ids.extend(sorted(self._unneeded))
+
+    def _add_starts(self, request: coordinator_pb2.HeartbeatRequest) -> None:
+        self._told = {}
+        for entry in islice(self._streams.moved_starts, STARTS_MAX):
+            start = request.starts.add(first_record=entry.start_record).start
+            start.stream_id, start.streamlet_id, start.entry = entry.log_id
+            start.group_id, start.segment_id, start.position = entry.start
+            self._told[entry] = entry.start
+
+    def answered(self) -> None:
+        """The last heartbeat that was filled has arrived."""
+        for entry, start in self._told.items():
+            if entry.start == start:
+                self._streams.moved_starts.pop(entry, None)
+        self._told = {}
+        if self._replication is not None:
+            self._replication.backups.unneeded = self._unneeded
+
+
+def _load_of(streamlet: Streamlet) -> tuple[int, common_pb2.StreamletRef, tuple[int, int, int]]:
+    """How busy a streamlet was since it was last asked, which and with what: bytes and records appended, bytes read."""
+    counts = streamlet.bytes_appended, streamlet.records_appended, streamlet.bytes_read
+    streamlet.bytes_appended = streamlet.records_appended = streamlet.bytes_read = 0
+    ref = common_pb2.StreamletRef(stream_id=streamlet.stream_id, streamlet_id=streamlet.streamlet_id)
+    return counts[0] + counts[2], ref, counts
+
+
+def _add_empty(request: coordinator_pb2.HeartbeatRequest, streamlet: Streamlet) -> None:
+    for interval in empty_intervals(streamlet):
+        if len(request.empty_intervals) >= EMPTY_INTERVALS_MAX:
+            return
+        request.empty_intervals.add(
+            stream_id=streamlet.stream_id,
+            streamlet_id=streamlet.streamlet_id,
+            first_group_id=interval.first_group_id,
+        )
+
+
+def empty_intervals(streamlet: Streamlet) -> Iterator[Interval]:
+    """Closed intervals here of which nothing is left."""
+    for interval in streamlet.intervals:
+        first = [entry.next_group(max(interval.first_group_id, 1) - 1) for entry in streamlet.entries]
+        if interval.closed and all(group_id is None or group_id >= interval.end_group_id for group_id in first):
+            yield interval

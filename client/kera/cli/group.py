@@ -1,0 +1,176 @@
+"""``kera group``: applications whose consumers share streams: who takes part, how far they are, where to go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
+from kera.cli._run import UsageError, run_async
+from kera.cli._sizes import format_size
+from kera.cli._table import plural, table
+
+if TYPE_CHECKING:
+    from kera.client import ApplicationDescription, EntryProgress, MemberDescription
+
+app = typer.Typer(help="Look at consumers that share streams, and put them elsewhere.", no_args_is_help=True)
+
+NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the application.")
+YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask.")
+
+
+@app.command("list")
+def list_(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+    """List all applications."""
+    run_async(_list(bootstrap, as_json))
+
+
+async def _list(bootstrap: str, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        found = await client.admin.applications()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        return
+    if not found:
+        print("no groups", file=sys.stderr)
+        return
+    print(
+        table(
+            ("GROUP", "CONSUMERS", "STREAMS"),
+            [(each.application_id, each.members, ", ".join(each.streams)) for each in found],
+        )
+    )
+
+
+@app.command()
+def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+    """Show the consumers of an application, its cursors, and what is left to read."""
+    run_async(_describe(bootstrap, name, as_json))
+
+
+async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        found = await client.admin.describe_application(name)
+    if as_json:
+        print(json.dumps(_to_json(found), indent=2))
+        return
+    count = len(found.members)
+    print(f"{name}: {plural(count, 'consumer')}")
+    if found.members:
+        print()
+        print(table(MEMBER_HEADING, map(_member_row, found.members)))
+    if found.entries:
+        print()
+        print(table(ENTRY_HEADING, [_entry_row(entry) for entry in found.entries]))
+        print()
+        print(_total(found))
+
+
+MEMBER_HEADING = ("CONSUMER", "CLIENT", "GROUPS", "HEARD OF", "IN ITS CODE FOR", "CONSUMED")
+ENTRY_HEADING = ("STREAM", "STREAMLET", "ENTRY", "CURSOR", "GROUPS", "LAG RECORDS", "LAG BYTES", "LAG TIME")
+
+
+def _member_row(member: MemberDescription) -> tuple[object, ...]:
+    return (
+        member.member_id[:8],
+        member.client,
+        len(member.held),
+        f"{format_ms(member.silent_ms)} ago",
+        format_ms(member.busy_ms) if member.busy_ms else "",
+        format_size(member.bytes_consumed),
+    )
+
+
+def _entry_row(entry: EntryProgress) -> tuple[object, ...]:
+    cursor = "/".join(map(str, entry.cursor)) if entry.cursor.group_id else "start"
+    lag: tuple[object, ...] = ("?", "?", "?")
+    if entry.lag is not None:
+        lag = (entry.lag.records, format_size(entry.lag.bytes), format_ms(_behind_ms(entry.lag.oldest_us)))
+    return (entry.stream, entry.streamlet, entry.entry, cursor, entry.groups, *lag)
+
+
+def _total(found: ApplicationDescription) -> str:
+    lags = [entry.lag for entry in found.entries if entry.lag is not None]
+    missing = len(found.entries) - len(lags)
+    oldest_us = min((lag.oldest_us for lag in lags if lag.oldest_us), default=0)
+    text = (
+        f"lag: {plural(sum(lag.records for lag in lags), 'record')}, {format_size(sum(lag.bytes for lag in lags))},"
+        f" {format_ms(_behind_ms(oldest_us))}"
+    )
+    return text + (f"; of {missing} more entries nothing is known: no answer from their brokers" if missing else "")
+
+
+def _behind_ms(oldest_us: int) -> int:
+    return max(0, round(time.time() * 1000 - oldest_us / 1000)) if oldest_us else 0
+
+
+def format_ms(milliseconds: int) -> str:
+    """A span of time for people: ``120 ms``, ``4.5 s``, ``3 min``, ``2.5 h``."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    seconds = milliseconds / 1000
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _to_json(found: ApplicationDescription) -> dict[str, Any]:
+    described = dataclasses.asdict(found)
+    for entry, row in zip(found.entries, described["entries"], strict=True):
+        row["cursor"] = list(entry.cursor)
+        if entry.lag is not None:
+            row["lag"]["behind_ms"] = _behind_ms(entry.lag.oldest_us)
+    return described
+
+
+@app.command()
+def reset(
+    name: str = NAME_ARGUMENT,
+    stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
+    to: str = typer.Option(
+        ..., "--to", metavar="WHERE", help="earliest, latest, or a time: 2026-01-31T12:00 (local) or …Z."
+    ),
+    force: bool = typer.Option(False, "--force", help="Also while consumers are active: they lose what they hold."),
+    yes: bool = YES_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Put an application elsewhere in a stream, back or forward. One that is not there yet begins there."""
+    where: Any = to if to in {"earliest", "latest"} else _time(to)
+    if not yes:
+        typer.confirm(f"put {name} at {to} of {stream}?", abort=True)
+    run_async(_reset(bootstrap, name, stream, where, force))
+    print(f"{name} goes on with {stream} at {to}")
+
+
+def _time(text: str) -> datetime.datetime:
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--to: {text!r} is neither earliest nor latest nor a time like 2026-01-31T12:00") from None
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+async def _reset(bootstrap: str, name: str, stream: str, to: Any, force: bool) -> None:
+    async with connected(bootstrap, patient=False) as client:
+        await client.admin.reset_application(name, stream, to, force=force)
+
+
+@app.command()
+def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
+    """Forget an application and its cursors; its consumers must have stopped."""
+    if not yes:
+        typer.confirm(f"forget the cursors of {name}?", abort=True)
+    run_async(_delete(bootstrap, name))
+    print(f"deleted {name}")
+
+
+async def _delete(bootstrap: str, name: str) -> None:
+    async with connected(bootstrap, patient=False) as client:
+        await client.admin.delete_application(name)

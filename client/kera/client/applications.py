@@ -1,0 +1,405 @@
+"""Applications from outside: who takes part, how far they are, what is left to read, and putting them elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from kera.client.cluster import Cluster
+from kera.client.group_discovery import list_groups
+from kera.client.intervals import start_of_group
+from kera.client.retry import is_route_error, of_broker, retrying
+from kera.client.types import StreamDescription, fill_cursor, position_of
+from kera.core.errors import InvalidArgument, KeraError, UnknownStream
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.rpc import api
+from kera.core.rpc.method import call
+from kera.v1 import application_pb2, broker_pb2, coordinator_pb2
+
+ResetTo = Literal["earliest", "latest"] | datetime.datetime | Mapping[int, Sequence[Position]]
+"""Where to: the oldest record, the end of now, the first record from a moment on, or positions per streamlet and entry
+(streamlets that are left out stay as they are)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationSummary:
+    """An application, in short."""
+
+    application_id: str
+    streams: tuple[str, ...]
+    """Those that it has begun to read."""
+    members: int
+    """Consumers that take part now."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGroup:
+    """A group of segments that a consumer reads."""
+
+    stream: str
+    streamlet: int
+    entry: int
+    group_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescription:
+    """A consumer of an application."""
+
+    member_id: str
+    client: str
+    """Host and process."""
+    held: tuple[HeldGroup, ...]
+    silent_ms: int
+    """Since its last heartbeat."""
+    busy_ms: int
+    """How long it has been in its user's code; 0: it waits for records."""
+    bytes_consumed: int
+    session_timeout_ms: int
+    progress_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What is left to read."""
+
+    records: int
+    bytes: int
+    oldest_us: int
+    """When the oldest of it was made, microseconds since the Unix epoch; 0: there is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryProgress:
+    """How far an application is in an entry."""
+
+    stream: str
+    streamlet: int
+    entry: int
+    cursor: Position
+    """Everything before is done."""
+    groups: int
+    """Groups behind the cursor that the application knows, the one of the cursor included."""
+    lag: Lag | None
+    """None: a broker gave no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationDescription:
+    """An application, in full."""
+
+    application_id: str
+    members: tuple[MemberDescription, ...]
+    entries: tuple[EntryProgress, ...]
+
+
+class _Point(NamedTuple):
+    entry: EntryId
+    position: Position
+
+
+async def list_applications(cluster: Cluster) -> list[ApplicationSummary]:
+    """All applications, by name."""
+    answer = await cluster.ask(api.LIST_APPLICATIONS, application_pb2.ListApplicationsRequest())
+    names = await _names(cluster)
+    return [
+        ApplicationSummary(
+            info.application_id,
+            tuple(sorted(names[stream_id] for stream_id in info.stream_ids if stream_id in names)),
+            info.members,
+        )
+        for info in answer.applications
+    ]
+
+
+async def describe_application(cluster: Cluster, name: str) -> ApplicationDescription:
+    """Members, cursors and lag of an application. Raises `InvalidArgument` when there is none of this name."""
+    answer = await cluster.ask(
+        api.DESCRIBE_APPLICATION, application_pb2.DescribeApplicationRequest(application_id=name)
+    )
+    names = await _names(cluster)
+    entries: list[EntryProgress] = []
+    for stream_id in sorted({progress.stream_id for progress in answer.streamlets} & set(names)):
+        progresses = [progress for progress in answer.streamlets if progress.stream_id == stream_id]
+        entries += await _progress(cluster, names[stream_id], progresses)
+    return ApplicationDescription(name, tuple(_member(info, names) for info in answer.members), tuple(entries))
+
+
+async def reset_application(cluster: Cluster, name: str, stream_name: str, to: ResetTo, *, force: bool) -> None:
+    """See `Admin.reset_application`."""
+    cluster.forget(stream_name)
+    stream = await cluster.stream(stream_name)
+    request = application_pb2.ResetApplicationRequest(application_id=name, force=force)
+    for streamlet_id, targets in (await _targets(cluster, stream, to)).items():
+        start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
+        if len(targets) != stream.config.entries:
+            raise InvalidArgument(
+                f"stream {stream_name!r} has {stream.config.entries} entries per streamlet, and {len(targets)}"
+                f" positions are given for streamlet {streamlet_id}",
+                stream=stream_name,
+                streamlet_id=streamlet_id,
+            )
+        for entry, target in enumerate(targets):
+            fill_cursor(start.cursors.add(), stream.entry_id(streamlet_id, entry), Position(*target.position))
+            start.records.add(record=target.record)
+    await cluster.ask(api.RESET_APPLICATION, request)
+
+
+async def delete_application(cluster: Cluster, name: str) -> None:
+    """See `Admin.delete_application`."""
+    await cluster.ask(api.DELETE_APPLICATION, application_pb2.DeleteApplicationRequest(application_id=name))
+
+
+async def report_cursors(
+    cluster: Cluster, name: str, stream: StreamDescription, positions: Mapping[EntryId, Position]
+) -> None:
+    """Have the coordinator know how far a consumer is that reads for an application alone. Cursors never go back.
+
+    Raises `InvalidArgument` when consumers that share the stream are active in the application.
+    """
+    request = application_pb2.ResetApplicationRequest(application_id=name, forward_only=True)
+    for streamlet_id in sorted({entry.streamlet_id for entry in positions}):
+        start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
+        for number in range(stream.config.entries):
+            entry = EntryId(stream.stream_id, streamlet_id, number)
+            fill_cursor(start.cursors.add(), entry, positions.get(entry, EARLIEST))
+    await cluster.ask(api.RESET_APPLICATION, request)
+
+
+async def committed_cursors(cluster: Cluster, name: str, stream: StreamDescription) -> dict[EntryId, Position]:
+    """How far an application is in a stream; entries that it has not begun are left out. Raises `InvalidArgument`."""
+    if not name:
+        raise InvalidArgument("what was committed is an application's; name it with application_id")
+    request = application_pb2.FetchApplicationRequest(application_id=name, stream_id=stream.stream_id)
+    answer = await cluster.ask(api.FETCH_APPLICATION, request)
+    return {
+        EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry): position_of(cursor) for cursor in answer.cursors
+    }
+
+
+async def _names(cluster: Cluster) -> dict[int, str]:
+    answer = await cluster.ask(api.LIST_STREAMS, coordinator_pb2.ListStreamsRequest())
+    return {info.stream_id: info.name for info in answer.streams}
+
+
+def _member(info: application_pb2.MemberInfo, names: Mapping[int, str]) -> MemberDescription:
+    cursors = [lease.next for lease in info.held]
+    return MemberDescription(
+        member_id=info.member_id,
+        client=info.client,
+        held=tuple(
+            HeldGroup(names[each.stream_id], each.streamlet_id, each.entry, each.group_id)
+            for each in cursors
+            if each.stream_id in names
+        ),
+        silent_ms=info.silent_ms,
+        busy_ms=info.busy_ms,
+        bytes_consumed=info.bytes_consumed,
+        session_timeout_ms=info.session_timeout_ms,
+        progress_timeout_ms=info.progress_timeout_ms,
+    )
+
+
+# -- lag -----------------------------------------------------------------------------------------------------------
+
+
+async def _progress(
+    cluster: Cluster, name: str, progresses: Sequence[application_pb2.StreamletProgress]
+) -> list[EntryProgress]:
+    """Of the entries of one stream."""
+    found: list[tuple[EntryId, Position, int, list[tuple[Position, Position | None]]]] = []
+    points: set[_Point] = set()
+    for progress in progresses:
+        for number, cursor in enumerate(progress.cursors):
+            entry = EntryId(progress.stream_id, progress.streamlet_id, number)
+            groups = [group for group in progress.groups if group.next.entry == number]
+            spans = unread(position_of(cursor), groups)
+            found.append((entry, position_of(cursor), len(groups), spans))
+            points.update(_Point(entry, position) for span in spans for position in span if position is not None)
+    lags = await measure_lag(cluster, name, points)
+    return [
+        EntryProgress(name, entry.streamlet_id, entry.entry, cursor, count, _sum(entry, spans, lags))
+        for entry, cursor, count, spans in found
+    ]
+
+
+def unread(cursor: Position, groups: Sequence[application_pb2.GroupProgress]) -> list[tuple[Position, Position | None]]:
+    """What of an entry is not done, as intervals; None: up to its end. `groups`: those that are known, in order."""
+    if not groups:
+        return [(cursor, None)]
+    spans: list[tuple[Position, Position | None]] = []
+    for group, following in zip(groups, [*groups[1:], None], strict=True):
+        if following is None:
+            spans.append((position_of(group.next), None))
+        elif not group.done:
+            spans.append((position_of(group.next), start_of_group(following.next.group_id)))
+    return spans
+
+
+def _sum(
+    entry: EntryId,
+    spans: Iterable[tuple[Position, Position | None]],
+    lags: Mapping[tuple[EntryId, Position], Lag | None],
+) -> Lag | None:
+    records = size_bytes = oldest_us = 0
+    for start, end in spans:
+        before, after = lags[entry, start], lags[entry, end] if end is not None else Lag(0, 0, 0)
+        if before is None or after is None:
+            return None
+        records += max(0, before.records - after.records)
+        size_bytes += max(0, before.bytes - after.bytes)
+        if before.records > after.records and before.oldest_us:
+            oldest_us = min(oldest_us or before.oldest_us, before.oldest_us)
+    return Lag(records, size_bytes, oldest_us)
+
+
+async def measure_lag(
+    cluster: Cluster, name: str, points: Iterable[tuple[EntryId, Position]]
+) -> dict[tuple[EntryId, Position], Lag | None]:
+    """What there is from each position up to the end of its entry, at all brokers that have some of it.
+
+    None where a broker gave no answer. Raises `UnknownStream`.
+    """
+    cluster.forget(name)
+    stream = await cluster.stream(name)
+    asked: dict[int, list[tuple[_Point, Position]]] = {}
+    for entry, position in points:
+        for broker_id, start in _parts(stream, entry, position).items():
+            asked.setdefault(broker_id, []).append((_Point(entry, position), start))
+    answers = await asyncio.gather(*(_measure(cluster, stream, *each) for each in asked.items()))
+    sums: dict[tuple[EntryId, Position], Lag | None] = {}
+    for parts, lags in zip(asked.values(), answers, strict=True):
+        for (point, _), lag in zip(parts, lags, strict=True):
+            known = sums.get(point, Lag(0, 0, 0))
+            if known is None or lag is None:
+                sums[point] = None
+                continue
+            moments = [moment for moment in (known.oldest_us, lag.oldest_us) if moment]
+            sums[point] = Lag(known.records + lag.records, known.bytes + lag.bytes, min(moments, default=0))
+    return sums
+
+
+def _parts(stream: StreamDescription, entry: EntryId, position: Position) -> dict[int, Position]:
+    """Where to measure from at each broker that has groups from a position on."""
+    assignment = stream.assignments[entry.streamlet_id]
+    parts = {assignment.broker_at(position): position}
+    for interval in assignment.intervals:
+        if interval.first_group_id > position.group_id:
+            parts.setdefault(interval.broker_id, start_of_group(interval.first_group_id))
+    return parts
+
+
+async def _measure(
+    cluster: Cluster, stream: StreamDescription, broker_id: int, parts: Sequence[tuple[_Point, Position]]
+) -> list[Lag | None]:
+    request = broker_pb2.MeasureLagRequest()
+    for point, start in parts:
+        fill_cursor(request.cursors.add(), point.entry, start)
+    try:
+        channel = await cluster.channel(stream, broker_id)
+        answer = await call(channel, api.MEASURE_LAG, request, timeout_s=cluster.request_timeout_s)
+    except KeraError as error:
+        if not of_broker(error).retriable:
+            raise
+        return [None] * len(parts)
+    return [
+        None if lag.HasField("error") else Lag(lag.records, lag.bytes, lag.oldest_us if lag.records else 0)
+        for lag in answer.lags
+    ]
+
+
+# -- where to reset to ---------------------------------------------------------------------------------------------
+
+
+class _Target(NamedTuple):
+    """Where an application goes on in an entry."""
+
+    position: Position
+    record: int | None = None
+    """Ordinal of the record there; None: not known, or whatever there is."""
+
+
+async def _targets(cluster: Cluster, stream: StreamDescription, to: ResetTo) -> Mapping[int, Sequence[_Target]]:
+    if isinstance(to, Mapping):
+        return {streamlet_id: list(map(_Target, positions)) for streamlet_id, positions in to.items()}
+    if to == "earliest":
+        return {streamlet_id: [_Target(EARLIEST)] * stream.config.entries for streamlet_id in stream.assignments}
+    if isinstance(to, str) and to != "latest":
+        raise InvalidArgument(f"an application is reset to 'earliest', 'latest', a time or positions, not to {to!r}")
+    bounds = await cluster.bounds(stream.name)
+    ends = {
+        streamlet_id: [_Target(entry.end, entry.next_record) for entry in entries]
+        for streamlet_id, entries in bounds.items()
+    }
+    if not isinstance(to, datetime.datetime):
+        return ends
+    moment_us = round(to.timestamp() * 1e6)
+
+    async def find(streamlet_id: int) -> list[_Target]:
+        groups = await list_groups(cluster, stream.name, streamlet_id)
+        return [
+            await _first_since(cluster, stream, EntryId(stream.stream_id, streamlet_id, entry), groups, moment_us)
+            or ends[streamlet_id][entry]
+            for entry in range(stream.config.entries)
+        ]
+
+    return {streamlet_id: await find(streamlet_id) for streamlet_id in stream.assignments}
+
+
+async def _first_since(
+    cluster: Cluster,
+    stream: StreamDescription,
+    entry: EntryId,
+    groups: Iterable[application_pb2.SeenGroup],
+    moment_us: int,
+) -> _Target | None:
+    """The first segment of an entry with a record of a moment or later; None: there is none.
+
+    Groups are looked at as if their times grew, to look at few of them.
+    """
+    known = [group for group in groups if group.start.entry == entry.entry]
+    low, high = 0, len(known)
+    found: _Target | None = None
+    while low < high:
+        middle = (low + high) // 2
+        group, start = known[middle], position_of(known[middle].start)
+        segments = await _segments(cluster, stream, entry, start.group_id)
+        since = [each.segment_id for each in segments if each.max_timestamp_us >= moment_us]
+        if since and since[0] <= start.segment_id:
+            found, high = _Target(start, group.first_record), middle
+        elif since:
+            before = sum(each.record_count for each in segments if each.segment_id < since[0])
+            whole = not start.offset and segments[0].segment_id == start.segment_id
+            found = _Target(Position(start.group_id, since[0], 0), group.first_record + before if whole else None)
+            high = middle
+        else:
+            low = middle + 1
+    return found
+
+
+async def _segments(
+    cluster: Cluster, stream: StreamDescription, entry: EntryId, group_id: int
+) -> Sequence[broker_pb2.SegmentInfo]:
+    request = broker_pb2.GetNextSegmentsRequest(
+        stream_id=entry.stream_id, streamlet_id=entry.streamlet_id, group_id=group_id
+    )
+
+    async def attempt() -> Sequence[broker_pb2.SegmentInfo]:
+        known = await cluster.stream(stream.name)
+        if known.stream_id != stream.stream_id:
+            raise UnknownStream(f"stream {stream.name!r} was deleted and created again", stream=stream.name)
+        try:
+            broker_id = known.assignments[entry.streamlet_id].broker_at(start_of_group(group_id))
+            channel = await cluster.channel(known, broker_id)
+            answer = await call(channel, api.GET_NEXT_SEGMENTS, request, timeout_s=cluster.request_timeout_s)
+        except KeraError as failure:
+            error = of_broker(failure)
+            if is_route_error(error):
+                cluster.forget(stream.name)
+            raise error from failure
+        return answer.segments
+
+    return await retrying(attempt, cluster.settings)

@@ -1,0 +1,163 @@
+"""What the SDK tells about the control plane: moves of streamlets, load, drains and recoveries. Immutable values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kera.client.types import StreamDescription
+from kera.core.rpc.wire import error_from_message
+from kera.v1 import coordinator_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A streamlet that has another owner."""
+
+    stream: StreamDescription
+    """As it is now."""
+    stall_us: int
+    """For how long no broker took chunks for the streamlet."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamletMove:
+    """A move that rebalancing has made, or would make."""
+
+    stream: str
+    streamlet_id: int
+    from_broker_id: int
+    to_broker_id: int
+    reason: str
+    """Why, in words."""
+    error: str | None = None
+    """Why it was not carried out; None: it was, or nobody tried."""
+
+    @classmethod
+    def from_message(cls, message: coordinator_pb2.Move) -> StreamletMove:
+        """From its wire form."""
+        return cls(
+            stream=message.stream,
+            streamlet_id=message.streamlet_id,
+            from_broker_id=message.from_broker_id,
+            to_broker_id=message.to_broker_id,
+            reason=message.reason,
+            error=error_from_message(message.error).message if message.HasField("error") else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLoad:
+    """What a broker has, before and after the moves."""
+
+    broker_id: int
+    bytes_per_s: int
+    """Appended and read, as of its last heartbeat."""
+    streamlets: int
+    bytes_per_s_after: int
+    streamlets_after: int
+
+    @classmethod
+    def from_message(cls, message: coordinator_pb2.BrokerLoad) -> BrokerLoad:
+        """From its wire form."""
+        return cls(
+            broker_id=message.broker_id,
+            bytes_per_s=message.bytes_per_s,
+            streamlets=message.streamlets,
+            bytes_per_s_after=message.bytes_per_s_after,
+            streamlets_after=message.streamlets_after,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalancing:
+    """What rebalancing has moved, or would move."""
+
+    moves: list[StreamletMove]
+    loads: list[BrokerLoad]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStatus:
+    """How far the emptying of a broker or a backup is."""
+
+    done: bool
+    """It can be stopped: nothing that is in use is there any more."""
+    streamlets_owned: int
+    """Streamlets that a broker still takes chunks for."""
+    streamlets_held: int
+    """Streamlets of which a broker has older groups."""
+    replicas: int
+    """Of a backup."""
+    reasons: list[str]
+    """What is left, and what holds it, in words."""
+
+    @classmethod
+    def from_message(cls, message: coordinator_pb2.DrainResponse) -> DrainStatus:
+        """From its wire form."""
+        return cls(
+            done=message.done,
+            streamlets_owned=message.streamlets_owned,
+            streamlets_held=message.streamlets_held,
+            replicas=message.replicas,
+            reasons=list(message.reasons),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryDescription:
+    """A recovery: what launches of a broker before an epoch had goes to other brokers.
+
+    Times are microseconds since the Unix epoch, 0: not yet.
+    """
+
+    broker_id: int
+    before_epoch: int
+    cause: str
+    """``dead``, ``reported``, ``lost memory`` or ``drained``."""
+    phase: str
+    """``fencing``, ``taking_over``, ``recovering``, ``restoring``, ``done`` or ``cancelled``."""
+    detected_us: int
+    fenced_us: int
+    opened_us: int
+    """All streamlets have an owner that takes chunks."""
+    readable_us: int
+    """All data can be read again."""
+    restored_us: int
+    """All data has its replicas again."""
+    bytes_total: int
+    bytes_recovered: int
+    bytes_restored: int
+    streamlets_total: int
+    streamlets_opened: int
+    streamlets_readable: int
+    streamlets_restored: int
+    waits_for: list[str]
+    owner_ids: list[int]
+    records_lost: int
+    """Records that no replica has, though they may have been acknowledged."""
+
+    @classmethod
+    def from_message(cls, message: coordinator_pb2.RecoveryInfo) -> RecoveryDescription:
+        """From its wire form."""
+        phase = coordinator_pb2.RecoveryPhase.Name(message.phase).removeprefix("RECOVERY_PHASE_").lower()
+        return cls(
+            broker_id=message.broker_id,
+            before_epoch=message.before_epoch,
+            cause=message.cause,
+            phase=phase,
+            detected_us=message.detected_us,
+            fenced_us=message.fenced_us,
+            opened_us=message.opened_us,
+            readable_us=message.readable_us,
+            restored_us=message.restored_us,
+            bytes_total=message.bytes_total,
+            bytes_recovered=message.bytes_recovered,
+            bytes_restored=message.bytes_restored,
+            streamlets_total=message.streamlets_total,
+            streamlets_opened=message.streamlets_opened,
+            streamlets_readable=message.streamlets_readable,
+            streamlets_restored=message.streamlets_restored,
+            waits_for=list(message.waits_for),
+            owner_ids=list(message.owner_ids),
+            records_lost=message.records_lost,
+        )

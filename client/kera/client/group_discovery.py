@@ -1,0 +1,188 @@
+"""Which groups streamlets have, asked of the brokers that have them.
+
+A streamlet's groups have ids that grow, over all its entries and brokers. What is told here is an interval of ids and
+all groups in it that have something to read, for ever: an id that is passed over never turns up later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kera.client.cluster import Cluster
+from kera.client.intervals import merged_bounds
+from kera.client.retry import is_route_error, of_broker, retrying
+from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
+from kera.core.errors import KeraError
+from kera.core.ids import EARLIEST, EntryId
+from kera.core.rpc import api
+from kera.core.rpc.method import call
+from kera.core.telemetry import get_logger
+from kera.v1 import application_pb2, broker_pb2
+
+log = get_logger("kera.consumer")
+
+GROUPS_MAX = 1000
+"""Told at once, of a streamlet; the rest when they are asked for again."""
+
+
+class Finds(NamedTuple):
+    """Answers to `Look`s."""
+
+    starts: list[application_pb2.StreamletStart]
+    seen: list[application_pb2.SeenGroups]
+
+
+async def look_around(cluster: Cluster, name: str, looks: Sequence[application_pb2.Look], *, start: str) -> Finds:
+    """Answer `looks` at streamlets of one stream. Where a broker gives no answer, there is nothing to tell yet.
+
+    `start`: where an application begins that is new to a streamlet, ``earliest`` or ``latest``.
+    Raises `UnknownStream`.
+    """
+    if any(look.start for look in looks):
+        cluster.forget(name)  # a broker from which a streamlet has moved does not know its end
+    stream = await cluster.stream_or_last_seen(name)
+    finds = Finds([], [])
+    for result in await asyncio.gather(
+        *(_look(cluster, stream, look, start) for look in looks), return_exceptions=True
+    ):
+        if isinstance(result, KeraError):
+            error = of_broker(result)
+            if is_route_error(error):
+                cluster.forget(name)
+            if not error.retriable:
+                raise error
+            log.debug("groups not listed", stream=name, error=error.message)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            begun, seen = result
+            if begun is not None:
+                finds.starts.append(begun)
+            if seen.through_group_id > seen.after_group_id:
+                finds.seen.append(seen)
+    return finds
+
+
+async def list_groups(cluster: Cluster, name: str, streamlet_id: int) -> list[application_pb2.SeenGroup]:
+    """All groups of a streamlet that have something to read, by id."""
+    found: list[application_pb2.SeenGroup] = []
+    after_group_id = 0
+
+    async def attempt() -> application_pb2.SeenGroups:
+        try:
+            return await _list(cluster, await cluster.stream(name), streamlet_id, after_group_id)
+        except KeraError as failure:
+            error = of_broker(failure)
+            if is_route_error(error):
+                cluster.forget(name)
+            raise error from failure
+
+    while True:
+        seen = await retrying(attempt, cluster.settings)
+        found += seen.groups
+        if seen.through_group_id == after_group_id:
+            return found
+        after_group_id = seen.through_group_id
+
+
+async def _look(
+    cluster: Cluster, stream: StreamDescription, look: application_pb2.Look, start: str
+) -> tuple[application_pb2.StreamletStart | None, application_pb2.SeenGroups]:
+    """Where to begin, if that is asked for, and the groups from there on."""
+    if not look.start:
+        return None, await _list(cluster, stream, look.streamlet_id, look.after_group_id)
+    begun = application_pb2.StreamletStart(stream_id=stream.stream_id, streamlet_id=look.streamlet_id)
+    entries = [EntryId(stream.stream_id, look.streamlet_id, entry) for entry in range(stream.config.entries)]
+    if start == "latest":
+        bounds = await _bounds(cluster, stream, look.streamlet_id)
+        for entry, known in zip(entries, bounds, strict=True):
+            fill_cursor(begun.cursors.add(), entry, known.end)
+            begun.records.add(record=known.next_record)
+        return begun, await _list(
+            cluster, stream, look.streamlet_id, max(0, min(known.end.group_id for known in bounds) - 1)
+        )
+    seen = await _list(cluster, stream, look.streamlet_id, 0)
+    first: dict[int, int] = {}
+    for group in seen.groups:
+        first.setdefault(group.start.entry, group.first_record)
+    if len(first) < len(entries):  # what comes to entries that are empty now is not to go unnoticed
+        for number, known in enumerate(await _bounds(cluster, stream, look.streamlet_id)):
+            first.setdefault(number, known.first_record)
+    for entry in entries:
+        fill_cursor(begun.cursors.add(), entry, EARLIEST)
+        begun.records.add(record=first[entry.entry])
+    return begun, seen
+
+
+async def _bounds(cluster: Cluster, stream: StreamDescription, streamlet_id: int) -> list[EntryBounds]:
+    """Starts and ends of the entries of a streamlet, asked of its brokers once."""
+    assignment = stream.assignments[streamlet_id]
+    request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=[streamlet_id])
+    parts: dict[int, list[EntryBounds]] = {}
+    for broker_id in assignment.broker_ids:
+        channel = await cluster.channel(stream, broker_id)
+        answer = await call(channel, api.DESCRIBE_STREAMLETS, request, timeout_s=cluster.request_timeout_s)
+        parts[broker_id] = [EntryBounds.from_message(entry) for info in answer.streamlets for entry in info.entries]
+    return [
+        merged_bounds(assignment, entry, {broker_id: rows[entry] for broker_id, rows in parts.items()})
+        for entry in range(stream.config.entries)
+    ]
+
+
+async def _list(
+    cluster: Cluster, stream: StreamDescription, streamlet_id: int, after_group_id: int
+) -> application_pb2.SeenGroups:
+    """The groups of a streamlet behind one of them, interval by interval."""
+    seen = application_pb2.SeenGroups(
+        stream_id=stream.stream_id,
+        streamlet_id=streamlet_id,
+        after_group_id=after_group_id,
+        through_group_id=after_group_id,
+    )
+    assignment = stream.assignments[streamlet_id]
+    intervals = assignment.intervals or (Interval(0, assignment.broker_id),)
+    for interval, following in zip(intervals, [*intervals[1:], None], strict=True):
+        last_id = following.first_group_id - 1 if following is not None else None
+        if last_id is not None and last_id <= after_group_id:
+            continue
+        if not await _list_interval(cluster, stream, seen, interval, last_id):
+            break
+    return seen
+
+
+async def _list_interval(
+    cluster: Cluster,
+    stream: StreamDescription,
+    seen: application_pb2.SeenGroups,
+    interval: Interval,
+    last_id: int | None,
+) -> bool:
+    """Add the groups of an interval up to `last_id`; whether it was told to its end."""
+    from_id = max(seen.through_group_id, interval.first_group_id - 1)
+    while True:
+        request = broker_pb2.ListGroupsRequest(
+            stream_id=stream.stream_id, streamlet_id=seen.streamlet_id, after_group_id=from_id
+        )
+        channel = await cluster.channel(stream, interval.broker_id)
+        answer = await call(channel, api.LIST_GROUPS, request, timeout_s=cluster.request_timeout_s)
+        for group in answer.groups:
+            if last_id is not None and group.group_id > last_id:
+                break
+            if len(seen.groups) >= GROUPS_MAX:
+                return False
+            if position_of(group.end) > position_of(group.start):
+                found = seen.groups.add(
+                    first_record=group.first_record, end_record=group.next_record if group.closed else None
+                )
+                entry = EntryId(stream.stream_id, seen.streamlet_id, group.entry)
+                fill_cursor(found.start, entry, position_of(group.start))
+            elif not group.closed:
+                return False  # nothing of it can be read yet; it may be lost yet, and its id be another group's
+            from_id = seen.through_group_id = group.group_id
+        if answer.complete or not answer.groups or (last_id is not None and answer.groups[-1].group_id >= last_id):
+            break
+    if last_id is not None:
+        seen.through_group_id = max(seen.through_group_id, last_id)
+    return last_id is not None

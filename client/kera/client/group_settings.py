@@ -1,0 +1,55 @@
+"""Settings of consumers that share streams: section ``[group]``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from kera.client.settings import ConsumerSettings
+
+
+class GroupSettings(ConsumerSettings):
+    """How a `GroupConsumer` takes part in its application. Variables ``KERA_GROUP_*``."""
+
+    section: ClassVar[str] = "group"
+
+    start: Literal["earliest", "latest"] = Field(
+        "earliest",
+        description="Where an application begins that has no cursor in a stream yet. earliest: with all that is there;"
+        " latest: with what comes from then on.",
+    )
+    session_timeout_ms: int = Field(
+        10_000,
+        ge=100,
+        description="After so long without a heartbeat the consumer counts as dead, and others get its groups, in ms.",
+    )
+    progress_timeout_ms: int = Field(
+        300_000,
+        ge=100,
+        description="After so long in the code that takes its records the consumer counts as stuck, likewise, in ms.",
+    )
+    heartbeat_interval_ms: int = Field(
+        1_000, ge=10, description="How often the consumer says that it lives, in ms; well below session_timeout_ms."
+    )
+    commit_interval_ms: int = Field(
+        1_000,
+        ge=0,
+        description="How often the consumer commits what has been dealt with, in ms. 0: only when it is told to; then"
+        " a group goes to another consumer only when all that was taken of it is committed.",
+    )
+    groups_max: int = Field(256, ge=1, le=2048, description="Groups of segments that the consumer holds at once.")
+    on_data_lost: Literal["raise", "skip"] = Field(
+        "raise",
+        description="When records are gone that should come next (retention, truncation, lost hosts): raise DataLost"
+        " once, and go on behind the gap if asked for more; or skip it with a warning.",
+    )
+
+    @model_validator(mode="after")
+    def _heartbeats_come_in_time(self) -> Self:
+        if 2 * self.heartbeat_interval_ms > self.session_timeout_ms:
+            raise ValueError(
+                f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) is at most half of session_timeout_ms"
+                f" ({self.session_timeout_ms}): one heartbeat may be lost"
+            )
+        return self

@@ -1,0 +1,125 @@
+"""Heartbeats of a consumer from a thread of their own: they go on while its user's code holds up the event loop.
+
+The thread shares nothing with the loop but a few numbers, and has its own connection, in gRPC's synchronous form. It
+needs the interpreter now and then; code that never lets go of that silences it, as it should.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from kera.core.errors import ProtocolError
+from kera.core.rpc import api
+from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
+from kera.core.rpc.wire import error_from_message, parse
+from kera.core.telemetry import get_logger
+from kera.v1 import application_pb2, common_pb2
+
+log = get_logger("kera.consumer")
+
+TIMEOUT_S_MAX = 5.0
+
+
+class KeepAlive:
+    """Says every `interval_s` that a consumer lives, unless it was heard of by other ways just before."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        application_id: str,
+        member_id: str,
+        interval_s: float,
+        busy_ms: Callable[[], int],
+    ) -> None:
+        """`busy_ms`: called on the thread; for how long the consumer has been in its user's code."""
+        self._addresses = list(addresses)
+        self._leader = self._addresses[0]
+        self._application_id = application_id
+        self._member_id = member_id
+        self._interval_s = interval_s
+        self._busy_ms = busy_ms
+        self._stop = threading.Event()
+        self._channels: dict[str, grpc.Channel] = {}
+        self._failing = False
+        self.heard_s = time.monotonic()
+        """When the last word was sent that was answered: by this thread, or by whoever sets it."""
+        self._thread = threading.Thread(target=self._run, name="kera-keep-alive", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; returns at once."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._pause_s()):
+                if time.monotonic() - self.heard_s >= self._interval_s:
+                    self._say()
+        finally:
+            for channel in self._channels.values():
+                channel.close()
+
+    def _pause_s(self) -> float:
+        """Until the next word is due; after one without an answer not at once."""
+        return max(self._interval_s / 4, self.heard_s + self._interval_s - time.monotonic())
+
+    def _say(self) -> None:
+        """One heartbeat, to the coordinator that leads: the last one that was heard of, or any other."""
+        for address in dict.fromkeys([self._leader, *self._addresses]):
+            sent_s = time.monotonic()
+            try:
+                answer = self._ask(address)
+            except grpc.RpcError as error:
+                leader = _leader_in(error)
+                if leader:
+                    self._leader = leader
+                    with contextlib.suppress(grpc.RpcError):
+                        answer = self._ask(leader)
+                        self._heard(leader, sent_s, answer)
+                        return
+                continue
+            self._heard(address, sent_s, answer)
+            return
+        if not (self._failing or self._stop.is_set()):
+            self._failing = True
+            log.warning("no coordinator answers heartbeats", application=self._application_id)
+
+    def _heard(self, address: str, sent_s: float, answer: application_pb2.KeepAliveResponse) -> None:
+        self._leader, self._failing = address, False
+        if answer.member:
+            self.heard_s = max(self.heard_s, sent_s)
+
+    def _ask(self, address: str) -> application_pb2.KeepAliveResponse:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.insecure_channel(address, options=client_options())
+        request = application_pb2.KeepAliveRequest(
+            application_id=self._application_id, member_id=self._member_id, busy_ms=self._busy_ms()
+        )
+        method = api.KEEP_ALIVE
+        send = channel.unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        answer: application_pb2.KeepAliveResponse = send(request, timeout=min(TIMEOUT_S_MAX, 4 * self._interval_s))
+        return answer
+
+
+def _leader_in(error: grpc.RpcError) -> str:
+    """The coordinator that leads, according to one that does not."""
+    for key, value in getattr(error, "trailing_metadata", tuple)() or ():
+        if key == ERROR_METADATA:
+            with contextlib.suppress(ProtocolError):
+                known = error_from_message(parse(common_pb2.Error, value))
+                return str(known.attributes.get("leader") or "")
+    return ""

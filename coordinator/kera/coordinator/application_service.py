@@ -1,0 +1,404 @@
+"""The applications of a cluster: their state in memory and in the ledger, and the operations on it.
+
+``applications`` decides; here is what is around it: names, records, time, and rounds that wait for something to say.
+
+Invariants:
+
+1. What an answer tells is in the store. Memory is ahead of the store while a write is under way, so every answer waits
+   for the write of all that was changed before it (`Applications._durable`): one write for all that has gathered.
+2. When a write fails, memory goes back to what is in the ledger, and whoever waited for it gets the error.
+3. Silence that is our own fault counts for nobody: after a pause of this process, everyone has as much time as before.
+
+Records: ``applications/<name>/<stream id, 16 hexadecimal digits>/<streamlet, 8>`` → StreamletProgress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from kera.coordinator.applications import Application, StreamShape, leases_of, lowest
+from kera.coordinator.state import State, streamlet_key
+from kera.core.errors import InvalidArgument, Unavailable, UnknownStream
+from kera.core.rpc import api
+from kera.core.rpc.method import Method
+from kera.core.telemetry import get_logger
+from kera.v1 import application_pb2 as messages
+from kera.v1 import common_pb2
+
+log = get_logger("kera.applications")
+
+APPLICATIONS = "applications/"
+NAME_CHARS_MAX = 200
+APPLICATIONS_MAX = 10_000
+TICK_S = 0.5
+PAUSE_S_MIN = 1.0
+"""A tick that comes later than this: the process stood still."""
+WAIT_MS_MAX = 30_000
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class Applications:
+    """All applications. Belongs to one event loop; made with `load`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._clock = state.clock
+        self._applications: dict[str, Application] = {}
+        self._polls: dict[tuple[str, str], asyncio.Event] = {}
+        """Rounds that wait, by application and member; set when there is something to say."""
+        self._changed: set[str] = set()
+        """Applications of which something is to be stored."""
+        self._changes = 0
+        """Counts whatever may have changed something."""
+        self._stored = 0
+        """Up to here it is in the store."""
+        self._lost: tuple[int, Exception] | None = None
+        """Up to here it could not be stored, and why."""
+        self._writing = asyncio.Lock()
+        self._ticking: asyncio.Task[None] | None = None
+        self._awake_s = state.clock.monotonic_s()
+        """When this process was last seen to run."""
+
+    @classmethod
+    def load(cls, state: State) -> Applications:
+        """The applications that the ledger has. Their members have as long as any to be heard of."""
+        self = cls(state)
+        self._restore()
+        return self
+
+    def _restore(self) -> None:
+        now_s = self._clock.monotonic_s()
+        self._applications.clear()
+        self._changed.clear()
+        for value in self._state.ledger.values(APPLICATIONS):
+            record = messages.StreamletProgress.FromString(value)
+            name = record.application_id
+            self._applications.setdefault(name, Application(name)).restore(record, now_s)
+
+    async def close(self) -> None:
+        """End what is under way: rounds that wait are answered."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+        for poll in self._polls.values():
+            poll.set()
+
+    def handlers(self) -> Mapping[Method[Any, Any], Callable[[Any], Any]]:
+        """Requests in, responses out, by method."""
+        return {
+            api.CONSUME_ROUND: self.consume_round,
+            api.KEEP_ALIVE: self.keep_alive,
+            api.LEAVE: self.leave,
+            api.FETCH_APPLICATION: self.fetch,
+            api.LIST_APPLICATIONS: self.list_all,
+            api.DESCRIBE_APPLICATION: self.describe,
+            api.RESET_APPLICATION: self.reset,
+            api.DELETE_APPLICATION: self.delete,
+        }
+
+    def cursors_of(self, stream_id: int) -> list[common_pb2.Cursor]:
+        """For each entry of a stream that any application has begun: up to where all of them are done with it."""
+        return lowest(
+            cursor for application in self._applications.values() for cursor in application.cursors(stream_id)
+        )
+
+    def __len__(self) -> int:
+        return len(self._applications)
+
+    def holdings(self, count_max: int) -> Iterator[tuple[str, int, int]]:
+        """Of the first applications by name: the name, how many consumers take part, and groups they hold.
+
+        From whatever thread: it looks at copies that are made in one step.
+        """
+        for name, application in heapq.nsmallest(count_max, list(self._applications.items()), key=lambda item: item[0]):
+            members = list(application.members.values())
+            yield name, len(members), sum(len(member.held) for member in members)
+
+    # --- of consumers ------------------------------------------------------------------------------------------
+
+    async def consume_round(self, request: messages.ConsumeRoundRequest) -> messages.ConsumeRoundResponse:
+        """See `Application.consume_round`. Raises `UnknownStream`, `InvalidArgument`, `Unavailable`."""
+        name, member_id = request.application_id, request.member_id
+        now_s = self._now_s()
+        shapes = self._shapes(request.stream_ids)
+        application = self._named(name, create=True)
+        self._end_poll(name, member_id)
+        with self._change(application):
+            self._expire(application, now_s)
+            response = application.consume_round(request, shapes, now_s)
+        self._tick_while_needed()
+        await self._durable()
+        if request.wait_ms and not (request.steps or response.look):
+            await self._something_to_say(response, request)
+        known = self._applications.get(name)
+        if known is None:  # something could not be stored meanwhile, and nothing was stored of it before
+            del response.held[:]
+            return response
+        known.answer(response, member_id, self._shapes(request.stream_ids), self._now_s())
+        member = known.members.get(member_id)
+        if member is not None:
+            member.told_version = member.version
+        await self._durable()
+        return response
+
+    async def _something_to_say(
+        self, response: messages.ConsumeRoundResponse, request: messages.ConsumeRoundRequest
+    ) -> None:
+        """Wait until the member holds something else than it was told, or it is time to look for groups."""
+        name, member_id = request.application_id, request.member_id
+        until_s = asyncio.get_running_loop().time() + min(request.wait_ms, WAIT_MS_MAX) / 1000
+        poll = self._polls[name, member_id] = asyncio.Event()
+        try:
+            while True:
+                application = self._applications.get(name)
+                member = application.members.get(member_id) if application is not None else None
+                left_s = until_s - asyncio.get_running_loop().time()
+                if application is None or member is None or member.version != member.told_version or left_s <= 0:
+                    return
+                application.answer(response, member_id, self._shapes(request.stream_ids), self._now_s())
+                if response.look:
+                    return
+                look_s = max(0.001, application.next_look_s - self._clock.monotonic_s())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, look_s)):
+                        await poll.wait()
+                if poll.is_set():
+                    return
+        finally:
+            if self._polls.get((name, member_id)) is poll:
+                del self._polls[name, member_id]
+
+    def _end_poll(self, name: str, member_id: str) -> None:
+        poll = self._polls.pop((name, member_id), None)
+        if poll is not None:
+            poll.set()
+
+    async def keep_alive(self, request: messages.KeepAliveRequest) -> messages.KeepAliveResponse:
+        """See `Application.keep_alive`."""
+        now_s = self._now_s()
+        application = self._applications.get(request.application_id)
+        member = False
+        if application is not None:
+            with self._change(application):
+                self._expire(application, now_s)
+                member = application.keep_alive(request.member_id, request.busy_ms, now_s)
+            await self._durable()
+        return messages.KeepAliveResponse(member=member)
+
+    async def leave(self, request: messages.LeaveRequest) -> messages.LeaveResponse:
+        """See `Application.leave`."""
+        application = self._applications.get(request.application_id)
+        if application is None:
+            return messages.LeaveResponse(refused=request.steps)
+        self._end_poll(request.application_id, request.member_id)
+        with self._change(application):
+            response = application.leave(request.member_id, request.steps, self._now_s())
+        await self._durable()
+        return response
+
+    # --- of people ---------------------------------------------------------------------------------------------
+
+    async def fetch(self, request: messages.FetchApplicationRequest) -> messages.FetchApplicationResponse:
+        """The cursors of an application in a stream; none if it has not begun. Raises `UnknownStream`."""
+        self._state.catalog.with_id(request.stream_id)
+        await self._durable()
+        application = self._applications.get(request.application_id)
+        cursors = application.cursors(request.stream_id) if application is not None else ()
+        return messages.FetchApplicationResponse(cursors=cursors)
+
+    async def list_all(self, _: messages.ListApplicationsRequest) -> messages.ListApplicationsResponse:
+        """All applications, by name."""
+        self._tidy()
+        await self._durable()
+        return messages.ListApplicationsResponse(
+            applications=[
+                messages.ApplicationInfo(
+                    application_id=name,
+                    stream_ids=sorted({stream_id for stream_id, _ in application.streamlets}),
+                    members=len(application.members),
+                )
+                for name, application in sorted(self._applications.items())
+            ]
+        )
+
+    async def describe(self, request: messages.DescribeApplicationRequest) -> messages.DescribeApplicationResponse:
+        """Members and progress of an application. Raises `InvalidArgument` when there is none of this name."""
+        self._tidy()
+        await self._durable()
+        application, now_s = self._named(request.application_id), self._now_s()
+        response = messages.DescribeApplicationResponse(
+            streamlets=[
+                streamlet.to_message(application.name) for _, streamlet in sorted(application.streamlets.items())
+            ]
+        )
+        for member_id, member in sorted(application.members.items()):
+            response.members.add(
+                member_id=member_id,
+                client=member.client,
+                held=leases_of(member),
+                silent_ms=round(max(0.0, now_s - member.heard_s) * 1000),
+                busy_ms=round(max(0.0, now_s - member.busy_since_s) * 1000) if member.busy_since_s is not None else 0,
+                bytes_consumed=member.bytes_consumed,
+                session_timeout_ms=round(member.session_timeout_s * 1000),
+                progress_timeout_ms=round(member.progress_timeout_s * 1000),
+            )
+        return response
+
+    async def reset(self, request: messages.ResetApplicationRequest) -> messages.ResetApplicationResponse:
+        """Put cursors elsewhere; an application that there is not yet is made by that.
+
+        Raises `UnknownStream`, and `InvalidArgument` when consumers are at work and it is not forced.
+        """
+        shapes = self._shapes({start.stream_id for start in request.starts})
+        application = self._named(request.application_id, create=True)
+        with self._change(application):
+            application.reset(
+                request.starts, shapes, self._now_s(), force=request.force, forward_only=request.forward_only
+            )
+        await self._durable()
+        if not request.forward_only:
+            log.info("application reset", application=request.application_id, streams=sorted(shapes))
+        return messages.ResetApplicationResponse()
+
+    async def delete(self, request: messages.DeleteApplicationRequest) -> messages.DeleteApplicationResponse:
+        """Forget an application. Raises `InvalidArgument` when there is none, or consumers are at work."""
+        application = self._named(request.application_id)
+        with self._change(application):
+            self._expire(application, self._now_s())
+            if application.members:
+                raise InvalidArgument(
+                    f"application {application.name!r} has {len(application.members)} active consumers; stop them",
+                    application=application.name,
+                    members=len(application.members),
+                )
+            application.forget({stream_id for stream_id, _ in application.streamlets})
+        await self._durable()
+        log.info("application deleted", application=request.application_id)
+        return messages.DeleteApplicationResponse()
+
+    # --- names and time ----------------------------------------------------------------------------------------
+
+    def _named(self, name: str, *, create: bool = False) -> Application:
+        application = self._applications.get(name)
+        if application is not None:
+            return application
+        if not create:
+            raise InvalidArgument(f"there is no application {name!r}", application=name)
+        if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
+            raise InvalidArgument(
+                f"an application cannot be called {name[: NAME_CHARS_MAX + 1]!r}: a name has 1 to {NAME_CHARS_MAX}"
+                " letters, digits, dots, underscores and hyphens, and is not . or ..",
+                application=name[: NAME_CHARS_MAX + 1],
+            )
+        if len(self._applications) >= APPLICATIONS_MAX:
+            raise Unavailable(f"there are {APPLICATIONS_MAX} applications, which is the limit", limit=APPLICATIONS_MAX)
+        application = self._applications[name] = Application(name)
+        return application
+
+    def _shapes(self, stream_ids: Iterable[int]) -> dict[int, StreamShape]:
+        found = {stream_id: self._state.catalog.with_id(stream_id).config for stream_id in stream_ids}
+        return {stream_id: StreamShape(config.streamlets, config.entries) for stream_id, config in found.items()}
+
+    def _now_s(self) -> float:
+        """The time; a pause of this process is made good first."""
+        now_s = self._clock.monotonic_s()
+        pause_s = now_s - self._awake_s - TICK_S
+        self._awake_s = now_s
+        if self._ticking is not None and pause_s > PAUSE_S_MIN:
+            log.warning("this process stood still; consumers have as much time as before", pause_s=round(pause_s, 1))
+            for application in self._applications.values():
+                application.excuse(pause_s)
+        return now_s
+
+    def _tick_while_needed(self) -> None:
+        if self._ticking is None:
+            self._awake_s = self._clock.monotonic_s()
+            self._ticking = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        """Find out who is gone, as long as there is anybody."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._tidy()
+            with contextlib.suppress(Exception):  # whoever asks next is told
+                await self._durable()
+            if not any(application.members for application in self._applications.values()):
+                self._ticking = None
+                return
+
+    def _tidy(self) -> None:
+        """Remove members that are gone, streams that were deleted, and applications that never began."""
+        now_s = self._now_s()
+        for name, application in list(self._applications.items()):
+            with self._change(application):
+                for member_id in application.expire(now_s):
+                    log.warning("consumer is gone; others get its groups", application=name, member_id=member_id)
+                application.forget(
+                    {stream_id for stream_id, _ in application.streamlets if not self._is_there(stream_id)}
+                )
+            if not application.members and not application.streamlets and self._stored == self._changes:
+                del self._applications[name]
+
+    def _expire(self, application: Application, now_s: float) -> None:
+        for member_id in application.expire(now_s):
+            log.warning("consumer is gone; others get its groups", application=application.name, member_id=member_id)
+
+    def _is_there(self, stream_id: int) -> bool:
+        try:
+            self._state.catalog.with_id(stream_id)
+        except UnknownStream:
+            return False
+        return True
+
+    # --- the store ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _change(self, application: Application) -> Iterator[None]:
+        """Around what may change an application: it is stored with the next write, and rounds that wait are told."""
+        try:
+            yield
+        finally:  # what was done before an error is done
+            if application.dirty:
+                self._changes += 1
+                self._changed.add(application.name)
+            for member_id in application.take_news():
+                poll = self._polls.get((application.name, member_id))
+                if poll is not None:
+                    poll.set()
+
+    async def _durable(self) -> None:
+        """Return when all that was changed before is in the store. Raises what the store raises."""
+        if self._stored >= self._changes:
+            return
+        await self._state.to_the_end(self._store(self._changes))
+
+    async def _store(self, wanted: int) -> None:
+        async with self._writing, self._state.changing:
+            if self._lost is not None and wanted <= self._lost[0]:
+                raise self._lost[1]
+            if self._stored >= wanted:
+                return
+            through = self._changes
+            names, self._changed = self._changed, set()
+            changes = {
+                streamlet_key(f"{APPLICATIONS}{name}/", stream_id, streamlet_id): message
+                and message.SerializeToString()
+                for name in sorted(names & self._applications.keys())
+                for (stream_id, streamlet_id), message in self._applications[name].take_changes().items()
+            }
+            try:
+                if changes:
+                    await self._state.write(changes)
+            except Exception as error:
+                self._lost = (self._changes, error)
+                self._stored = self._changes
+                self._restore()
+                raise
+            self._stored = through

@@ -1,0 +1,192 @@
+"""Emptying brokers and backups, so that they can be stopped (``kera cluster drain``).
+
+A member that is being emptied carries that in its stored record, over all its launches, until it is taken back. What is
+left to do shows from the assignments: a broker's streamlets move to others, one by one; once it owns none, the older
+groups that it has of replicated streams are recovered from its backups by their owners. Without replicas there is
+nothing that older groups could be read from: they stay until retention has removed them, and the reasons say so.
+
+Backups are emptied by the brokers, which hear of it with their heartbeats and make the replicas anew elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kera.coordinator.catalog import broker_ids_of as broker_ids_of_stream
+from kera.coordinator.intervals import broker_ids_of
+from kera.coordinator.membership import InfoT, Membership, RecordT
+from kera.coordinator.migration import Migration
+from kera.coordinator.recoveries import Recoveries
+from kera.coordinator.recovery import DRAINED, Streamlet
+from kera.coordinator.state import State, member_key
+from kera.coordinator.work import Work
+from kera.core.errors import InvalidArgument, KeraError
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2, coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+REASONS_MAX = 20
+"""In one answer; what is behind them is counted."""
+
+
+class Drains:
+    """See the head of this module."""
+
+    def __init__(self, state: State, recoveries: Recoveries, migration: Migration) -> None:
+        self._state = state
+        self._recoveries = recoveries
+        self._migration = migration
+        self._work = Work()
+        self._targets: dict[Streamlet, int] = {}
+        """Of moves that are under way."""
+
+    async def close(self) -> None:
+        """End what is under way; the next coordinator goes on."""
+        await self._work.close()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._work.idle()
+
+    async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
+        """Begin to empty a member, or take it back; says how far that is. Raises `InvalidArgument`."""
+        if bool(request.broker_id) == bool(request.backup_id):
+            raise InvalidArgument("name the broker or the backup to drain: one of the two")
+        if request.broker_id:
+            await self._state.change(self._mark(self._state.brokers, request.broker_id, draining=not request.undo))
+            self.advance()
+            return self._broker_status(request.broker_id)
+        await self._state.change(self._mark(self._state.backups, request.backup_id, draining=not request.undo))
+        return await self._backup_status(request.backup_id)
+
+    async def _mark(self, members: Membership[RecordT, InfoT], member_id: int, *, draining: bool) -> None:
+        record = members.drained(member_id, draining=draining)
+        if draining != members.is_draining(member_id):
+            noun = members.kind.noun
+            await self._state.write({member_key(noun, member_id): record.SerializeToString()})
+            members.replace(record)
+            log.info("drain" if draining else "drain taken back", **{f"{noun}_id": member_id})
+
+    # --- brokers -----------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Begin what can be done now; called every heartbeat interval."""
+        if self._state.lost.done():
+            return
+        brokers = self._state.brokers
+        for broker_id in brokers.live_ids():
+            if not brokers.is_draining(broker_id):
+                continue
+            owned = self._owned(broker_id)
+            for streamlet in owned:
+                if self._migration.is_moving(streamlet):
+                    continue  # or a move that failed is being undone: what it failed of is still what holds it
+                self._work.start(streamlet, lambda streamlet=streamlet: self._move(streamlet))  # type: ignore[misc]
+            if not owned and self._needs_recovery(broker_id):
+                self._work.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id))  # type: ignore[misc]
+
+    async def _move(self, streamlet: Streamlet) -> None:
+        stream = self._state.catalog.with_id(streamlet.stream_id)
+        target = self._target(stream.assignments[streamlet.streamlet_id].broker_id)
+        self._targets[streamlet] = target
+        try:
+            await self._migration.move(stream.name, streamlet.streamlet_id, target, "its broker is being emptied")
+        finally:
+            del self._targets[streamlet]
+
+    def _target(self, broker_id: int) -> int:
+        load = self._state.catalog.streamlet_counts() + Counter(self._targets.values())
+        others = [one for one in self._state.brokers.open_ids() if one != broker_id]
+        if not others:
+            raise InvalidArgument("there is no other live broker to take them; start one")
+        return min(others, key=lambda one: (load[one], one))
+
+    def _needs_recovery(self, broker_id: int) -> bool:
+        # Those with an epoch that nobody has had yet: all that the broker has ever had.
+        return not self._recoveries.active_of(broker_id) and self._recoveries.has_lost(broker_id, 1 << 63, DRAINED)
+
+    async def _recover(self, broker_id: int) -> None:
+        brokers = self._state.brokers
+        await self._recoveries.begin(
+            broker_id,
+            DRAINED,
+            is_needed=lambda: (
+                brokers.is_alive(broker_id) and brokers.is_draining(broker_id) and self._needs_recovery(broker_id)
+            ),
+        )
+
+    def _owned(self, broker_id: int) -> list[Streamlet]:
+        return [
+            Streamlet(stream.stream_id, one.streamlet_id)
+            for stream in self._state.catalog.concerning(broker_id)
+            for one in stream.assignments
+            if one.broker_id == broker_id
+        ]
+
+    def _broker_status(self, broker_id: int) -> coordinator_pb2.DrainResponse:
+        owned = self._owned(broker_id)
+        concerned = self._state.catalog.concerning(broker_id)
+        held = [
+            (stream, one)
+            for stream in concerned
+            for one in stream.assignments
+            if one.broker_id != broker_id and broker_id in broker_ids_of(one)
+        ]
+        reasons = Counter(self._work.failure(one) or "streamlets are being moved" for one in owned)
+        reasons.update(
+            f"stream {stream.name!r} has older groups there, and no replicas: they stay until retention removes them"
+            if not stream.config.replication
+            else "older groups are being recovered to their owners"
+            for stream, _ in held
+        )
+        recovering = self._recoveries.active_of(broker_id)
+        if recovering:
+            reasons["what it had is being recovered"] += 1
+        if owned and not self._state.brokers.is_alive(broker_id):
+            reasons["it is not alive, and what is not replicated only it has"] += 1
+        return coordinator_pb2.DrainResponse(
+            done=self._state.brokers.is_draining(broker_id) and not owned and not held and not recovering,
+            streamlets_owned=len(owned),
+            streamlets_held=len(held),
+            reasons=_told(reasons),
+        )
+
+    # --- backups -----------------------------------------------------------------------------------------------
+
+    async def _backup_status(self, backup_id: int) -> coordinator_pb2.DrainResponse:
+        state = self._state
+        if not state.backups.is_alive(backup_id):
+            return coordinator_pb2.DrainResponse(reasons=["it is not alive: nobody knows what it has"])
+        backup = state.backups.describe(backup_id)
+        try:
+            replicas = await state.backup_calls.count_replicas(backup, state.brokers.ids())
+        except KeraError as error:
+            return coordinator_pb2.DrainResponse(reasons=[f"it does not say what it has: {error.message}"])
+        reasons = self._why_replicas_stay() if replicas else []
+        return coordinator_pb2.DrainResponse(done=not replicas and backup.draining, replicas=replicas, reasons=reasons)
+
+    def _why_replicas_stay(self) -> list[str]:
+        state = self._state
+        others = len(state.backups.open_ids())
+        reasons = Counter(
+            f"stream {stream.name!r} needs {stream.config.replication} other live backups, there are {others}"
+            for stream in state.catalog.streams()
+            if stream.config.replication > others
+        )
+        reasons.update(
+            f"broker {broker_id} is not alive: its replicas stay until it is back, or recovered"
+            for broker_id in {one for stream in self._replicated() for one in broker_ids_of_stream(stream)}
+            if not state.brokers.is_alive(broker_id)
+        )
+        return _told(reasons) or ["brokers make the replicas anew on other backups"]
+
+    def _replicated(self) -> list[common_pb2.StreamInfo]:
+        return [stream for stream in self._state.catalog.streams() if stream.config.replication]
+
+
+def _told(reasons: Counter[str]) -> list[str]:
+    """Each reason once, with how often it holds, as many as fit."""
+    told = [f"{reason} ({count})" if count > 1 else reason for reason, count in reasons.most_common(REASONS_MAX)]
+    left = len(reasons) - len(told)
+    return [*told, f"and {left} more"] if left else told

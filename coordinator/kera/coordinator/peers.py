@@ -1,0 +1,43 @@
+"""Connections to daemons, by address: kept, and replaced at the next call once one fails."""
+
+from __future__ import annotations
+
+from kera.core.errors import Unavailable, Uncertain
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.method import Method, RequestT, ResponseT, call
+
+
+class Peers:
+    """Calls daemons over their open interface."""
+
+    def __init__(self, *, timeout_ms: int) -> None:
+        self._timeout_s = timeout_ms / 1000
+        self._channels: dict[str, GrpcChannel] = {}
+
+    async def call(
+        self, address: str, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float | None = None
+    ) -> ResponseT:
+        """Raises `Unavailable`, `Uncertain` or what the daemon answers."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = GrpcChannel(address)
+        try:
+            return await call(channel, method, message, timeout_s=timeout_s or self._timeout_s)
+        except (Unavailable, Uncertain) as error:
+            # gRPC waits longer and longer before it connects again, up to two minutes; a daemon that came back under
+            # its old address would be refused for that long. Its own answer says that the connection is sound.
+            if cannot_be_reached(error) and self._channels.get(address) is channel:
+                del self._channels[address]
+                await channel.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connections."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+
+def cannot_be_reached(error: BaseException) -> bool:
+    """Whether the daemon gave no answer, as opposed to a refusal."""
+    return type(error) in {Unavailable, Uncertain}

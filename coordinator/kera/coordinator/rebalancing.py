@@ -1,0 +1,160 @@
+"""Which streamlets should move, and why: by measured load first, then by their number. Pure.
+
+The load of a streamlet is what is appended to it and read of it, in bytes per second. The busiest broker gives to the
+idlest, one streamlet at a time, the one whose move brings the two closest; it does so only while the busiest has
+`LOAD_RATIO` times the mean or more, so that noise moves nothing. Once loads are even enough, streamlets of which
+nothing is measured go from the broker with the most streamlets to the one with the fewest, while these differ by two or
+more. A streamlet that may not move (it moved a while ago, or is being recovered) stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from kera.coordinator.recovery import Streamlet
+
+LOAD_RATIO = 1.25
+"""From so many times the mean on a broker counts as too busy."""
+LOAD_BYTES_PER_S_MIN = 1 << 20
+"""Differences below this are none: moving costs more than they do."""
+MOVES_MAX = 64
+"""At once; what is left shows when the load has been measured anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A streamlet: where it is, and what is measured of it."""
+
+    broker_id: int
+    bytes_per_s: int = 0
+    may_move: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """A move, and why."""
+
+    streamlet: Streamlet
+    from_broker_id: int
+    to_broker_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a broker has."""
+
+    bytes_per_s: int
+    streamlets: int
+
+
+def shares(broker_ids: Collection[int], placed: Mapping[Streamlet, Placed]) -> dict[int, Share]:
+    """What each of these brokers has."""
+    found = {broker_id: [0, 0] for broker_id in broker_ids}
+    for one in placed.values():
+        if one.broker_id in found:
+            found[one.broker_id][0] += one.bytes_per_s
+            found[one.broker_id][1] += 1
+    return {broker_id: Share(*found[broker_id]) for broker_id in sorted(found)}
+
+
+def after(placed: Mapping[Streamlet, Placed], moves: Collection[PlannedMove]) -> dict[Streamlet, Placed]:
+    """Where streamlets are once `moves` are done."""
+    changed = dict(placed)
+    for move in moves:
+        one = changed[move.streamlet]
+        changed[move.streamlet] = Placed(move.to_broker_id, one.bytes_per_s, one.may_move)
+    return changed
+
+
+def rebalanced(
+    broker_ids: Collection[int], placed: Mapping[Streamlet, Placed], *, moves_max: int = MOVES_MAX
+) -> list[PlannedMove]:
+    """The moves that even out the load of these brokers, which live and may be given streamlets."""
+    moves: list[PlannedMove] = []
+    for choose in (_by_load, _by_number):
+        while len(moves) < moves_max and len(broker_ids) > 1:
+            move = choose(shares(broker_ids, now := after(placed, moves)), now, {one.streamlet for one in moves})
+            if move is None:
+                break
+            moves.append(move)
+    return moves
+
+
+def _by_load(
+    share: Mapping[int, Share], placed: Mapping[Streamlet, Placed], moved: Collection[Streamlet]
+) -> PlannedMove | None:
+    busiest = max(share, key=lambda broker_id: (share[broker_id].bytes_per_s, -broker_id))
+    idlest = min(share, key=lambda broker_id: (share[broker_id].bytes_per_s, broker_id))
+    high, low = share[busiest].bytes_per_s, share[idlest].bytes_per_s
+    mean = sum(one.bytes_per_s for one in share.values()) / len(share)
+    if high < LOAD_RATIO * mean or high - low < LOAD_BYTES_PER_S_MIN:
+        return None
+    # Half of the difference would make the two equal; what is as much as all of it only changes their roles.
+    fitting = {
+        streamlet: one.bytes_per_s
+        for streamlet, one in placed.items()
+        if one.broker_id == busiest and one.may_move and streamlet not in moved and 0 < one.bytes_per_s < high - low
+    }
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda streamlet: (abs((high - low) / 2 - fitting[streamlet]), streamlet))
+    if max(high - fitting[best], low + fitting[best]) > 0.95 * high:
+        return None
+    return PlannedMove(
+        best,
+        busiest,
+        idlest,
+        f"broker {busiest} carries {_rate(high)}, {high / mean:.1f} times the mean of {_rate(mean)}, broker {idlest}"
+        f" carries {_rate(low)}; this streamlet makes {_rate(fitting[best])} of it",
+    )
+
+
+def _by_number(
+    share: Mapping[int, Share], placed: Mapping[Streamlet, Placed], moved: Collection[Streamlet]
+) -> PlannedMove | None:
+    fullest = max(share, key=lambda broker_id: (share[broker_id].streamlets, -broker_id))
+    emptiest = min(share, key=lambda broker_id: (share[broker_id].streamlets, broker_id))
+    most, fewest = share[fullest].streamlets, share[emptiest].streamlets
+    quiet = [
+        streamlet
+        for streamlet, one in placed.items()
+        if one.broker_id == fullest and one.may_move and streamlet not in moved and not one.bytes_per_s
+    ]
+    if most - fewest < 2 or not quiet:
+        return None
+    return PlannedMove(
+        min(quiet),
+        fullest,
+        emptiest,
+        f"broker {fullest} has {most} streamlets, broker {emptiest} {fewest}; nothing is written to this one now",
+    )
+
+
+def spread(placed: Mapping[Streamlet, Placed], brokers: Mapping[int, int], count: int) -> list[PlannedMove]:
+    """The moves that spread the streamlets of one stream evenly over `count` brokers.
+
+    `brokers` are those that may have some, each with how many streamlets it has of all streams. Those that have most of
+    this stream stay; of the others the ones with the fewest streamlets join.
+    """
+    mine: dict[int, list[Streamlet]] = {broker_id: [] for broker_id in brokers}
+    leaving: list[Streamlet] = []
+    for streamlet, one in sorted(placed.items()):
+        mine.get(one.broker_id, leaving).append(streamlet)
+    chosen = sorted(mine, key=lambda broker_id: (-len(mine[broker_id]), brokers[broker_id], broker_id))[:count]
+    fair, extra = divmod(len(placed), len(chosen))
+    room = {broker_id: fair + (index < extra) for index, broker_id in enumerate(chosen)}
+    for broker_id, streamlets in mine.items():
+        leaving += streamlets[room.get(broker_id, 0) :]
+        room[broker_id] = max(0, room.get(broker_id, 0) - len(streamlets))
+    targets = [broker_id for broker_id in chosen for _ in range(room[broker_id])]
+    reason = f"the stream is spread over {count} broker{'s' if count > 1 else ''}"
+    return [
+        PlannedMove(streamlet, placed[streamlet].broker_id, target, reason)
+        for streamlet, target in zip(sorted(leaving), targets, strict=True)
+    ]
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.1f} MB/s"

@@ -1,0 +1,228 @@
+"""What all parts of the coordinator share: the metadata, the members, the ways to reach them, and how changes are made.
+
+Changes are made one at a time: whoever makes one holds `State.changing` from the decision to the end of the write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from kera.coordinator.backups import Backups
+from kera.coordinator.brokers import Brokers
+from kera.coordinator.catalog import Catalog, broker_ids_of
+from kera.coordinator.ledger import Ledger
+from kera.coordinator.membership import BACKUP, BROKER, Membership
+from kera.coordinator.metadata import MetadataStoreFailed, VersionConflict
+from kera.coordinator.settings import CoordinatorSettings
+from kera.coordinator.validation import config_of_store
+from kera.core.clock import Clock
+from kera.core.errors import KeraError, UnknownStream
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2, coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+STREAMS = "streams/"
+"""``streams/<id, 16 hexadecimal digits>`` → StreamInfo."""
+HANDOVERS = "handover/"
+"""``handover/<stream id>/<streamlet id, 8 hexadecimal digits>`` → StreamletState that its last move gave the owner."""
+STARTS = "starts/"
+"""``starts/<stream id>/<streamlet id>`` → TakeOverStream, of which only `starts`: where entries start."""
+MOVES = "moves/"
+"""``moves/<stream id>/<streamlet id>`` → Move that is under way, see ``migration``."""
+RECOVERIES = "recoveries/"
+"""``recoveries/<broker id, 8 digits>/<before_epoch, 16 digits>`` → RecoveryInfo."""
+
+T = TypeVar("T")
+
+
+def stream_key(stream_id: int) -> str:
+    """Key of a stream's record."""
+    return f"{STREAMS}{stream_id:016x}"
+
+
+def streamlet_key(prefix: str, stream_id: int, streamlet_id: int) -> str:
+    """Key of a record about a streamlet."""
+    return f"{prefix}{stream_id:016x}/{streamlet_id:08x}"
+
+
+def members_prefix(noun: str) -> str:
+    """Keys of the members of a kind.
+
+    ``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Registration.record`; of backups likewise.
+    """
+    return f"{noun}s/"
+
+
+def member_key(noun: str, member_id: int) -> str:
+    """Key of a member's record."""
+    return f"{members_prefix(noun)}{member_id:08x}"
+
+
+def last_id(noun: str) -> str:
+    """Key of the last id that was given to a member of a kind."""
+    return f"last/{noun}_id"
+
+
+def last_epoch(noun: str) -> str:
+    """Key of the last epoch of any launch of a kind."""
+    return f"last/{noun}_epoch"
+
+
+class State:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        broker_calls: Brokers,
+        backup_calls: Backups,
+        clock: Clock,
+        settings: CoordinatorSettings,
+        coordinator_epoch: int,
+    ) -> None:
+        self.ledger = ledger
+        self.broker_calls = broker_calls
+        self.backup_calls = backup_calls
+        self.clock = clock
+        self.settings = settings
+        self.coordinator_epoch = coordinator_epoch
+        self.catalog = Catalog()
+        times = {
+            "heartbeat_interval_ms": settings.heartbeat_interval_ms,
+            "heartbeats_missed_max": settings.heartbeats_missed_max,
+        }
+        self.brokers: Membership[coordinator_pb2.RegisterBrokerRequest, common_pb2.BrokerInfo]
+        self.brokers = Membership(BROKER, clock, **times)
+        self.backups: Membership[coordinator_pb2.RegisterBackupRequest, common_pb2.BackupInfo]
+        self.backups = Membership(BACKUP, clock, **times)
+        self.changing = asyncio.Lock()
+        self.lost: asyncio.Future[KeraError] = asyncio.get_running_loop().create_future()
+        """Done once memory may not be what is in the store, for the reason it has: another coordinator has written, or
+        nobody knows whether a write was carried out. This one must not act any more."""
+        self._operations: set[asyncio.Task[Any]] = set()
+        self._gates: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    def load(self) -> None:
+        """Take up what the ledger has of members and streams."""
+        for value in self.ledger.values(members_prefix("broker")):
+            self.brokers.restore(value)
+        for value in self.ledger.values(members_prefix("backup")):
+            self.backups.restore(value)
+        for value in self.ledger.values(STREAMS):
+            stream = common_pb2.StreamInfo.FromString(value)
+            stream.config.CopyFrom(config_of_store(stream.config))
+            self.catalog.add(stream)
+
+    async def write(self, changes: Mapping[str, bytes | None], streams: Iterable[common_pb2.StreamInfo] = ()) -> None:
+        """Write `changes` and new versions of `streams`, all or none; then the streams are what is seen here.
+
+        `changing` is held. Raises what the store raises; then `lost` may be done.
+        """
+        streams = list(streams)
+        values = {stream_key(stream.stream_id): stream.SerializeToString() for stream in streams}
+        if not changes and not values:
+            return
+        try:
+            await self.ledger.write({**changes, **values})
+        except (VersionConflict, MetadataStoreFailed) as error:
+            if not self.lost.done():
+                log.error("this coordinator stops: it may not know what is in the store", error=error.message)
+                self.lost.set_result(error)
+            raise
+        for stream in streams:
+            self.catalog.add(stream)
+
+    async def change(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Do `operation` while nothing else changes anything, to its end."""
+
+        async def alone() -> T:
+            async with self.changing:
+                return await operation
+
+        return await self.to_the_end(alone())
+
+    async def to_the_end(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Wait for `operation`, which goes on if the wait is cancelled. gRPC cancels when a caller gives up."""
+        task = asyncio.create_task(operation)
+        self._operations.add(task)
+        task.add_done_callback(self._operations.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Let changes that have begun end, which takes bounded time."""
+        if self._operations:
+            await asyncio.wait(self._operations)
+
+    # --- telling brokers ---------------------------------------------------------------------------------------
+
+    def gate(self, stream_id: int) -> asyncio.Lock:
+        """To be held while brokers are told of a stream: a move holds it from the seal to its end.
+
+        A broker that is told that it owns a streamlet takes chunks for it, also one that it has just sealed.
+        """
+        return self._gates.setdefault(stream_id, asyncio.Lock())
+
+    def brokers_of(self, stream: common_pb2.StreamInfo) -> list[common_pb2.BrokerInfo]:
+        """The brokers that have streamlets of `stream`, or older groups of some."""
+        return [self.brokers.describe(broker_id) for broker_id in broker_ids_of(stream)]
+
+    async def open(
+        self, broker_id: int, stream: common_pb2.StreamInfo, handed_over: Sequence[common_pb2.StreamletState] = ()
+    ) -> None:
+        """Have a broker serve its streamlets of a stream; `gate` is held. Raises what the broker answers."""
+        broker, leads = self.brokers.describe(broker_id), self.coordinator_epoch
+        await self.broker_calls.open_streamlets(broker, stream, coordinator_epoch=leads, handed_over=handed_over)
+        if stream.stream_id not in self.catalog:
+            # It was deleted meanwhile: a broker that was told to drop it before has opened it anew.
+            await self.broker_calls.drop_stream(broker, stream.stream_id, coordinator_epoch=leads)
+
+    async def tell(self, stream: common_pb2.StreamInfo, *, otherwise: str, also: Iterable[int] = ()) -> None:
+        """Tell its brokers, and those in `also`, of a stream as it is now, if it still is there.
+
+        Best effort: a broker that cannot be told learns it when it registers next.
+        """
+        async with self.gate(stream.stream_id):
+            try:
+                now = self.catalog.with_id(stream.stream_id)
+            except UnknownStream:
+                return
+            await self._each(
+                now,
+                {*broker_ids_of(now), *also},
+                lambda broker: self.broker_calls.open_streamlets(broker, now, coordinator_epoch=self.coordinator_epoch),
+                otherwise,
+            )
+
+    async def drop(self, stream: common_pb2.StreamInfo) -> None:
+        """Have its brokers, and those it is recovered from, drop a stream; best effort, as `tell`."""
+        sources = {source.broker_id for one in stream.assignments for source in one.sources}
+        await self._each(
+            stream,
+            {*broker_ids_of(stream), *sources},
+            lambda broker: self.broker_calls.drop_stream(
+                broker, stream.stream_id, coordinator_epoch=self.coordinator_epoch
+            ),
+            "broker keeps a stream that is gone until it registers again",
+        )
+
+    async def _each(
+        self,
+        stream: common_pb2.StreamInfo,
+        broker_ids: Iterable[int],
+        tell: Callable[[common_pb2.BrokerInfo], Coroutine[Any, Any, None]],
+        otherwise: str,
+    ) -> None:
+        told = [broker_id for broker_id in sorted(broker_ids) if not self.brokers.is_fenced(broker_id)]
+        results = await all_of(tell(self.brokers.describe(broker_id)) for broker_id in told)
+        for broker_id, error in zip(told, results, strict=True):
+            if error is not None:
+                log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker_id, error=str(error))
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+    """Wait for all calls; the error of each, or None."""
+    return list(await asyncio.gather(*calls, return_exceptions=True))

@@ -1,0 +1,83 @@
+"""Work in the background, by key: what is under way is not begun again, and what failed is tried again by whoever asks.
+
+For parts of the coordinator that look at what is stored, again and again, and start what is missing. An operation that
+fails is logged, and its reason kept for those who ask what it waits for; a defect is logged with its traceback and
+stops nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any
+
+from kera.core.errors import KeraError
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.coordinator")
+
+
+class Work:
+    """At most one task for each key."""
+
+    def __init__(self, on_success: Callable[[], None] = lambda: None) -> None:
+        """`on_success` is called whenever a task has done what it was for."""
+        self._on_success = on_success
+        self._tasks: dict[Hashable, asyncio.Task[bool]] = {}
+        self._failures: dict[Hashable, str] = {}
+        self._closed = False
+
+    def start(self, key: Hashable, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin `operation`, unless one of this key is under way."""
+        if not self._closed and key not in self._tasks:
+            task = self._tasks[key] = asyncio.create_task(self._run(key, operation))
+            # Not in the task itself: one that is cancelled before it has run at all never gets there.
+            task.add_done_callback(lambda _: self._ended(key, task))
+
+    def is_under_way(self, key: Hashable) -> bool:
+        """Whether a task of this key runs."""
+        return key in self._tasks
+
+    def failure(self, key: Hashable) -> str:
+        """Why the last task of this key failed; empty: it did not, or there was none."""
+        return self._failures.get(key, "")
+
+    def cancel(self, key: Hashable) -> None:
+        """Give up the task of this key, if there is one."""
+        if task := self._tasks.get(key):
+            task.cancel()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    async def close(self) -> None:
+        """End all tasks where they are, and take no more."""
+        self._closed = True
+        for task in self._tasks.values():
+            task.cancel()
+        await self.idle()
+
+    async def _run(self, key: Hashable, operation: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        try:
+            await operation()
+        except KeraError as error:
+            if self._failures.get(key) != error.message:
+                log.warning("did not succeed so far", what=str(key), error=error.message)
+            self._failures[key] = error.message
+            return False
+        except asyncio.CancelledError:
+            self._failures.pop(key, None)
+            raise
+        except Exception as error:
+            log.exception("defect in background work", what=str(key))
+            self._failures[key] = repr(error)
+            return False
+        self._failures.pop(key, None)
+        return True
+
+    def _ended(self, key: Hashable, task: asyncio.Task[bool]) -> None:
+        del self._tasks[key]
+        if not task.cancelled() and task.result() and not self._closed:
+            self._on_success()

@@ -1,0 +1,115 @@
+"""Where the coordinator is: several addresses of which one leads, for clients and for daemons.
+
+`Coordinators.ask` goes to the one that answered last, follows those that name another leader, also one that nobody has
+told us before, and otherwise tries the next one. To try again later, when none leads, is left to the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.core.rpc.method import Method, RequestT, ResponseT, call
+
+__all__ = ["LEARNED_MAX", "Coordinators"]
+
+LEARNED_MAX = 8
+"""Addresses that others have named, besides those that were given; the oldest makes room."""
+
+
+class Coordinators:
+    """The coordinators of one cluster. Belongs to an event loop."""
+
+    def __init__(self, addresses: str, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+        """`addresses` are ``host:port``, several with commas. Raises `InvalidArgument`."""
+        self.addresses = [address.strip() for address in addresses.split(",") if address.strip()]
+        for address in self.addresses:
+            if not _is_address(address):
+                raise InvalidArgument(f"bootstrap address {address!r} is not host:port", address=address)
+        if not self.addresses:
+            raise InvalidArgument("no bootstrap address; give host:port of the coordinator")
+        self._bulk_bytes_max = bulk_bytes_max
+        self._learned: list[str] = []
+        self._channels: dict[str, GrpcChannel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._current = self.addresses[0]
+
+    async def ask(self, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float) -> ResponseT:
+        """Call the coordinator that leads, at each address at most once; `timeout_s` is for each.
+
+        Raises what it answers; `NotLeader` if none leads, `Unavailable` if none can be reached, and `Uncertain` as soon
+        as one is: then the next call begins with the next one.
+        """
+        tried: list[str] = []
+        unreachable: Unavailable | None = None
+        leaderless: NotLeader | None = None
+        address: str | None = self._current
+        while address is not None:
+            tried.append(address)
+            named = ""
+            try:
+                answer = await call(self._channel(address), method, message, timeout_s=timeout_s)
+            except NotLeader as error:
+                leaderless = error
+                named = str(error.attributes.get("leader", ""))
+            except Uncertain:
+                if self._current == address:
+                    self._current = self._after(address)
+                raise
+            except Unavailable as error:
+                if "address" not in error.attributes:
+                    raise  # it was reached, and what it needs is not there
+                unreachable = error
+            except KeraError:
+                self._current = address
+                raise
+            else:
+                self._current = address
+                return answer
+            address = self._next(named, tried)
+        if leaderless is not None:
+            raise leaderless
+        raise Unavailable(
+            f"no coordinator can be reached ({unreachable.message if unreachable else 'none is known'});"
+            " is the cluster running (kera dev)?"
+        )
+
+    def _next(self, named: str, tried: list[str]) -> str | None:
+        """The address to try after those that were tried, the last of which has `named` the leader."""
+        if named not in tried and _is_address(named):
+            self._learn(named)
+            return named
+        return next((address for address in (*self.addresses, *self._learned) if address not in tried), None)
+
+    def _after(self, address: str) -> str:
+        known = [*self.addresses, *self._learned]
+        return known[(known.index(address) + 1) % len(known)] if address in known else known[0]
+
+    def _learn(self, address: str) -> None:
+        if address in self.addresses or address in self._learned:
+            return
+        self._learned.append(address)
+        if len(self._learned) > LEARNED_MAX:
+            forgotten = self._channels.pop(self._learned.pop(0), None)
+            if forgotten is not None:
+                task = asyncio.get_running_loop().create_task(forgotten.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    def _channel(self, address: str) -> GrpcChannel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = GrpcChannel(address, bulk_bytes_max=self._bulk_bytes_max)
+        return channel
+
+    async def close(self) -> None:
+        """Close all connections."""
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(channel.close() for channel in channels), *self._closing)
+
+
+def _is_address(text: str) -> bool:
+    host, separator, port = text.rpartition(":")
+    return bool(host and separator and port.isdigit())

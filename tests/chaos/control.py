@@ -1,0 +1,559 @@
+"""Kill and freeze daemons under load, and leave the rest to the survivors: ``make chaos-control ROUNDS=20``.
+
+Producers write all the time, and consumers follow, some of which begin anew at their positions. A round does one thing
+to a cluster of three brokers and three backups, each in its turn: it kills a broker, a backup or the coordinator, or
+two of them, or stops one with SIGSTOP for longer than it takes to count as dead. Nobody starts the broker again before
+the others have taken over all it had; then it comes back, as an empty member. With ``--zookeeper`` there are two
+coordinators, and it is the leader that is killed or stopped, while streams are created.
+
+Promised, and checked: no record fails; consumers that run see every record once, in its producer's order, with ordinals
+that go on by one; and after each round so does one that reads all of it anew, each record where it was acknowledged to
+be. A broker that wakes too late ends by itself. Of each recovery a timeline is printed.
+With the same seed it is done at the same moments, as far as a scheduler lets it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from kera.client.local_cluster import LocalCluster
+from kera.core.errors import KeraError
+from kera.core.telemetry import configure_logging
+from tests.chaos.kill import leaves
+from tests.integration.control_support import (
+    DETECTION_S,
+    Reader,
+    Timeline,
+    Writer,
+    broker_id_of,
+    broker_name,
+    broker_names,
+    check_log,
+    connect,
+    control_cluster,
+    now_us,
+    reader,
+    recoveries_since,
+    settle,
+    streamlets_of,
+    until_recovered,
+    until_registered,
+    until_safe,
+    writer,
+)
+from tests.integration.replication_support import Wrong, backup_names
+from tests.integration.support import until
+
+ROUND_TIMEOUT_S = 60.0
+STREAMS = {
+    # name: streamlets, entries, virtual logs
+    "one-log": (3, 1, 1),
+    "lanes": (4, 2, 2),
+}
+WRITERS = 2
+"""Of each stream."""
+LIGHT_PAUSE_S, HEAVY_PAUSE_S = 0.02, 0.002
+"""Between two records of a writer to a streamlet. The heavy load always has requests under way, so that some arrive and
+their answers do not."""
+FREEZE_S = 2 * DETECTION_S
+CREATED = 20
+"""Streams that are created while a leader is lost."""
+
+
+@dataclass
+class Totals:
+    """What was done and checked."""
+
+    rounds: int = 0
+    records: int = 0
+    duplicates: int = 0
+    timelines: list[Timeline] = field(default_factory=list)
+
+
+@dataclass
+class Loaded:
+    """A stream with its writers and readers."""
+
+    name: str
+    writers: list[Writer]
+    readers: list[Reader]
+
+
+class Chaos:
+    """The rounds with one cluster."""
+
+    def __init__(
+        self, cluster: LocalCluster, moments: random.Random, *, replication: int, pause_s: float = LIGHT_PAUSE_S
+    ) -> None:
+        """`pause_s`: between two records of a writer to a streamlet."""
+        self._pause_s = pause_s
+        self._cluster = cluster
+        self._moments = moments
+        self._replication = replication
+        self._streams: list[Loaded] = []
+        self._stack = contextlib.AsyncExitStack()
+        self._killed_us: dict[int, int] = {}
+        """When each broker was killed or stopped in this round, by its id."""
+        self._had: dict[int, dict[str, list[int]]] = {}
+        """The streamlets that it owned then, by stream."""
+        self._created = 0
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            self._client = await stack.enter_async_context(await connect(self._cluster))
+            for name, (streamlets, entries, virtual_logs) in STREAMS.items():
+                await self._client.admin.create_stream(
+                    name,
+                    streamlets=streamlets,
+                    entries=entries,
+                    group_segments=2,
+                    replication=self._replication,
+                    virtual_logs=virtual_logs,
+                )
+                writers = [
+                    await stack.enter_async_context(writer(self._client, name, number, pause_s=self._pause_s))
+                    for number in range(WRITERS)
+                ]
+                readers = [await stack.enter_async_context(reader(self._client, name)) for _ in range(2)]
+                self._streams.append(Loaded(name, writers, readers))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.__aexit__(*exc)  # type: ignore[arg-type]  # what the interpreter gives us
+
+    # -- a round -------------------------------------------------------------------------------------------------
+
+    async def round(self, name: str, totals: Totals) -> list[Timeline]:
+        """Do one of `SCENARIOS`, and check everything; returns what recoveries there were. Raises `Wrong`."""
+        begun_s, begun_us = time.monotonic(), now_us()
+        self._killed_us, self._had = {}, {}
+        for each in self._writers:
+            each.paused = False
+        await self._go_on()
+        await self._moment(0.1)
+        disturbed_s = time.monotonic()
+        await SCENARIOS[name].do(self)
+        expected = [broker_id for broker_id, had in self._had.items() if had and broker_id in self._killed_us]
+        await until_recovered(self._client, expected, begun_us, ROUND_TIMEOUT_S)
+        await self._go_on()
+        recovered = await until_recovered(self._client, expected, begun_us, ROUND_TIMEOUT_S)
+        ended_s = time.monotonic()
+        await self._all_back()
+        await self._go_on()
+        records = await self._check()
+
+        timelines = []
+        for info in sorted(recovered, key=lambda info: info.detected_us):
+            killed_us = self._killed_us.get(info.broker_id, 0)
+            stall_s = self._stall_s(info.broker_id, disturbed_s, ended_s)
+            timelines.append(Timeline(info, killed_us or info.detected_us, stall_s))
+        totals.rounds += 1
+        totals.records += records
+        totals.duplicates = sum(each.duplicates for each in self._writers)
+        totals.timelines += timelines
+        print(
+            f"round {totals.rounds}, R={self._replication}, {name}: {time.monotonic() - begun_s:.1f} s; {records:,}"
+            f" records, {totals.duplicates} resends recognised",
+            flush=True,
+        )
+        for timeline in timelines:
+            note = "" if timeline.info.broker_id in self._killed_us else " (it was alive)"
+            print(f"  {timeline}{note}", flush=True)
+        return timelines
+
+    async def _go_on(self) -> None:
+        """Every streamlet takes records again, and readers are well."""
+        running = [each for each in self._writers if not each.stopping]
+        await asyncio.gather(*(each.go_on(count=self._moments.randrange(5, 30)) for each in running))
+        for stream in self._streams:
+            for each in stream.readers:
+                if each.error is not None:
+                    raise each.error
+
+    async def _all_back(self) -> None:
+        """Whoever does not run is started again."""
+        for name in self._cluster.ready:
+            if name not in self._cluster.processes:
+                await self._cluster.restart(name)
+        for name in broker_names(self._cluster):
+            await until_registered(self._client, broker_id_of(self._cluster, name))
+
+    async def _check(self) -> int:
+        await settle(self._writers, ROUND_TIMEOUT_S)
+        for stream in self._streams:
+            for each in stream.readers:
+                await each.catch_up(stream.writers, ROUND_TIMEOUT_S)
+        await until_safe(self._cluster, ROUND_TIMEOUT_S)
+        return sum([await check_log(self._client, stream.name, stream.writers) for stream in self._streams])
+
+    def _stall_s(self, broker_id: int, begun_s: float, ended_s: float) -> float | None:
+        stalls_s = [
+            each.stall_s(self._had[broker_id][stream.name], begun_s, ended_s)
+            for stream in self._streams
+            for each in stream.writers[:WRITERS]
+            if stream.name in self._had.get(broker_id, ())
+        ]
+        return max(stalls_s, default=None)
+
+    @property
+    def _writers(self) -> list[Writer]:
+        return [each for stream in self._streams for each in stream.writers]
+
+    async def _moment(self, most_s: float) -> None:
+        await asyncio.sleep(self._moments.random() * most_s)  # sleep: a moment is what is wanted
+
+    # -- what is done to a cluster -------------------------------------------------------------------------------
+
+    def _pick(self, names: Sequence[str]) -> str:
+        return self._moments.choice([name for name in names if name in self._cluster.processes])
+
+    async def _owner(self) -> str:
+        """A broker that runs, and owns something."""
+        owners = set()
+        for stream in self._streams:
+            assignments = (await self._client.admin.describe_stream(stream.name)).assignments
+            owners |= {assignment.broker_id for assignment in assignments.values()}
+        return self._pick([broker_name(self._cluster, broker_id) for broker_id in sorted(owners)])
+
+    async def _note(self, name: str) -> None:
+        """Remember what a broker has that is about to go."""
+        broker_id = broker_id_of(self._cluster, name)
+        owned = {stream.name: await streamlets_of(self._client, stream.name, broker_id) for stream in self._streams}
+        self._had[broker_id] = {stream: streamlets for stream, streamlets in owned.items() if streamlets}
+
+    async def _kill(self, name: str, *, noted: bool = True) -> None:
+        """`noted`: the coordinator can be asked what it had."""
+        if name.startswith("broker"):
+            if noted:
+                await self._note(name)
+            self._killed_us[broker_id_of(self._cluster, name)] = now_us()
+        await self._cluster.kill(name)
+        for stream in self._streams:
+            stream.readers[1].reopen()
+
+    async def broker(self) -> None:
+        """It is gone; the others take over."""
+        await self._kill(await self._owner())
+
+    async def broker_that_comes_back(self) -> None:
+        """At once, with its memory: nothing needs to be recovered, and if it is, so be it."""
+        name = self._pick(broker_names(self._cluster))
+        await self._cluster.kill(name)
+        await self._moment(DETECTION_S)
+        await self._cluster.restart(name)
+
+    async def broker_without_memory(self) -> None:
+        """Its host crashed and is back: what was in memory only is on backups."""
+        name = await self._owner()
+        await self._kill(name)
+        Path(self._cluster.ready[name]["arena_path"]).unlink()
+        await self._cluster.restart(name)
+
+    async def backup(self) -> None:
+        """Its replicas are made anew elsewhere."""
+        await self._kill(self._pick(backup_names(self._cluster)))
+        await self._go_on()
+
+    async def coordinator(self) -> None:
+        """Nobody leads for a while, or the other one does; what is in order goes on."""
+        name = await self._leader()
+        if self._zookeeper:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._create_streams())
+                await self._moment(0.5)
+                await self._kill(name)
+            return
+        await self._kill(name)
+        await self._moment(1.5 * DETECTION_S)
+        await self._cluster.restart(name)
+
+    async def broker_and_backup(self) -> None:
+        """Each chunk is on another backup, too."""
+        await self._note(broker := await self._owner())
+        both = [broker, self._pick(backup_names(self._cluster))]
+        self._moments.shuffle(both)
+        await self._kill(both[0], noted=False)
+        await self._moment(self._moments.choice((0, DETECTION_S, 2 * DETECTION_S)))
+        await self._kill(both[1], noted=False)
+
+    async def broker_and_coordinator(self) -> None:
+        """Whoever leads next finds the broker gone, or its recovery half done."""
+        await self._note(broker := await self._owner())
+        leader = await self._leader()
+        await self._kill(broker, noted=False)
+        await self._moment(self._moments.choice((0, 2 * DETECTION_S)))
+        await self._kill(leader)
+        if not self._zookeeper:
+            await self._moment(1.5 * DETECTION_S)
+            await self._cluster.restart(leader)
+
+    async def broker_and_its_new_owner(self) -> None:
+        """Whoever recovers is killed, too."""
+        begun_us = now_us()
+        first = await self._owner()
+        await self._kill(first)
+        owners: set[int] = set()
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            while not owners:
+                for info in await recoveries_since(self._client, begun_us):
+                    if info.broker_id == broker_id_of(self._cluster, first):
+                        owners |= set(info.owner_ids)
+                await asyncio.sleep(0.005)
+        await self._moment(self._moments.choice((0, 0.1, 0.5)))
+        await self._kill(self._pick([broker_name(self._cluster, owner) for owner in sorted(owners)]))
+
+    async def two_brokers(self) -> None:
+        """One after the other; the last one has everything."""
+        await self._kill(await self._owner())
+        await self._moment(self._moments.choice((0, DETECTION_S, 2 * DETECTION_S)))
+        await self._kill(self._pick(broker_names(self._cluster)))
+
+    async def broker_in_a_move(self) -> None:
+        """The old or the new owner of a streamlet that moves is killed."""
+        stream = self._moments.choice(self._streams).name
+        source = await self._owner()
+        target = self._pick([name for name in broker_names(self._cluster) if name != source])
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._move(stream, source, target))
+            await self._moment(0.05)
+            await self._kill(self._pick((source, target)))
+
+    async def coordinator_in_a_move(self) -> None:
+        """The next one ends it, or takes it back."""
+        stream = self._moments.choice(self._streams).name
+        names = broker_names(self._cluster)
+        self._moments.shuffle(names)
+        leader = await self._leader()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._move(stream, names[0], names[1]))
+            await self._moment(0.05)
+            await self._kill(leader)
+            if not self._zookeeper:
+                await self._cluster.restart(leader)
+
+    async def _move(self, stream: str, source: str, target: str) -> None:
+        """Move all; what cannot be moved is what happens when brokers die."""
+        for streamlet_id in await streamlets_of(self._client, stream, broker_id_of(self._cluster, source)):
+            with contextlib.suppress(KeraError):
+                target_id = broker_id_of(self._cluster, target)
+                await self._client.admin.move_streamlet(stream, streamlet_id, target_id)
+
+    async def frozen_broker(self) -> None:
+        """It wakes when others have its streamlets, and may acknowledge nothing of what was sent to it meanwhile."""
+        name = await self._owner()
+        await self._note(name)
+        stubborn = await self._stack.enter_async_context(await connect(self._cluster, request_timeout_ms=60_000))
+        made = []
+        for stream in self._streams:
+            each = await self._stack.enter_async_context(writer(stubborn, stream.name, len(stream.writers)))
+            await each.go_on()  # it is connected to all brokers
+            stream.writers.append(each)
+            made.append(each)
+        broker_id = broker_id_of(self._cluster, name)
+        begun_us = self._killed_us[broker_id] = now_us()
+        others = [each for each in self._writers if not each.stopping and each not in made]
+        await self._cluster.pause(name)
+        try:
+            await until_recovered(self._client, [broker_id], begun_us, ROUND_TIMEOUT_S)
+            await asyncio.gather(*(each.go_on() for each in others))  # whoever is less stubborn does not wait for it
+        finally:
+            await self._cluster.resume(name)
+        try:
+            await until(lambda: name not in self._cluster.processes, ROUND_TIMEOUT_S)
+        except TimeoutError:
+            raise Wrong(f"{name} woke after others had taken over, and did not end") from None
+        for each in made:
+            await each.go_on()
+            await each.settle(ROUND_TIMEOUT_S)
+            each.stopping = True
+
+    async def frozen_backup(self) -> None:
+        """Brokers go on without it; when it wakes, nothing that it has is taken for more than it is."""
+        await self._freeze(self._pick(backup_names(self._cluster)))
+
+    async def frozen_coordinator(self) -> None:
+        """Of two, the other one leads, and the first one does not know it when it wakes."""
+        name = await self._leader()
+        if not self._zookeeper:
+            await self._freeze(name)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._create_streams())
+            await self._freeze(name)
+
+    async def _freeze(self, name: str) -> None:
+        await self._cluster.pause(name)
+        try:
+            await asyncio.sleep(FREEZE_S)  # sleep: what passes is the time after which others count it as dead
+        finally:
+            await self._cluster.resume(name)
+
+    # -- coordinators --------------------------------------------------------------------------------------------
+
+    @property
+    def _zookeeper(self) -> bool:
+        return "coordinator" not in self._cluster.ready
+
+    async def _leader(self) -> str:
+        """The coordinator that leads."""
+        if not self._zookeeper:
+            return "coordinator"
+        address = (await self._client.admin.describe_cluster()).coordinators[0]
+        return next(name for name, ready in self._cluster.ready.items() if ready.get("grpc_address") == address)
+
+    async def _create_streams(self) -> None:
+        """All that are created are there, once."""
+        names = [f"created-{self._created + at}" for at in range(CREATED)]
+        self._created += CREATED
+        made = [await self._client.admin.create_stream(name, replication=self._replication) for name in names]
+        streams = await self._client.admin.list_streams()
+        found = {stream.name: stream.stream_id for stream in streams if stream.name in names}
+        if found != {stream.name: stream.stream_id for stream in made} or len(set(found.values())) != CREATED:
+            raise Wrong(f"created were {[(each.name, each.stream_id) for each in made]}, there are {found}")
+        if len({stream.name for stream in streams}) != len(streams):
+            raise Wrong("a stream is there twice")
+        for name in names:
+            await self._client.admin.delete_stream(name)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is done in a round."""
+
+    do: Callable[[Chaos], Awaitable[None]]
+    replication_min: int = 1
+    """With fewer copies it may lose something."""
+
+
+SCENARIOS = {
+    "broker": Scenario(Chaos.broker),
+    "backup": Scenario(Chaos.backup),
+    "coordinator": Scenario(Chaos.coordinator),
+    "broker+backup": Scenario(Chaos.broker_and_backup, 2),
+    "broker+coordinator": Scenario(Chaos.broker_and_coordinator),
+    "broker+owner": Scenario(Chaos.broker_and_its_new_owner),
+    "broker+broker": Scenario(Chaos.two_brokers),
+    "broker-back": Scenario(Chaos.broker_that_comes_back),
+    "broker-memory": Scenario(Chaos.broker_without_memory),
+    "move+broker": Scenario(Chaos.broker_in_a_move),
+    "move+coordinator": Scenario(Chaos.coordinator_in_a_move),
+    "frozen-broker": Scenario(Chaos.frozen_broker),
+    "frozen-backup": Scenario(Chaos.frozen_backup),
+    "frozen-coordinator": Scenario(Chaos.frozen_coordinator),
+}
+
+
+def in_turn(names: Sequence[str], moments: random.Random) -> Iterator[str]:
+    """Each, in an order of its own every time."""
+    while True:
+        shuffled = list(names)
+        moments.shuffle(shuffled)
+        yield from shuffled
+
+
+async def run(arguments: argparse.Namespace, totals: Totals) -> None:
+    """All rounds, a few with each cluster."""
+    moments = random.Random(arguments.seed)
+    turns = {
+        replication: in_turn(
+            [name for name in arguments.scenarios if SCENARIOS[name].replication_min <= replication], moments
+        )
+        for replication in arguments.replication
+    }
+    left, number = arguments.rounds, 0
+    while left:
+        replication = arguments.replication[number % len(arguments.replication)]
+        number += 1
+        with tempfile.TemporaryDirectory(prefix="kera-chaos-") as directory:
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    cluster = await stack.enter_async_context(clusters(Path(directory), zookeeper=arguments.zookeeper))
+                    try:
+                        pause_s = HEAVY_PAUSE_S if moments.random() < arguments.heavy else LIGHT_PAUSE_S
+                        async with Chaos(cluster, moments, replication=replication, pause_s=pause_s) as chaos:
+                            for _ in range(min(left, arguments.rounds_per_cluster)):
+                                name = next(turns[replication])
+                                try:
+                                    await chaos.round(name, totals)
+                                except BaseException:
+                                    print(f"in a round of {name}, R={replication}:", flush=True)
+                                    raise
+                                left -= 1
+                    except BaseException:
+                        tell(cluster)
+                        raise
+            except BaseException:
+                if arguments.keep:
+                    Path(directory).rename(arguments.keep)
+                    Path(directory).mkdir()
+                raise
+
+
+@contextlib.asynccontextmanager
+async def clusters(directory: Path, *, zookeeper: bool) -> AsyncIterator[LocalCluster]:
+    """A cluster, with its own ZooKeeper if that is wanted."""
+    if not zookeeper:
+        async with control_cluster(directory / "cluster") as cluster:
+            yield cluster
+        return
+    from tests.integration.zookeeper import ZooKeeper
+
+    with ZooKeeper(directory / "zookeeper") as server:
+        async with control_cluster(directory / "cluster", coordinators=2, zookeeper=server.address) as cluster:
+            yield cluster
+
+
+def tell(cluster: LocalCluster) -> None:
+    """Print the last of each log."""
+    for path in sorted(cluster.log_dir.glob("*.log")):
+        print(f"-- {path.stem}\n{path.read_text(errors='replace')[-3000:]}")
+
+
+def main() -> int:
+    """Run, and say how it went."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=len(SCENARIOS))
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the moments; printed")
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="what is done")
+    parser.add_argument("--replication", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2])
+    parser.add_argument("--rounds-per-cluster", type=int, default=7)
+    parser.add_argument("--heavy", type=float, default=0.5, metavar="P", help="clusters under heavy load, from 0 to 1")
+    parser.add_argument("--zookeeper", action="store_true", help="two coordinators, and a ZooKeeper")
+    parser.add_argument("--keep", type=Path, help="where the data of a cluster goes with which a round failed")
+    arguments = parser.parse_args()
+    configure_logging("critical", daemon="chaos")  # that clients try again is wanted
+    again = f"--seed {arguments.seed} --rounds-per-cluster {arguments.rounds_per_cluster} --heavy {arguments.heavy:g}"
+    again += f" --replication {' '.join(map(str, arguments.replication))}{' --zookeeper' * arguments.zookeeper}"
+    if arguments.scenarios != list(SCENARIOS):
+        again += f" --scenarios {' '.join(arguments.scenarios)}"
+    print(f"{arguments.rounds} rounds, {again}", flush=True)
+    totals = Totals()
+    failures: list[Exception] = []
+    try:
+        asyncio.run(run(arguments, totals))
+    except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
+        failures = list(leaves(errors))
+    for failure in failures:
+        print(f"FAILED in round {totals.rounds + 1}: {failure!r}")
+    print(f"{totals.rounds} rounds, {len(totals.timelines)} recoveries; {totals.records:,} records looked at")
+    if failures:
+        print(f"again: python -m tests.chaos.control --rounds {arguments.rounds} {again}")
+        return 1
+    print("PASSED: every acknowledged record is there, once, in its producer's order")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

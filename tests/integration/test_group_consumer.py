@@ -1,0 +1,622 @@
+"""Consumers that share streams, with real daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client, GroupConsumer, LostGroup
+from kera.client.local_cluster import LocalCluster, RunningCluster
+from kera.core.errors import DataLost, InvalidArgument, LeaseLost
+from kera.core.rpc import api
+from kera.core.settings import KIB, MIB
+from kera.v1 import coordinator_pb2
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+async def fill(client: Client, stream: str, *values: bytes, streamlet: int | None = None) -> None:
+    async with client.producer() as producer:
+        await producer.send_batch(
+            stream, pa.record_batch({"value": pa.array(values, pa.binary())}), streamlet=streamlet
+        )
+
+
+async def test_one_consumer_reads_everything_and_another_goes_on(client: Client) -> None:
+    await client.admin.create_stream("alone", streamlets=2, entries=2)
+    for streamlet in range(2):
+        for number in range(2):
+            await fill(client, "alone", b"%d%d" % (streamlet, number), streamlet=streamlet)
+    async with asyncio.timeout(TIMEOUT_S):
+        async with client.group_consumer("app", "alone") as consumer:
+            records = aiter(consumer)
+            values = sorted([(await anext(records)).value or b"" for _ in range(4)])
+            assert values == [b"00", b"01", b"10", b"11"]
+            await consumer.commit()
+        await fill(client, "alone", b"new", streamlet=1)
+        async with client.group_consumer("app", "alone") as consumer:
+            assert (await anext(aiter(consumer))).value == b"new"
+
+
+@pytest.fixture(scope="module")
+def small_groups() -> Iterator[RunningCluster]:
+    """Two brokers whose groups are soon full."""
+    with LocalCluster.running(brokers=2, arena_bytes=64 * MIB, segment_bytes=64 * KIB) as running:
+        yield running
+
+
+CONSUMER = """
+import asyncio, sys
+from kera.client import Client
+from kera.core.errors import LeaseLost
+
+async def main():
+    client = await Client.connect(sys.argv[1])
+    own = dict(commit_interval_ms=0, session_timeout_ms=3000, heartbeat_interval_ms=200)
+    async with client.group_consumer("app", sys.argv[2], **own) as consumer:
+        print("ready", consumer.member_id, flush=True)
+        while True:
+            try:
+                async for chunk in consumer.batches():
+                    for value in chunk.batch["value"].to_pylist():
+                        print(int(value[:8]))
+                    sys.stdout.flush()
+                    await consumer.commit()
+                    print("committed", flush=True)
+            except LeaseLost:
+                print("lost", flush=True)
+
+asyncio.run(main())
+"""
+
+
+class Process:
+    """A consumer in a process of its own, that tells what it takes before it commits it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.committed: list[int] = []
+        self.taken: list[int] = []
+        """And not committed, as far as is known."""
+        self.member_id = ""
+        self.lost = 0
+        """So often it was told that others have its groups."""
+        self.ready = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, cluster: RunningCluster, stream: str) -> Process:
+        argv = (sys.executable, "-c", CONSUMER, cluster.bootstrap, stream)
+        return cls(await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE))
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            match line.split():
+                case b"ready", member_id:
+                    self.member_id = member_id.decode()
+                    self.ready.set()
+                case (b"committed",):
+                    self.committed += self.taken
+                    self.taken = []
+                case (b"lost",):
+                    self.lost += 1
+                    self.taken = []
+                case (number,):
+                    self.taken.append(int(number))
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        await self._reading
+
+
+class Writing:
+    """Writes numbered records to all entries of a stream, at the same rate."""
+
+    CHUNK = 20
+
+    def __init__(self, client: Client, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+        self.sent = 0
+        self.stopping = False
+
+    async def run(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            producers = [await stack.enter_async_context(self._client.producer()) for _ in range(4)]
+            while not self.stopping:
+                for producer in producers:  # one per entry
+                    for streamlet in range(2):
+                        numbers = range(self.sent, self.sent + self.CHUNK)
+                        values = pa.array([b"%08d" % number + bytes(200) for number in numbers], pa.binary())
+                        batch = pa.record_batch({"value": values})
+                        await producer.send_batch(self._stream, batch, streamlet=streamlet)
+                        self.sent += self.CHUNK
+                await asyncio.sleep(0.04)  # a load, not a flood
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_six_consumers_share_eight_lanes_and_one_is_killed(small_groups: RunningCluster) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(await Client.connect(small_groups.bootstrap))
+        await client.admin.create_stream("shared", streamlets=2, entries=4, group_segments=1)
+        consumers = [await Process.start(small_groups, "shared") for _ in range(6)]
+        for consumer in consumers:
+            stack.push_async_callback(consumer.kill)
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(*(consumer.ready.wait() for consumer in consumers))
+
+        def consumed() -> int:
+            return sum(len(consumer.committed) for consumer in consumers)
+
+        writing = Writing(client, "shared")
+        running = asyncio.create_task(writing.run())
+        await until(lambda: consumed() >= 40_000)
+        shares = [len(consumer.committed) for consumer in consumers]
+        killed = consumers[0]
+        await killed.kill()
+        survivors = consumers[1:]
+        after = writing.sent + 10_000
+        await until(lambda: writing.sent >= after)
+        writing.stopping = True
+        await running
+
+        def everything() -> set[int]:
+            # What it took last may have been committed just before it could say so.
+            return {*killed.committed, *killed.taken}.union(*(consumer.committed for consumer in survivors))
+
+        with contextlib.suppress(TimeoutError):
+            await until(lambda: len(everything()) == writing.sent)
+        assert set(range(writing.sent)) - everything() == set(), "nothing is left out"
+        mean = sum(shares) / len(shares)
+        assert all(abs(share - mean) <= 0.2 * mean for share in shares), shares
+        taken = Counter(number for consumer in survivors for number in consumer.committed)
+        assert set(taken.values()) == {1}, "no record twice"
+        assert not set(killed.committed) & set(taken), "nothing before a cursor is read again"
+        assert len(set(killed.taken) & set(taken)) in {0, len(killed.taken)}, "a chunk is committed or not"
+
+
+async def take(consumer: GroupConsumer, count: int) -> list[int]:
+    """So many records, committed."""
+    numbers: list[int] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        async for record in consumer:
+            numbers.append(int(record.value or b"-1"))
+            if len(numbers) == count:
+                break
+        await consumer.commit()
+    return numbers
+
+
+async def numbered(client: Client, stream: str, numbers: range, streamlet: int = 0) -> None:
+    """Records in one chunk each."""
+    async with client.producer() as producer:
+        for number in numbers:
+            values = pa.array([b"%d" % number], pa.binary())
+            await (await producer.send_batch(stream, pa.record_batch({"value": values}), streamlet=streamlet))
+
+
+async def read(consumer: GroupConsumer, taken: list[int]) -> None:
+    """Until it is cancelled."""
+    async for record in consumer:
+        taken.append(int(record.value or b"-1"))  # noqa: PERF401 - others look at it meanwhile
+
+
+async def holdings(client: Client, application: str) -> list[int]:
+    """How many groups each consumer has."""
+    described = await client.admin.describe_application(application)
+    return sorted(len(member.held) for member in described.members)
+
+
+async def when(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_groups_move_to_those_who_join_and_back_from_those_who_leave(client: Client) -> None:
+    await client.admin.create_stream("moving", streamlets=6)
+    for streamlet in range(6):
+        await numbered(client, "moving", range(streamlet * 10, streamlet * 10 + 5), streamlet)
+    taken: list[int] = []
+    own: dict[str, Any] = {"heartbeat_interval_ms": 100, "commit_interval_ms": 50}
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(client.group_consumer("app", "moving", **own))
+        tasks = [asyncio.create_task(read(first, taken))]
+        await until(lambda: len(taken) == 30)
+        second, third = (client.group_consumer("app", "moving", **own) for _ in range(2))
+        for consumer in (second, third):
+            await stack.enter_async_context(consumer)
+            tasks.append(asyncio.create_task(read(consumer, taken)))
+
+        async def even() -> bool:
+            return await holdings(client, "app") == [2, 2, 2]
+
+        await when(even)
+        for streamlet in range(6):
+            await numbered(client, "moving", range(streamlet * 10 + 5, streamlet * 10 + 10), streamlet)
+        await until(lambda: len(taken) == 60)
+        await second.close()
+
+        async def shared() -> bool:
+            return await holdings(client, "app") == [3, 3]
+
+        await when(shared)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(taken) == list(range(60)), "each once, whoever has it"
+
+
+async def test_heartbeats_go_on_while_user_code_holds_up_the_loop(client: Client) -> None:
+    await client.admin.create_stream("busy")
+    await numbered(client, "busy", range(3))
+    own: dict[str, Any] = {"session_timeout_ms": 500, "heartbeat_interval_ms": 100}
+    async with client.group_consumer("busy-app", "busy", **own) as consumer:
+        records = aiter(consumer)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert (await anext(records)).value == b"0"
+            until_s = time.monotonic() + 4 * own["session_timeout_ms"] / 1000
+            while time.monotonic() < until_s:
+                pass  # and nothing else runs on this loop
+            assert [(await anext(records)).value for _ in range(2)] == [b"1", b"2"]
+            await consumer.commit()
+
+
+async def test_a_stuck_consumer_loses_its_groups_and_its_commits_are_refused(client: Client) -> None:
+    await client.admin.create_stream("stuck")
+    await numbered(client, "stuck", range(3))
+    own: dict[str, Any] = {"heartbeat_interval_ms": 100}
+    async with client.group_consumer("stuck-app", "stuck", progress_timeout_ms=300, **own) as slow:
+        records = aiter(slow)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert (await anext(records)).value == b"0"
+            async with client.group_consumer("stuck-app", "stuck", **own) as other:
+                assert await take(other, 3) == [0, 1, 2], "what was not committed is read again"
+                with pytest.raises(LeaseLost, match="other consumers have group"):
+                    await slow.commit()
+                await numbered(client, "stuck", range(3, 4))
+                assert await take(other, 1) == [3]
+            await numbered(client, "stuck", range(4, 5))
+            assert await take(slow, 1) == [4], "it takes part again"
+
+
+async def test_groups_that_were_lost_are_told_to_the_reader_or_to_a_callback(client: Client) -> None:
+    await client.admin.create_stream("told")
+    await numbered(client, "told", range(2))
+    lost: list[LostGroup] = []
+    own: dict[str, Any] = {"progress_timeout_ms": 200, "heartbeat_interval_ms": 50}
+    for application, on_lost in (("told-app", None), ("told-app-2", lost.extend)):
+
+        async def gone(application: str = application) -> bool:
+            return await holdings(client, application) == []
+
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            client.group_consumer(application, "told", on_lost=on_lost, **own) as consumer,
+        ):
+            records = aiter(consumer)
+            assert (await anext(records)).value == b"0"
+            await when(gone)
+            if on_lost is None:
+                with pytest.raises(LeaseLost):
+                    await anext(records)
+                records = aiter(consumer)
+            assert (await anext(records)).value == b"0"
+    assert lost == [LostGroup("told", 0, 0, 1)]
+
+
+async def test_an_application_is_described_reset_and_deleted(client: Client) -> None:
+    await client.admin.create_stream("reset", streamlets=2)
+    for streamlet in range(2):
+        await numbered(client, "reset", range(streamlet * 10, streamlet * 10 + 4), streamlet)
+    async with client.group_consumer("reset-app", "reset") as consumer:
+        taken = await take(consumer, 5)
+        described = await client.admin.describe_application("reset-app")
+        (member,) = described.members
+        assert (member.member_id, len(member.held)) == (consumer.member_id, 2)
+        assert member.bytes_consumed > 0
+        assert sum(entry.lag.records for entry in described.entries if entry.lag) == 3
+        assert all(entry.lag and (entry.lag.bytes > 0) == (entry.lag.records > 0) for entry in described.entries)
+        assert [each.application_id for each in await client.admin.applications()].count("reset-app") == 1
+        with pytest.raises(InvalidArgument, match="1 active consumer"):
+            await client.admin.reset_application("reset-app", "reset", "earliest")
+        await client.admin.reset_application("reset-app", "reset", "earliest", force=True)
+        with pytest.raises(LeaseLost):
+            await take(consumer, 1)
+        assert sorted(await take(consumer, 8)) == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert len(taken) == 5
+    await client.admin.reset_application("reset-app", "reset", "latest")
+    described = await client.admin.describe_application("reset-app")
+    assert [entry.lag and entry.lag.records for entry in described.entries] == [0, 0]
+    moment = datetime.datetime.now(datetime.UTC)
+    await numbered(client, "reset", range(20, 22))
+    await client.admin.reset_application("reset-app", "reset", moment)
+    described = await client.admin.describe_application("reset-app")
+    first, second = (entry.lag.records for entry in described.entries if entry.lag)
+    assert first >= 2, "whole segments"
+    assert second == 0
+    await client.admin.delete_application("reset-app")
+    with pytest.raises(InvalidArgument, match="no application"):
+        await client.admin.describe_application("reset-app")
+
+
+async def test_a_new_application_begins_where_it_is_told(client: Client) -> None:
+    await client.admin.create_stream("begin", entries=2)
+    await numbered(client, "begin", range(3))
+    async with client.group_consumer("begin-app", "begin", start="latest", heartbeat_interval_ms=50) as consumer:
+
+        async def begun() -> bool:
+            known = await client.admin.applications()
+            return any(each.application_id == "begin-app" and each.streams for each in known)
+
+        await when(begun)
+        await numbered(client, "begin", range(3, 5))
+        assert await take(consumer, 2) == [3, 4]
+
+
+async def test_a_gap_is_told_once_or_skipped(client: Client) -> None:
+    await client.admin.create_stream("gap")
+    await numbered(client, "gap", range(6))
+    for application in ("gap-raise", "gap-skip"):
+        async with client.group_consumer(application, "gap") as consumer:
+            assert await take(consumer, 1) == [0]
+    bounds = await client.bounds("gap")
+    async with client.consumer("gap", start="earliest", end="latest") as reader:
+        chunks = [chunk async for chunk in reader.batches()]
+    await client.admin.truncate_stream("gap", {0: [chunks[3].start]})
+    assert bounds[0][0].end == chunks[-1].next
+    async with client.group_consumer("gap-raise", "gap") as consumer:
+        with pytest.raises(DataLost):
+            await take(consumer, 1)
+        assert await take(consumer, 3) == [3, 4, 5]
+    async with client.group_consumer("gap-skip", "gap", on_data_lost="skip") as consumer:
+        assert await take(consumer, 3) == [3, 4, 5]
+
+
+async def test_groups_that_nobody_has_found_before_they_went_are_told_once() -> None:
+    """Also to consumers and by a coordinator that were not there at that time."""
+    with LocalCluster.running(arena_bytes=64 * MIB, segment_bytes=64 * KIB) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            await client.admin.create_stream("hurry", group_segments=1, retention_bytes=256 * KIB)
+            for application in ("late", "skips"):
+                async with client.group_consumer(application, "hurry"):
+
+                    async def begun(name: str = application) -> bool:
+                        known = await client.admin.applications()
+                        return any(each.application_id == name and each.streams for each in known)
+
+                    await when(begun)
+            await fill(client, "hurry", *(b"%08d" % number + bytes(1000) for number in range(1500)))
+
+            async def gone() -> bool:
+                return (await client.bounds("hurry"))[0][0].length_bytes < 320 * KIB  # a segment more than is kept
+
+            await when(gone)
+            cluster.kill("coordinator")
+            await asyncio.to_thread(cluster.restart, "coordinator")
+            first = (await client.bounds("hurry"))[0][0].first_record
+            assert 0 < first < 1500
+
+            async def take_rest(consumer: GroupConsumer, count: int) -> list[int]:
+                numbers: list[int] = []
+                async with asyncio.timeout(TIMEOUT_S):
+                    async for batch in consumer.batches():
+                        numbers += [int(value[:8]) for value in batch.batch["value"].to_pylist()]
+                        if len(numbers) >= count:
+                            break
+                return numbers
+
+            async with client.group_consumer("late", "hurry") as consumer:
+                with pytest.raises(DataLost) as raised:
+                    await take_rest(consumer, 1)
+                assert raised.value.attributes["lost_records"] == [[0, first]]
+                assert raised.value.attributes["records"] == first
+                await consumer.commit()
+            async with client.group_consumer("late", "hurry") as consumer:
+                assert await take_rest(consumer, 1500 - first) == list(range(first, 1500)), "told once"
+            for application in ("skips", "new"):
+                policy = "skip" if application == "skips" else "raise"
+                async with client.group_consumer(application, "hurry", on_data_lost=policy) as consumer:
+                    assert await take_rest(consumer, 1500 - first) == list(range(first, 1500))
+
+
+async def test_what_an_application_has_read_may_go(small_groups: RunningCluster) -> None:
+    """Brokers know its cursors: retention by consumption goes by them."""
+    async with await Client.connect(small_groups.bootstrap) as client:
+        rules: dict[str, Any] = {"retention_applications": ["cleaner"], "retention_consumed": True}
+        await client.admin.create_stream("consumed", group_segments=1, **rules)
+        values = [b"%d" % number + bytes(1000) for number in range(500)]
+        await fill(client, "consumed", *values)
+        async with client.group_consumer("cleaner", "consumed", commit_interval_ms=50) as consumer:
+            async with asyncio.timeout(TIMEOUT_S):
+                taken = 0
+                async for batch in consumer.batches():
+                    taken += batch.batch.num_rows
+                    if taken == 500:
+                        break
+                await consumer.commit()
+
+            async def gone() -> bool:
+                return (await client.bounds("consumed"))[0][0].start.group_id > 1
+
+            await when(gone)
+
+
+async def test_consumers_go_on_after_their_coordinator() -> None:
+    """A new coordinator knows who has what."""
+    with LocalCluster.running() as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            await client.admin.create_stream("s", streamlets=2)
+            own: dict[str, Any] = {"heartbeat_interval_ms": 100}
+            async with client.group_consumer("app", "s", **own) as one, client.group_consumer("app", "s", **own) as two:
+                taken: list[int] = []
+                tasks = [asyncio.create_task(read(consumer, taken)) for consumer in (one, two)]
+                for streamlet in range(2):
+                    await numbered(client, "s", range(streamlet * 10, streamlet * 10 + 3), streamlet)
+                await until(lambda: len(taken) == 6)
+                await one.commit()
+                await two.commit()
+                before = [one.positions(), two.positions()]
+                cluster.kill("coordinator")
+                await asyncio.to_thread(cluster.restart, "coordinator")
+                for streamlet in range(2):
+                    await numbered(client, "s", range(streamlet * 10 + 3, streamlet * 10 + 6), streamlet)
+                await until(lambda: len(taken) == 12)
+                await one.commit()
+                await two.commit()
+                assert [set(one.positions()), set(two.positions())] == [set(each) for each in before]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        assert sorted(taken) == [*range(6), *range(10, 16)]
+
+
+async def test_groups_are_read_where_they_are_while_their_streamlet_moves(cluster: RunningCluster) -> None:
+    async with await Client.connect(cluster.bootstrap) as client:
+        await client.admin.create_stream("nomad", entries=2)
+        taken: list[int] = []
+        own: dict[str, Any] = {"heartbeat_interval_ms": 100, "commit_interval_ms": 50}
+        async with (
+            client.group_consumer("nomad-app", "nomad", **own) as one,
+            client.group_consumer("nomad-app", "nomad", **own) as two,
+        ):
+            tasks = [asyncio.create_task(read(consumer, taken)) for consumer in (one, two)]
+            for move in range(4):
+                await numbered(client, "nomad", range(move * 10, move * 10 + 10))
+                stream = await client.admin.describe_stream("nomad")
+                here = stream.assignments[0].broker_id
+                request = coordinator_pb2.MoveStreamletRequest(stream="nomad", broker_id=3 - here)
+                await client._cluster.ask(api.MOVE_STREAMLET, request)
+            await numbered(client, "nomad", range(40, 50))
+            await until(lambda: len(taken) == 50)
+            await one.commit()
+            await two.commit()
+            described = await client.admin.describe_application("nomad-app")
+            assert [entry.lag and entry.lag.records for entry in described.entries] == [0, 0]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert sorted(taken) == list(range(50))
+        await client.admin.reset_application("nomad-app", "nomad", "earliest")
+        described = await client.admin.describe_application("nomad-app")
+        assert sum(entry.lag.records for entry in described.entries if entry.lag) == 50
+
+
+async def test_a_plain_consumer_goes_on_where_its_application_has_stopped(client: Client) -> None:
+    await client.admin.create_stream("plain", streamlets=2)
+    for streamlet in range(2):
+        await numbered(client, "plain", range(streamlet * 10, streamlet * 10 + 3), streamlet)
+    taken: list[bytes] = []
+    for count in (4, 2):
+        async with asyncio.timeout(TIMEOUT_S):
+            async with client.consumer("plain", start="committed", application_id="plain-app") as consumer:
+                async for record in consumer:
+                    taken.append(record.value or b"")
+                    count -= 1  # noqa: PLW2901 - so many are left
+                    if not count:
+                        break
+                await consumer.commit()
+    assert sorted(taken) == sorted(b"%d" % number for number in (0, 1, 2, 10, 11, 12))
+    described = await client.admin.describe_application("plain-app")
+    assert [entry.lag and entry.lag.records for entry in described.entries] == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_command_line_shares_a_stream(cluster: RunningCluster) -> None:
+    def kera(*arguments: str, stdin: bytes = b"") -> bytes:
+        environment = {**os.environ, "KERA_BOOTSTRAP": cluster.bootstrap}
+        argv = [sys.executable, "-m", "kera.cli", *arguments]
+        return subprocess.run(argv, env=environment, input=stdin, capture_output=True, check=True, timeout=60).stdout
+
+    kera("stream", "create", "typed-out")
+    for text in (b"one\n", b"two\n", b"three\n"):  # a chunk each
+        kera("produce", "typed-out", stdin=text)
+    assert kera("consume", "typed-out", "--group", "desk", "--count", "2") == b"one\ntwo\n"
+    assert kera("consume", "typed-out", "--group", "desk", "--count", "1") == b"three\n"
+    (found,) = [each for each in json.loads(kera("group", "list", "--json")) if each["application_id"] == "desk"]
+    assert found == {"application_id": "desk", "streams": ["typed-out"], "members": 0}
+    described = json.loads(kera("group", "describe", "desk", "--json"))
+    assert [entry["lag"]["records"] for entry in described["entries"]] == [0]
+    kera("group", "reset", "desk", "typed-out", "--to", "earliest", "--yes")
+    assert kera("consume", "typed-out", "--group", "desk", "--count", "3") == b"one\ntwo\nthree\n"
+    kera("group", "delete", "desk", "--yes")
+    assert b"desk" not in kera("group", "list")
+
+
+def test_whoever_interrupts_the_command_line_has_committed_what_was_printed(cluster: RunningCluster) -> None:
+    environment = {**os.environ, "KERA_BOOTSTRAP": cluster.bootstrap}
+    argv = [sys.executable, "-m", "kera.cli"]
+    subprocess.run([*argv, "stream", "create", "stopped"], env=environment, check=True, timeout=60)
+    for text in (b"one\n", b"two\n", b"three\n"):
+        subprocess.run([*argv, "produce", "stopped"], env=environment, input=text, check=True, timeout=60)
+        consume = [*argv, "consume", "stopped", "--group", "desk"]
+        with subprocess.Popen(consume, env=environment, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == text, "and nothing that was printed before"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.read() == b""
+            assert process.wait(timeout=60) == 130
+
+
+async def test_a_process_that_stood_still_commits_nothing_that_others_have(small_groups: RunningCluster) -> None:
+    """SIGSTOP for longer than the session time-out: others go on, and what it says afterwards is refused."""
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(await Client.connect(small_groups.bootstrap))
+        await client.admin.create_stream("paused", streamlets=2, entries=4, group_segments=1)
+        consumers = [await Process.start(small_groups, "paused") for _ in range(2)]
+        for consumer in consumers:
+            stack.push_async_callback(consumer.kill)
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(*(consumer.ready.wait() for consumer in consumers))
+        paused, other = consumers
+        writing = Writing(client, "paused")
+        running = asyncio.create_task(writing.run())
+        await until(lambda: min(len(consumer.committed) for consumer in consumers) > 1000)
+        paused.signal(signal.SIGSTOP)
+
+        async def gone() -> bool:
+            described = await client.admin.describe_application("app")
+            return paused.member_id not in [member.member_id for member in described.members]
+
+        await when(gone)
+        stopped_at, before = len(paused.committed), len(other.committed)
+        await until(lambda: len(other.committed) > before + 2000)
+        paused.signal(signal.SIGCONT)
+        await until(lambda: len(paused.committed) > stopped_at + 1000)
+        writing.stopping = True
+        await running
+        await until(lambda: len({*paused.committed, *other.committed}) == writing.sent)
+        taken = Counter([*paused.committed, *other.committed])
+        assert set(taken.values()) == {1}, "each record is committed once"
+        assert paused.lost >= 1

@@ -1,0 +1,235 @@
+"""Consumers of an application, each a process: they share a stream, and go on when one of them is lost or stuck."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client, Producer
+from kera.client.local_cluster import LocalCluster
+from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.settings import KIB, MIB
+from tests.integration.support import TIMEOUT_S, until
+
+STREAM = "shared"
+APPLICATION = "app"
+STREAMLETS, ENTRIES = 2, 4
+RECORD = bytes(2 * KIB)
+SHARE_TOLERANCE = 0.2
+
+Record = tuple[int, int, int]
+"""Streamlet, entry, ordinal."""
+
+
+class Worker:
+    """A consumer in a process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.ready = False
+        self.taken = Counter[Record]()
+        self.uncommitted: set[Record] = set()
+        """What it has taken, and not said that it has committed it."""
+        self._committing: set[Record] = set()
+        self.leases_lost = 0
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, bootstrap: str, **settings: Any) -> Self:
+        task = {
+            "bootstrap": bootstrap,
+            "application": APPLICATION,
+            "stream": STREAM,
+            "settings": {"heartbeat_interval_ms": 200, **settings},
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.integration.group_worker", json.dumps(task)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"},
+            cwd=Path(__file__).resolve().parents[2],
+        )
+        return cls(process)
+
+    async def _listen(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            event = json.loads(line)
+            if "taken" in event:
+                streamlet, entry, first, count = event["taken"]
+                records = {(streamlet, entry, first + at) for at in range(count)}
+                self.taken.update(records)
+                self.uncommitted |= records
+            elif "committing" in event:
+                self._committing = set(self.uncommitted)
+            elif "committed" in event:
+                self.uncommitted -= self._committing
+            elif "lost" in event:
+                self.leases_lost += 1
+            self.ready = self.ready or "ready" in event
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return self.taken.total()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def kill(self) -> None:
+        """As a crash would; what it said before is heard."""
+        self._process.kill()
+        await self._listening
+        await self._process.wait()
+
+    async def stop(self) -> None:
+        """Let it leave."""
+        if self._process.returncode is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._listening
+                assert await self._process.wait() == 0
+
+    def abandon(self) -> None:
+        """Whatever happened, nothing of it stays."""
+        if self._process.returncode is None:
+            self._process.kill()
+        self._listening.cancel()
+
+
+@contextlib.asynccontextmanager
+async def workers(bootstrap: str, count: int, **settings: Any) -> AsyncIterator[list[Worker]]:
+    """Some that are ready."""
+    started = await asyncio.gather(*(Worker.start(bootstrap, **settings) for _ in range(count)))
+    try:
+        await until(lambda: all(each.ready for each in started), TIMEOUT_S)
+        yield list(started)
+    finally:
+        for each in started:
+            each.abandon()
+
+
+class Feed:
+    """Writes to all entries of all streamlets, all the time: an entry is written by every fourth producer."""
+
+    def __init__(self, producers: Sequence[Producer], pause_s: float) -> None:
+        self._producers = producers
+        self._pause_s = pause_s
+        self.stopping = False
+
+    async def run(self) -> None:
+        batch = pa.record_batch({"value": [RECORD] * 8})
+        while not self.stopping:
+            for producer in self._producers:
+                for streamlet in range(STREAMLETS):
+                    await producer.send_batch(STREAM, batch, streamlet=streamlet)
+            await asyncio.sleep(self._pause_s)
+        for producer in self._producers:
+            await producer.flush()
+
+
+@contextlib.asynccontextmanager
+async def feeding(client: Client, pause_s: float = 0.05) -> AsyncIterator[Feed]:
+    """A feed in the background."""
+    async with contextlib.AsyncExitStack() as stack:
+        producers = [await stack.enter_async_context(client.producer()) for _ in range(2 * ENTRIES)]
+        feed = Feed(producers, pause_s)
+        task = asyncio.create_task(feed.run())
+        try:
+            yield feed
+            feed.stopping = True
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def all_records(client: Client) -> Counter[Record]:
+    """What there is in the stream."""
+    found = Counter[Record]()
+    for streamlet, entries in (await client.bounds(STREAM)).items():
+        for entry, bounds in enumerate(entries):
+            found.update((streamlet, entry, ordinal) for ordinal in range(bounds.next_record))
+    return found
+
+
+def together(group: Sequence[Worker]) -> Counter[Record]:
+    """What all of them have taken."""
+    return sum((each.taken for each in group), Counter[Record]())
+
+
+@contextlib.asynccontextmanager
+async def cluster() -> AsyncIterator[tuple[LocalCluster, Client]]:
+    """One with the stream."""
+    running = LocalCluster(brokers=1, arena_bytes=256 * MIB, segment_bytes=128 * KIB)
+    async with running, await Client.connect(running.bootstrap) as client:
+        await client.admin.create_stream(STREAM, streamlets=STREAMLETS, entries=ENTRIES, group_segments=1)
+        yield running, client
+
+
+@pytest.mark.slow
+async def test_six_consumers_have_equal_shares_and_when_one_is_killed_others_do_what_it_had_not_committed() -> None:
+    async with cluster() as (running, client), workers(running.bootstrap, 6, session_timeout_ms=1_500) as group:
+        async with feeding(client):
+            await until(lambda: all(each.count for each in group), TIMEOUT_S)
+            before = [each.count for each in group]
+            enough = sum(before) + 6_000
+            await until(lambda: sum(each.count for each in group) >= enough, TIMEOUT_S)
+            shares = [each.count - count for each, count in zip(group, before, strict=True)]
+            mean = sum(shares) / len(shares)
+            assert all(abs(share - mean) <= SHARE_TOLERANCE * mean for share in shares), shares
+
+            killed = group[2]
+            await killed.kill()
+            entries = {(streamlet, entry) for streamlet in range(STREAMLETS) for entry in range(ENTRIES)}
+            counts = [each.count for each in group]
+            await until(
+                lambda: all(each.count > count for each, count in zip(group, counts, strict=True) if each is not killed)
+            )
+        everything = await all_records(client)
+        assert {record[:2] for record in everything} == entries, "every entry was written to"
+        await until(lambda: together(group).keys() >= everything.keys(), TIMEOUT_S)
+        for each in group:
+            if each is not killed:
+                await each.stop()
+        again = together(group) - everything
+        assert again.keys() <= killed.uncommitted
+        assert max(again.values(), default=1) == 1, "no more than once again"
+        assert not any(each.leases_lost for each in group)
+
+
+@pytest.mark.slow
+async def test_a_consumer_that_sleeps_too_long_loses_what_it_has_and_commits_nothing_of_it() -> None:
+    async with cluster() as (running, client), workers(running.bootstrap, 3, session_timeout_ms=1_000) as group:
+        async with feeding(client):
+            await until(lambda: all(each.count > 100 for each in group), TIMEOUT_S)
+            asleep, *others = group
+            asleep.signal(signal.SIGSTOP)
+            try:
+                held = asleep.count
+                describe = client.admin.describe_application
+                async with asyncio.timeout(TIMEOUT_S):
+                    while len((await describe(APPLICATION)).members) > len(others):
+                        await asyncio.sleep(0.05)
+                counts = [each.count for each in others]
+                await until(lambda: all(each.count > count for each, count in zip(others, counts, strict=True)))
+            finally:
+                asleep.signal(signal.SIGCONT)
+            await until(lambda: asleep.count > held + 100, TIMEOUT_S)  # it has joined anew
+        everything = await all_records(client)
+        await until(lambda: together(group).keys() >= everything.keys(), TIMEOUT_S)
+        for each in group:
+            await each.stop()
+        again = together(group) - everything
+        assert set(again.values()) <= {1}
+        assert again.keys() <= asleep.taken.keys(), "only what it had taken, and others had to do again"

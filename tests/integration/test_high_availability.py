@@ -1,0 +1,319 @@
+"""Several coordinators on a real ZooKeeper: who leads, who follows, and what survives a leader."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kera.client import Client, ClientSettings
+from kera.client.local_cluster import LocalCluster
+from kera.coordinator.leadership import LEADER
+from kera.coordinator.metadata import Record
+from kera.coordinator.zookeeper_store import ZooKeeperAddress, ZooKeeperSession, ZooKeeperStore
+from kera.core.errors import KeraError, NotLeader, StreamExists, Uncertain
+from kera.core.rpc import api
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.method import call
+from kera.core.settings import MIB
+from kera.v1 import coordinator_pb2 as messages
+from tests.integration.support import until
+from tests.integration.zookeeper import ZooKeeper, zookeeper
+
+__all__ = ["zookeeper"]
+
+SESSION_TIMEOUT_MS = 2000
+TAKEOVER_S = 20.0
+"""Bound on the time until another one leads. It takes the session's time-out and little more; machines may be slow."""
+TIMEOUT_S = 60.0
+_roots = itertools.count(1)
+
+
+class World:
+    """A cluster, the store it shares, and one client."""
+
+    def __init__(self, cluster: LocalCluster, client: Client, store: ZooKeeperStore) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.store = store
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self.cluster.ready if name.startswith("coordinator")]
+
+    def address(self, name: str) -> str:
+        return str(self.cluster.ready[name]["grpc_address"])
+
+    async def leader(self) -> str:
+        """The name of who leads, and answers."""
+        known = await self.client.admin.describe_cluster()
+        return next(name for name in self.names if self.address(name) == known.coordinators[0])
+
+    async def followers(self) -> list[str]:
+        leader = await self.leader()
+        return [name for name in self.names if name != leader]
+
+    async def other_leads(self, than: str) -> str:
+        """Wait until another one leads; its name."""
+        async with asyncio.timeout(TAKEOVER_S):
+            while True:
+                with contextlib.suppress(KeraError):
+                    leader = await self.leader()
+                    if leader != than:
+                        return leader
+                await asyncio.sleep(0.02)
+
+    async def record(self) -> dict[str, Any]:
+        """What the store says of who leads."""
+        record = await self.store.get(LEADER)
+        assert isinstance(record, Record)
+        return dict(json.loads(record.value))
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        lines = (self.cluster.log_dir / f"{name}.log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    async def refused(self, name: str) -> NotLeader:
+        """What one that does not lead answers."""
+        channel = GrpcChannel(self.address(name))
+        try:
+            with pytest.raises(NotLeader) as error:
+                await call(channel, api.LIST_STREAMS, messages.ListStreamsRequest(), timeout_s=TIMEOUT_S)
+            return error.value
+        finally:
+            await channel.close()
+
+    async def settled(self) -> None:
+        """Wait until every coordinator knows who leads."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while len((await self.client.admin.describe_cluster()).coordinators) < len(self.names):
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(server: ZooKeeper, coordinators: int = 2) -> AsyncIterator[World]:
+    root = f"{server.address}/ha-{next(_roots)}"
+    cluster = LocalCluster(
+        brokers=1,
+        arena_bytes=32 * MIB,
+        coordinators=coordinators,
+        zookeeper=root,
+        coordinator_settings={
+            "zookeeper_session_timeout_ms": SESSION_TIMEOUT_MS,
+            "heartbeat_interval_ms": 200,
+            "heartbeats_missed_max": 50,
+        },
+    )
+    session = await ZooKeeperSession.connect(ZooKeeperAddress.parse(root), session_timeout_ms=30_000)
+    try:
+        async with (
+            cluster,
+            await Client.connect(cluster.bootstrap, ClientSettings.load(request_timeout_ms=1000)) as client,
+        ):
+            store = await ZooKeeperStore.open(session)
+            yield World(cluster, client, store)
+    finally:
+        await session.close()
+
+
+@pytest.fixture
+async def world(zookeeper: ZooKeeper) -> AsyncIterator[World]:
+    async with running(zookeeper) as made:
+        yield made
+
+
+async def test_one_leads_and_the_others_say_who(world: World) -> None:
+    await world.settled()
+    leader = await world.leader()
+    (follower,) = await world.followers()
+
+    assert (await world.refused(follower)).attributes == {"leader": world.address(leader)}
+    known = await world.client.admin.describe_cluster()
+    assert known.coordinators == (world.address(leader), world.address(follower))
+    assert await world.record() == {"address": world.address(leader), "epoch": 1}
+    async with await Client.connect(world.address(follower)) as knows_one:
+        await knows_one.admin.create_stream("s")
+        await knows_one.admin.delete_stream("s")
+
+
+@pytest.mark.parametrize("graceful", [False, True])
+async def test_when_the_leader_ends_in_a_burst_of_creations_no_stream_is_lost_or_doubled(
+    world: World, *, graceful: bool
+) -> None:
+    leader = await world.leader()
+    names = [f"s-{number}" for number in range(40)]
+    creations = [asyncio.create_task(world.client.admin.create_stream(name)) for name in names]
+    await asyncio.wait(creations, return_when=asyncio.FIRST_COMPLETED)
+    if graceful:
+        pid = world.cluster.processes[leader]
+        await asyncio.to_thread(subprocess.run, ["kill", f"-{signal.SIGTERM}", str(pid)], check=True)
+    else:
+        await world.cluster.kill(leader)
+
+    made = await asyncio.wait_for(asyncio.gather(*creations), TIMEOUT_S)
+
+    assert await world.other_leads(leader) != leader
+    listed = await world.client.admin.list_streams()
+    assert {stream.name: stream.stream_id for stream in listed} == {stream.name: stream.stream_id for stream in made}
+    assert sorted(stream.name for stream in listed) == sorted(names)
+    assert len({stream.stream_id for stream in listed}) == len(names)
+    with pytest.raises(StreamExists):
+        await world.client.admin.create_stream(names[0])
+    assert (await world.record())["epoch"] == 2
+
+
+async def test_a_broker_goes_on_with_the_next_leader_and_streams_stay_usable(world: World) -> None:
+    leader = await world.leader()
+    await world.client.admin.create_stream("s")
+    async with world.client.producer() as producer:
+        await producer.prepare("s")
+        await producer.send("s", b"before")
+        await world.cluster.kill(leader)
+        await producer.send("s", b"while nobody leads")
+        await producer.drain()
+        await world.other_leads(leader)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not all(broker.alive for broker in (await world.client.admin.describe_cluster()).brokers):
+                await asyncio.sleep(0.02)
+        await producer.send("s", b"after")
+        await producer.drain()
+    values = []
+    async with world.client.consumer("s", start="earliest", end="latest") as consumer:
+        values = [record.value async for record in consumer]
+    assert values == [b"before", b"while nobody leads", b"after"]
+    assert set(world.cluster.processes) == {"broker-1", *world.names} - {leader}
+
+
+async def test_a_leader_that_was_stopped_for_too_long_changes_nothing_any_more_and_follows(world: World) -> None:
+    await world.settled()
+    leader = await world.leader()
+    await world.client.admin.create_stream("before")
+    channel = GrpcChannel(world.address(leader))
+    await call(channel, api.LIST_STREAMS, messages.ListStreamsRequest(), timeout_s=TIMEOUT_S)
+    await world.cluster.pause(leader)
+    # Requests that it finds when it wakes: they came to the leader, and must not be carried out by one.
+    late = [
+        asyncio.create_task(
+            call(
+                channel,
+                api.CREATE_STREAM,
+                messages.CreateStreamRequest(name=f"late-{number}", creation_id=f"late-{number}"),
+                timeout_s=TIMEOUT_S,
+            )
+        )
+        for number in range(5)
+    ]
+    other = await world.other_leads(leader)
+    await world.client.admin.create_stream("between")
+    await world.cluster.resume(leader)
+
+    for outcome in await asyncio.gather(*late, return_exceptions=True):
+        assert isinstance(outcome, NotLeader | Uncertain)
+    await world.settled()
+    assert await world.leader() == other
+    assert (await world.refused(leader)).attributes == {"leader": world.address(other)}
+    assert [stream.name for stream in await world.client.admin.list_streams()] == ["before", "between"]
+    assert await world.record() == {"address": world.address(other), "epoch": 2}
+    await channel.close()
+
+
+async def test_a_leader_that_was_stopped_for_a_moment_goes_on_leading(world: World) -> None:
+    leader = await world.leader()
+    await world.cluster.pause(leader)
+    await asyncio.sleep(SESSION_TIMEOUT_MS / 1000 / 4)  # sleep: how long it stands still is what is tested
+    await world.cluster.resume(leader)
+
+    await world.client.admin.create_stream("s")
+
+    assert await world.leader() == leader
+    assert await world.record() == {"address": world.address(leader), "epoch": 1}
+
+
+async def test_the_cluster_goes_on_when_zookeeper_was_away(
+    zookeeper: ZooKeeper,
+) -> None:
+    async with running(zookeeper) as world:
+        await world.client.admin.create_stream("before")
+        await asyncio.to_thread(zookeeper.stop)
+        try:
+            await until(lambda: any(entry.get("event") == "leading no more" for entry in self_logs(world)))
+            for name in world.names:
+                assert (await world.refused(name)).retriable
+        finally:
+            await asyncio.to_thread(zookeeper.start)
+
+        await asyncio.wait_for(world.client.admin.create_stream("after"), TIMEOUT_S)
+
+        assert [stream.name for stream in await world.client.admin.list_streams()] == ["after", "before"]
+        assert set(world.cluster.processes) == {"broker-1", *world.names}
+
+
+async def test_the_cluster_goes_on_when_zookeeper_hung(
+    zookeeper: ZooKeeper,
+) -> None:
+    async with running(zookeeper) as world:
+        await world.client.admin.create_stream("before")
+        zookeeper.pause()
+        try:
+            await until(lambda: any(entry.get("event") == "leading no more" for entry in self_logs(world)))
+        finally:
+            zookeeper.resume()
+
+        await asyncio.wait_for(world.client.admin.create_stream("after"), TIMEOUT_S)
+
+        assert [stream.name for stream in await world.client.admin.list_streams()] == ["after", "before"]
+
+
+async def test_coordinators_stop_in_time_while_zookeeper_hangs(zookeeper: ZooKeeper) -> None:
+    async with running(zookeeper) as world:
+        zookeeper.pause()
+        try:
+            creation = asyncio.create_task(world.client.admin.create_stream("never"))
+            assert await world.cluster.stop() == []
+            codes = [world.cluster._children[name].returncode for name in world.names]
+            creation.cancel()
+        finally:
+            zookeeper.resume()
+
+        assert codes == [0, 0]
+
+
+async def test_all_coordinators_may_be_restarted_one_after_the_other(
+    zookeeper: ZooKeeper,
+) -> None:
+    async with running(zookeeper, coordinators=3) as world:
+        for number, name in enumerate(world.names):
+            await world.client.admin.create_stream(f"s-{number}")
+            await world.cluster.restart(name)
+            await world.settled()
+
+        assert [stream.name for stream in await world.client.admin.list_streams()] == ["s-0", "s-1", "s-2"]
+        (broker,) = (await world.client.admin.describe_cluster()).brokers
+        assert broker.alive
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--zookeeper", "nonsense"], "zookeeper: 'nonsense' is no address"),
+        (["--advertised-address", "here"], "advertised_address: 'here' is no address"),
+    ],
+)
+async def test_a_wrong_address_is_an_error_of_the_start(arguments: list[str], said: str, tmp_path: Any) -> None:
+    command = [sys.executable, "-m", "kera.cli", "coordinator", "--port", "0", "--data-dir", str(tmp_path), *arguments]
+    ended = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert ended.returncode == 2
+    assert said in ended.stderr
+
+
+def self_logs(world: World) -> list[dict[str, Any]]:
+    return [entry for name in world.names for entry in world.log(name)]

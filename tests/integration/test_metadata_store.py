@@ -1,0 +1,408 @@
+"""The metadata store on a real ZooKeeper: what every store promises, and what becomes of it when ZooKeeper fails."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kera.coordinator import zookeeper_store
+from kera.coordinator.metadata import (
+    Check,
+    MetadataStore,
+    MetadataStoreFailed,
+    Record,
+    UnknownFormat,
+    VersionConflict,
+    Write,
+)
+from kera.coordinator.zookeeper_store import (
+    TRANSACTION_BYTES_MAX,
+    ZooKeeperAddress,
+    ZooKeeperElection,
+    ZooKeeperSession,
+    ZooKeeperStore,
+    ZooKeeperUnreachable,
+)
+from kera.core.errors import InvalidArgument
+from tests.integration.zookeeper import ZooKeeper, zookeeper
+from tests.unit.coordinator.test_metadata_store import (
+    WRITES,
+    compare,
+    test_a_list_has_the_keys_with_the_prefix_in_order,
+    test_a_record_that_was_never_written_is_not_there,
+    test_a_refused_write_changes_none_of_its_records,
+    test_a_value_over_the_limit_is_refused,
+    test_a_write_changes_all_of_its_records,
+    test_a_write_may_depend_on_records_that_it_leaves_as_they_are,
+    test_a_write_that_depends_on_a_record_not_being_there_is_refused_when_it_is,
+    test_a_write_that_expects_a_record_where_there_is_none_is_refused,
+    test_a_write_that_expects_another_version_is_refused,
+    test_a_write_whose_caller_gives_up_is_carried_out,
+    test_keys_are_any_text,
+    test_keys_have_limits,
+    test_of_concurrent_writes_one_wins,
+    test_one_write_cannot_have_two_values_for_a_record,
+    test_to_delete_what_is_not_there_is_to_check_that,
+    test_versions_count_the_puts_of_a_key,
+    test_what_is_listed_belongs_to_one_moment,
+)
+
+__all__ = [
+    "test_a_list_has_the_keys_with_the_prefix_in_order",
+    "test_a_record_that_was_never_written_is_not_there",
+    "test_a_refused_write_changes_none_of_its_records",
+    "test_a_value_over_the_limit_is_refused",
+    "test_a_write_changes_all_of_its_records",
+    "test_a_write_may_depend_on_records_that_it_leaves_as_they_are",
+    "test_a_write_that_depends_on_a_record_not_being_there_is_refused_when_it_is",
+    "test_a_write_that_expects_a_record_where_there_is_none_is_refused",
+    "test_a_write_that_expects_another_version_is_refused",
+    "test_a_write_whose_caller_gives_up_is_carried_out",
+    "test_keys_are_any_text",
+    "test_keys_have_limits",
+    "test_of_concurrent_writes_one_wins",
+    "test_one_write_cannot_have_two_values_for_a_record",
+    "test_to_delete_what_is_not_there_is_to_check_that",
+    "test_versions_count_the_puts_of_a_key",
+    "test_what_is_listed_belongs_to_one_moment",
+    "zookeeper",
+]
+
+SESSION_TIMEOUT_MS = 4000
+WAIT_S = 30.0
+_roots = itertools.count(1)
+
+
+@asynccontextmanager
+async def opened(
+    server: ZooKeeper, root: str, session_timeout_ms: int = SESSION_TIMEOUT_MS
+) -> AsyncIterator[tuple[ZooKeeperSession, ZooKeeperStore]]:
+    session = await ZooKeeperSession.connect(
+        ZooKeeperAddress.parse(f"{server.address}/{root}"), session_timeout_ms=session_timeout_ms
+    )
+    try:
+        store = await ZooKeeperStore.open(session)
+        yield session, store
+        await store.close()
+    finally:
+        await session.close()
+
+
+def new_root() -> str:
+    return f"test-{next(_roots)}/below"
+
+
+@pytest.fixture
+async def store(zookeeper: ZooKeeper) -> AsyncIterator[MetadataStore]:
+    async with opened(zookeeper, new_root()) as (_, made):
+        yield made
+
+
+def test_zookeeper_does_what_the_fake_store_does(zookeeper: ZooKeeper) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(WRITES, max_size=20))
+    def check(history: list[list[Write | Check]]) -> None:
+        async def run() -> None:
+            async with opened(zookeeper, new_root()) as (_, made):
+                await compare(made, history)
+
+        asyncio.run(run())
+
+    check()
+
+
+# --- two writers, and failures -------------------------------------------------------------------------------
+
+
+async def test_two_stores_at_one_root_see_each_others_writes_and_take_turns(
+    zookeeper: ZooKeeper,
+) -> None:
+    root = new_root()
+    async with opened(zookeeper, root) as (_, one), opened(zookeeper, root) as (_, other):
+
+        async def count(store: ZooKeeperStore, key: str) -> None:
+            for version in range(30):
+                await store.write(Write(key, b"%d" % version, version))
+
+        await asyncio.gather(count(one, "a"), count(other, "b"))
+
+        assert await one.list("") == await other.list("") == {"a": Record(b"29", 30), "b": Record(b"29", 30)}
+
+
+async def test_a_write_sits_out_a_restart_of_zookeeper_and_is_carried_out_once(
+    zookeeper: ZooKeeper,
+) -> None:
+    async with opened(zookeeper, new_root(), session_timeout_ms=20_000) as (_, store):
+        await store.write(Write("a", b"1", 0))
+        for version in range(1, 4):
+            writing = asyncio.create_task(store.write(Write("a", b"2", version)))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(zookeeper.stop)
+            await asyncio.to_thread(zookeeper.start)
+            await asyncio.wait_for(writing, WAIT_S)
+
+        assert await store.list("") == {"a": Record(b"2", 4)}
+
+
+async def test_a_write_whose_answer_was_lost_is_not_carried_out_again(
+    store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, lost = store._session.send, 0
+
+    async def answer_lost(submit: object, timeout_s: float) -> object:
+        nonlocal lost
+        results = await send(submit, timeout_s)  # type: ignore[arg-type]
+        if isinstance(results, list) and not lost:
+            lost += 1
+            raise TimeoutError
+        return results
+
+    await store.write(Write("a", b"1", 0))
+    monkeypatch.setattr(store._session, "send", answer_lost)
+    await store.write(Write("a", b"2", 1), Write("b", b"2", 0))
+
+    assert lost == 1
+    assert await store.list("") == {"a": Record(b"2", 2), "b": Record(b"2", 1)}
+
+
+async def test_a_write_whose_answer_was_lost_and_that_another_followed_is_told_as_unknown(
+    store: ZooKeeperStore,
+    zookeeper: ZooKeeper,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send, lost = store._session.send, 0
+
+    async with opened(zookeeper, store._session.root.removeprefix("/")) as (_, other):
+
+        async def answer_lost(submit: object, timeout_s: float) -> object:
+            nonlocal lost
+            results = await send(submit, timeout_s)  # type: ignore[arg-type]
+            if isinstance(results, list) and not lost:
+                lost += 1
+                await other.write(Write("b", b"1", 0))
+                raise TimeoutError
+            return results
+
+        monkeypatch.setattr(store._session, "send", answer_lost)
+        with pytest.raises(MetadataStoreFailed, match="not known whether"):
+            await store.write(Write("a", b"1", 0))
+
+
+async def _present(store: ZooKeeperStore, key: str) -> Record | None:
+    """A record, once the store can be read again."""
+    with suppress(MetadataStoreFailed):
+        return await store.get(key)
+    return None
+
+
+async def test_without_zookeeper_everything_fails_in_bounded_time_and_goes_on_when_it_is_back(
+    zookeeper: ZooKeeper,
+) -> None:
+    async with opened(zookeeper, new_root(), session_timeout_ms=600) as (session, store):
+        election = ZooKeeperElection(session, store, "here:1")
+        await election.win()
+        await store.write(Write("a", b"1", 0))
+        await asyncio.to_thread(zookeeper.stop)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                for failing in (store.get("a"), store.list(""), store.write(Write("a", b"2", 1))):
+                    with pytest.raises(MetadataStoreFailed):
+                        await failing
+        finally:
+            await asyncio.to_thread(zookeeper.start)
+        async with asyncio.timeout(WAIT_S):
+            while (record := await _present(store, "a")) is None:
+                await asyncio.sleep(0.01)
+
+        await store.write(Write("a", b"3", record.version))
+        assert await store.get("a") == Record(b"3", record.version + 1)
+
+
+# --- writes that are larger than a transaction ----------------------------------------------------------------
+
+LARGE = tuple(Write(f"streams/{number}", bytes([number]) * 3000, 0) for number in range(10))
+"""Four transactions, where they are small."""
+
+
+@pytest.fixture
+def _small_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the server's memory would be full of large ones: it keeps the last 500."""
+    monkeypatch.setattr(zookeeper_store, "TRANSACTION_BYTES_MAX", 10_000)
+
+
+async def left_over(store: ZooKeeperStore) -> int:
+    """Staged writes that are there."""
+    return len(await store._children(store._staged)) + bool(await store._pending_id())
+
+
+async def test_a_write_larger_than_a_transaction_is_all_or_nothing_too(store: ZooKeeperStore) -> None:
+    large = [write._replace(value=(write.value or b"") * 100) for write in LARGE]
+    await store.write(Write("a", b"1", 0), Write("b", b"1", 0))
+    for refused in (Write("b", b"", 0), Check("b", 2), Check("a", 0)):
+        with pytest.raises(VersionConflict):
+            await store.write(*large, refused)
+    assert len(await store.list("")) == 2
+
+    await store.write(Check("b", 1), Write("a", None, 1), *large)
+    await store.write(*(Write(write.key, write.value, 1) for write in large))
+
+    expected = {write.key: Record(write.value or b"", 2) for write in large}
+    assert await store.list("") == {"b": Record(b"1", 1), **expected}
+    assert await left_over(store) == 0
+
+
+@pytest.mark.usefixtures("_small_transactions")
+@pytest.mark.parametrize("parts_done", [0, 1, 3])
+@pytest.mark.parametrize("finds_it", ["a list", "a get", "a write", "an opening"])
+async def test_a_large_write_that_was_decided_is_carried_out_by_whoever_comes_next(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch, finds_it: str, parts_done: int
+) -> None:
+    root = new_root()
+    async with opened(zookeeper, root) as (_, ends), opened(zookeeper, root) as (_, other):
+        await ends.write(Write("a", b"1", 0))
+        commit, done = ends._commit, 0
+
+        async def end_in_the_middle(*arguments: Any, **options: Any) -> None:
+            nonlocal done
+            if options.get("settles"):
+                if done == parts_done:
+                    raise MetadataStoreFailed("the process ends")
+                done += 1
+            await commit(*arguments, **options)
+
+        monkeypatch.setattr(ends, "_commit", end_in_the_middle)
+        with pytest.raises(MetadataStoreFailed, match="the process ends"):
+            await ends.write(Check("a", 1), *LARGE)
+
+        if finds_it == "a list":
+            assert len(await other.list("streams/")) == len(LARGE)
+        elif finds_it == "a get":
+            assert await other.get(LARGE[9].key) == Record(LARGE[9].value or b"", 1)
+        elif finds_it == "a write":
+            await other.write(Write(LARGE[9].key, b"after", 1))
+            with pytest.raises(VersionConflict):
+                await other.write(Write(LARGE[8].key, b"", 0))
+        async with opened(zookeeper, root) as (_, third):
+            assert len(await third._children(third._records + "/streams")) == len(LARGE)
+            assert await left_over(third) == 0
+
+
+@pytest.mark.usefixtures("_small_transactions")
+async def test_several_may_carry_out_what_is_pending_at_the_same_time(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = new_root()
+    async with (
+        opened(zookeeper, root) as (_, ends),
+        opened(zookeeper, root) as (_, one),
+        opened(zookeeper, root) as (_, other),
+    ):
+
+        async def nothing(_: float) -> None:
+            pass
+
+        monkeypatch.setattr(ends, "_carry_out", nothing)
+        await ends.write(*LARGE)
+        assert await left_over(one) == 2
+
+        lists = await asyncio.gather(one.list(""), other.list(""), one.list(""))
+
+        expected = {write.key: Record(write.value or b"", 1) for write in LARGE}
+        assert all(found == expected for found in lists)
+        await asyncio.gather(one.write(Write("a", b"", 0)), other.write(Write("b", b"", 0)))
+        assert await left_over(one) == 0
+
+
+@pytest.mark.usefixtures("_small_transactions")
+async def test_a_large_write_that_was_not_decided_leaves_nothing(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = new_root()
+    async with opened(zookeeper, root) as (_, ends), opened(zookeeper, root) as (_, other):
+
+        async def end(*_: object) -> None:
+            raise MetadataStoreFailed("the process ends")
+
+        monkeypatch.setattr(ends, "_commit", end)
+        with pytest.raises(MetadataStoreFailed):
+            await ends.write(*LARGE)
+        assert await other.list("") == {}
+        assert await left_over(other) == 1
+
+        await other.write(*LARGE)
+        assert await left_over(other) == 0
+
+
+async def test_a_write_with_more_keys_than_a_transaction_can_check_is_refused(store: MetadataStore) -> None:
+    with pytest.raises(InvalidArgument, match=f"of {TRANSACTION_BYTES_MAX}"):
+        await store.write(*(Write(f"streams/{number:0200}", b"", 0) for number in range(2500)))
+
+    assert await store.list("") == {}
+
+
+async def test_metadata_of_another_version_are_not_touched(zookeeper: ZooKeeper) -> None:
+    root = new_root()
+    async with opened(zookeeper, root) as (session, _):
+        await session.ask(lambda client: client.set_async(f"{session.root}/format", b"2"))
+
+    with pytest.raises(UnknownFormat, match="has format 2, this version knows 1"):
+        async with opened(zookeeper, root):
+            pass
+
+
+async def test_a_zookeeper_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.coordinator.zookeeper_store.CONNECT_TIMEOUT_S", 0.2)
+    with pytest.raises(ZooKeeperUnreachable, match=r"127\.0\.0\.1:1 .*--zookeeper"):
+        await ZooKeeperSession.connect(ZooKeeperAddress.parse("127.0.0.1:1"), session_timeout_ms=400)
+
+
+# --- the election --------------------------------------------------------------------------------------------
+
+
+async def test_one_candidate_wins_and_the_next_one_follows_when_it_resigns(
+    zookeeper: ZooKeeper,
+) -> None:
+    root = new_root()
+    async with opened(zookeeper, root) as (one, one_store), opened(zookeeper, root) as (other, other_store):
+        first, second = ZooKeeperElection(one, one_store, "one:1"), ZooKeeperElection(other, other_store, "other:1")
+        await asyncio.wait_for(first.win(), WAIT_S)
+        await one_store.write(Write("leader", b"", 0))
+        winning = asyncio.create_task(second.win())
+        async with asyncio.timeout(WAIT_S):
+            while second.leader != "one:1" or len(second.coordinators) < 2:
+                await asyncio.sleep(0.01)
+        assert await first.prove(Check("leader", 1))
+        assert first.coordinators == ["one:1", "other:1"]
+        assert not winning.done()
+
+        await first.resign()
+        await asyncio.wait_for(winning, WAIT_S)
+
+        assert second.leader == "other:1"
+        assert await second.prove(Check("leader", 1))
+        assert not await second.prove(Check("leader", 2)), "somebody has written that another one leads"
+        assert not await first.prove(Check("leader", 1))
+
+
+async def test_whose_session_has_ended_leads_no_more_though_its_client_has_a_new_one(
+    zookeeper: ZooKeeper,
+) -> None:
+    root = new_root()
+    async with opened(zookeeper, root, 1000) as (one, one_store), opened(zookeeper, root) as (other, other_store):
+        first, second = ZooKeeperElection(one, one_store, "one:1"), ZooKeeperElection(other, other_store, "other:1")
+        await first.win()
+        await one_store.write(Write("leader", b"", 0))
+        winning = asyncio.create_task(second.win())
+        before = one.session_id
+        (node,) = [node for node in first._candidates if node.startswith(first._id)]
+        await other.ask(lambda client: client.delete_async(f"{other.root}/candidates/{node}"))
+
+        await asyncio.wait_for(winning, WAIT_S)
+
+        assert not await first.prove(Check("leader", 1))
+        assert one.session_id == before

@@ -1,0 +1,279 @@
+"""Brokers, backups and the coordinator are killed or stopped: nothing acknowledged is lost, and others go on."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client, StreamDescription
+from kera.client.local_cluster import LocalCluster
+from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.errors import KeraError
+from kera.core.rpc import Channel, api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.schema import DEFAULT_SCHEMA
+from kera.v1 import broker_pb2, coordinator_pb2
+from tests.chaos.control import Chaos, Totals
+from tests.integration.control_support import (
+    TIMEOUT_S,
+    Reader,
+    broker_id_of,
+    broker_name,
+    check_log,
+    connect,
+    control_cluster,
+    now_us,
+    reader,
+    streamlets_of,
+    until_recovered,
+    until_registered,
+    until_safe,
+    writer,
+)
+from tests.integration.replication_support import backup_name
+from tests.integration.support import until, value_of
+
+# -- under load ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replication", "scenarios"),
+    [
+        pytest.param(1, ("broker", "backup"), id="alone"),
+        pytest.param(2, ("broker+backup", "broker+coordinator"), id="pairs"),
+        pytest.param(2, ("broker+owner",), id="owner"),
+        pytest.param(1, ("coordinator", "broker-memory"), id="back"),
+        pytest.param(2, ("frozen-broker", "frozen-backup"), id="frozen"),
+    ],
+)
+async def test_nothing_acknowledged_is_lost_or_twice(
+    tmp_path: Path, replication: int, scenarios: Sequence[str]
+) -> None:
+    async with (
+        control_cluster(tmp_path) as cluster,
+        Chaos(cluster, random.Random(7), replication=replication) as chaos,
+    ):
+        for scenario in scenarios:
+            await chaos.round(scenario, Totals())
+
+
+# -- one thing at a time ---------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    tmp_path: Path, *, replication: int = 1, durability: str | None = None, streamlets: int = 1
+) -> AsyncIterator[tuple[LocalCluster, Client, str]]:
+    """Two brokers, two backups, the stream "s" on one of the brokers, and the name of that one."""
+    async with control_cluster(tmp_path, brokers=2, backups=2) as cluster, await connect(cluster) as client:
+        made = await client.admin.create_stream(
+            "s", streamlets=streamlets, brokers=1, group_segments=2, replication=replication, durability=durability
+        )
+        (owner_id,) = {assignment.broker_id for assignment in made.assignments.values()}
+        yield cluster, client, broker_name(cluster, owner_id)
+
+
+def raw_chunk(stream: StreamDescription, producer: tuple[int, int], sequence: int) -> bytes:
+    """The chunk of a producer with one record: its sequence."""
+    row = {"timestamp": 0, "keys": None, "value": value_of(sequence), "headers": None}
+    return encode_chunk(
+        encode_payload(pa.RecordBatch.from_pylist([row], schema=DEFAULT_SCHEMA)),
+        record_count=1,
+        stream_id=stream.stream_id,
+        streamlet_id=0,
+        schema_id=stream.schema_id,
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        sequence=sequence,
+        created_us=0,
+        min_timestamp_us=0,
+        max_timestamp_us=0,
+    ).to_bytes()
+
+
+async def channel_to(client: Client, stream: str) -> Channel:
+    """A connection to the owner of a stream's first streamlet."""
+    broker = (await client.admin.describe_stream(stream)).broker_of(0)
+    assert broker is not None
+    return await FrameChannel.connect_tcp(broker.frames_address, timeout_s=TIMEOUT_S)
+
+
+async def write(channel: Channel, *chunks: bytes) -> list[broker_pb2.ChunkStatus]:
+    request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks))
+    return list((await channel.submit(api.MULTI_WRITE_CHUNKS, request, chunks, timeout_s=TIMEOUT_S)).message.statuses)
+
+
+async def new_producer(client: Client) -> tuple[int, int]:
+    answer = await client._cluster.ask(api.INIT_PRODUCER, coordinator_pb2.InitProducerRequest())
+    return answer.producer_id, answer.producer_epoch
+
+
+async def numbers(client: Client) -> list[bytes | None]:
+    async with client.consumer("s", start="earliest", end="latest") as consumer:
+        return [record.value async for record in consumer]
+
+
+async def test_what_a_producer_sends_again_to_the_new_owner_is_recognised(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (cluster, client, owner):
+        stream = await client.describe("s")
+        producer = await new_producer(client)
+        chunks = [raw_chunk(stream, producer, sequence) for sequence in range(7)]
+        before = await channel_to(client, "s")
+        stored = await write(before, *chunks[:5])
+        assert not any(status.HasField("error") for status in stored)
+
+        begun_us = now_us()
+        await cluster.kill(owner)
+        await until_recovered(client, [broker_id_of(cluster, owner)], begun_us)
+        await before.close()
+
+        after = await channel_to(client, "s")
+        again = await write(after, *chunks[3:6])
+        assert [status.duplicate for status in again] == [True, True, False]
+        assert [status.first_record for status in again] == [3, 4, 5], "ordinals go on"
+        (late,) = await write(after, raw_chunk(stream, producer, 9))
+        assert late.error.code == "out_of_sequence"
+        await after.close()
+        assert await numbers(client) == [value_of(number) for number in range(6)]
+
+
+async def test_a_consumer_goes_on_where_another_one_stopped_before(tmp_path: Path) -> None:
+    async with pair(tmp_path, streamlets=2) as (cluster, client, owner), writer(client, "s") as load:
+        await load.go_on(count=100)
+        found = Reader(client, load.stream)
+        found.reopen()  # after a chunk
+        await found.read()
+        assert 0 < found.records < load.acknowledged
+        await load.settle()
+
+        begun_us = now_us()
+        await cluster.kill(owner)
+        await until_recovered(client, [broker_id_of(cluster, owner)], begun_us)
+        await found.read(end="latest")
+        assert found.records == load.acknowledged
+        load.paused = False
+        await load.go_on()
+        await load.settle()
+        await found.read(end="latest")
+        assert found.records == load.acknowledged
+
+
+async def test_a_broker_that_comes_back_late_is_an_empty_member_and_can_take_streamlets_again(tmp_path: Path) -> None:
+    async with pair(tmp_path, streamlets=2) as (cluster, client, owner):
+        owner_id = broker_id_of(cluster, owner)
+        async with writer(client, "s") as load, reader(client, "s") as follower:
+            await load.go_on(count=50)
+            begun_us = now_us()
+            await cluster.kill(owner)
+            (recovery,) = await until_recovered(client, [owner_id], begun_us)
+            assert recovery.phase == "done"
+            assert (recovery.streamlets_total, recovery.streamlets_restored) == (2, 2)
+            assert recovery.bytes_recovered >= recovery.bytes_total > 0
+            assert recovery.records_lost == 0
+            times = [recovery.detected_us, recovery.fenced_us, recovery.opened_us, recovery.readable_us]
+            assert begun_us < times[0]
+            assert [*times, recovery.restored_us] == sorted([*times, recovery.restored_us])
+
+            await cluster.restart(owner)
+            await until_registered(client, owner_id)
+            assert await streamlets_of(client, "s", owner_id) == []
+            stream = await client.admin.describe_stream("s")
+            assert all(owner_id not in assignment.broker_ids for assignment in stream.assignments.values())
+            await load.go_on()
+            await client.admin.move_streamlet("s", 1, owner_id)
+            await load.go_on()
+            assert await streamlets_of(client, "s", owner_id) == [1]
+            await load.settle()
+            await follower.catch_up([load])
+            assert await check_log(client, "s", [load]) == load.acknowledged
+
+
+async def test_a_recovery_says_which_replicas_it_waits_for_and_ends_when_they_are_back(tmp_path: Path) -> None:
+    async with pair(tmp_path, durability="persisted") as (cluster, client, owner):
+        owner_id = broker_id_of(cluster, owner)
+        async with writer(client, "s") as load:
+            await load.go_on(count=50)
+            await load.settle()
+            holders = {backup_name(cluster, each) for delivery in load.deliveries[0] for each in delivery.backups}
+            begun_us = now_us()
+            for name in holders:
+                await cluster.kill(name)
+            await cluster.kill(owner)
+            async with asyncio.timeout(TIMEOUT_S):
+                while not any(each.waits_for for each in await client.admin.recoveries()):
+                    await asyncio.sleep(0.05)
+            for name in holders:
+                await cluster.restart(name)
+            (recovery,) = await until_recovered(client, [owner_id], begun_us)
+            assert (recovery.phase, list(recovery.waits_for), recovery.records_lost) == ("done", [], 0)
+            load.paused = False
+            await load.go_on()
+            await load.settle()
+            assert await check_log(client, "s", [load]) == load.acknowledged
+
+
+async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (cluster, client, owner):
+        stream = await client.describe("s")
+        producer = await new_producer(client)
+        chunks = [raw_chunk(stream, producer, sequence) for sequence in range(6)]
+        zombie = await channel_to(client, "s")
+        assert not any(status.HasField("error") for status in await write(zombie, *chunks[:2]))
+
+        begun_us = now_us()
+        await cluster.pause(owner)
+        try:
+            asked = [asyncio.create_task(write(zombie, chunk)) for chunk in chunks[2:4]]
+            await until_recovered(client, [broker_id_of(cluster, owner)], begun_us)
+            successor = await channel_to(client, "s")
+            assert not any(status.HasField("error") for status in await write(successor, *chunks[2:6]))
+        finally:
+            await cluster.resume(owner)
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, list):
+                assert [status.HasField("error") for status in answer] == [True]
+            else:
+                assert isinstance(answer, KeraError)
+        await until(lambda: owner not in cluster.processes, TIMEOUT_S)
+        await zombie.close()
+        await successor.close()
+        assert await numbers(client) == [value_of(number) for number in range(6)]
+
+
+async def test_a_launch_that_comes_back_in_time_keeps_what_it_has(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (cluster, client, owner):
+        owner_id = broker_id_of(cluster, owner)
+        async with writer(client, "s") as load:
+            await load.go_on(count=50)
+            await cluster.restart(owner)  # stopped by itself: nothing has to be found anew
+            await load.go_on()
+            assert await streamlets_of(client, "s", owner_id) == [0]
+            assert all(each.phase == "cancelled" for each in await client.admin.recoveries())
+            await load.settle()
+            await until_safe(cluster)
+            assert await check_log(client, "s", [load]) == load.acknowledged
+
+
+async def test_streams_without_replication_wait_for_their_broker(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (cluster, client, owner):
+        owner_id = broker_id_of(cluster, owner)
+        await client.admin.create_stream("alone", streamlets=2, replication=0)
+        mine = await streamlets_of(client, "alone", owner_id)
+        assert len(mine) == 1
+        async with writer(client, "alone") as load, writer(client, "s") as other:
+            await load.go_on(count=50)
+            begun_us = now_us()
+            await cluster.kill(owner)
+            await until_recovered(client, [owner_id], begun_us)
+            await other.go_on()
+            assert await streamlets_of(client, "alone", owner_id) == mine
+            await cluster.restart(owner)
+            await load.go_on()
+            await load.settle()
+            assert await streamlets_of(client, "alone", owner_id) == mine
+            assert await check_log(client, "alone", [load]) == load.acknowledged

@@ -1,0 +1,155 @@
+"""A real ZooKeeper for tests: one server, from the jars of Debian's package ``zookeeper``, on a free port."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+JARS = Path("/usr/share/java")
+JAR = JARS / "zookeeper.jar"
+"""Its manifest names the others that it needs."""
+MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+TICK_MS = 200
+START_TIMEOUT_S = 60.0
+PORT_ATTEMPTS = 5
+_PR_SET_PDEATHSIG = 1
+
+
+class ZooKeeper:
+    """One server, with its data in a directory: started by ``with``, and ended there, or when this process ends."""
+
+    def __init__(self, directory: Path) -> None:
+        if not JAR.exists():
+            raise FileNotFoundError(f"{JAR} is not there: install ZooKeeper (sh scripts/zookeeper.sh does)")
+        self._directory = directory
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        # For the kernel, the death of the thread that started a child is the death of its parent.
+        self._parent = ThreadPoolExecutor(1, thread_name_prefix="zookeeper-parent")
+
+    @property
+    def address(self) -> str:
+        """``host:port``; the same after a restart."""
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start the server, and wait until it serves."""
+        for _ in range(1 if self._port else PORT_ATTEMPTS):
+            port = self._port or _free_port()
+            self._parent.submit(self._launch, port).result()
+            if self._wait(port):
+                self._port = port
+                return
+        raise AssertionError(f"ZooKeeper did not start:\n{self._log.read_text()[-4000:]}")
+
+    def stop(self) -> None:
+        """End the server as a crash would; what it has acknowledged is on disk."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Have it stand still."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._parent.shutdown()
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "zookeeper.log"
+
+    def _launch(self, port: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        settings = self._directory / "zoo.cfg"
+        settings.write_text(
+            f"tickTime={TICK_MS}\n"
+            f"maxSessionTimeout={300 * TICK_MS}\n"
+            f"dataDir={self._directory / 'data'}\n"
+            f"clientPort={port}\n"
+            "clientPortAddress=127.0.0.1\n"
+            "admin.enableServer=false\n"
+            "4lw.commands.whitelist=srvr\n"
+        )
+        home = os.environ.get("JAVA_HOME")
+        java = shutil.which("java", path=f"{home}/bin") if home else None
+        command = (
+            *(java or "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            *(
+                "-Dzookeeper.jmx.log4j.disable=true",
+                "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            ),
+            *("-cp", f"{JARS / 'slf4j-simple.jar'}:{JAR}", MAIN, str(settings)),
+        )
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call of the kernel, which needs no lock
+            )
+
+    def _wait(self, port: int) -> bool:
+        """Whether it serves; not when it has ended, as it does when someone else was faster to take the port."""
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if _serves(port):
+                return True
+            time.sleep(0.02)
+        self.stop()
+        return False
+
+
+def _serves(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0) as connection:
+        connection.sendall(b"srvr")
+        return b"Mode: standalone" in connection.makefile("rb").read()
+    return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
+    """A server that the tests of a module share; they use roots of their own: ``<address>/<root>``."""
+    with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server

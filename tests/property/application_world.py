@@ -1,0 +1,300 @@
+"""An application, the streamlets that it reads, and members that follow the protocol: for tests without a daemon."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kera.coordinator.applications import Application, StreamShape, key_of, leases_of, position_of
+from kera.v1 import application_pb2 as messages
+from kera.v1 import common_pb2
+
+STREAM_ID = 7
+SHAPES = {STREAM_ID: StreamShape(2, 3)}
+SESSION_MS = 10_000
+PROGRESS_MS = 60_000
+
+
+def cursor(streamlet: int, entry: int, group_id: int, segment_id: int, offset: int) -> common_pb2.Cursor:
+    return common_pb2.Cursor(
+        stream_id=STREAM_ID,
+        streamlet_id=streamlet,
+        entry=entry,
+        group_id=group_id,
+        segment_id=segment_id,
+        position=offset,
+    )
+
+
+@dataclass
+class TrueGroup:
+    """A group as its broker has it; positions in it are offsets in its only segment."""
+
+    group_id: int
+    entry: int
+    length: int = 1
+    closed: bool = False
+    first_record: int = 0
+    gone: bool = False
+    """Its broker has nothing of it any more."""
+
+    @property
+    def end_record(self) -> int:
+        return self.first_record + self.length
+
+
+@dataclass
+class FakeMember:
+    """A consumer that does what the protocol says, and remembers what it has been told."""
+
+    member_id: str
+    held: dict[tuple[int, int, int], messages.GroupLease] = field(default_factory=dict)
+    looks: list[messages.Look] = field(default_factory=list)
+    consumed: int = 0
+    busy_ms: int = 0
+
+
+class World:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.application = Application("app")
+        self.stored: dict[tuple[int, int], bytes] = {}
+        self.groups: dict[int, list[TrueGroup]] = {0: [], 1: []}
+        self.next_id = {0: 1, 1: 1}
+        self.members: dict[str, FakeMember] = {}
+        self.processed: dict[tuple[int, int], int] = {}
+        """(Streamlet, group) → up to where it was committed."""
+        self.written: Counter[tuple[int, int]] = Counter()
+        """Records of each (streamlet, entry)."""
+        self.began: dict[tuple[int, int], int] = {}
+        """(Streamlet, entry) → the record with which the application began."""
+        self.told: Counter[tuple[int, int]] = Counter()
+        """(Streamlet, entry) → how many records the application was told are lost."""
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def append(self, streamlet: int, entry: int, count: int, skipped_ids: int = 0) -> None:
+        """Records come to an entry; its open group, or a new one."""
+        group = next((each for each in self.groups[streamlet] if each.entry == entry and not each.closed), None)
+        if group is None:
+            self.next_id[streamlet] += skipped_ids
+            group = TrueGroup(self.next_id[streamlet], entry, 0, first_record=self.written[streamlet, entry])
+            self.next_id[streamlet] += 1
+            self.groups[streamlet].append(group)
+        group.length += count
+        self.written[streamlet, entry] += count
+
+    def expire(self, streamlet: int, entry: int, count: int) -> None:
+        """Retention takes some of the oldest groups of an entry; not the one that is written, nor the last one."""
+        left = [each for each in self.groups[streamlet] if each.entry == entry and not each.gone]
+        for group in left[:-1][:count]:
+            group.gone = True
+
+    def oldest(self, streamlet: int, entry: int, after: int = 0) -> int:
+        """Ordinal of the first record that is there, of groups behind one."""
+        there = (each for each in self.groups[streamlet] if each.entry == entry and each.group_id > after)
+        return next((each.first_record for each in there if not each.gone), self.written[streamlet, entry])
+
+    def close(self, streamlet: int, entry: int) -> None:
+        for group in self.groups[streamlet]:
+            if group.entry == entry:
+                group.closed = True
+
+    def true_group(self, streamlet: int, group_id: int) -> TrueGroup:
+        return next(each for each in self.groups[streamlet] if each.group_id == group_id)
+
+    # -- members -----------------------------------------------------------------------------------------------
+
+    def join(self, member_id: str) -> FakeMember:
+        return self.members.setdefault(member_id, FakeMember(member_id))
+
+    def request(self, member: FakeMember, steps: list[messages.GroupStep]) -> messages.ConsumeRoundRequest:
+        request = messages.ConsumeRoundRequest(
+            application_id="app",
+            member_id=member.member_id,
+            session_timeout_ms=SESSION_MS,
+            progress_timeout_ms=PROGRESS_MS,
+            busy_ms=member.busy_ms,
+            bytes_consumed=member.consumed,
+            groups_max=100,
+            stream_ids=[STREAM_ID],
+            steps=steps,
+        )
+        for look in member.looks:
+            after = look.after_group_id
+            if look.start:
+                cursors = [cursor(look.streamlet_id, entry, 0, 0, 0) for entry in range(3)]
+                first = [self.oldest(look.streamlet_id, entry) for entry in range(3)]
+                records = [messages.StartRecord(record=record) for record in first]
+                request.starts.add(
+                    stream_id=STREAM_ID, streamlet_id=look.streamlet_id, cursors=cursors, records=records
+                )
+                if (STREAM_ID, look.streamlet_id) not in self.application.streamlets:
+                    self.began.update(((look.streamlet_id, entry), record) for entry, record in enumerate(first))
+            listed = [group for group in self.groups[look.streamlet_id] if group.group_id > after and not group.gone]
+            if listed:
+                request.seen.add(
+                    stream_id=STREAM_ID,
+                    streamlet_id=look.streamlet_id,
+                    after_group_id=after,
+                    through_group_id=listed[-1].group_id,
+                    groups=[
+                        messages.SeenGroup(
+                            start=cursor(look.streamlet_id, each.entry, each.group_id, 1, 0),
+                            first_record=each.first_record,
+                            end_record=each.end_record if each.closed else None,
+                        )
+                        for each in listed
+                    ],
+                )
+        member.looks = []
+        return request
+
+    def steps(self, member: FakeMember, share: float) -> list[messages.GroupStep]:
+        """What a member has done since: a share of what is left of each group."""
+        found = []
+        for (_, streamlet, group_id), lease in member.held.items():
+            group = self.true_group(streamlet, group_id)
+            offset = lease.next.position
+            taken = offset + int((group.length - offset) * share + 0.999) if not group.gone else offset
+            member.consumed += taken - offset
+            step = messages.GroupStep(lease=lease.lease)
+            step.next.CopyFrom(cursor(streamlet, group.entry, group_id, 1, taken))
+            step.next_record = group.first_record + taken
+            if share and not lease.give_back:
+                step.told.extend(lease.lost)
+            if group.gone and share:
+                known = lease.HasField("end_record")
+                step.next_record = lease.end_record if known else self.oldest(streamlet, group.entry, group.group_id)
+                step.finished = True
+            else:
+                step.finished = group.closed and taken == group.length
+            step.released = lease.give_back and not step.finished
+            found.append(step)
+        return found
+
+    def round(self, member: FakeMember, share: float = 0.0, *, answer_lost: bool = False) -> None:
+        """A round; if its answer is lost, it is sent once more."""
+        steps = self.steps(member, share)
+        self.application.expire(self.now_s)
+        request = self.request(member, steps)
+        leases = {key_of(step): step.lease for step in steps}
+        ended = {step.next.group_id for step in steps if self.true_group(*key_of(step)[1:]).gone and step.finished}
+        valid = {
+            key
+            for key, lease in leases.items()
+            if (held := self.application.members.get(member.member_id))
+            and key in held.held
+            and held.held[key].lease == lease
+        }
+        response = self.application.consume_round(request, SHAPES, self.now_s)
+        if answer_lost:
+            response = self.application.consume_round(request, SHAPES, self.now_s)
+        self.application.answer(response, member.member_id, SHAPES, self.now_s)
+        refused = {key_of(step) for step in response.refused}
+        if member.busy_ms <= PROGRESS_MS:
+            assert refused == set(leases) - valid, "exactly what others have, or may have, is refused"
+        for step in steps:
+            if key_of(step) not in refused:
+                place = (step.next.streamlet_id, step.next.group_id)
+                self.processed[place] = max(self.processed.get(place, 0), step.next.position)
+                self._note_told(step, ended=step.next.group_id in ended)
+        member.held = {key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
+        member.looks = list(response.look)
+        self.store()
+
+    def _note_told(self, step: messages.GroupStep, *, ended: bool) -> None:
+        """The coordinator knows that a member has told its user of gaps."""
+        place = (step.next.streamlet_id, step.next.entry)
+        self.told[place] += sum(gap.end_record - gap.first_record for gap in step.told)
+        if ended:
+            group = self.true_group(step.next.streamlet_id, step.next.group_id)
+            self.told[place] += step.next_record - group.first_record - step.next.position
+
+    def store(self) -> None:
+        for key, message in self.application.take_changes().items():
+            if message is None:
+                del self.stored[key]
+            else:
+                self.stored[key] = message.SerializeToString()
+
+    def restart(self) -> None:
+        """Another coordinator leads."""
+        self.application = Application("app")
+        for value in self.stored.values():
+            self.application.restore(messages.StreamletProgress.FromString(value), self.now_s)
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    # -- what must hold ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        holders: dict[tuple[int, int, int], str] = {}
+        for member_id, member in self.application.members.items():
+            told = list(leases_of(member))
+            assert len(told) == len(member.held)
+            for key, group in member.held.items():
+                assert key not in holders, "a group is held once"
+                holders[key] = member_id
+                assert group.member_id == member_id
+                assert not group.done
+            assert member.give_back <= set(member.held)
+        for (_, streamlet_id), streamlet in self.application.streamlets.items():
+            for group_id, group in streamlet.groups.items():
+                assert holders.get((STREAM_ID, streamlet_id, group_id), "") == group.member_id
+                assert group_id <= streamlet.listed
+                assert group.entry == self.true_group(streamlet_id, group_id).entry
+                assert group.next.offset == self.processed.get((streamlet_id, group_id), 0), "no commit is lost"
+            for true in self.groups[streamlet_id]:
+                if true.group_id <= streamlet.listed and true.group_id not in streamlet.groups:
+                    done = self.processed.get((streamlet_id, true.group_id), 0)
+                    whole = (true.closed, done) == (True, true.length)
+                    assert whole or true.gone, "nothing is left behind that is not done"
+            for entry, position in enumerate(streamlet.cursors):
+                for true in self.groups[streamlet_id]:
+                    if true.entry == entry and true.group_id < position.group_id and not true.gone:
+                        assert self.processed.get((streamlet_id, true.group_id), 0) == true.length
+
+    def finish(self) -> None:
+        """Let those who live go on until nothing changes."""
+        for streamlet in self.groups:
+            for entry in range(3):
+                self.close(streamlet, entry)
+        for _ in range(2000):
+            self.advance(0.6)
+            for member in self.members.values():
+                self.round(member, 1.0)
+                self.check()
+            if self.all_done():
+                self.check_told()
+                return
+        raise AssertionError("groups are left that nobody reads")
+
+    def all_done(self) -> bool:
+        return all(
+            self.processed.get((streamlet, group.group_id), 0) == group.length
+            for streamlet, groups in self.groups.items()
+            for group in groups
+            if not group.gone
+        ) and not any(
+            not group.done or group.lost
+            for streamlet in self.application.streamlets.values()
+            for group in streamlet.groups.values()
+        )
+
+    def check_told(self) -> None:
+        """Every record was dealt with, or told to be lost, once."""
+        for place, first in self.began.items():
+            done = sum(
+                self.processed.get((place[0], group.group_id), 0)
+                for group in self.groups[place[0]]
+                if group.entry == place[1] and group.first_record >= first
+            )
+            pending = sum(
+                gap.end - gap.first for gap in self.application.streamlets[STREAM_ID, place[0]].lost[place[1]]
+            )
+            assert done + self.told[place] + pending == self.written[place] - first
+
+    def cursors(self) -> dict[tuple[int, int], tuple[int, int, int]]:
+        return {(each.streamlet_id, each.entry): position_of(each) for each in self.application.cursors(STREAM_ID)}

@@ -1,0 +1,106 @@
+"""Producers and consumers while streamlets move and brokers crash: all arrives once, in order, and is read so."""
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kera.client.consumer import Consumer
+from kera.client.producer import Producer
+from kera.client.settings import ConsumerSettings, ProducerSettings
+from tests.unit.client.fleet import Fleet
+from tests.unit.client.support import WAIT_S
+
+STREAMLETS, BROKERS = 2, 3
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["send", "send", "send", "move", "seal", "crash", "recover", "late", "pause"]),
+        st.integers(0, STREAMLETS - 1),
+        st.integers(1, BROKERS),
+    ),
+    max_size=30,
+)
+
+
+class Run:
+    """What happens, and what was sent."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet(brokers=BROKERS, streamlets=STREAMLETS)
+        self.sent: list[list[bytes]] = [[] for _ in range(STREAMLETS)]
+
+    async def act(self, producer: Producer, kind: str, streamlet: int, broker_id: int) -> None:
+        fleet = self.fleet
+        target = fleet.streamlets[streamlet]
+        if kind == "send":
+            for _ in range(3):
+                self.sent[streamlet].append(b"%d" % len(self.sent[streamlet]))
+                producer.send("s", self.sent[streamlet][-1], streamlet=streamlet)
+            producer._writers["s"].close_open_chunk(streamlet)
+        elif kind == "seal":
+            fleet.seal(streamlet)
+        elif kind in {"move", "late"} and not fleet.brokers[broker_id].closed:
+            fleet.move(streamlet, broker_id, opened=kind == "move")
+        elif kind == "crash":
+            left = [number for number, broker in fleet.brokers.items() if not broker.closed and number != broker_id]
+            if left:
+                fleet.brokers[broker_id].crash()
+                await asyncio.sleep(0.002)  # sleep: time for clients to notice, or not
+                fleet.take_over(broker_id, left[0])
+        elif kind == "recover":
+            fleet.recovered()
+            target.opened = True
+        elif kind == "pause":
+            await asyncio.sleep(0.003)  # sleep: time is one of the things that happen
+        await asyncio.sleep(0)
+
+    def all_is_well(self) -> None:
+        for streamlet in self.fleet.streamlets:
+            streamlet.sealed, streamlet.opened = False, True
+        self.fleet.recovered()
+
+
+async def read(consumer: Consumer, counts: list[int]) -> list[list[bytes]]:
+    found: list[list[bytes]] = [[] for _ in range(STREAMLETS)]
+    if any(counts):
+        async for chunk in consumer.batches():
+            found[chunk.entry.streamlet_id] += chunk.batch["value"].to_pylist()
+            if [len(values) for values in found] == counts:
+                break
+    return found
+
+
+async def run(actions: list[tuple[str, int, int]], in_flight_max: int, fetch_bytes_max: int) -> None:
+    happening = Run()
+    fleet = happening.fleet
+    options = ProducerSettings(request_bytes_max=400, requests_in_flight_max=in_flight_max)
+    reading = ConsumerSettings(fetch_bytes_max=fetch_bytes_max, fetch_wait_ms=60_000)
+    counts = [3 * actions_of(actions, streamlet) for streamlet in range(STREAMLETS)]
+    async with asyncio.timeout(WAIT_S):
+        async with Producer(fleet, options) as producer, Consumer(fleet, ("s",), reading, start="earliest") as consumer:
+            await producer.prepare("s")
+            taking = asyncio.ensure_future(read(consumer, counts))
+            for action in actions:
+                await happening.act(producer, *action)
+            happening.all_is_well()
+            await producer.flush()
+            assert [fleet.values(number) for number in range(STREAMLETS)] == happening.sent
+            assert await taking == happening.sent
+            bounds = await fleet.bounds("s")
+            assert [bounds[number][0].next_record for number in range(STREAMLETS)] == counts
+        again = Consumer(fleet, ("s",), reading, start="earliest", end="latest")
+        assert await read(again, [-1]) == happening.sent  # to the end, and no further
+        await again.close()
+    await fleet.close()
+
+
+def actions_of(actions: list[tuple[str, int, int]], streamlet: int) -> int:
+    return sum(kind == "send" and where == streamlet for kind, where, _ in actions)
+
+
+@settings(max_examples=max(1, settings().max_examples // 2))
+@given(ACTIONS, st.integers(1, 4), st.sampled_from([1, 1000, 1 << 20]))
+def test_all_is_written_and_read_once_and_in_order(
+    actions: list[tuple[str, int, int]], in_flight_max: int, fetch_bytes_max: int
+) -> None:
+    asyncio.run(run(actions, in_flight_max, fetch_bytes_max))

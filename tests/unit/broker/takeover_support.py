@@ -1,0 +1,281 @@
+"""What tests of recovery are made with: real backups and brokers in one process, that are killed and come again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ByteSize
+
+from kera.backup.engine import Engine as BackupEngine
+from kera.backup.metrics import Counters as BackupCounters
+from kera.backup.service import BackupService
+from kera.backup.settings import BackupSettings
+from kera.broker.log_engine import LogEngine
+from kera.broker.metrics import Counters
+from kera.broker.service import BrokerService
+from kera.broker.settings import BrokerSettings
+from kera.core.chunk import ChunkHeader, iterate_chunks
+from kera.core.errors import DataLost, StaleEpoch
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import Call, Reply, api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.frame_server import FrameServer
+from kera.core.rpc.method import Peer
+from kera.core.settings import KIB
+from kera.v1 import backup_pb2, broker_pb2, common_pb2
+from tests.unit.broker.support import SLOT_BYTES, STREAM_ID, chunk, next_of, read_range
+
+SLOTS = 24
+WAIT_S = 20.0
+PRODUCERS = 4
+
+
+class Backup:
+    """A backup that can end and come again."""
+
+    def __init__(self, backup_id: int, root: Path) -> None:
+        self.backup_id = backup_id
+        self.root = root
+        self.address = ""
+        self.draining = False
+        self.engine: BackupEngine | None = None
+
+    async def start(self) -> None:
+        settings = BackupSettings.for_testing(self.root, "nobody:1").model_copy(
+            update={"memory_bytes": ByteSize(2048 * KIB), "segment_bytes": ByteSize(16 * KIB), "ephemeral": False}
+        )
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.engine = await BackupEngine.start(settings, self.root, (self.backup_id, "cluster"))
+        service = BackupService(self.engine, BackupCounters(), read_bytes_max=1 << 20)
+        service.registered()
+        self._server = FrameServer(service.service(), bulk_bytes_max=1 << 20)
+        self.address = f"127.0.0.1:{await self._server.listen_tcp('127.0.0.1', 0)}"
+
+    async def stop(self) -> None:
+        if self.engine is not None:
+            engine, self.engine = self.engine, None
+            await self._server.close()
+            await engine.close()
+
+    @property
+    def info(self) -> common_pb2.BackupInfo:
+        return common_pb2.BackupInfo(
+            backup_id=self.backup_id,
+            node_id=f"node-{self.backup_id}",
+            frames_address=self.address,
+            segment_bytes=16 * KIB,
+            free_memory_bytes=1 << 20,
+            alive=self.engine is not None,
+            draining=self.draining,
+        )
+
+    def replicas(self, broker_id: int) -> list[backup_pb2.ReplicaInfo]:
+        assert self.engine is not None
+        return [replica.info() for replica in self.engine.store.after(broker_id, 0, 10_000)[0]]
+
+    async def free(self, broker_id: int, before_epoch: int) -> None:
+        channel = await FrameChannel.connect_tcp(self.address, timeout_s=5)
+        fence = backup_pb2.FenceBrokerRequest(broker_id=broker_id, broker_epoch=before_epoch)
+        with contextlib.suppress(StaleEpoch):  # it may have been away before
+            await channel.submit(api.FENCE_BROKER, fence, timeout_s=5)
+        request = backup_pb2.FreeReplicasRequest(broker_id=broker_id, before_epoch=before_epoch)
+        await channel.submit(api.FREE_REPLICAS, request, timeout_s=5)
+        await channel.close()
+
+
+class Node:
+    """A broker that can be killed and come again."""
+
+    def __init__(self, broker_id: int, root: Path, shm_dir: Path, backups: Sequence[Backup]) -> None:
+        self.broker_id = broker_id
+        self.epoch = 0
+        self.peer = Peer("tcp", "")
+        self._backups = backups
+        self.settings = BrokerSettings(
+            data_dir=root,
+            shm_dir=shm_dir,
+            segment_bytes=ByteSize(SLOT_BYTES),
+            arena_bytes=ByteSize(SLOTS * SLOT_BYTES),
+            coordinator="nobody:1",
+            repair_delay_ms=60_000,
+        )
+
+    async def start(self, epoch: int, *streams: common_pb2.StreamInfo, recovered_before_epoch: int = 0) -> None:
+        self.epoch = epoch
+        self.settings.data_dir.mkdir(parents=True, exist_ok=True)
+        self.engine = await LogEngine.start(self.settings, self.settings.data_dir)
+        engine = self.engine
+        self.service = BrokerService(
+            engine.streams,
+            engine.arena,
+            engine.memory,
+            engine.replication,
+            Counters(),
+            pump=engine.replicator.pump,
+            takeovers=engine.takeovers,
+        )
+        self.handlers = self.service.service()
+        self.told()
+        await engine.own(streams, self.broker_id, epoch, recovered_before_epoch)
+        self.service.registered(self.broker_id, streams, epoch)
+
+    def told(self) -> None:
+        """The coordinator tells of the backups."""
+        self.engine.replicator.backups_are([backup.info for backup in self._backups])
+
+    async def kill(self, *, memory: bool = False) -> None:
+        """End it as a signal would: nothing is flushed; `memory`: the host is gone."""
+        engine = self.engine
+        await self.service.close()
+        engine._ticking.cancel()
+        if engine._repairing is not None:
+            engine._repairing.cancel()
+        await engine.takeovers.close()
+        await engine.replicator.close()
+        engine.memory.on_work = lambda: None
+        if engine._jobs:
+            await asyncio.wait(engine._jobs)
+        await asyncio.sleep(0)
+        engine._pool.shutdown()
+        engine._index._environment.close()
+        engine.arena.on_release = None
+        engine.arena.close(keep=not memory)
+
+    async def stop(self) -> None:
+        await self.service.close()
+        await self.engine.close()
+
+    async def ask(self, method: object, message: object, bulk: bytes = b"") -> Reply:  # type: ignore[type-arg]
+        found = self.handlers[method](Call(message, memoryview(bulk), self.peer))  # type: ignore[index]
+        return found if isinstance(found, Reply) else await found
+
+    async def write(self, *chunks: bytes) -> list[broker_pb2.ChunkStatus]:
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks))
+        async with asyncio.timeout(WAIT_S):
+            return list((await self.ask(api.MULTI_WRITE_CHUNKS, request, b"".join(chunks))).message.statuses)
+
+    async def read(
+        self, start: Position = EARLIEST, *, entry: int = 0, streamlet: int = 0, skip_lost: bool = False
+    ) -> tuple[list[bytes], Position]:
+        """All chunks from a position on, and the position behind them."""
+        found: list[bytes] = []
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                request = broker_pb2.MultiReadChunksRequest(
+                    ranges=[read_range(start, entry=entry, streamlet=streamlet)]
+                )
+                reply = await self.ask(api.MULTI_READ_CHUNKS, request)
+                (result,) = reply.message.results
+                if result.error.code == "recovering":
+                    continue
+                if result.error.code == "data_lost" and skip_lost:
+                    start = Position(*json.loads(result.error.attributes["available_from"]))
+                    continue
+                if result.error.code == "data_lost":
+                    raise DataLost(result.error.message)
+                assert not result.error.code, result.error
+                data = b"".join(bytes(piece) for piece in reply.bulk)
+                reply.bulk = ()
+                if not data:
+                    return found, next_of(result)
+                found += [data[at : at + header.chunk_bytes] for header, at in iterate_chunks(data)]
+                start = next_of(result)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                self.told()
+                await asyncio.sleep(0.01)  # sleep: between looks
+
+    async def until_restored(self, *refs: tuple[int, int]) -> None:
+        wanted = set(refs or [(STREAM_ID, 0)])
+
+        def restored() -> bool:
+            found = self.engine.takeovers.progress()
+            return bool(found) and all(
+                wanted <= {(ref.stream_id, ref.streamlet_id) for ref in each.restored} for each in found
+            )
+
+        await self.until(restored)
+
+
+class Cluster:
+    """Backups, brokers, and what the coordinator would know of one stream."""
+
+    def __init__(self, root: Path, shm_dir: Path, backups: int) -> None:
+        self.backups = [Backup(number + 1, root / f"backup-{number + 1}") for number in range(backups)]
+        self.nodes = {number: Node(number, root / f"broker-{number}", shm_dir, self.backups) for number in (1, 2, 3)}
+        self.last_epoch = 10
+        self.sequences: dict[int, int] = {}
+
+    def epoch(self) -> int:
+        self.last_epoch += 1
+        return self.last_epoch
+
+    def chunks(self, producer: int, count: int, **fields: int) -> list[bytes]:
+        """The next ones of a producer."""
+        first = self.sequences.get(producer, 0)
+        self.sequences[producer] = first + count
+        sizes = (1024, 512, 2048)
+        return [
+            chunk(producer, number, size=sizes[number % 3], fill=bytes([65 + number % 26]), **fields)
+            for number in range(first, first + count)
+        ]
+
+    async def take_over(
+        self, info: common_pb2.StreamInfo, lost: int, by: int, **fields: Any
+    ) -> tuple[broker_pb2.TakeOverResponse, common_pb2.StreamInfo]:
+        """What the coordinator does about a stream of a broker that is gone; the stream as it is then."""
+        node = self.nodes[by]
+        before = node.epoch if lost == by else self.epoch()  # a launch that has lost its memory may be the next owner
+        source = common_pb2.RecoverySource(broker_id=lost, before_epoch=before)
+        request = broker_pb2.TakeOverRequest(
+            source=source,
+            streams=[
+                broker_pb2.TakeOverStream(
+                    stream=info, streamlet_ids=[each.streamlet_id for each in info.assignments], **fields
+                )
+            ],
+            backups=[backup.info for backup in self.backups],
+        )
+        response = (await node.ask(api.TAKE_OVER, request)).message
+        if response.waits_for:
+            return response, info
+        after = common_pb2.StreamInfo()
+        after.CopyFrom(info)
+        after.assignments_version += 1
+        for assignment in after.assignments:
+            assignment.broker_id, assignment.broker_epoch = by, node.epoch
+            del assignment.intervals[:]
+            assignment.sources.append(source)
+        await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=after))
+        return response, after
+
+
+@asynccontextmanager
+async def cluster(root: Path, shm_dir: Path, backups: int) -> AsyncIterator[Cluster]:
+    """Backups that run; brokers are started and ended by the test."""
+    found = Cluster(root, shm_dir, backups)
+    for backup in found.backups:
+        await backup.start()
+    try:
+        yield found
+    finally:
+        for backup in found.backups:
+            with contextlib.suppress(OSError):
+                await backup.stop()
+
+
+def payloads(chunks: Iterable[bytes]) -> list[tuple[int, int, bytes]]:
+    """Who has made chunks, and what is in them."""
+    return [(header.producer_id, header.sequence, data[128:]) for data, header in ((d, header_of(d)) for d in chunks)]
+
+
+def header_of(data: bytes) -> ChunkHeader:
+    return next(iter(iterate_chunks(data)))[0]

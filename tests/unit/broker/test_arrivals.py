@@ -1,0 +1,203 @@
+"""Segments that come from elsewhere: their records, readers that wait for them, and what goes before it comes."""
+
+import os
+from pathlib import Path
+
+from kera.broker.entry import Graft
+from kera.broker.loads import AWAITED_MS
+from kera.broker.segment import Segment
+from kera.broker.segment_index import (
+    EntryRecord,
+    OriginRecord,
+    SegmentRecord,
+    put_entry,
+    put_origin,
+    put_segment,
+    streamlet_of,
+)
+from kera.core.errors import Recovering
+from kera.core.ids import EARLIEST, Position
+from tests.unit.broker.persistence_support import flushed
+from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, Log, Outcome, placed
+
+OLDER = ADDRESS._replace(streamlet_id=0)
+
+
+def record_of(first_record: int, physical_id: int = 0) -> SegmentRecord:
+    return SegmentRecord(physical_id, SLOT_BYTES, False, 4, 0, first_record, 4, 10, 20, 5)
+
+
+def to_come(engine: Engine, segments: int = 3, **options: int) -> Log:
+    """A streamlet all of which is to come: so many segments, in groups of two."""
+    addresses = [ADDRESS._replace(group_id=1 + at // 2, segment_id=1 + at % 2) for at in range(segments)]
+    changes = [put_segment(address, record_of(4 * at)) for at, address in enumerate(addresses)]
+    last = addresses[-1]
+    entry = EntryRecord(
+        Position(1, 1, 0), 0, 4 * segments, segments * SLOT_BYTES, segments, last.group_id, last.segment_id
+    )
+    engine.index.commit([*changes, put_entry(last[:3], entry)])  # type: ignore[arg-type]
+    return Log(engine, **options)
+
+
+def arrive(engine: Engine, log: Log, key: tuple[int, int], outcome: Outcome) -> Path:
+    """The file of a segment is complete."""
+    physical_id = engine.memory.take_physical_id()
+    address = log.entry.address(key)
+    record = engine.index.segment(address)
+    assert record is not None
+    path = engine.store.arriving_path(physical_id)
+    path.parent.mkdir(exist_ok=True)
+    chunks = [
+        placed(at, address, first_record=record.first_record + at, size=CHUNK_BYTES)
+        for at in range(record.record_count)
+    ]
+    path.write_bytes(b"".join(chunks))
+    engine.memory.settle(log.entry, key, record._replace(physical_id=physical_id), outcome)
+    return path
+
+
+def test_a_segment_that_is_to_come_has_its_place_and_is_loaded_when_it_has_come(engine: Engine) -> None:
+    log = to_come(engine)
+    assert (log.entry.next_record, log.streamlet.next_group_id) == (12, 3)
+    assert log.entry.recovering((1, 1))
+    waiting, outcome = Outcome(), Outcome()
+    engine.memory.load(log.entry, (1, 1), waiting)
+    engine.run()
+    assert waiting.calls == []
+    path = arrive(engine, log, (1, 1), outcome)
+    engine.run()
+
+    assert (outcome.calls, waiting.calls) == ([None], [None])
+    assert not log.entry.recovering((1, 1))
+    assert not path.exists()
+    assert log.read(bytes_max=SLOT_BYTES)[0] == [0, 1, 2, 3]
+
+
+def test_who_recovers_is_told_what_readers_wait_for_and_they_do_not_wait_for_ever(engine: Engine) -> None:
+    log = to_come(engine)
+    wanted = []
+    engine.memory.when_awaited(lambda entry, key: wanted.append((entry, key)))
+    outcome = Outcome()
+    engine.memory.load(log.entry, (1, 2), outcome)
+    engine.run()
+    engine.memory.load(log.entry, (2, 1))  # ahead: nobody waits
+    engine.run()
+    assert wanted == [(log.entry, (1, 2))]
+    engine.memory.tick(AWAITED_MS - 1, idle_close_ms=1 << 40)
+    assert outcome.calls == []
+    engine.memory.tick(AWAITED_MS, idle_close_ms=1 << 40)
+
+    (error,) = outcome.calls
+    assert isinstance(error, Recovering)
+
+
+def test_chunks_go_behind_what_is_to_come(engine: Engine) -> None:
+    log = to_come(engine)
+    appended = log.append()
+    assert (appended.group_id, appended.first_record) == (3, 12)
+    engine.memory.close_all()
+    engine.run()
+    assert log.entry.last_stored == (3, 1)
+    assert [key for key, _ in log.entry.segments()] == [(1, 1), (1, 2), (2, 1), (3, 1)]
+
+
+def test_what_is_removed_before_it_comes_has_no_file_and_does_not_come_back(engine: Engine) -> None:
+    log = to_come(engine)
+    log.entry.start, log.entry.start_record = Position(2, 1, 0), 8
+    outcome = Outcome()
+    engine.memory.collect(log.entry, outcome)
+    engine.run()
+    assert outcome.calls == [None]
+    assert engine.index.removals() == []
+    late = Outcome()
+    address = log.entry.address((1, 1))
+    engine.memory.settle(log.entry, (1, 1), record_of(0, physical_id=7), late)
+    engine.run()
+
+    assert late.calls == [None]
+    assert engine.index.segment(address) is None
+    assert log.entry.stored_segments == 1
+
+
+def test_an_index_that_cannot_be_written_is_tried_again(engine: Engine) -> None:
+    log = to_come(engine)
+    outcome = Outcome()
+    arrive(engine, log, (1, 1), outcome)
+    jobs = engine.memory.plan()
+    jobs[0].error = OSError(28, os.strerror(28), "index")
+    engine.memory.finished(jobs[0])
+    assert outcome.calls == []
+    engine.memory.tick(1 << 20, idle_close_ms=1 << 40)
+    engine.run()
+    assert outcome.calls == [None]
+
+
+def test_segments_are_grafted_before_and_behind_what_is_here(engine: Engine) -> None:
+    log = flushed(Log(engine, first_group_id=1), 1)
+    entry = log.entry
+    key = (5, 1)
+    address = entry.address(key)
+    graft = Graft(Position(*key, 0), 20, 24, SLOT_BYTES, 1, Position(*key, SLOT_BYTES))
+    outcome = Outcome()
+    engine.memory.graft({entry: graft}, [put_segment(address, record_of(20))], outcome)
+    engine.run()
+    assert outcome.calls == [None]
+    assert (entry.start, entry.last_stored, entry.next_record) == (Position(1, 1, 0), key, 24)
+    assert (entry.stored_segments, entry.stored_bytes) == (2, 2 * SLOT_BYTES)
+    middle = entry.address((3, 1))
+    graft = Graft(Position(3, 1, 0), 8, 12, SLOT_BYTES, 1, Position(3, 1, SLOT_BYTES))
+    engine.memory.graft({entry: graft}, [put_segment(middle, record_of(8))], Outcome())
+    engine.run()
+
+    assert [found for found, _ in entry.segments()] == [(1, 1), (3, 1), (5, 1)]
+    assert engine.index.entry(entry.log_id) == entry.record()
+    assert entry.record().next_record == 24
+    nothing = Graft(EARLIEST, 0, 0, 0, 0, EARLIEST)
+    engine.memory.graft({entry: nothing}, [], Outcome())
+    engine.run()
+    assert entry.record().next_record == 24
+
+
+def test_one_streamlet_can_go_without_its_stream(engine: Engine) -> None:
+    one, other = to_come(engine), Log(engine)
+    flushed(other, 2)
+    kept = other.entry.stored_segments
+    other_files = [record.physical_id for _, record in engine.index.segments_of_streamlet(STREAM_ID, 1)]
+    gone: list[object] = []
+    engine.memory.on_gone = gone.append
+    engine.index.commit([put_origin(STREAM_ID, 0, OriginRecord(frozenset({(1, 9)}), 4, 0))])
+    one.streamlet.drop()
+    outcome = Outcome()
+    engine.memory.drop_streamlet(STREAM_ID, 0, outcome)
+    engine.run()
+
+    assert outcome.calls == [None]
+    assert engine.index.keys_of_streamlet(STREAM_ID, 0) == []
+    assert len(gone) == 3
+    assert len(list(engine.index.segments_of_streamlet(STREAM_ID, 1))) == kept
+    assert all(engine.store.path(physical_id).exists() for physical_id in other_files)
+    assert {streamlet_of(key) for key in engine.index.keys_of_stream(STREAM_ID)} == {(STREAM_ID, 1)}
+
+
+def test_what_was_not_complete_is_gone_after_a_start(engine: Engine) -> None:
+    log = to_come(engine)
+    path = arrive(engine, log, (1, 1), Outcome())
+    engine.store.clear_arriving()
+    assert not path.exists()
+
+
+def test_where_a_streamlet_came_from_is_remembered(engine: Engine) -> None:
+    record = OriginRecord(frozenset({(1, 9), (2, 12)}), 77, 3)
+    engine.index.commit([put_origin(STREAM_ID, 4, record)])
+    assert engine.index.origin(STREAM_ID, 4) == record
+    assert engine.index.origin(STREAM_ID, 5) is None
+    assert isinstance(Log(engine, streamlet_id=4).streamlet.next_group_id, int)
+    assert Log(engine, streamlet_id=4).streamlet.next_group_id == 77
+
+
+def test_a_loaded_segment_that_came_is_like_any_other(engine: Engine) -> None:
+    log = to_come(engine, 1)
+    arrive(engine, log, (1, 1), Outcome())
+    engine.run()
+    assert log.read()[0] == [0, 1, 2, 3]
+    assert isinstance(log.entry.find((1, 1)), Segment)

@@ -1,0 +1,143 @@
+"""What the coordinator is told with a heartbeat."""
+
+import pytest
+
+from kera.broker import heartbeat_report
+from kera.broker.heartbeat_report import HeartbeatReport
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import api
+from kera.v1 import common_pb2, coordinator_pb2
+from tests.unit.broker.moving_support import Cluster, assign
+from tests.unit.broker.persistence_support import MakeEngine
+from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, cursor, read_range, stream_info
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def broker(engine: Engine) -> Broker:
+    return Broker(engine, stream_info(owners=(BROKER_ID,) * 3))
+
+
+def filled(report: HeartbeatReport) -> coordinator_pb2.HeartbeatRequest:
+    request = coordinator_pb2.HeartbeatRequest()
+    report.fill(request)
+    return request
+
+
+def loads(request: coordinator_pb2.HeartbeatRequest) -> list[tuple[int, int, int, int]]:
+    return [(each.streamlet_id, each.bytes_per_s, each.records_per_s, each.read_bytes_per_s) for each in request.loads]
+
+
+async def test_loads_are_rates_since_the_last_heartbeat(broker: Broker, clock: Clock) -> None:
+    report = HeartbeatReport(broker.streams, monotonic_s=clock)
+    broker.append(*(chunk(1, sequence, streamlet_id=0, record_count=10) for sequence in range(2)))
+    broker.append(*(chunk(1, sequence, streamlet_id=2, record_count=10) for sequence in range(4)))
+    broker.append(chunk(1, 3, streamlet_id=2))  # a repeat is no load
+    broker.read(read_range(EARLIEST, streamlet=0))
+    clock.now_s += 2
+    first = filled(report)
+    clock.now_s += 1
+
+    assert loads(first) == [(0, 1024, 10, 1024), (2, 2048, 20, 0)]
+    assert (first.bytes_per_s, {load.stream_id for load in first.loads}) == (3072, {STREAM_ID})
+    assert loads(filled(report)) == []
+
+
+async def test_only_the_busiest_are_told_of(broker: Broker, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat_report, "LOADS_MAX", 2)
+    report = HeartbeatReport(broker.streams, monotonic_s=clock)
+    for streamlet_id, count in ((0, 2), (1, 1), (2, 3)):
+        broker.append(*(chunk(1, sequence, streamlet_id=streamlet_id) for sequence in range(count)))
+    clock.now_s += 1
+    request = filled(report)
+
+    assert [load[0] for load in loads(request)] == [2, 0]
+    assert request.bytes_per_s == 6 * 1024, "of all of them"
+
+
+async def truncate(broker: Broker, position: Position) -> None:
+    await broker.ask(api.TRUNCATE_STREAMLETS, api.TRUNCATE_STREAMLETS.request(cursors=[cursor(position)]))
+
+
+def starts(request: coordinator_pb2.HeartbeatRequest) -> list[tuple[int, int, int]]:
+    return [(each.start.group_id, each.start.position, each.first_record) for each in request.starts]
+
+
+async def test_starts_that_moved_are_told_until_that_is_answered(broker: Broker) -> None:
+    report = HeartbeatReport(broker.streams)
+    broker.append(*(chunk(1, sequence) for sequence in range(3)))
+    assert starts(filled(report)) == []
+    await truncate(broker, Position(1, 1, 1024))
+    assert starts(filled(report)) == starts(filled(report)) == [(1, 1024, 1)]
+    await truncate(broker, Position(1, 1, 2048))
+    report.answered()
+
+    assert starts(filled(report)) == [(1, 2048, 2)], "it has moved since it was told"
+    report.answered()
+    assert starts(filled(report)) == []
+
+
+async def test_starts_that_do_not_fit_go_with_the_next_heartbeat(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_report, "STARTS_MAX", 2)
+    report = HeartbeatReport(broker.streams)
+    for streamlet_id in range(3):
+        broker.append(*(chunk(1, sequence, streamlet_id=streamlet_id) for sequence in range(2)))
+        place = cursor(Position(1, 1, 1024), streamlet=streamlet_id)
+        await broker.ask(api.TRUNCATE_STREAMLETS, api.TRUNCATE_STREAMLETS.request(cursors=[place]))
+    told = []
+    for _ in range(2):
+        told.append([each.start.streamlet_id for each in filled(report).starts])
+        report.answered()
+
+    assert told == [[0, 1], [2]]
+
+
+async def test_starts_of_what_is_gone_are_not_told(broker: Broker) -> None:
+    report = HeartbeatReport(broker.streams)
+    broker.append(*(chunk(1, sequence) for sequence in range(3)))
+    await truncate(broker, Position(1, 1, 1024))
+    broker.streams.drop(STREAM_ID)
+
+    assert starts(filled(report)) == []
+
+
+async def test_intervals_of_which_nothing_is_left_are_told_until_they_are_given_up(make_engine: MakeEngine) -> None:
+    cluster = Cluster(make_engine(16), make_engine(16), entries=2)
+    cluster.send(2, producer=0)
+    await cluster.move(2)
+    cluster.send(2, producer=1)
+    await cluster.move(1)
+    first, second = (HeartbeatReport(broker.streams) for broker in cluster.brokers.values())
+
+    def empty(report: HeartbeatReport) -> list[tuple[int, int, int]]:
+        return [(each.stream_id, each.streamlet_id, each.first_group_id) for each in filled(report).empty_intervals]
+
+    assert empty(first) == empty(second) == []
+    await truncate(cluster.brokers[1], Position(2, 1, 0))
+    assert empty(first) == empty(first) == [(STREAM_ID, 0, 1)]
+    assert empty(second) == []
+    cluster.info = assign(cluster.info, 1, [(2, 2, [2, 0]), (3, 1, [2, 2])])
+    await cluster.open(1)
+    assert empty(first) == []
+
+
+async def test_recoveries_are_told_as_they_are(broker: Broker) -> None:
+    progress = coordinator_pb2.RecoveryProgress(
+        source=common_pb2.RecoverySource(broker_id=4, before_epoch=9), bytes_total=5
+    )
+    report = HeartbeatReport(broker.streams, lambda: [progress])
+
+    assert list(filled(report).recoveries) == [progress]

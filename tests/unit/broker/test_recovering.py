@@ -1,0 +1,79 @@
+"""The memory in which segments are put together: bounded, used again, and never by two."""
+
+from pathlib import Path
+
+import pytest
+
+from kera.broker.disk import BLOCK_BYTES
+from kera.broker.recovering import Target, _Assembly
+from kera.broker.recovery_plan import Places
+from kera.broker.segment_index import SegmentRecord
+from kera.broker.segment_scan import SegmentAddress
+
+LENGTH = 3 * BLOCK_BYTES - 64
+
+
+def target(number: int, length: int = LENGTH, *, holes: bool = False) -> Target:
+    record = SegmentRecord(0, length, False, 1, 0, 0, 1, 0, 0, 0)
+    address = SegmentAddress(1, 0, 0, number, 0)
+    return Target(address, record, Places(), Path("nowhere"), number, holes=holes)
+
+
+@pytest.fixture
+def assembly(monkeypatch: pytest.MonkeyPatch) -> _Assembly:
+    """With room for two segments."""
+    monkeypatch.setattr("kera.broker.recovering.ASSEMBLED_BYTES_MAX", 6 * BLOCK_BYTES)
+    return _Assembly()
+
+
+def test_memory_is_bounded_and_whoever_got_none_stays_in_its_file(assembly: _Assembly) -> None:
+    targets = [target(number) for number in range(3)]
+    found = [assembly.begin(each) for each in targets]
+    assert [memory is not None and len(memory) for memory in found] == [3 * BLOCK_BYTES, 3 * BLOCK_BYTES, False]
+    assert assembly.begin(targets[0]) is found[0], "all of a segment is in one place"
+    for each in [targets[0], *targets]:
+        assembly.end(each)
+    assembly.release(targets[0])
+    assert assembly.begin(targets[2]) is None, "part of it is in its file"
+    assert assembly.begin(target(3)) is not None
+
+
+def test_memory_that_is_used_again_is_empty(assembly: _Assembly) -> None:
+    first = target(0)
+    memory = assembly.begin(first)
+    assert memory is not None
+    memory[:] = bytes([7]) * len(memory)
+    assembly.end(first)
+    assembly.release(first)
+    assembly.release(first)
+    again, third = assembly.begin(target(1, LENGTH - BLOCK_BYTES)), assembly.begin(target(2))
+    assert again is memory
+    assert not any(again)
+    assert third is not None
+    assert third is not memory
+    assert assembly.begin(target(3)) is None, "it was released once"
+
+
+def test_memory_in_which_somebody_still_writes_is_nobody_elses(assembly: _Assembly) -> None:
+    first = target(0)
+    memory = assembly.begin(first)
+    assembly.release(first)
+    others = [assembly.begin(target(number)) for number in (1, 2)]
+    assert None not in others
+    assert all(other is not memory for other in others)
+    assert assembly.begin(first) is None
+
+
+def test_smaller_memory_makes_room_for_what_is_larger(assembly: _Assembly) -> None:
+    small = [target(number) for number in range(2)]
+    for each in small:
+        assembly.begin(each)
+        assembly.end(each)
+        assembly.release(each)
+    large = assembly.begin(target(2, 6 * BLOCK_BYTES))
+    assert large is not None
+    assert len(large) == 6 * BLOCK_BYTES
+
+
+def test_a_segment_with_holes_is_put_together_in_its_file(assembly: _Assembly) -> None:
+    assert assembly.begin(target(0, holes=True)) is None

@@ -1,0 +1,446 @@
+"""A broker is gone, and another one goes on with its streams: nothing acknowledged is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.backup import reading
+from kera.core.chunk import ChunkHeader, verify_payload
+from kera.core.errors import CorruptChunk, DataLost
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import api
+from kera.v1 import broker_pb2, common_pb2
+from tests.unit.broker.support import STREAM_ID, chunk, read_range, stream_info
+from tests.unit.broker.takeover_support import Cluster, cluster, header_of, payloads
+
+
+@pytest.fixture
+async def world(tmp_path: Path, shm_dir: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path, shm_dir, 3) as found:
+        yield found
+
+
+def owned_by(broker_id: int, epoch: int, **config: Any) -> common_pb2.StreamInfo:
+    settings = {"replication": 2, "durability": common_pb2.DURABILITY_REPLICATED, "entries": 2} | config
+    info: common_pb2.StreamInfo = stream_info(owners=[broker_id], **settings)
+    for assignment in info.assignments:
+        assignment.broker_epoch = epoch
+    info.assignments_version = 1
+    return info
+
+
+async def written(world: Cluster, count: int, **config: Any) -> tuple[common_pb2.StreamInfo, list[bytes]]:
+    """A stream of broker 1 with chunks of two producers, as they are stored; the broker is gone."""
+    node = world.nodes[1]
+    info = owned_by(1, world.epoch(), **config)
+    await node.start(info.assignments[0].broker_epoch, info)
+    await node.until(lambda: node.engine.replication.backups.up_count == 3)
+    for _ in range(count):
+        for producer in (0, 1):
+            statuses = await node.write(*world.chunks(producer, 2))
+            assert not any(status.error.code for status in statuses), statuses
+    stored = [data for entry in range(info.config.entries) for data in (await node.read(entry=entry))[0]]
+    await node.kill(memory=True)
+    return info, stored
+
+
+async def everything(world: Cluster, broker_id: int, entries: int = 2) -> list[bytes]:
+    return [data for entry in range(entries) for data in (await world.nodes[broker_id].read(entry=entry))[0]]
+
+
+async def test_another_broker_goes_on_where_the_lost_one_ended(world: Cluster) -> None:
+    info, stored = await written(world, 20)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    response, after = await world.take_over(info, 1, 2)
+    assert list(response.waits_for) == []
+    assert response.records_lost == 0
+    (taken,) = response.streamlets
+    assert sum(taken.state.next_records) == len(stored)
+    assert response.bytes_total == sum(map(len, stored))
+
+    repeated = chunk(0, world.sequences[0] - 1, size=1024)
+    (status,) = await node.write(repeated)
+    assert status.duplicate, status
+    new = world.chunks(0, 3)
+    assert not any(status.error.code or status.duplicate for status in await node.write(*new))
+
+    found = await everything(world, 2)
+    assert [data for data in found if data in stored] == stored, "byte for byte"
+    assert payloads(found)[len(found) // 2 :] is not None
+    assert sorted(payloads(found)) == sorted(payloads(stored) + payloads(new))
+
+    await node.until_restored()
+    for backup in world.backups:
+        await backup.free(1, after.assignments[0].sources[0].before_epoch)
+        assert backup.replicas(1) == []
+    (progress,) = node.engine.takeovers.progress()
+    assert progress.bytes_recovered == progress.bytes_restored == progress.bytes_total
+    await node.stop()
+
+
+@pytest.mark.parametrize("assembled_bytes_max", [0, 4096, 40 << 10])
+async def test_what_has_no_room_in_memory_is_put_together_in_its_file(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch, assembled_bytes_max: int
+) -> None:
+    monkeypatch.setattr("kera.broker.recovering.ASSEMBLED_BYTES_MAX", assembled_bytes_max)
+    monkeypatch.setattr("kera.broker.recovering.READ_BYTES_MAX", 4096)
+    info, stored = await written(world, 20)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    assert await everything(world, 2) == stored
+    await node.stop()
+
+
+async def test_readers_go_on_from_positions_of_before(world: Cluster) -> None:
+    node = world.nodes[1]
+    info = owned_by(1, world.epoch(), entries=1)
+    await node.start(info.assignments[0].broker_epoch, info)
+    await node.until(lambda: node.engine.replication.backups.up_count == 3)
+    positions: list[Position] = [EARLIEST]
+    for _ in range(12):
+        await node.write(*world.chunks(0, 2))
+        positions.append((await node.read())[1])
+    stored, end = await node.read()
+    await node.kill(memory=True)
+    other = world.nodes[2]
+    await other.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    await other.write(*world.chunks(0, 2))
+    for number, position in enumerate(positions):
+        found, _ = await other.read(position)
+        assert found[:-2] == stored[2 * number :]
+    found, _ = await other.read(end)
+    assert len(found) == 2
+    await other.stop()
+
+
+@pytest.mark.parametrize("memory", [False, True])
+async def test_a_new_owner_that_ends_in_the_middle_goes_on_after_its_start(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    info, stored = await written(world, 30)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    settled = 0
+    settle = type(node.engine.takeovers._recovering)._settle
+
+    def some(self: Any, target: Any, checksum: int) -> None:
+        nonlocal settled
+        settled += 1
+        if settled <= 5:
+            settle(self, target, checksum)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(node.engine.takeovers._recovering), "_settle", some)
+        _, after = await world.take_over(info, 1, 2)
+        new = world.chunks(0, 3)
+        await node.write(*new)
+        await node.until(lambda: settled > 10)
+        await node.kill(memory=memory)
+    epoch = world.epoch()
+    if memory:
+        await node.start(epoch, after)
+        _, after = await world.take_over(after, 2, 2)
+    else:
+        after.assignments[0].broker_epoch = epoch
+        await node.start(epoch, after)
+    found = await everything(world, 2)
+    assert sorted(payloads(found)) == sorted(payloads(stored) + payloads(new))
+    assert [data for data in found if data in stored] == stored
+    await node.until_restored()
+    assert node.engine.takeovers.totals.segments_recovered > 0
+    await node.stop()
+
+
+async def test_a_third_broker_recovers_from_the_replicas_of_both(world: Cluster) -> None:
+    info, stored = await written(world, 15)
+    second, third = world.nodes[2], world.nodes[3]
+    await second.start(world.epoch())
+    _, after = await world.take_over(info, 1, 2)
+    new = world.chunks(1, 5)
+    await second.write(*new)
+    await second.until(lambda: bool(second.engine.takeovers.totals.segments_recovered))
+    await second.kill(memory=True)
+    await third.start(world.epoch())
+    response, after = await world.take_over(after, 2, 3)
+    assert len(after.assignments[0].sources) == 2
+    assert response.records_lost == 0
+    found = await everything(world, 3)
+    assert [data for data in found if data in stored] == stored
+    assert sorted(payloads(found)) == sorted(payloads(stored) + payloads(new))
+    await third.until_restored()
+    await third.stop()
+
+
+async def test_a_backup_that_is_lost_in_the_middle_is_replaced_by_others(world: Cluster) -> None:
+    info, stored = await written(world, 30)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    source = common_pb2.RecoverySource(broker_id=1, before_epoch=world.last_epoch)
+    assert source.before_epoch
+    _, _ = await world.take_over(info, 1, 2)
+    await world.backups[0].stop()
+    node.told()
+    found = await everything(world, 2)
+    assert found == stored
+    await node.until_restored()
+    await node.stop()
+
+
+async def test_as_many_backups_away_as_there_are_replicas_are_waited_for(world: Cluster) -> None:
+    info, stored = await written(world, 5, replication=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.backups[1].stop()
+    response, _ = await world.take_over(info, 1, 2)
+    assert "backup 2" in response.waits_for[0]
+    await world.backups[1].start()
+    node.told()
+    response, _ = await world.take_over(info, 1, 2)
+    assert list(response.waits_for) == []
+    assert await everything(world, 2) == stored
+    await node.stop()
+
+
+async def test_what_a_backup_that_is_gone_for_good_had_is_told_as_lost(world: Cluster) -> None:
+    info, stored = await written(world, 12, replication=1, entries=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.backups[1].stop()
+    world.backups[1].draining = True
+    response, _ = await world.take_over(info, 1, 2)
+    assert list(response.waits_for) == []
+    assert response.records_lost or sum(response.streamlets[0].state.next_records) < len(stored)
+    await node.until(lambda: all(len(each.readable) == 1 for each in node.engine.takeovers.progress()))
+    await node.stop()
+
+
+async def test_what_no_backup_has_of_a_chunk_is_a_hole_that_readers_are_told_of(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, stored = await written(world, 10, entries=2)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    verify = verify_payload
+
+    def damaged(buffer: Any, offset: int, header: ChunkHeader) -> None:
+        if header.sequence == 7:
+            raise CorruptChunk("a flipped bit")
+        verify(buffer, offset, header)
+
+    monkeypatch.setattr(reading, "verify_payload", damaged)
+    response, _ = await world.take_over(info, 1, 2)
+    assert response.records_lost == 0, "only payloads tell"
+    await node.until(lambda: node.engine.takeovers.totals.chunks_lost == 2)
+    await node.until_restored()
+    with pytest.raises(DataLost):
+        await node.read()
+    found, _ = await node.read(skip_lost=True)
+    whole = [data for data in stored[: len(stored) // 2] if header_of(data).sequence != 7]
+    assert found == whole
+    await node.stop()
+
+
+async def test_readers_of_level_leader_are_told_that_something_may_be_lost(world: Cluster) -> None:
+    leader = common_pb2.DURABILITY_LEADER
+    node = world.nodes[1]
+    info = owned_by(1, world.epoch(), entries=1, durability=leader)
+    await node.start(info.assignments[0].broker_epoch, info)
+    await node.until(lambda: node.engine.replication.backups.up_count == 3)
+    await node.write(*world.chunks(0, 10))
+    await node.until(lambda: not any(lag.lag_bytes for lag in node.engine.replication.lag()))
+    stored, end = await node.read()
+    await node.kill(memory=True)
+    other = world.nodes[2]
+    await other.start(world.epoch())
+    response, _ = await world.take_over(info, 1, 2)
+    assert response.streamlets[0].state.next_group_id > 1 << 24
+    await other.write(*world.chunks(0, 2))
+    assert len(stored) == 10
+    with pytest.raises(DataLost):
+        await other.read(end)
+    assert len((await other.read(Position(response.streamlets[0].state.next_group_id, 1, 0)))[0]) == 2
+    await other.stop()
+
+
+async def test_what_is_on_a_broker_that_comes_back_is_not_freed_by_it(world: Cluster) -> None:
+    node = world.nodes[1]
+    info = owned_by(1, world.epoch())
+    await node.start(info.assignments[0].broker_epoch, info)
+    await node.until(lambda: node.engine.replication.backups.up_count == 3)
+    await node.write(*world.chunks(0, 20))
+    stored = await everything(world, 1)
+    await node.kill()
+    other = world.nodes[2]
+    await other.start(world.epoch())
+    response, _ = await world.take_over(info, 1, 2)
+    assert not response.waits_for
+    await node.start(world.epoch(), recovered_before_epoch=world.last_epoch - 1)
+    await node.until(lambda: node.engine.replication.backups.up_count == 3)
+    node.engine.replication.repair_rests()
+    assert await everything(world, 2) == stored
+    await other.until_restored()
+    assert any(backup.replicas(1) for backup in world.backups)
+    await other.stop()
+    await node.stop()
+
+
+async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recovered(world: Cluster) -> None:
+    first, second = world.nodes[1], world.nodes[2]
+    info = owned_by(2, world.epoch(), entries=1)
+    await second.start(info.assignments[0].broker_epoch, info)
+    await second.until(lambda: second.engine.replication.backups.up_count == 3)
+    await second.write(*world.chunks(0, 10))
+    stored, end = await second.read()
+    streamlet = second.engine.streams.get(STREAM_ID).streamlet(0)
+    state = common_pb2.StreamletState(
+        next_group_id=streamlet.next_group_id,
+        next_records=[10],
+        producers=[common_pb2.ProducerState(producer_id=0, next_sequence=10)],
+    )
+    moved = common_pb2.StreamInfo()
+    moved.CopyFrom(info)
+    moved.assignments_version = 2
+    (assignment,) = moved.assignments
+    assignment.intervals.add(first_group_id=0, broker_id=2)
+    assignment.intervals.add(first_group_id=state.next_group_id, broker_id=1, first_records=[10])
+    assignment.broker_id, assignment.broker_epoch = 1, world.epoch()
+    await second.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=moved))
+    await first.start(assignment.broker_epoch)
+    await first.until(lambda: first.engine.replication.backups.up_count == 3)
+    await first.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=moved, handed_over=[state]))
+    assert not any(status.error.code for status in await first.write(*world.chunks(0, 10)))
+    newer = (await first.read(Position(state.next_group_id, 1, 0)))[0]
+    assert len(newer) == 10
+    await first.kill(memory=True)
+
+    response, _ = await world.take_over(moved, 1, 2, handed_over=[state])
+    assert list(response.streamlets[0].state.next_records) == [20]
+    assert response.records_lost == 0
+    (status,) = await second.write(chunk(0, 19, size=1024))
+    assert status.duplicate
+    await second.write(*world.chunks(0, 3))
+    found, _ = await second.read()
+    assert found[:20] == stored + newer
+    assert [header_of(data).first_record for data in found] == list(range(23))
+    assert (await second.read(end))[0] == found[10:]
+    await second.until_restored()
+    await second.stop()
+
+
+async def test_an_owner_that_was_told_nothing_before_finds_out_by_itself(world: Cluster) -> None:
+    info, stored = await written(world, 10)
+    epoch = world.epoch()
+    info.assignments_version += 1
+    info.assignments[0].broker_id, info.assignments[0].broker_epoch = 2, epoch
+    info.assignments[0].sources.add(broker_id=1, before_epoch=epoch)
+    node = world.nodes[2]
+    await node.start(epoch, info)
+    await node.until(lambda: STREAM_ID in node.engine.streams and bool(node.engine.streams.get(STREAM_ID).streamlets))
+    assert await everything(world, 2) == stored
+    await node.stop()
+
+
+async def test_what_is_recovered_can_be_removed_before_it_is_here(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, stored = await written(world, 20, entries=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    recovering = node.engine.takeovers._recovering
+    turn = asyncio.Event()
+    read = type(recovering)._read
+
+    async def later(self: Any, reading: Any) -> None:
+        await turn.wait()
+        await read(self, reading)
+
+    monkeypatch.setattr(type(recovering), "_read", later)
+    await world.take_over(info, 1, 2)
+    entry = node.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
+    keys = [key for key, _ in entry.segments()]
+    assert entry.recovering(keys[0])
+    entry.start, entry.start_record = Position(*keys[4], 0), entry.find(keys[4]).first_record  # type: ignore[union-attr]
+    node.engine.memory.collect(entry)
+    await node.until(lambda: entry.find(keys[0]) is None)
+    turn.set()
+    found, _ = await node.read()
+    assert found == stored[-len(found) :]
+    assert header_of(found[0]).segment_id == keys[4][1]
+    await node.until_restored()
+    await node.stop()
+
+
+async def test_a_broker_that_is_being_emptied_goes_on_while_its_groups_are_looked_for(world: Cluster) -> None:
+    node, other = world.nodes[1], world.nodes[2]
+    info = owned_by(1, world.epoch())
+    await node.start(info.assignments[0].broker_epoch, info)
+    await other.start(world.epoch())
+    await node.until(lambda: node.engine.replication.backups.up_count == 3)
+    await node.write(*world.chunks(0, 2))
+    request = broker_pb2.TakeOverRequest(
+        source=common_pb2.RecoverySource(broker_id=1, before_epoch=world.epoch()),
+        streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
+        backups=[backup.info for backup in world.backups],
+    )
+    assert not (await other.ask(api.TAKE_OVER, request)).message.waits_for
+
+    (status,) = await node.write(*world.chunks(0, 1))
+    assert not status.error.code, status
+    await node.stop()
+    await other.stop()
+
+
+async def test_what_is_found_for_one_recovery_is_not_taken_for_that_of_another(world: Cluster) -> None:
+    info, stored = await written(world, 4)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    sources = [common_pb2.RecoverySource(broker_id=1, before_epoch=world.epoch()) for _ in range(2)]
+    for source in sources:
+        request = broker_pb2.TakeOverRequest(
+            source=source,
+            streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
+            backups=[backup.info for backup in world.backups],
+        )
+        await node.ask(api.TAKE_OVER, request)
+    (assignment,) = info.assignments
+    assignment.broker_id, assignment.broker_epoch = 2, node.epoch
+    assignment.sources.append(sources[0])
+    info.assignments_version += 1
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+
+    assert await everything(world, 2) == stored
+    (progress,) = node.engine.takeovers.progress()
+    assert progress.source == sources[0]
+    await node.stop()
+
+
+async def test_a_launch_without_memory_has_lost_nothing_of_what_it_is_given_later(world: Cluster) -> None:
+    node = world.nodes[2]
+    await node.start(world.epoch(), owned_by(2, world.last_epoch, replication=0, durability=1))
+    await node.kill(memory=True)
+    await node.start(world.epoch())
+    await node.until(lambda: node.engine.replication.backups.up_count == 3)
+    assert node.engine.restart.found.lost_memory
+    info = owned_by(2, node.epoch)
+    info.stream_id += 1
+    info.assignments[0].first_group_id = 1 + (1 << 24)  # of a launch of the owner before, which wrote nothing
+    state = common_pb2.StreamletState(next_group_id=1, next_records=[0, 0])
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info, handed_over=[state]))
+    (status,) = await node.write(chunk(0, 0, stream_id=info.stream_id))
+    assert not status.error.code, status
+
+    reply = await node.ask(
+        api.MULTI_READ_CHUNKS, broker_pb2.MultiReadChunksRequest(ranges=[read_range(stream_id=info.stream_id)])
+    )
+    assert sum(map(len, reply.bulk)) > 0
+    await node.stop()

@@ -1,0 +1,145 @@
+"""`kera group`: what is printed. Against real daemons it is in tests/integration/test_group_consumer.py."""
+
+import contextlib
+import datetime
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kera.cli import group as group_module
+from kera.cli._run import run_app
+from kera.cli.app import app
+from kera.cli.group import format_ms
+from kera.client import (
+    ApplicationDescription,
+    ApplicationSummary,
+    EntryProgress,
+    HeldGroup,
+    Lag,
+    MemberDescription,
+    Position,
+)
+
+MEMBER = MemberDescription(
+    "0123456789abcdef",
+    "host/7",
+    (HeldGroup("clicks", 0, 0, 3),),
+    silent_ms=120,
+    busy_ms=4500,
+    bytes_consumed=1 << 20,
+    session_timeout_ms=10_000,
+    progress_timeout_ms=300_000,
+)
+NOW_US = 1_800_000_000_000_000
+ENTRIES = (
+    EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, Lag(10, 2048, NOW_US - 7_000_000)),
+    EntryProgress("clicks", 1, 0, Position(0, 0, 0), 0, None),
+)
+
+
+class FakeClient:
+    """A client, and its admin, of a cluster with one application."""
+
+    def __init__(self) -> None:
+        self.admin = self
+        self.known = [ApplicationSummary("loader", ("clicks",), 1)]
+        self.done: list[Any] = []
+
+    async def applications(self) -> list[ApplicationSummary]:
+        return self.known
+
+    async def describe_application(self, name: str) -> ApplicationDescription:
+        return ApplicationDescription(name, (MEMBER,), ENTRIES)
+
+    async def reset_application(self, *arguments: Any, force: bool) -> None:
+        self.done.append((*arguments, force))
+
+    async def delete_application(self, name: str) -> None:
+        self.done.append(name)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    made = FakeClient()
+
+    @contextlib.asynccontextmanager
+    async def connected(_: str, **__: Any) -> AsyncIterator[FakeClient]:
+        yield made
+
+    monkeypatch.setattr(group_module, "connected", connected)
+    monkeypatch.setattr("kera.cli.group.time.time", lambda: NOW_US / 1e6)
+    return made
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    return [line.split() for line in capsys.readouterr().out.splitlines() if line]
+
+
+def test_groups_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["group", "list"]) == 0
+    assert lines(capsys) == [["GROUP", "CONSUMERS", "STREAMS"], ["loader", "1", "clicks"]]
+    assert run_app(app, ["group", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"application_id": "loader", "streams": ["clicks"], "members": 1}]
+    client.known = []
+    assert run_app(app, ["group", "list"]) == 0
+    assert capsys.readouterr() == ("", "no groups\n")
+
+
+@pytest.mark.usefixtures("client")
+def test_a_group_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["group", "describe", "loader"]) == 0
+    heading, _, member, _, first, second, total = lines(capsys)
+    assert heading == ["loader:", "1", "consumer"]
+    assert member == ["01234567", "host/7", "1", "120", "ms", "ago", "4.5", "s", "1", "MiB"]
+    assert first == ["clicks", "0", "0", "3/1/640", "2", "10", "2", "KiB", "7", "s"]
+    assert second == ["clicks", "1", "0", "start", "0", "?", "?", "?"]
+    assert " ".join(total).startswith("lag: 10 records, 2 KiB, 7 s; of 1 more entries nothing is known")
+
+
+@pytest.mark.usefixtures("client")
+def test_a_group_is_described_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["group", "describe", "loader", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["members"][0]["held"] == [{"stream": "clicks", "streamlet": 0, "entry": 0, "group_id": 3}]
+    assert found["entries"][0]["cursor"] == [3, 1, 640]
+    assert found["entries"][0]["lag"]["behind_ms"] == 7000
+    assert found["entries"][1]["lag"] is None
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        ("2026-01-31T12:00:00Z", datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)),
+    ],
+)
+def test_a_group_is_reset(client: FakeClient, where: str, expected: Any) -> None:
+    assert run_app(app, ["group", "reset", "loader", "clicks", "--to", where, "--yes", "--force"]) == 0
+    assert client.done == [("loader", "clicks", expected, True)]
+
+
+def test_a_time_without_a_zone_is_a_local_one(client: FakeClient) -> None:
+    assert run_app(app, ["group", "reset", "loader", "clicks", "--to", "2026-01-31T12:00", "--yes"]) == 0
+    assert client.done[0][2] == datetime.datetime(2026, 1, 31, 12).astimezone()
+
+
+def test_a_place_that_makes_no_sense_is_refused(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["group", "reset", "loader", "clicks", "--to", "tomorrow", "--yes"]) == 2
+    assert "neither earliest nor latest nor a time" in capsys.readouterr().err
+    assert not client.done
+
+
+def test_a_group_is_deleted(client: FakeClient) -> None:
+    assert run_app(app, ["group", "delete", "loader", "--yes"]) == 0
+    assert client.done == ["loader"]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(7, "7 ms"), (1500, "1.5 s"), (119_000, "119 s"), (180_000, "3 min"), (9_000_000, "2.5 h"), (345_600_000, "4 d")],
+)
+def test_spans_of_time_are_for_people(milliseconds: int, text: str) -> None:
+    assert format_ms(milliseconds) == text

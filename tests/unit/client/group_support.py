@@ -1,0 +1,64 @@
+"""A broker and the applications of a coordinator in this process, for tests of `GroupConsumer`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from kera.coordinator.application_service import Applications
+from kera.core.errors import KeraError, UnknownStream
+from kera.core.rpc import Method, api
+from kera.v1 import coordinator_pb2
+from tests.unit.client.support import FakeCluster, stream_info
+from tests.unit.coordinator.fake_cluster import Cluster
+
+
+class GroupCluster(FakeCluster):
+    """A cluster with one broker, whose coordinator can fail to answer."""
+
+    coordinator_addresses = ("127.0.0.1:1",)
+    """Nobody listens there: heartbeats by the thread are tested elsewhere."""
+
+    def __init__(self, directory: Path, coordinator: Cluster, **stream: Any) -> None:
+        super().__init__(directory, stream_info(**stream))
+        (self.info,) = self.infos.values()
+        self.coordinator = coordinator
+        coordinator.coordinator.state.catalog.add(self.info)
+        self.applications = Applications.load(coordinator.coordinator.state)
+        self.failures: deque[KeraError] = deque()
+        """Of the next rounds."""
+        self.lose_answers = 0
+        """Of so many rounds, after they were carried out."""
+        self.rounds = 0
+
+    async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+        if method.service != api.CONSUME_ROUND.service:
+            if method is api.LIST_STREAMS:
+                return coordinator_pb2.ListStreamsResponse(streams=self.infos.values())
+            return await super().ask(method, message)
+        request = method.request.FromString(message.SerializeToString())
+        if method is api.CONSUME_ROUND:
+            self.rounds += 1
+            if self.failures:
+                raise self.failures.popleft()
+            if self.info.name not in self.infos:
+                raise UnknownStream("there is no such stream")
+            if self.lose_answers and (request.steps or request.seen):
+                self.lose_answers -= 1
+                await self.applications.handlers()[method](request)
+        answer = self.applications.handlers()[method](request)
+        return await answer
+
+    async def restart_coordinator(self) -> None:
+        await self.applications.close()
+        await self.coordinator.restart()
+        self.coordinator.coordinator.state.catalog.add(self.info)
+        self.applications = Applications.load(self.coordinator.coordinator.state)
+
+    async def close(self) -> None:
+        await self.applications.close()
+        if self.open_channel is not None:
+            await self.open_channel.close()
+        await asyncio.sleep(0)

@@ -1,0 +1,240 @@
+"""What the SDK remembers of the cluster, and what it tells the coordinator."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kera.client import cluster as module
+from kera.client.admin import Admin
+from kera.client.cluster import Cluster
+from kera.client.settings import ClientSettings
+from kera.core.errors import NotOwner, StreamExists, Unavailable, Uncertain, UnknownStream
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.rpc import Method, api
+from kera.v1 import common_pb2, coordinator_pb2
+from tests.unit.client.fleet import STREAM_ID, Fleet
+from tests.unit.client.support import stream_info, until
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    made = Fleet()
+    yield made
+    await made.close()
+
+
+class TestMetadata:
+    async def test_all_who_look_share_a_question(self, fleet: Fleet) -> None:
+        found = await asyncio.gather(*(fleet.stream("s") for _ in range(10)))
+        assert len(fleet.asked) == 1
+        assert all(stream is found[0] for stream in found)
+        assert await fleet.stream("s") is found[0]
+        assert len(fleet.asked) == 1
+
+    async def test_what_was_called_stale_while_it_was_asked_for_is_asked_for_again(self, fleet: Fleet) -> None:
+        fleet.answering.clear()
+        looking = asyncio.ensure_future(fleet.stream("s"))
+        await until(lambda: len(fleet.asked) == 1)
+        fleet.forget("s")
+        fleet.answering.set()
+        await looking
+        assert len(fleet.asked) == 2
+
+    async def test_who_gives_up_does_not_end_the_question_of_others(self, fleet: Fleet) -> None:
+        fleet.answering.clear()
+        first, second = (asyncio.ensure_future(fleet.stream("s")) for _ in range(2))
+        await until(lambda: len(fleet.asked) == 1)
+        first.cancel()
+        fleet.answering.set()
+        assert (await second).name == "s"
+
+    async def test_an_older_description_never_replaces_a_newer_one(self, fleet: Fleet) -> None:
+        fleet.move(0, 2)
+        assert (await fleet.stream("s")).assignments[0].broker_id == 2
+        newest, fleet.version = fleet.version, 1
+        fleet.streamlets[0].intervals.pop()
+        fleet.forget("s")
+        assert (await fleet.stream("s")).assignments[0].broker_id == 2
+        fleet.version = newest + 1
+        fleet.forget("s")
+        assert (await fleet.stream("s")).assignments[0].broker_id == 1
+
+    async def test_a_stream_that_is_gone_is_not_remembered(self, fleet: Fleet) -> None:
+        await fleet.stream("s")
+        fleet.deleted = True
+        fleet.forget("s")
+        for look in (fleet.stream, fleet.stream_or_last_seen):
+            with pytest.raises(UnknownStream):
+                await look("s")
+
+    async def test_without_a_coordinator_the_last_that_was_seen_will_do(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fleet.failures = [Unavailable("nobody leads")] * 2
+        with pytest.raises(Unavailable, match="does not say where stream 's' is"):
+            await fleet.stream_or_last_seen("s")
+        fleet.failures.clear()
+        seen = await fleet.stream("s")
+        fleet.forget("s")
+        fleet.failures = [Uncertain("no answer")]
+        assert await fleet.stream_or_last_seen("s") is seen
+
+        fleet.answering.clear()
+        monkeypatch.setattr(module, "METADATA_WAIT_S", 0.01)
+        fleet.move(0, 2)
+        assert await fleet.stream_or_last_seen("s") is seen
+        fleet.answering.set()  # the question has gone on
+        assert (await fleet.stream("s")).assignments[0].broker_id == 2
+
+    async def test_bounds_are_asked_of_who_has_the_streamlet_now(self, fleet: Fleet) -> None:
+        """The broker that had it would answer as well, and not know the end."""
+        await fleet.stream("s")
+        fleet.move(0, 2)
+        assert (await fleet.bounds("s"))[0][0].end == Position(2, 1, 0)
+
+    async def test_a_broker_that_does_not_have_it_yet_is_asked_for_its_bounds_again(self, fleet: Fleet) -> None:
+        fleet.move(0, 2, opened=False)
+        asking = asyncio.ensure_future(fleet.bounds("s"))
+        await until(lambda: len(fleet.brokers[2].calls) >= 2)
+        fleet.streamlets[0].opened = True
+        assert (await asking)[0][0].end == Position(2, 1, 0)
+
+
+class TestCursors:
+    HERE = Position(2, 1, 128)
+
+    async def test_all_brokers_that_have_something_before_a_position_truncate(self, fleet: Fleet) -> None:
+        fleet.move(0, 2)
+        fleet.move(0, 3)
+        entry = EntryId(STREAM_ID, 0, 0)
+        assert await fleet.truncate("s", {entry: self.HERE}) == {entry: self.HERE}
+        sent = {
+            number: [(each.group_id, each.segment_id, each.position) for each in broker.cursors[0].cursors]
+            for number, broker in fleet.brokers.items()
+            if broker.cursors
+        }
+        assert sent == {1: [(2, 1, 0)], 2: [self.HERE]}
+
+    async def test_a_commit_needs_the_broker_of_the_position_only(self, fleet: Fleet) -> None:
+        fleet.move(0, 2)
+        fleet.settings = fleet.settings.model_copy(update={"retry_timeout_ms": 20})
+        fleet.brokers[1].crash()
+        entry = EntryId(STREAM_ID, 0, 0)
+        await fleet.commit("loader", "s", {entry: self.HERE})
+        assert len(fleet.brokers[2].cursors) == 1
+        with pytest.raises(Unavailable):
+            await fleet.truncate("s", {entry: self.HERE})
+        with pytest.raises(Unavailable):
+            await fleet.commit("loader", "s", {entry: EARLIEST})
+
+    async def test_all_brokers_are_told_of_a_commit_if_they_can_be(self, fleet: Fleet) -> None:
+        fleet.move(0, 2)
+        await fleet.commit("loader", "s", {EntryId(STREAM_ID, 0, 0): self.HERE})
+        (told,) = fleet.brokers[1].cursors
+        assert [(each.group_id, each.segment_id, each.position) for each in told.cursors] == [(2, 1, 0)]
+
+
+class Unreachable(Cluster):
+    """Its brokers are nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1", ClientSettings(transport="tcp"))
+        self.reports: list[coordinator_pb2.ReportBrokerRequest] = []
+        self.answer: asyncio.Event | None = None
+        self.epoch = 9
+
+    async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+        if method is api.REPORT_BROKER:
+            self.reports.append(message)
+            if self.answer is not None:
+                await self.answer.wait()
+            raise Unavailable("nor is the coordinator")
+        broker = common_pb2.BrokerInfo(broker_id=3, broker_epoch=self.epoch, frames_address="127.0.0.1:1")
+        return coordinator_pb2.DescribeStreamResponse(stream=stream_info(), brokers=[broker])
+
+
+async def test_a_broker_that_cannot_be_reached_is_reported_once_per_launch_and_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Unreachable()
+    cluster.answer = asyncio.Event()
+
+    async def fail() -> None:
+        cluster.forget("s")
+        with pytest.raises(Unavailable):
+            await cluster.channel(await cluster.stream("s"), 3)
+
+    for _ in range(3):
+        await fail()  # does not wait for the report
+    await until(lambda: bool(cluster.reports))
+    (report,) = cluster.reports
+    assert (report.broker_id, report.broker_epoch) == (3, 9)
+    assert "127.0.0.1:1" in report.reason
+    cluster.epoch = 10
+    await fail()
+    await until(lambda: len(cluster.reports) == 2)
+    monkeypatch.setattr(module, "REPORT_AGAIN_S", 0.0)
+    await fail()
+    await until(lambda: len(cluster.reports) == 3)
+    cluster.answer.set()
+    await until(lambda: not cluster._background)
+    await cluster.close()
+
+
+async def test_a_report_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REPORT_TIMEOUT_S", 0.01)
+    cluster = Unreachable()
+    cluster.answer = asyncio.Event()
+    with pytest.raises(Unavailable):
+        await cluster.channel(await cluster.stream("s"), 3)
+    await until(lambda: not cluster._background)
+    await cluster.close()
+
+
+class TestCreationAndDeletion:
+    async def test_each_creation_has_an_id_of_its_own(self) -> None:
+        class Created(Fleet):
+            async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+                if method is api.CREATE_STREAM:
+                    self.asked.append(message)
+                    return coordinator_pb2.CreateStreamResponse()
+                return await super().ask(method, message)
+
+        fleet = Created()
+        for _ in range(2):
+            await Admin(fleet).create_stream("s")
+        ids = [each.creation_id for each in fleet.asked if isinstance(each, coordinator_pb2.CreateStreamRequest)]
+        assert len(set(ids)) == 2
+        assert all(len(each) == 32 for each in ids)
+        await fleet.close()
+
+    @pytest.mark.parametrize(
+        ("before", "deleted"), [(Uncertain("no answer"), True), (NotOwner(""), False), (None, False)]
+    )
+    async def test_what_an_attempt_without_an_answer_has_deleted_is_deleted(
+        self, before: Exception | None, deleted: bool
+    ) -> None:
+        cluster = Cluster("127.0.0.1:1", ClientSettings(retry_backoff_ms=1))
+        errors = [each for each in (before, UnknownStream("no such stream")) if each is not None]
+
+        async def ask(*_: Any, **__: Any) -> Any:
+            raise errors.pop(0)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cluster._coordinators, "ask", ask)
+            if deleted:
+                await Admin(cluster).delete_stream("s")
+            else:
+                with pytest.raises(UnknownStream):
+                    await Admin(cluster).delete_stream("s")
+        assert errors == []
+        await cluster.close()
+
+    async def test_other_errors_come_out(self) -> None:
+        fleet = Fleet()
+        fleet.failures = [StreamExists("there is one")]
+        with pytest.raises(StreamExists):
+            await Admin(fleet).create_stream("s")
+        await fleet.close()

@@ -1,0 +1,287 @@
+"""Readers follow streamlets over brokers: moves, crashes, recovery."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client.client import Client
+from kera.client.consumer import Consumer
+from kera.client.fetch import Fetched, Fetcher, Wanted
+from kera.client.settings import ConsumerSettings
+from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.errors import InvalidArgument, NotOwner, Recovering, Unavailable, UnknownStream
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.schema import DEFAULT_SCHEMA
+from tests.unit.client.fleet import NEVER_S, STREAM_ID, Fleet
+from tests.unit.client.support import WAIT_S, until
+
+MakeConsumer = Callable[..., Consumer]
+
+
+@pytest.fixture
+async def make_consumer() -> AsyncIterator[MakeConsumer]:
+    async with AsyncExitStack() as stack:
+
+        def make(fleet: Fleet, **options: Any) -> Consumer:
+            start, end = options.pop("start", "earliest"), options.pop("end", None)
+            settings = ConsumerSettings(**{"fetch_wait_ms": 60_000, **options})
+            consumer = Consumer(fleet, ("s",), settings, start=start, end=end)
+            stack.push_async_callback(fleet.close)
+            stack.push_async_callback(consumer.close)
+            return consumer
+
+        yield make
+
+
+def put(fleet: Fleet, *values: bytes, streamlet: int = 0) -> None:
+    """One chunk per value."""
+    for value in values:
+        columns = {"timestamp": [0], "keys": [None], "value": [value], "headers": [None]}
+        batch = pa.record_batch([pa.array(columns[name.name], name.type) for name in DEFAULT_SCHEMA], DEFAULT_SCHEMA)
+        chunk = encode_chunk(
+            encode_payload(batch),
+            record_count=1,
+            stream_id=STREAM_ID,
+            streamlet_id=streamlet,
+            schema_id=1,
+            producer_id=1,
+            producer_epoch=1,
+            sequence=0,
+            created_us=0,
+            min_timestamp_us=0,
+            max_timestamp_us=0,
+        )
+        fleet.streamlets[streamlet].append(chunk.to_bytes(), 1)
+    fleet.changed()
+
+
+async def take(consumer: Consumer, count: int) -> list[bytes | None]:
+    taken: list[bytes | None] = []
+    if not count:
+        return taken
+    async with asyncio.timeout(WAIT_S):
+        async for chunk in consumer.batches():
+            taken += chunk.batch["value"].to_pylist()
+            if len(taken) >= count:
+                break
+    return taken
+
+
+async def test_a_reader_goes_on_where_the_streamlet_went(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet()
+    put(fleet, b"a", b"b")
+    fleet.move(0, 2)
+    put(fleet, b"c")
+    fleet.move(0, 1)
+    put(fleet, b"d")
+    fleet.move(0, 3)
+    put(fleet, b"e")
+    consumer = make_consumer(fleet)
+    assert await take(consumer, 5) == [b"a", b"b", b"c", b"d", b"e"]
+    assert list(consumer._feed._readers) == [(STREAM_ID, 3)], "readers without ranges end"
+    assert [broker.refused for broker in fleet.brokers.values()] == [0, 0, 0], "nobody was asked in vain"
+
+
+async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet(brokers=1, streamlets=2)
+    put(fleet, b"a", streamlet=0)
+    put(fleet, b"b", streamlet=1)
+    feed = make_consumer(fleet)._feed
+    stream = await fleet.stream("s")
+    first, second = (Wanted(EntryId(STREAM_ID, number, 0), EARLIEST, None) for number in range(2))
+    fetch = Fetcher.fetch
+
+    async def fetch_and_add(fetcher: Fetcher, *args: Any, **options: Any) -> list[Fetched]:
+        fetched = await fetch(fetcher, *args, **options)
+        if len(fetched) == 1:  # before whoever waits for it is woken
+            asyncio.get_running_loop().call_soon(feed.add, stream, second)
+        return fetched
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fetcher, "fetch", fetch_and_add)
+        feed.add(stream, first)
+        async with asyncio.timeout(WAIT_S):
+            taken = [await feed.take(), await feed.take()]
+    assert [item.entry.streamlet_id for item in taken if item is not None] == [0, 1]
+
+
+async def test_a_reader_that_waits_at_the_end_is_led_on(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet(streamlets=2)
+    put(fleet, b"a")
+    consumer = make_consumer(fleet)
+    assert await take(consumer, 1) == [b"a"]
+    await until(lambda: bool(fleet.brokers[1].reading and fleet.brokers[2].reading))
+    fleet.move(0, 2)  # where the other streamlet's reader is held for want of data
+    put(fleet, b"b")
+    assert await take(consumer, 1) == [b"b"]
+    assert consumer.positions()[0] == [Position(2, 1, fleet.streamlets[0].log[-1].end.offset)]
+
+
+async def test_who_has_read_all_of_an_interval_is_in_the_next_one(make_consumer: MakeConsumer) -> None:
+    """Its old place may be let go, and then nobody could tell that nothing was lost."""
+    fleet = Fleet()
+    put(fleet, b"a")
+    consumer = make_consumer(fleet)
+    assert await take(consumer, 1) == [b"a"]
+    taking = asyncio.ensure_future(take(consumer, 1))
+    fleet.move(0, 2)
+    await until(lambda: consumer.positions() == {0: [Position(2, 1, 0)]})
+    put(fleet, b"b")
+    assert await taking == [b"b"]
+
+
+async def test_an_empty_interval_is_passed(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet()
+    for broker_id in (2, 3, 2):
+        fleet.move(0, broker_id)
+    put(fleet, b"a")
+    assert await take(make_consumer(fleet), 1) == [b"a"]
+
+
+async def test_positions_lead_to_the_broker_that_has_them(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet()
+    put(fleet, b"a", b"b")
+    fleet.move(0, 2)
+    put(fleet, b"c", b"d")
+    fleet.move(0, 3)
+    first = make_consumer(fleet)
+    assert await take(first, 3) == [b"a", b"b", b"c"]
+    fleet.brokers[1].calls.clear()
+    assert await take(make_consumer(fleet, start=first.positions()), 1) == [b"d"]
+    assert fleet.brokers[1].calls == []
+
+
+async def test_only_the_range_that_moved_is_looked_for(make_consumer: MakeConsumer) -> None:
+    """Metadata is stale, and the old broker has nothing of the streamlet any more."""
+    fleet = Fleet(brokers=2, streamlets=3)
+    put(fleet, b"a", streamlet=0)
+    put(fleet, b"c", streamlet=2)
+    await fleet.stream("s")
+    fleet.streamlets[0].intervals = [fleet.streamlets[0].intervals[0]._replace(broker_id=2)]
+    fleet.version += 1
+    consumer = make_consumer(fleet)
+    assert sorted(await take(consumer, 2)) == [b"a", b"c"]  # type: ignore[type-var]
+    await until(lambda: bool(fleet.brokers[1].reading))
+    assert set(fleet.brokers[1].wanted) == {0, 2}
+    assert fleet.brokers[1].wanted.count(0) == 1, "asked once, and refused"
+
+
+async def test_a_broker_that_has_not_opened_the_stream_yet_is_asked_again(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet()
+    fleet.move(0, 2, opened=False)
+    put(fleet, b"a")
+    taking = asyncio.ensure_future(take(make_consumer(fleet), 1))
+    await until(lambda: fleet.brokers[2].calls.count("MultiReadChunks") >= 2)
+    fleet.streamlets[0].opened = True
+    assert await taking == [b"a"]
+
+
+async def test_a_crash_is_outlasted(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet(brokers=2, streamlets=2)
+    put(fleet, b"a", b"b")
+    consumer = make_consumer(fleet)
+    assert await take(consumer, 2) == [b"a", b"b"]
+    fleet.brokers[1].crash()
+    put(fleet, b"of another", streamlet=1)
+    assert await take(consumer, 1) == [b"of another"]
+    fleet.take_over(1, 2)
+    put(fleet, b"c")
+    assert await take(consumer, 1) == [b"c"]
+
+
+async def test_what_is_being_recovered_is_waited_for_beyond_the_usual_time(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet(retry_timeout_ms=200)
+    put(fleet, b"a")
+    fleet.take_over(1, 2)
+    put(fleet, b"b")
+    taking = asyncio.ensure_future(take(make_consumer(fleet), 2))
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await until(lambda: loop.time() > began_s + 0.5)
+    assert not taking.done()
+    fleet.recovered()
+    assert await taking == [b"a", b"b"]
+
+
+async def test_a_recovery_that_never_ends_is_an_error_in_the_end(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet(recovery_timeout_ms=50)
+    put(fleet, b"a")
+    fleet.take_over(1, 2)
+    with pytest.raises(Recovering):
+        await take(make_consumer(fleet), 1)
+
+
+async def test_a_streamlet_that_nobody_has_is_an_error_in_the_end(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet(retry_timeout_ms=50)
+    fleet.move(0, 2, opened=False)
+    put(fleet, b"a")
+    with pytest.raises(NotOwner, match="not opened yet"):
+        await take(make_consumer(fleet), 1)
+
+
+async def test_a_stream_that_is_gone_is_told_at_once(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet(retry_timeout_ms=round(NEVER_S * 1000))
+    put(fleet, b"a")
+    consumer = make_consumer(fleet)
+    await take(consumer, 1)
+    fleet.deleted = True
+    fleet.changed()
+    with pytest.raises(UnknownStream):
+        await take(consumer, 1)
+
+
+async def test_a_coordinator_that_is_away_stops_nobody(make_consumer: MakeConsumer) -> None:
+    fleet = Fleet()
+    put(fleet, b"a")
+    consumer = make_consumer(fleet)
+    await take(consumer, 1)
+    fleet.failures = [Unavailable("nobody leads")] * 3
+    fleet.move(0, 2, opened=False)
+    await until(lambda: not fleet.failures)
+    fleet.streamlets[0].opened = True
+    put(fleet, b"b")
+    assert await take(consumer, 1) == [b"b"]
+
+
+@pytest.mark.parametrize("end", ["latest", None])
+async def test_read_range_follows_as_well(end: str | None) -> None:
+    fleet = Fleet()
+    put(fleet, b"a", b"b")
+    fleet.move(0, 2)
+    put(fleet, b"c")
+    fleet.move(0, 3)
+    put(fleet, b"d")
+    client = Client(fleet)
+    stop = (await client.bounds("s"))[0][0].end if end else None
+    taken: list[bytes] = []
+    async for chunk in client.read_range("s", 0, 0, Position(0, 0, 0), stop, bytes_max=1):
+        taken += chunk.batch["value"].to_pylist()
+    assert taken == [b"a", b"b", b"c", b"d"]
+    with pytest.raises(InvalidArgument, match="lies behind the end"):
+        async for _ in client.read_range("s", 0, 0, Position(1, 1, 0), Position(9, 1, 0)):
+            pass
+    await client.close()
+
+
+async def test_bounds_are_those_of_all_intervals() -> None:
+    fleet = Fleet()
+    (empty,) = (await fleet.bounds("s"))[0]
+    assert (empty.start, empty.end, empty.next_record) == (Position(0, 0, 0), Position(0, 0, 0), 0)
+    fleet.move(0, 2)
+    put(fleet, b"a", b"b")
+    fleet.move(0, 3)
+    put(fleet, b"c")
+    fleet.move(0, 2)
+    log = fleet.streamlets[0].log
+    (bounds,) = (await fleet.bounds("s"))[0]
+    assert (bounds.start, bounds.first_record) == (Position(2, 1, 0), 0)
+    assert (bounds.end, bounds.next_record) == (Position(4, 1, 0), 3)
+    assert bounds.length_bytes == sum(len(chunk.data) for chunk in log)
+    put(fleet, b"d")
+    (bounds,) = (await fleet.bounds("s"))[0]
+    assert (bounds.end, bounds.next_record) == (log[-1].end, 4)
+    await fleet.close()

@@ -1,0 +1,211 @@
+"""Which groups are told of: those of all intervals, up to the first of which nobody knows yet what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kera.client import applications
+from kera.client.applications import unread
+from kera.client.group_discovery import list_groups, look_around
+from kera.client.intervals import start_of_group
+from kera.client.settings import ClientSettings
+from kera.client.types import StreamDescription
+from kera.core.errors import NotOwner, Unavailable, UnknownStream
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import Reply, api
+from kera.v1 import application_pb2, broker_pb2, common_pb2
+from tests.unit.client.support import stream_info
+
+PAGE = 3
+
+
+def group(group_id: int, entry: int = 0, *, closed: bool = True, empty: bool = False) -> broker_pb2.GroupBounds:
+    start = common_pb2.Cursor(entry=entry, group_id=group_id, segment_id=1, position=64)
+    end = common_pb2.Cursor(entry=entry, group_id=group_id, segment_id=1, position=64 if empty else 640)
+    return broker_pb2.GroupBounds(
+        group_id=group_id,
+        entry=entry,
+        closed=closed,
+        start=start,
+        end=end,
+        first_record=group_id * 100,
+        next_record=group_id * 100 + 50,
+    )
+
+
+def cursor(group_id: int, segment_id: int, position: int) -> common_pb2.Cursor:
+    return common_pb2.Cursor(group_id=group_id, segment_id=segment_id, position=position)
+
+
+class Brokers:
+    """A cluster with one streamlet of stream ``s``, whose groups are at several brokers."""
+
+    request_timeout_s = 1.0
+
+    def __init__(self, *intervals: tuple[int, int]) -> None:
+        """Intervals: first group id, and broker."""
+        self.info = stream_info(entries=2)
+        (assignment,) = self.info.assignments
+        for first_group_id, broker_id in intervals:
+            assignment.intervals.add(first_group_id=first_group_id, broker_id=broker_id)
+        self.groups: dict[int, list[broker_pb2.GroupBounds]] = {broker_id: [] for _, broker_id in intervals}
+        self.failures: dict[int, Exception] = {}
+        self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=20)
+        self.forgotten = 0
+
+    async def stream(self, name: str) -> StreamDescription:
+        if name != "s":
+            raise UnknownStream("no such stream")
+        return StreamDescription.from_message(self.info)
+
+    stream_or_last_seen = stream
+
+    def forget(self, _: str) -> None:
+        self.forgotten += 1
+
+    def bounds(self) -> broker_pb2.DescribeStreamletsResponse:
+        """Of the last broker, the owner."""
+        answer = broker_pb2.DescribeStreamletsResponse()
+        streamlet = answer.streamlets.add()
+        for entry, end in enumerate((cursor(5, 1, 64), cursor(9, 2, 0))):
+            streamlet.entries.add(start=cursor(3, 1, 0), end=end, first_record=300 + entry, next_record=700 + entry)
+        return answer
+
+    async def channel(self, _: StreamDescription, broker_id: int) -> Any:
+        brokers = self
+
+        class Channel:
+            def submit(self, method: Any, request: Any, *, timeout_s: float) -> asyncio.Future[Any]:
+                assert timeout_s > 0
+                future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                if broker_id in brokers.failures:
+                    future.set_exception(brokers.failures[broker_id])
+                elif method is api.DESCRIBE_STREAMLETS:
+                    future.set_result(Reply(brokers.bounds()))
+                else:
+                    rest = [each for each in brokers.groups[broker_id] if each.group_id > request.after_group_id]
+                    answer = broker_pb2.ListGroupsResponse(groups=rest[:PAGE], complete=len(rest) <= PAGE)
+                    future.set_result(Reply(answer))
+                return future
+
+        return Channel()
+
+
+async def look(brokers: Brokers, after: int = 0, *, start: str = "earliest", begin: bool = False) -> Any:
+    looks = [application_pb2.Look(stream_id=7, after_group_id=after, start=begin)]
+    return await look_around(brokers, "s", looks, start=start)  # type: ignore[arg-type]
+
+
+def ids(seen: application_pb2.SeenGroups) -> list[int]:
+    return [group.start.group_id for group in seen.groups]
+
+
+async def test_groups_of_all_intervals_are_told_in_order() -> None:
+    brokers = Brokers((1, 3), (10, 4), (20, 3))
+    brokers.groups[3] = [*map(group, (1, 2, 3, 4, 5)), *map(group, (20, 21))]
+    brokers.groups[4] = [*map(group, (11, 12, 13, 14))]
+    (seen,) = (await look(brokers)).seen
+    assert ids(seen) == [1, 2, 3, 4, 5, 11, 12, 13, 14, 20, 21]
+    assert (seen.after_group_id, seen.through_group_id) == (0, 21)
+    (seen,) = (await look(brokers, after=13)).seen
+    assert (ids(seen), seen.after_group_id) == ([14, 20, 21], 13)
+    assert [group.start.entry for group in await list_groups(brokers, "s", 0)] == [0] * 11  # type: ignore[arg-type]
+
+
+async def test_an_interval_with_nothing_left_is_passed_over() -> None:
+    brokers = Brokers((1, 3), (10, 4))
+    (seen,) = (await look(brokers)).seen
+    assert (ids(seen), seen.through_group_id) == ([], 9)
+
+
+async def test_what_may_be_lost_yet_is_not_passed_over() -> None:
+    brokers = Brokers((1, 3))
+    brokers.groups[3] = [group(1), group(2, 1, closed=False, empty=True), group(3)]
+    (seen,) = (await look(brokers)).seen
+    assert (ids(seen), seen.through_group_id) == ([1], 1)
+    brokers.groups[3][1] = group(2, 1, empty=True)
+    (seen,) = (await look(brokers)).seen
+    assert (ids(seen), seen.through_group_id) == ([1, 3], 3)
+
+
+@pytest.mark.parametrize("failure", [Unavailable("away"), NotOwner("not here"), UnknownStream("not here")])
+async def test_behind_a_broker_that_gives_no_answer_nothing_is_told(failure: Exception) -> None:
+    brokers = Brokers((1, 3), (10, 4))
+    brokers.groups[3] = [group(1)]
+    brokers.groups[4] = [group(10)]
+    brokers.failures[3] = failure
+    assert (await look(brokers)).seen == []
+    assert brokers.forgotten == 1
+    (seen,) = (await look(brokers, after=9)).seen
+    assert ids(seen) == [10]
+
+
+async def test_where_an_application_begins() -> None:
+    """At earliest, records count from the oldest that is listed; where there is none, from what the broker says."""
+    brokers = Brokers((1, 3))
+    brokers.groups[3] = list(map(group, range(2, 8)))
+    (start,), (seen,) = await look(brokers, begin=True)
+    assert [cursor.group_id for cursor in start.cursors] == [0, 0]
+    assert [each.record for each in start.records] == [200, 301]
+    assert (seen.after_group_id, ids(seen)) == (0, list(range(2, 8)))
+    (start,), (seen,) = await look(brokers, begin=True, start="latest")
+    assert [(cursor.entry, cursor.group_id, cursor.position) for cursor in start.cursors] == [(0, 5, 64), (1, 9, 0)]
+    assert [each.record for each in start.records] == [700, 701]
+    assert (seen.after_group_id, ids(seen)) == (4, [5, 6, 7])
+
+
+async def test_an_application_does_not_begin_while_nobody_knows_where() -> None:
+    brokers = Brokers((1, 3))
+    brokers.failures[3] = Unavailable("away")
+    for start in ("earliest", "latest"):
+        assert await look(brokers, begin=True, start=start) == ([], [])
+
+
+async def test_ends_of_groups_are_told_once_they_are_known() -> None:
+    brokers = Brokers((1, 3))
+    brokers.groups[3] = [group(1), group(2, closed=False)]
+    (seen,) = (await look(brokers)).seen
+    assert [(each.first_record, each.HasField("end_record"), each.end_record) for each in seen.groups] == [
+        (100, True, 150),
+        (200, False, 0),
+    ]
+
+
+async def test_a_stream_that_is_gone_is_told() -> None:
+    looks = [application_pb2.Look(stream_id=7)]
+    with pytest.raises(UnknownStream):
+        await look_around(Brokers((1, 3)), "gone", looks, start="earliest")  # type: ignore[arg-type]
+
+
+# -- what is left to read ----------------------------------------------------------------------------------------------
+
+
+def progress(group_id: int, offset: int, *, done: bool = False) -> application_pb2.GroupProgress:
+    next_ = common_pb2.Cursor(group_id=group_id, segment_id=1, position=offset)
+    return application_pb2.GroupProgress(next=next_, done=done)
+
+
+def test_what_is_done_behind_the_cursor_is_not_left() -> None:
+    cursor = Position(3, 1, 10)
+    assert unread(cursor, []) == [(cursor, None)]
+    assert unread(
+        cursor, [progress(3, 10), progress(5, 99, done=True), progress(6, 20), progress(8, 70, done=True)]
+    ) == [
+        (cursor, start_of_group(5)),
+        (Position(6, 1, 20), start_of_group(8)),
+        (Position(8, 1, 70), None),
+    ]
+
+
+def test_where_lag_is_measured() -> None:
+    """At each broker that has groups from a position on, once."""
+    stream = StreamDescription.from_message(Brokers((1, 3), (10, 4), (20, 3), (30, 5)).info)
+    entry = stream.entry_id(0, 1)
+    at = Position(4, 1, 64)
+    assert applications._parts(stream, entry, at) == {3: at, 4: start_of_group(10), 5: start_of_group(30)}
+    at = Position(12, 1, 0)
+    assert applications._parts(stream, entry, at) == {4: at, 3: start_of_group(20), 5: start_of_group(30)}
+    assert applications._parts(stream, entry, EARLIEST)[3] == EARLIEST

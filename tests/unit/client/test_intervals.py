@@ -1,0 +1,99 @@
+"""Where the positions of an entry are whose groups are at several brokers."""
+
+import pytest
+
+from kera.client.intervals import cuts, merged_bounds, start_of_group
+from kera.client.types import Assignment, EntryBounds, Interval, StreamDescription
+from kera.core.ids import EARLIEST, Position
+from kera.v1 import common_pb2
+from tests.unit.client.support import description, stream_info
+
+WHOLE = Assignment(3, 9, 1)
+MOVED = Assignment(2, 9, 1, (Interval(1, 1), Interval(5, 2, (100,)), Interval(8, 3, (150,)), Interval(9, 2, (170,))))
+
+
+@pytest.mark.parametrize(
+    ("group_id", "broker_id"), [(0, 1), (1, 1), (4, 1), (5, 2), (7, 2), (8, 3), (9, 2), (1 << 40, 2)]
+)
+def test_a_position_is_where_its_group_is(group_id: int, broker_id: int) -> None:
+    assert MOVED.broker_at(Position(group_id, 3, 640)) == broker_id
+    assert WHOLE.broker_at(Position(group_id, 3, 640)) == 3
+
+
+def test_what_is_before_the_oldest_interval_is_asked_for_there() -> None:
+    assert Assignment(2, 9, 1, (Interval(5, 1), Interval(8, 2))).broker_at(Position(2, 1, 0)) == 1
+
+
+def test_all_brokers_of_a_streamlet_are_named_once() -> None:
+    assert MOVED.broker_ids == (1, 3, 2)
+    assert WHOLE.broker_ids == (3,)
+
+
+def test_a_description_knows_who_has_a_position() -> None:
+    info = stream_info()
+    for first_group_id, broker_id in ((1, 1), (5, 3)):
+        info.assignments[0].intervals.add(first_group_id=first_group_id, broker_id=broker_id, first_records=[7])
+    stream = StreamDescription.from_message(info, [common_pb2.BrokerInfo(broker_id=number) for number in (1, 3)])
+    assert stream.assignments[0].intervals == (Interval(1, 1, (7,)), Interval(5, 3, (7,)))
+    found = [stream.broker_of(0, position) for position in (EARLIEST, Position(4, 1, 0), Position(5, 1, 0), None)]
+    assert [broker.broker_id for broker in found if broker] == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ({"stream_id": 7}, {"stream_id": 8}),
+        ({"assignments_version": 1}, {"assignments_version": 2}),
+        ({"assignments_version": 2, "config_version": 1}, {"assignments_version": 2, "config_version": 2}),
+        ({"stream_id": 7, "assignments_version": 5}, {"stream_id": 8, "assignments_version": 1}),
+    ],
+)
+def test_versions_say_which_of_two_descriptions_is_older(older: dict[str, int], newer: dict[str, int]) -> None:
+    def made(fields: dict[str, int]) -> StreamDescription:
+        info = stream_info(stream_id=fields.get("stream_id", 7))
+        info.assignments_version = fields.get("assignments_version", 0)
+        info.config_version = fields.get("config_version", 0)
+        return StreamDescription.from_message(info)
+
+    assert made(older).is_older_than(made(newer))
+    assert not made(newer).is_older_than(made(older))
+    assert not made(older).is_older_than(made(older))
+
+
+def test_a_streamlet_at_one_broker_is_described_by_it() -> None:
+    bounds = EntryBounds(Position(1, 1, 0), Position(3, 1, 64), 0, 40, 4096)
+    assert merged_bounds(WHOLE, 0, {3: bounds}) == bounds
+    assert merged_bounds(description().assignments[0], 0, {3: bounds}) == bounds
+
+
+def test_bounds_reach_from_the_oldest_that_is_there_to_the_owners_end() -> None:
+    nothing = EntryBounds(EARLIEST, EARLIEST, 0, 0, 0)
+    one = EntryBounds(Position(2, 1, 0), Position(4, 1, 64), 60, 100, 400)
+    three = EntryBounds(Position(8, 1, 0), Position(8, 2, 64), 150, 170, 200)
+    two = EntryBounds(Position(5, 1, 0), Position(9, 1, 64), 100, 180, 600)
+    assert merged_bounds(MOVED, 0, {1: one, 2: two, 3: three}) == EntryBounds(
+        Position(2, 1, 0), Position(9, 1, 64), 60, 180, 1200
+    )
+    assert merged_bounds(MOVED, 0, {1: nothing, 2: two, 3: three}).start == Position(5, 1, 0)
+    # The owner has nothing yet: the end is where it will begin.
+    assert merged_bounds(MOVED, 0, {1: one, 2: nothing, 3: three}) == EntryBounds(
+        Position(2, 1, 0), Position(9, 1, 0), 60, 170, 600
+    )
+    # Or only what it had before the streamlet was elsewhere.
+    earlier = EntryBounds(Position(5, 1, 0), Position(7, 1, 64), 100, 150, 300)
+    assert merged_bounds(MOVED, 0, {1: one, 2: earlier, 3: three}).end == Position(9, 1, 0)
+    # Nothing is left of anything.
+    assert merged_bounds(MOVED, 0, {1: nothing, 2: nothing, 3: nothing}) == EntryBounds(
+        Position(9, 1, 0), Position(9, 1, 0), 170, 170, 0
+    )
+
+
+def test_before_a_position_is_all_of_the_intervals_before_it() -> None:
+    here = Position(8, 1, 64)
+    assert cuts(WHOLE, here) == {3: here}
+    assert cuts(MOVED, here) == {1: start_of_group(5), 2: start_of_group(8), 3: here}
+    assert list(cuts(MOVED, here))[-1] == 3
+    end = Position(9, 2, 0)
+    assert cuts(MOVED, end) == {1: start_of_group(5), 3: start_of_group(9), 2: end}
+    assert cuts(MOVED, Position(4, 1, 0)) == {1: Position(4, 1, 0)}
+    assert cuts(MOVED, EARLIEST) == {1: EARLIEST}

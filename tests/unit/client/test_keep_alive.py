@@ -1,0 +1,91 @@
+"""Heartbeats from a thread, against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kera.client.keep_alive import KeepAlive
+from kera.core.errors import NotLeader, Unavailable
+from kera.core.rpc import Call, Reply, api
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.v1 import application_pb2
+from tests.unit.client.support import until
+
+
+class Coordinator:
+    """Answers heartbeats, or says who does."""
+
+    def __init__(self) -> None:
+        self.leader: str | None = None
+        self.member = True
+        self.seen: list[application_pb2.KeepAliveRequest] = []
+        self.away = False
+        self.server = GrpcServer([{api.KEEP_ALIVE: self.answer}])
+        self.address = ""
+
+    async def answer(self, call: Call[application_pb2.KeepAliveRequest]) -> Reply[application_pb2.KeepAliveResponse]:
+        if self.away:
+            raise Unavailable("away")
+        if self.leader is not None:
+            raise NotLeader("another one leads", leader=self.leader)
+        self.seen.append(call.message)
+        return Reply(application_pb2.KeepAliveResponse(member=self.member))
+
+
+@pytest.fixture
+async def coordinators() -> AsyncIterator[list[Coordinator]]:
+    made = [Coordinator(), Coordinator()]
+    for each in made:
+        each.address = f"127.0.0.1:{await each.server.listen('127.0.0.1', 0)}"
+    yield made
+    await asyncio.gather(*(each.server.close() for each in made))
+
+
+def keep_alive(*addresses: str, busy_ms: int = 0) -> KeepAlive:
+    made = KeepAlive(addresses, application_id="app", member_id="m", interval_s=0.02, busy_ms=lambda: busy_ms)
+    made.start()
+    return made
+
+
+async def test_it_says_who_lives_and_for_how_long_it_has_been_busy(coordinators: list[Coordinator]) -> None:
+    said = keep_alive(coordinators[0].address, busy_ms=7)
+    begun_s = said.heard_s
+    await until(lambda: len(coordinators[0].seen) > 2)
+    said.stop()
+    first = coordinators[0].seen[0]
+    assert (first.application_id, first.member_id, first.busy_ms) == ("app", "m", 7)
+    assert said.heard_s > begun_s
+
+
+async def test_it_follows_to_the_leader_and_tries_others(coordinators: list[Coordinator]) -> None:
+    one, two = coordinators
+    one.leader = two.address
+    said = keep_alive("127.0.0.1:1", one.address)
+    await until(lambda: bool(two.seen))
+    two.away, one.leader = True, None
+    await until(lambda: bool(one.seen))
+    said.stop()
+
+
+async def test_who_is_no_member_is_not_heard_of(coordinators: list[Coordinator]) -> None:
+    coordinators[0].member = False
+    said = keep_alive(coordinators[0].address)
+    begun_s = said.heard_s
+    await until(lambda: len(coordinators[0].seen) > 2)
+    said.stop()
+    assert said.heard_s == begun_s
+
+
+async def test_it_is_silent_while_others_speak(coordinators: list[Coordinator]) -> None:
+    said = keep_alive(coordinators[0].address)
+    said.heard_s = time.monotonic() + 1000
+    count = len(coordinators[0].seen)
+    other = keep_alive(coordinators[1].address)
+    await until(lambda: len(coordinators[1].seen) > 5)
+    assert len(coordinators[0].seen) <= count + 1
+    said.stop()
+    other.stop()

@@ -1,0 +1,96 @@
+"""For how long, and how often, what fails is tried again."""
+
+import pytest
+
+from kera.client.retry import (
+    ROUTE_PAUSE_S_MAX,
+    Patience,
+    backoff_s,
+    is_route_error,
+    of_broker,
+    retrying,
+    route_pause_s,
+)
+from kera.client.settings import ClientSettings
+from kera.core.errors import (
+    ArenaFull,
+    InvalidCursor,
+    KeraError,
+    NotOwner,
+    Recovering,
+    Unavailable,
+    Uncertain,
+    UnknownStream,
+)
+
+SETTINGS = ClientSettings(retry_timeout_ms=1000, recovery_timeout_ms=5000, retry_backoff_ms=50)
+
+
+def test_what_is_elsewhere_is_looked_for_soon_and_then_more_slowly() -> None:
+    patience = Patience(SETTINGS)
+    pauses = [patience.failed(NotOwner(""), 0.0) for _ in range(30)]
+    assert pauses[0] == 0.005
+    assert pauses[1] is not None
+    assert pauses[1] <= 0.01
+    assert pauses == sorted(pauses, key=float)  # type: ignore[arg-type]
+    assert pauses[-1] == ROUTE_PAUSE_S_MAX
+
+
+def test_other_failures_have_the_pauses_of_the_settings() -> None:
+    patience = Patience(SETTINGS)
+    assert [patience.failed(ArenaFull(""), 0.0) for _ in range(7)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert [backoff_s(SETTINGS, attempt) for attempt in (1, 2)] == [0.05, 0.1]
+    assert route_pause_s(SETTINGS.model_copy(update={"retry_backoff_ms": 1}), 1) == 0.001
+
+
+def test_time_counts_from_the_first_failure_and_anew_after_a_success() -> None:
+    patience = Patience(SETTINGS)
+    assert patience.failed(Unavailable(""), 10.0) is not None
+    assert patience.failed(NotOwner(""), 10.9) is not None
+    assert patience.failed(NotOwner(""), 11.0) is None
+    patience.succeeded()
+    assert patience.failed(NotOwner(""), 11.1) == 0.005
+    assert patience.attempt == 1
+
+
+def test_a_recovery_is_no_failure_until_it_takes_too_long() -> None:
+    patience = Patience(SETTINGS)
+    assert patience.failed(Unavailable(""), 0.0) is not None
+    for tenths in range(9, 50, 8):
+        assert patience.failed(Recovering(""), tenths / 10) is not None
+    assert patience.failed(Unavailable(""), 5.0) is not None  # since the last such answer
+    assert patience.failed(Recovering(""), 5.9) is None
+
+
+@pytest.mark.parametrize("error", [InvalidCursor(""), UnknownStream(""), ValueError()])
+def test_what_does_not_pass_is_told_at_once(error: Exception) -> None:
+    assert Patience(SETTINGS).failed(error, 0.0) is None
+
+
+def test_a_broker_that_does_not_know_a_stream_is_not_its_owner() -> None:
+    error = of_broker(UnknownStream("never heard", stream_id=7))
+    assert isinstance(error, NotOwner)
+    assert is_route_error(error)
+    assert "never heard" in error.message
+    assert error.attributes == {"stream_id": 7}
+    full = ArenaFull("")
+    assert of_broker(full) is full
+    assert not is_route_error(full)
+
+
+async def test_the_last_error_comes_out_and_says_what_was_uncertain_before() -> None:
+    settings = ClientSettings(retry_timeout_ms=10_000, retry_backoff_ms=1)
+    uncertain = Uncertain("no answer")
+    errors: list[KeraError] = [Unavailable("away"), uncertain, NotOwner("moved"), UnknownStream("gone")]
+
+    async def fail() -> None:
+        raise errors.pop(0)
+
+    with pytest.raises(UnknownStream) as caught:
+        await retrying(fail, settings)
+    assert caught.value.__cause__ is uncertain
+    assert errors == []
+    errors = [Unavailable("away"), UnknownStream("gone")]
+    with pytest.raises(UnknownStream) as caught:
+        await retrying(fail, settings)
+    assert caught.value.__cause__ is None

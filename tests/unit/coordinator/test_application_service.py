@@ -1,0 +1,294 @@
+"""Applications over a store: what is answered is stored, rounds that wait, names, and what is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kera.coordinator import metrics
+from kera.coordinator.application_service import APPLICATIONS, NAME_CHARS_MAX, PAUSE_S_MIN, TICK_S, Applications
+from kera.coordinator.metadata import MetadataStoreFull
+from kera.coordinator.metrics import CoordinatorMetrics
+from kera.coordinator.service import coordinator_service
+from kera.core.errors import InvalidArgument, UnknownStream
+from kera.core.rpc import api
+from kera.v1 import application_pb2 as messages
+from kera.v1 import common_pb2
+from tests.unit.coordinator.fake_cluster import Cluster
+
+TIMEOUT_S = 20.0
+LONG_MS = 15_000
+
+
+class Service:
+    """The applications of a cluster with one stream ``s``, of one streamlet and entry."""
+
+    def __init__(self, cluster: Cluster, applications: Applications) -> None:
+        self.cluster = cluster
+        self.applications = applications
+
+    async def restart(self) -> None:
+        await self.applications.close()
+        await self.cluster.restart()
+        self.applications = Applications.load(self.cluster.coordinator.state)
+
+    async def round(self, member_id: str = "a", application_id: str = "app", **fields: Any) -> Any:
+        given = {"session_timeout_ms": 10_000, "progress_timeout_ms": 60_000, "groups_max": 10, "stream_ids": [1]}
+        request = messages.ConsumeRoundRequest(
+            application_id=application_id, member_id=member_id, **{**given, **fields}
+        )
+        return await self.applications.consume_round(request)
+
+    async def begin(self, *group_ids: int) -> messages.ConsumeRoundResponse:
+        """Consumer ``a`` finds groups."""
+        seen = messages.SeenGroups(
+            stream_id=1,
+            through_group_id=group_ids[-1],
+            groups=[messages.SeenGroup(start=cursor(group_id)) for group_id in group_ids],
+        )
+        start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
+        answer: messages.ConsumeRoundResponse = await self.round(starts=[start], seen=[seen])
+        return answer
+
+    async def advance(self, seconds: float) -> None:
+        """Time goes by while the process runs."""
+        for _ in range(round(seconds / TICK_S)):
+            self.cluster.clock.advance(TICK_S)
+            await self.applications.list_all(messages.ListApplicationsRequest())
+
+    def records(self) -> list[str]:
+        return [key for key in self.cluster.store._records if key.startswith(APPLICATIONS)]  # type: ignore[attr-defined]
+
+
+def cursor(group_id: int, segment_id: int = 1, offset: int = 0) -> common_pb2.Cursor:
+    return common_pb2.Cursor(stream_id=1, group_id=group_id, segment_id=segment_id, position=offset)
+
+
+def step(lease: messages.GroupLease, offset: int, **fields: Any) -> messages.GroupStep:
+    return messages.GroupStep(next=cursor(lease.next.group_id, 1, offset), lease=lease.lease, **fields)
+
+
+@pytest.fixture
+async def service(cluster: Cluster) -> AsyncIterator[Service]:
+    await cluster.register("one")
+    await cluster.create("s")
+    made = Service(cluster, Applications.load(cluster.coordinator.state))
+    yield made
+    await made.applications.close()
+
+
+async def test_every_method_is_served(cluster: Cluster) -> None:
+    applications = Applications.load(cluster.coordinator.state)
+    served = coordinator_service(cluster.coordinator, lambda *_: None, applications)
+    assert set(served) == {*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS}
+
+
+async def test_what_is_answered_is_stored(service: Service) -> None:
+    (lease,) = (await service.begin(1)).held
+    await service.round(steps=[step(lease, 50)])
+    assert service.records() == ["applications/app/0000000000000001/00000000"]
+    await service.restart()
+    (again,) = (await service.round()).held
+    assert (again.lease, again.next.position) == (lease.lease, 50)
+    fetched = await service.applications.fetch(messages.FetchApplicationRequest(application_id="app", stream_id=1))
+    assert [each.position for each in fetched.cursors] == [50]
+    assert [each.position for each in service.applications.cursors_of(1)] == [50]
+
+
+async def test_rounds_at_once_are_stored_together(service: Service) -> None:
+    (lease,) = (await service.begin(1)).held
+    await service.round("b")
+    writes = 0
+    store = service.cluster.store
+    write = store.write
+
+    async def counted(*args: Any) -> None:
+        nonlocal writes
+        writes += 1
+        await asyncio.sleep(0)
+        await write(*args)
+
+    store.write = counted  # type: ignore[method-assign]
+    await asyncio.gather(*(service.round(steps=[step(lease, 10 * number)]) for number in range(1, 9)))
+    assert 1 <= writes <= 2
+
+
+async def test_what_cannot_be_stored_has_not_happened(service: Service) -> None:
+    (lease,) = (await service.begin(1)).held
+    store = service.cluster.store
+    write = store.write
+
+    async def full(*_: Any) -> None:
+        await asyncio.sleep(0)
+        raise MetadataStoreFull("no room")
+
+    store.write = full  # type: ignore[method-assign]
+    results = await asyncio.gather(
+        *(service.round(steps=[step(lease, 10 * number)]) for number in (1, 2)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [MetadataStoreFull, MetadataStoreFull]
+    store.write = write  # type: ignore[method-assign]
+    (again,) = (await service.round()).held
+    assert (again.lease, again.next.position) == (lease.lease, 0)
+
+
+async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(service: Service) -> None:
+    """A member that holds nothing is in no record: an error that another application causes is not to end it."""
+    (lease,) = (await service.begin(1)).held
+    await service.round("b", application_id="new")
+    waiting = asyncio.create_task(service.round("b", application_id="new", wait_ms=LONG_MS))
+    async with asyncio.timeout(TIMEOUT_S):
+        while ("new", "b") not in service.applications._polls:
+            await asyncio.sleep(0)
+    store = service.cluster.store
+    write = store.write
+
+    async def full(*_: Any) -> None:
+        raise MetadataStoreFull("no room")
+
+    store.write = full  # type: ignore[method-assign]
+    with pytest.raises(MetadataStoreFull):
+        await service.round(steps=[step(lease, 10)])
+    store.write = write  # type: ignore[method-assign]
+    async with asyncio.timeout(TIMEOUT_S):
+        assert not (await waiting).held
+    await service.round("b", application_id="new")
+
+
+async def test_a_round_waits_until_there_is_something_to_say(service: Service) -> None:
+    await service.begin(1, 2)
+    while (await service.round("b")).look:
+        pass
+    waiting = asyncio.create_task(service.round("b", wait_ms=LONG_MS))
+    held = (await service.round()).held
+    await asyncio.sleep(0)
+    assert len(held) == 2
+    assert not waiting.done()
+    await service.round(steps=[step(held[0], 0, released=True)])
+    async with asyncio.timeout(TIMEOUT_S):
+        answer = await waiting
+    assert [each.next.group_id for each in answer.held] == [held[0].next.group_id]
+
+
+async def test_the_next_round_ends_the_wait_of_the_one_before(service: Service) -> None:
+    await service.begin(1)
+    waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
+    while ("app", "a") not in service.applications._polls:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(TIMEOUT_S):
+        await service.round()
+        assert len((await waiting).held) == 1
+
+
+async def test_a_wait_ends_when_it_is_time_to_look(service: Service) -> None:
+    await service.begin(1)
+    waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
+    while not waiting.done():
+        service.cluster.clock.advance(0.1)
+        await asyncio.sleep(0.01)
+    assert [each.after_group_id for each in waiting.result().look] == [1]
+
+
+async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.coordinator.application_service.TICK_S", 0.01)
+    await service.begin(1)
+    application = service.applications._applications["app"]
+    async with asyncio.timeout(TIMEOUT_S):
+        while application.members:
+            service.cluster.clock.advance(0.2)
+            await asyncio.sleep(0.01)
+        while service.applications._ticking is not None:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pause_of_the_process_is_nobodys_silence(service: Service) -> None:
+    await service.begin(1)
+    service.cluster.clock.advance(60)
+    assert len((await service.round("b")).held) == 0
+    assert len((await service.round("a")).held) == 1
+    await service.advance(9)
+    assert len((await service.round("b")).held) == 0
+    await service.advance(2)
+    assert len((await service.round("b")).held) == 1
+    assert PAUSE_S_MIN > TICK_S
+
+
+async def test_streams_that_are_gone_are_forgotten(service: Service) -> None:
+    await service.begin(1)
+    await service.cluster.coordinator.delete_stream("s")
+    with pytest.raises(UnknownStream):
+        await service.round()
+    await service.applications.list_all(messages.ListApplicationsRequest())
+    assert service.records() == []
+    with pytest.raises(UnknownStream):
+        await service.applications.fetch(messages.FetchApplicationRequest(application_id="app", stream_id=1))
+
+
+async def test_people_see_members_and_progress(service: Service) -> None:
+    await service.begin(1, 2)
+    await service.round("b", client="host/7", busy_ms=500, bytes_consumed=9)
+    await service.advance(2)
+    (info,) = (await service.applications.list_all(messages.ListApplicationsRequest())).applications
+    assert (info.application_id, list(info.stream_ids), info.members) == ("app", [1], 2)
+    described = await service.applications.describe(messages.DescribeApplicationRequest(application_id="app"))
+    assert [member.member_id for member in described.members] == ["a", "b"]
+    b = described.members[1]
+    assert (b.client, b.silent_ms, b.busy_ms, b.bytes_consumed) == ("host/7", 2000, 2500, 9)
+    (progress,) = described.streamlets
+    assert (progress.listed_group_id, [group.next.group_id for group in progress.groups]) == (2, [1, 2])
+
+
+async def test_an_application_is_reset_and_deleted(service: Service) -> None:
+    await service.begin(1)
+    start = messages.StreamletStart(stream_id=1, cursors=[cursor(5, 1, 7)])
+    request = messages.ResetApplicationRequest(application_id="app", starts=[start])
+    with pytest.raises(InvalidArgument, match="active"):
+        await service.applications.reset(request)
+    with pytest.raises(InvalidArgument, match="active"):
+        await service.applications.delete(messages.DeleteApplicationRequest(application_id="app"))
+    await service.applications.leave(messages.LeaveRequest(application_id="app", member_id="a"))
+    await service.applications.reset(request)
+    fetched = await service.applications.fetch(messages.FetchApplicationRequest(application_id="app", stream_id=1))
+    assert list(fetched.cursors) == [cursor(5, 1, 7)]
+    await service.applications.delete(messages.DeleteApplicationRequest(application_id="app"))
+    assert service.records() == []
+    with pytest.raises(InvalidArgument, match="no application"):
+        await service.applications.describe(messages.DescribeApplicationRequest(application_id="app"))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "x" * (NAME_CHARS_MAX + 1), "..", "ü"])
+async def test_a_name_that_cannot_be_a_key_is_refused(service: Service, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be called"):
+        await service.round(application_id=name)
+
+
+async def test_those_who_are_not_known_are_told(service: Service) -> None:
+    keep_alive = messages.KeepAliveRequest(application_id="app", member_id="a")
+    assert not (await service.applications.keep_alive(keep_alive)).member
+    await service.begin(1)
+    assert (await service.applications.keep_alive(keep_alive)).member
+    late = messages.LeaveRequest(application_id="none", member_id="a", steps=[messages.GroupStep(lease=3)])
+    assert list((await service.applications.leave(late)).refused) == list(late.steps)
+
+
+async def test_metrics_have_consumers_and_what_they_hold(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    made = CoordinatorMetrics(registry, service.cluster.coordinator)
+    assert "kera_coordinator_applications 0.0" in generate_latest(registry).decode(), "a coordinator that does not lead"
+    made.applications = service.applications
+    await service.begin(1, 2)
+    await service.round("b")
+    await service.round("c", application_id="other")
+    text = generate_latest(registry).decode()
+    assert "kera_coordinator_applications 2.0" in text
+    assert 'kera_coordinator_application_consumers{application="app"} 2.0' in text
+    assert 'kera_coordinator_application_groups_held{application="app"} 2.0' in text
+    assert 'kera_coordinator_application_groups_held{application="other"} 0.0' in text
+    monkeypatch.setattr(metrics, "APPLICATIONS_MAX", 1)
+    text = generate_latest(registry).decode()
+    assert "kera_coordinator_applications 2.0" in text
+    assert '{application="other"}' not in text

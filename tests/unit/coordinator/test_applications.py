@@ -1,0 +1,520 @@
+"""Who gets which groups, and what becomes of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from kera.coordinator import applications
+from kera.coordinator.applications import Application, Streamlet, lowest, position_of
+from kera.core.errors import InvalidArgument, Unavailable
+from kera.core.ids import EARLIEST, Position
+from kera.v1 import application_pb2 as messages
+from tests.property.application_world import (
+    PROGRESS_MS,
+    SESSION_MS,
+    SHAPES,
+    STREAM_ID,
+    FakeMember,
+    World,
+    cursor,
+)
+
+
+def world_with(groups: int, *names: str, closed: bool = False) -> World:
+    """Members of an application that reads `groups` groups, of as many entries as there are."""
+    world = World()
+    for number in range(groups):
+        world.append(number % 2, number // 2 % 3, 10)
+        if closed:
+            world.close(number % 2, number // 2 % 3)
+    for name in names:
+        world.join(name)
+    rounds(world, 4)
+    return world
+
+
+def rounds(world: World, times: int = 1, share: float = 0.0) -> None:
+    for _ in range(times):
+        world.advance(0.6)
+        for member in world.members.values():
+            world.round(member, share)
+            world.check()
+
+
+def held(world: World) -> list[int]:
+    return [len(member.held) for member in world.members.values()]
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("members", "expected"), [(1, [6]), (2, [3, 3]), (4, [1, 1, 2, 2]), (6, [1] * 6)])
+def test_open_groups_are_shared_evenly(members: int, expected: list[int]) -> None:
+    world = world_with(6, *"abcdef"[:members])
+    assert sorted(held(world)) == expected
+
+
+def test_more_members_than_groups_leave_some_without() -> None:
+    assert sorted(held(world_with(2, *"abcd"))) == [0, 0, 1, 1]
+
+
+def test_a_backlog_is_read_by_all_the_oldest_groups_first() -> None:
+    world = World()
+    for _ in range(20):
+        world.append(0, 0, 10)
+        world.close(0, 0)
+    for name in "abc":
+        world.join(name)
+    rounds(world, 4)
+    assert held(world) == [applications.AHEAD] * 3
+    given = sorted(key[2] for member in world.members.values() for key in member.held)
+    assert given == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_member_that_joins_gets_groups_from_those_who_have_most_and_others_keep_theirs() -> None:
+    world = world_with(6, "a", "b")
+    before = {name: set(member.held) for name, member in world.members.items()}
+    world.join("c")
+    world.round(world.members["c"])
+    asked = [lease for lease in world_answers(world) if lease.give_back]
+    assert len(asked) == 2
+    rounds(world, 4)
+    assert held(world) == [2, 2, 2]
+    for name in "ab":
+        assert set(world.members[name].held) < before[name], "one given back, the others kept"
+
+
+def world_answers(world: World) -> list[messages.GroupLease]:
+    return [lease for member in world.application.members.values() for lease in applications.leases_of(member)]
+
+
+def test_extra_groups_go_to_those_who_have_consumed_least() -> None:
+    """Four members, six lanes whose groups come to their ends now and then: shares are even over time."""
+    world = World()
+    lanes = [(streamlet, entry) for streamlet in range(2) for entry in range(3)]
+    for name in "abcd":
+        world.join(name)
+    for number in range(400):
+        for lane in lanes:
+            world.append(*lane, 10)
+        world.close(*lanes[number % 6])
+        rounds(world, 1, share=1.0)
+    consumed = [member.consumed for member in world.members.values()]
+    assert max(consumed) - min(consumed) < 0.05 * sum(consumed) / 4, consumed
+
+
+def test_members_get_nothing_of_streams_that_they_do_not_read_and_no_more_than_they_want() -> None:
+    world = world_with(6)
+    requests = [
+        messages.ConsumeRoundRequest(
+            application_id="app",
+            member_id=name,
+            session_timeout_ms=SESSION_MS,
+            progress_timeout_ms=PROGRESS_MS,
+            groups_max=groups_max,
+            stream_ids=[stream_id],
+        )
+        for name, stream_id, groups_max in (("elsewhere", STREAM_ID + 1, 100), ("small", STREAM_ID, 1))
+    ]
+    shapes = {**SHAPES, STREAM_ID + 1: SHAPES[STREAM_ID]}
+    for request in requests:
+        world.application.consume_round(request, shapes, world.now_s)
+    world.join("a")
+    rounds(world, 4)
+    members = world.application.members
+    assert [len(members[name].held) for name in ("elsewhere", "small", "a")] == [0, 1, 5]
+
+
+def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
+    """Or a consumer that commits seldom would get no more to read."""
+    world = World()
+    for _ in range(6):
+        world.append(0, 0, 10)
+        world.close(0, 0)
+    world.join("a")
+    rounds(world, 4)
+    member = world.members["a"]
+    for expected in (4, 6):
+        request = world.request(member, [])
+        request.ended.extend(messages.GroupStep(next=lease.next, lease=lease.lease) for lease in member.held.values())
+        response = world.application.consume_round(request, SHAPES, world.now_s)
+        world.application.answer(response, "a", SHAPES, world.now_s)
+        member.held = {applications.key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
+        assert len(member.held) == expected
+
+
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_of_a_dead_member_go_to_others_and_its_commits_are_refused() -> None:
+    world = world_with(2, "a", "b")
+    dead = world.members.pop("a")
+    stale = world.steps(dead, 1.0)
+    world.advance(SESSION_MS / 2000)
+    world.round(world.members["b"])
+    world.advance(SESSION_MS / 2000 + 0.1)
+    world.round(world.members["b"])
+    assert len(world.members["b"].held) == 2
+    response = world.application.consume_round(world.request(dead, stale), SHAPES, world.now_s)
+    assert list(response.refused) == stale
+    assert not response.moved
+    world.check()
+
+
+def test_a_stuck_member_is_none_until_it_goes_on() -> None:
+    world = world_with(1, "a")
+    member = world.members["a"]
+    member.busy_ms = PROGRESS_MS - 1000
+    assert world.application.keep_alive("a", member.busy_ms, world.now_s)
+    world.advance(1.5)
+    assert not world.application.keep_alive("a", PROGRESS_MS + 500, world.now_s)
+    assert not world.application.members
+    member.busy_ms = PROGRESS_MS + 600
+    world.round(member)
+    assert (held(world), len(world.application.members)) == ([0], 0)
+    member.busy_ms = 0
+    world.round(member)
+    assert held(world) == [1]
+
+
+def test_a_pause_of_the_coordinator_is_nobodys_silence() -> None:
+    world = world_with(2, "a", "b")
+    world.advance(SESSION_MS / 1000 + 5)
+    world.application.excuse(SESSION_MS / 1000 + 5)
+    assert world.application.expire(world.now_s) == []
+
+
+def test_a_repeated_report_is_no_late_one() -> None:
+    world = world_with(2, "a", closed=True)
+    world.round(world.members["a"], 1.0, answer_lost=True)
+    assert world.all_done()
+
+
+def test_a_group_that_was_given_again_has_another_lease() -> None:
+    world = world_with(1, "a")
+    ((_, before),) = world.members["a"].held.items()
+    world.application.leave("a", [], world.now_s)
+    world.round(world.members["a"])
+    ((_, after),) = world.members["a"].held.items()
+    assert after.lease > before.lease
+
+
+def test_last_words_count() -> None:
+    world = world_with(1, "a")
+    (step,) = world.steps(world.members["a"], 0.5)
+    answer = world.application.leave("a", [step], world.now_s)
+    assert [each.position for each in answer.moved] == [5]
+    assert not answer.refused
+
+
+def test_a_new_coordinator_knows_who_has_what() -> None:
+    world = world_with(6, "a", "b", "c")
+    before = [dict(member.held) for member in world.members.values()]
+    world.restart()
+    rounds(world, 2)
+    assert [dict(member.held) for member in world.members.values()] == before
+    world.members.popitem()
+    world.restart()
+    world.advance(SESSION_MS / 1000 - 1)
+    rounds(world)
+    assert sum(held(world)) == 4, "who is silent has a full time-out"
+    world.advance(2)
+    rounds(world)
+    assert sum(held(world)) == 6
+
+
+def test_only_what_has_changed_is_stored() -> None:
+    world = world_with(2, "a")
+    rounds(world, 3)
+    assert world.application.take_changes() == {}
+    world.application.keep_alive("a", 5, world.now_s)
+    assert not world.application.dirty
+    world.append(0, 0, 5)
+    (step,) = [step for step in world.steps(world.members["a"], 1.0) if step.next.streamlet_id == 0]
+    world.application.consume_round(world.request(world.members["a"], [step]), SHAPES, world.now_s)
+    assert set(world.application.take_changes()) == {(STREAM_ID, 0)}
+
+
+# -- groups that are known ---------------------------------------------------------------------------------------------
+
+
+def seen(after: int, *groups: tuple[int, int], through: int | None = None) -> messages.SeenGroups:
+    """Groups as (entry, id)."""
+    last = groups[-1][1] if groups else after
+    return messages.SeenGroups(
+        stream_id=STREAM_ID,
+        after_group_id=after,
+        through_group_id=through or last,
+        groups=[messages.SeenGroup(start=cursor(0, entry, group_id, 1, 64)) for entry, group_id in groups],
+    )
+
+
+def test_intervals_of_groups_must_join_on() -> None:
+    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST] * 2)
+    assert streamlet.see(seen(0, (0, 1), (1, 2)))
+    assert not streamlet.see(seen(3, (0, 4)))
+    assert streamlet.see(seen(1, (1, 2), (0, 3)))
+    assert streamlet.see(seen(3, through=9))
+    assert not streamlet.see(seen(0, (0, 1), (1, 2), (0, 3)))
+    assert (list(streamlet.groups), streamlet.listed) == ([1, 2, 3], 9)
+
+
+def test_where_reading_begins() -> None:
+    """At what there is of the first group; later ones have to be whole; groups behind a cursor are done."""
+    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST, Position(4, 2, 100)])
+    streamlet.see(seen(0, (0, 1), (1, 2), (0, 3), (1, 4), (1, 5)))
+    assert {number: group.next for number, group in streamlet.groups.items()} == {
+        1: Position(1, 1, 64),
+        3: Position(3, 1, 0),
+        4: Position(4, 2, 100),
+        5: Position(5, 1, 0),
+    }
+    assert Streamlet(STREAM_ID, 0, [Position(7, 1, 0), Position(4, 2, 100)]).listed == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [seen(0, (0, 2), (0, 1)), seen(0, (0, 1), (0, 5), through=4), seen(0, (7, 1))], ids=str
+)
+def test_a_list_that_makes_no_sense_is_refused(wrong: messages.SeenGroups) -> None:
+    with pytest.raises(InvalidArgument, match="listed"):
+        Streamlet(STREAM_ID, 0, [EARLIEST]).see(wrong)
+
+
+def test_no_more_groups_are_known_than_a_record_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applications, "STREAMLET_GROUPS_MAX", 3)
+    world = World()
+    for _ in range(8):
+        world.append(0, 0, 1)
+        world.close(0, 0)
+    world.join("a")
+    rounds(world, 4)
+    assert len(world.application.streamlets[STREAM_ID, 0].groups) == 3
+    world.finish()
+
+
+# -- gaps --------------------------------------------------------------------------------------------------------------
+
+
+def listed(after: int, *groups: tuple[int, int, int | None], begin: int = 0) -> messages.SeenGroups:
+    """Groups of entry 0 as (id, first record, end if it is closed); of the last one, `begin` bytes are gone."""
+    found = [
+        messages.SeenGroup(start=cursor(0, 0, group_id, 1, 0), first_record=first, end_record=end)
+        for group_id, first, end in groups
+    ]
+    found[-1].start.position = begin
+    return messages.SeenGroups(stream_id=STREAM_ID, after_group_id=after, through_group_id=groups[-1][0], groups=found)
+
+
+def lost_of(streamlet: Streamlet) -> dict[int, list[tuple[int, int]]]:
+    return {
+        group_id: [(each.first, each.end) for each in group.lost]
+        for group_id, group in streamlet.groups.items()
+        if group.lost
+    }
+
+
+def test_groups_that_went_before_anybody_found_them_are_missed() -> None:
+    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST], [0])
+    streamlet.see(listed(0, (1, 0, 100), (2, 100, 200)))
+    streamlet.settle()
+    assert not lost_of(streamlet)
+    streamlet.see(listed(2, (9, 250, None), begin=64))
+    assert streamlet.settle()[1] == [streamlet.groups[9]]
+    assert lost_of(streamlet) == {9: [(200, 250)]}
+    assert streamlet.groups[9].next == Position(9, 1, 64), "what is gone of its start is in the gap"
+    assert streamlet.settle()[1] == [], "it is told once"
+
+
+def test_before_the_first_group_something_is_missed_only_if_it_is_known_where_reading_began() -> None:
+    cases: list[tuple[Position, int | None, dict[int, list[tuple[int, int]]]]] = [
+        (EARLIEST, None, {}),
+        (EARLIEST, 70, {}),
+        (EARLIEST, 0, {5: [(0, 70)]}),
+        (Position(3, 1, 9), 30, {5: [(30, 70)]}),
+        (Position(3, 1, 9), None, {}),
+    ]
+    for position, record, expected in cases:
+        streamlet = Streamlet(STREAM_ID, 0, [position], [record])
+        streamlet.see(listed(streamlet.listed, (5, 70, None)))
+        streamlet.settle()
+        assert lost_of(streamlet) == expected
+
+
+def test_ordinals_that_go_back_are_a_gap_that_nobody_can_count() -> None:
+    """A host was lost with what it had in its memory."""
+    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST], [0])
+    streamlet.see(listed(0, (1, 0, 100), (1000, 0, None)))
+    streamlet.settle()
+    assert lost_of(streamlet) == {1000: [(100, 0)]}
+
+
+def test_a_gap_waits_for_the_end_of_the_group_before_it() -> None:
+    """And goes to the next group when the one behind it is done by then."""
+    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST], [0])
+    streamlet.see(listed(0, (1, 0, None)))
+    streamlet.settle()
+    streamlet.see(listed(1, (5, 150, None)))
+    streamlet.settle()
+    assert not lost_of(streamlet)
+    streamlet.groups[5].done, streamlet.groups[5].end_record = True, 160
+    streamlet.groups[1].done, streamlet.groups[1].end_record = True, 100
+    streamlet.settle()
+    assert (streamlet.groups, streamlet.lost) == ({}, [[(100, 150)]])
+    streamlet.see(listed(5, (7, 160, None)))
+    streamlet.settle()
+    assert lost_of(streamlet) == {7: [(100, 150)]}
+
+
+def test_a_gap_is_told_until_somebody_says_that_the_user_knows() -> None:
+    world = world_with(0, "a")
+    world.append(0, 0, 10)
+    world.close(0, 0)
+    rounds(world, 3, share=1.0)
+    for _ in range(3):
+        world.append(0, 0, 10)
+        world.close(0, 0)
+    world.expire(0, 0, 3)
+    rounds(world, 3)
+    (lease,) = world.members["a"].held.values()
+    expected = [messages.RecordRange(first_record=10, end_record=30)]
+    assert list(lease.lost) == expected
+    world.restart()
+    world.application.leave("a", [], world.now_s)
+    del world.members["a"]
+    world.join("b")
+    rounds(world, 2)
+    (lease,) = world.members["b"].held.values()
+    assert list(lease.lost) == expected, "the one before has not said that it told"
+    rounds(world, 1, share=0.3)
+    (lease,) = world.members["b"].held.values()
+    assert not lease.lost
+    world.finish()
+
+
+def test_a_plain_report_keeps_what_is_known_where_cursors_stay() -> None:
+    application = Application("app")
+    known = [messages.StartRecord(record=record) for record in (5, 6, 7)]
+    first = start(cursor(0, 0, 3, 1, 50), cursor(0, 1, 3, 1, 0), cursor(0, 2, 2, 1, 0))
+    first.records.extend(known)
+    application.reset([first], SHAPES, 1.0, force=False, forward_only=True)
+    ahead = start(cursor(0, 0, 4, 1, 50), cursor(0, 1, 0, 0, 0), cursor(0, 2, 0, 0, 0))
+    application.reset([ahead], SHAPES, 1.0, force=False, forward_only=True)
+    assert application.streamlets[STREAM_ID, 0].records == [None, 6, 7]
+    first.records.pop()
+    with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
+        application.reset([first], SHAPES, 1.0, force=True, forward_only=False)
+
+
+def test_a_cursor_waits_for_the_oldest_group() -> None:
+    world = world_with(0, "a", "b")
+    for _ in range(2):
+        world.append(0, 0, 10)
+        world.close(0, 0)
+    rounds(world, 3)
+    first, second = (world.members[name] for name in "ab")
+    if (STREAM_ID, 0, 1) not in first.held:
+        first, second = second, first
+    world.round(second, 1.0)
+    assert world.cursors()[0, 0] == (1, 1, 0)
+    world.round(first, 1.0)
+    assert world.cursors()[0, 0] == (2, 1, 10)
+
+
+# -- from outside ------------------------------------------------------------------------------------------------------
+
+
+def start(*cursors: Any, streamlet: int = 0) -> messages.StreamletStart:
+    return messages.StreamletStart(stream_id=STREAM_ID, streamlet_id=streamlet, cursors=cursors)
+
+
+def test_a_reset_goes_back_and_takes_groups_away() -> None:
+    world = world_with(2, "a", closed=True)
+    before = dict(world.members["a"].held)
+    rounds(world, 1, share=1.0)
+    back = start(*(cursor(0, entry, 0, 0, 0) for entry in range(3)))
+    reset: dict[str, Any] = {"shapes": SHAPES, "now_s": world.now_s, "forward_only": False}
+    with pytest.raises(InvalidArgument, match="1 active consumer"):
+        world.application.reset([back], force=False, **reset)
+    world.application.reset([back], force=True, **reset)
+    world.processed.pop((0, 1))
+    rounds(world, 3)
+    ((key, lease),) = world.members["a"].held.items()
+    assert lease.next.position == 0
+    assert lease.lease > before[key].lease
+
+
+def test_a_report_of_a_plain_consumer_never_goes_back() -> None:
+    application = Application("app")
+    ahead = start(cursor(0, 0, 3, 1, 50), cursor(0, 1, 0, 0, 0), cursor(0, 2, 2, 1, 0))
+    behind = start(cursor(0, 0, 2, 1, 0), cursor(0, 1, 4, 1, 10), cursor(0, 2, 2, 1, 0))
+    for each in (ahead, behind):
+        application.reset([each], SHAPES, 1.0, force=False, forward_only=True)
+    assert [position_of(each) for each in application.cursors(STREAM_ID)] == [(3, 1, 50), (4, 1, 10), (2, 1, 0)]
+    with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
+        application.reset([start(cursor(0, 0, 1, 1, 0))], SHAPES, 1.0, force=False, forward_only=True)
+
+
+def test_a_deleted_stream_is_forgotten() -> None:
+    world = world_with(2, "a")
+    world.application.forget([STREAM_ID])
+    assert set(world.application.take_changes().values()) == {None}
+    assert not world.application.members["a"].held
+
+
+def test_the_lowest_cursor_of_all_applications_counts() -> None:
+    cursors = [cursor(0, 0, 3, 1, 0), cursor(0, 1, 5, 1, 0), cursor(0, 0, 2, 9, 9), cursor(0, 1, 0, 0, 0)]
+    assert lowest(cursors) == [cursors[2], cursors[3]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"member_id": ""}, "id of 1 to"),
+        ({"member_id": "x" * 65}, "id of 1 to"),
+        ({"session_timeout_ms": 1}, "session_timeout_ms"),
+        ({"progress_timeout_ms": 0}, "progress_timeout_ms"),
+        ({"groups_max": 0}, "at least one"),
+        ({"stream_ids": []}, "at least one"),
+    ],
+)
+def test_a_round_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+    world = World()
+    request = world.request(FakeMember("a"), [])
+    for name, value in wrong.items():
+        request.ClearField(name)  # type: ignore[arg-type]
+        if not isinstance(value, list):
+            setattr(request, name, value)
+    with pytest.raises(InvalidArgument, match=message):
+        world.application.consume_round(request, SHAPES, 1.0)
+
+
+def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applications, "MEMBERS_MAX", 2)
+    world = world_with(0, "a", "b")
+    with pytest.raises(Unavailable, match="2 consumers, which is the limit"):
+        world.round(world.join("c"))
+
+
+def test_a_thousand_members_do_not_hold_up_the_coordinator() -> None:
+    """Which runs on one event loop. They join one by one, and commit; the bound is some thirty times what it takes."""
+    begun = time.monotonic()
+    world = world_with(6, *map(str, range(applications.MEMBERS_MAX)), closed=True)
+    for member in world.members.values():
+        world.round(member, 0.3)
+    assert time.monotonic() - begun < 30
+    assert sum(held(world)) == 6
+
+
+def test_one_member_at_a_time_looks_for_groups() -> None:
+    world = world_with(0, "a", "b")
+    looks = Counter[str]()
+    for _ in range(10):
+        world.advance(applications.LOOK_INTERVAL_S / 2 + 0.01)
+        for name, member in world.members.items():
+            world.round(member)
+            looks[name] += len(member.looks)
+    assert 8 <= looks.total() <= 12

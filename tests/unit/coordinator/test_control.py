@@ -1,0 +1,222 @@
+import asyncio
+
+import pytest
+
+from kera.coordinator.metadata import VersionConflict
+from kera.core.errors import InvalidArgument, StreamExists, Unavailable
+from kera.v1 import common_pb2, coordinator_pb2
+from tests.unit.coordinator.fake_cluster import Cluster
+
+MB = 10**6
+
+
+@pytest.fixture
+async def two(cluster: Cluster) -> Cluster:
+    """Two brokers and a backup; the replicated stream ``orders`` has two streamlets, one on each."""
+    for launch in "ab":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    await cluster.create("orders", streamlets=2, replication=1)
+    return cluster
+
+
+async def report(cluster: Cluster, broker_id: int, broker_epoch: int = 0) -> None:
+    request = coordinator_pb2.ReportBrokerRequest(broker_id=broker_id, broker_epoch=broker_epoch, reason="refused")
+    cluster.coordinator.report_broker(request)
+    await cluster.coordinator.idle()
+
+
+def owners(cluster: Cluster, name: str = "orders") -> list[int]:
+    return [one.broker_id for one in cluster.coordinator.stream(name).assignments]
+
+
+# --- reports of clients ------------------------------------------------------------------------------------------
+
+
+async def test_a_broker_whose_address_refuses_connections_is_lost_at_once(two: Cluster) -> None:
+    two.brokers.refused = {1}
+    await report(two, 1, 1)
+
+    assert owners(two) == [2, 2]
+    (recovery,) = two.coordinator.recoveries()
+    assert (recovery.broker_id, recovery.cause) == (1, "reported")
+
+
+async def test_a_report_of_a_broker_that_answers_or_is_not_known_comes_to_nothing(two: Cluster) -> None:
+    await report(two, 1)
+    two.brokers.refused = {1}
+    await report(two, 1, 7)  # another launch
+    await report(two, 9)
+
+    assert two.coordinator.recoveries() == []
+    assert two.coordinator.brokers_alive == 2
+
+
+async def test_a_broker_that_is_heard_of_between_two_looks_lives(two: Cluster) -> None:
+    two.brokers.refused = {1}
+    two.clock.advance(0.01)
+    two.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1))
+    await asyncio.sleep(0)  # the first look
+    await two.heartbeat(1)
+    await two.coordinator.idle()
+
+    assert two.coordinator.recoveries() == []
+
+
+async def test_a_broker_that_registers_anew_between_two_looks_lives(two: Cluster) -> None:
+    two.brokers.refused = {1}
+    two.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1))
+    await asyncio.sleep(0)
+    await two.register("a2", broker_id=1)
+    await two.coordinator.idle()
+
+    assert two.coordinator.recoveries() == []
+
+
+async def test_a_coordinator_that_has_started_looks_by_itself(two: Cluster) -> None:
+    two.settings = two.settings.model_copy(update={"heartbeat_interval_ms": 10})
+    coordinator = await two.restart()
+    two.coordinator.state.brokers.declare_dead(1)
+    coordinator.start()
+    while owners(two) != [2, 2]:
+        await asyncio.sleep(0.001)
+    await coordinator.close()
+
+    assert [one.cause for one in coordinator.recoveries()] == ["dead"]
+
+
+async def test_a_coordinator_that_was_replaced_does_nothing_any_more(two: Cluster) -> None:
+    stale = two.coordinator
+    await two.restart()
+    await two.coordinator.init_producer()
+    with pytest.raises(VersionConflict):
+        await stale.init_producer()
+    assert stale.lost.done()
+    orders = len(two.brokers.epochs)
+
+    stale.state.brokers.declare_dead(1)
+    stale.tick()
+    await stale.idle()
+
+    assert len(two.brokers.epochs) == orders
+    assert stale.recoveries() == []
+    stale.start()
+    await stale.close()
+
+
+# --- load --------------------------------------------------------------------------------------------------------
+
+
+async def load(cluster: Cluster, broker_id: int, *bytes_per_s: int) -> None:
+    """Of the streamlets of the stream ``busy``, which has id 2."""
+    loads = [
+        coordinator_pb2.StreamletLoad(stream_id=2, streamlet_id=number, bytes_per_s=rate, read_bytes_per_s=rate)
+        for number, rate in enumerate(bytes_per_s)
+    ]
+    await cluster.heartbeat(broker_id, loads=loads)
+
+
+@pytest.fixture
+async def busy(cluster: Cluster) -> Cluster:
+    """All is on the first of two brokers."""
+    await cluster.register("a")
+    await cluster.create("quiet")
+    await cluster.create("busy", streamlets=2)
+    await cluster.register("b")
+    await load(cluster, 1, 10 * MB, 10 * MB)
+    return cluster
+
+
+async def test_a_dry_run_explains_and_moves_nothing(busy: Cluster) -> None:
+    response = await busy.coordinator.rebalance(dry_run=True)
+
+    (move,) = response.moves
+    assert (move.stream, move.streamlet_id, move.from_broker_id, move.to_broker_id) == ("busy", 0, 1, 2)
+    assert "2.0 times the mean" in move.reason
+    assert [
+        (one.broker_id, one.bytes_per_s, one.streamlets, one.bytes_per_s_after, one.streamlets_after)
+        for one in response.loads
+    ] == [(1, 40 * MB, 3, 20 * MB, 2), (2, 0, 0, 20 * MB, 1)]
+    assert owners(busy, "busy") == [1, 1]
+
+
+async def test_rebalancing_moves_and_leaves_alone_what_it_moved(busy: Cluster) -> None:
+    response = await busy.coordinator.rebalance(dry_run=False)
+    assert not response.moves[0].HasField("error")
+    assert owners(busy, "busy") == [2, 1]
+
+    await load(busy, 2, 50 * MB)
+    assert owners(busy, "busy") == [2, 1]
+    assert not (await busy.coordinator.rebalance(dry_run=True)).moves
+
+
+async def test_a_move_that_fails_is_told_and_hinders_no_other(busy: Cluster) -> None:
+    busy.brokers.failures[1] = Unavailable("not durable in time")
+
+    response = await busy.coordinator.rebalance(dry_run=False)
+
+    assert [one.error.message for one in response.moves] == ["not durable in time"]
+    assert owners(busy, "busy") == [1, 1]
+
+
+async def test_load_that_another_launch_measured_does_not_count(busy: Cluster) -> None:
+    await busy.register("a2", broker_id=1)
+    assert [one.bytes_per_s for one in (await busy.coordinator.rebalance(dry_run=True)).loads] == [0, 0]
+    await busy.settle()
+    assert len(busy.coordinator._members.loads) == 0
+
+
+async def test_streamlets_are_rebalanced_at_times_if_that_is_set(busy: Cluster) -> None:
+    busy.settings = busy.settings.model_copy(update={"rebalance_interval_ms": 1000})
+    await busy.restart()
+    await load(busy, 1, 10 * MB, 10 * MB)
+    await busy.settle()
+    assert owners(busy, "busy") == [1, 1]
+
+    for _ in range(20):
+        busy.clock.advance(0.1)
+        await busy.settle()
+    assert owners(busy, "busy") == [2, 1]
+
+
+async def test_a_broker_that_is_emptied_gets_nothing_by_rebalancing(busy: Cluster) -> None:
+    await busy.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))
+    assert not (await busy.coordinator.rebalance(dry_run=True)).moves
+
+
+# --- creating once -----------------------------------------------------------------------------------------------
+
+
+async def create(cluster: Cluster, name: str, creation_id: str) -> common_pb2.StreamInfo:
+    config = common_pb2.StreamConfig(streamlets=1, entries=1, group_segments=4)
+    return await cluster.coordinator.create_stream(name, config, common_pb2.StreamSchema(), creation_id)
+
+
+async def test_the_same_request_to_create_finds_its_own_stream(two: Cluster) -> None:
+    made = await create(two, "s", "id-1")
+
+    assert await create(two, "s", "id-1") == made
+    assert await (await two.restart()).create_stream("s", made.config, made.schemas[0], "id-1") == made
+    for other in ("id-2", ""):
+        with pytest.raises(StreamExists):
+            await create(two, "s", other)
+    with pytest.raises(InvalidArgument, match="at most 64 characters"):
+        await create(two, "t", "x" * 65)
+
+
+async def test_the_same_request_waits_for_the_one_under_way(two: Cluster) -> None:
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    first = asyncio.create_task(create(two, "s", "id-1"))
+    await two.brokers.asked.wait()
+    second = asyncio.create_task(create(two, "s", "id-1"))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(Unavailable, match="is being created"):
+        await create(two, "s", "id-2")
+    two.brokers.answering.set()
+
+    assert (await second).stream_id == two.coordinator.stream("s").stream_id
+    two.brokers.failures[1] = two.brokers.failures[2] = Unavailable("nobody there")
+    results = await asyncio.gather(create(two, "t", "id-3"), create(two, "t", "id-3"), return_exceptions=True)
+    assert [type(result) for result in results] == [Unavailable, Unavailable]

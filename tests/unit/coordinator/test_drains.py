@@ -1,0 +1,153 @@
+from typing import Any
+
+import pytest
+
+from kera.core.errors import InvalidArgument, Unavailable
+from kera.v1 import common_pb2, coordinator_pb2
+from tests.unit.coordinator.fake_cluster import Cluster
+
+
+async def drain(cluster: Cluster, **member: Any) -> coordinator_pb2.DrainResponse:
+    """What is begun is done, and it is asked again."""
+    await cluster.coordinator.drain(coordinator_pb2.DrainRequest(**member))
+    await cluster.settle()
+    await cluster.settle()
+    return await cluster.coordinator.drain(coordinator_pb2.DrainRequest(**member))
+
+
+@pytest.fixture
+async def two(cluster: Cluster) -> Cluster:
+    """Two brokers, two backups, a stream with replicas and one without; both are on the first broker."""
+    await cluster.register("a")
+    for launch in "xy":
+        await cluster.register_backup(launch)
+    await cluster.create("copied", streamlets=2, replication=1)
+    await cluster.create("plain", streamlets=1, replication=0)
+    await cluster.register("b")
+    return cluster
+
+
+def owners(cluster: Cluster, name: str) -> list[int]:
+    return [one.broker_id for one in cluster.coordinator.stream(name).assignments]
+
+
+async def recover(cluster: Cluster) -> None:
+    """The owner says that it has what it was to recover."""
+    told = [
+        coordinator_pb2.RecoveryProgress(source=source, readable=[ref], restored=[ref])
+        for one in cluster.coordinator.stream("copied").assignments
+        for source in one.sources
+        for ref in [common_pb2.StreamletRef(stream_id=1, streamlet_id=one.streamlet_id)]
+    ]
+    await cluster.heartbeat(2, recoveries=told)
+    await cluster.coordinator.idle()
+
+
+async def test_a_broker_gives_away_its_streamlets_and_then_what_is_replicated_of_the_rest(two: Cluster) -> None:
+    status = await drain(two, broker_id=1)
+
+    assert (owners(two, "copied"), owners(two, "plain")) == ([2, 2], [2])
+    (recovery,) = two.coordinator.recoveries()
+    assert (recovery.broker_id, recovery.cause) == (1, "drained")
+    assert two.backups.fenced == []  # it lives
+    assert two.coordinator.brokers_alive == 2
+    assert (status.done, status.streamlets_owned, status.streamlets_held) == (False, 0, 1)
+    assert list(status.reasons) == [
+        "stream 'plain' has older groups there, and no replicas: they stay until retention removes them",
+        "what it had is being recovered",
+    ]
+    assert (1, "copied") not in two.brokers.opened[-1:]  # it keeps what others read from its replicas
+
+    await recover(two)
+    assert two.brokers.streams[1, 1] == two.coordinator.stream("copied")
+    assert two.backups.freed == []  # that is its own business
+    empty = coordinator_pb2.EmptyInterval(stream_id=2, streamlet_id=0, first_group_id=1)
+    await two.heartbeat(1, empty_intervals=[empty])
+    status = await drain(two, broker_id=1)
+    assert (status.done, list(status.reasons)) == (True, [])
+
+
+async def test_a_broker_that_is_emptied_gets_nothing_and_stays_so_over_its_launches(two: Cluster) -> None:
+    await drain(two, broker_id=1)
+    await two.register("a2", broker_id=1)
+    await two.restart()
+
+    assert [broker.draining for broker in two.coordinator.brokers()] == [True, False]
+    assert {one.broker_id for one in (await two.create("more", streamlets=2)).assignments} == {2}
+
+    status = await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
+    assert not status.done
+    assert [one.broker_id for one in (await two.create("another")).assignments] == [1]
+    assert [broker.draining for broker in (await two.restart()).brokers()] == [False, False]
+
+
+async def test_what_holds_a_drain_is_told(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("plain", streamlets=2)
+
+    status = await drain(cluster, broker_id=1)
+    assert (status.done, status.streamlets_owned) == (False, 2)
+    assert list(status.reasons) == ["there is no other live broker to take them; start one (2)"]
+
+    await cluster.register("b")
+    cluster.brokers.failures[1] = Unavailable("7 bytes did not get to disk within 2000 ms")
+    status = await drain(cluster, broker_id=1)
+    assert list(status.reasons) == ["7 bytes did not get to disk within 2000 ms (2)"]
+
+    await cluster.silence(1)
+    status = await drain(cluster, broker_id=1)
+    assert "it is not alive, and what is not replicated only it has" in status.reasons
+
+
+async def test_a_broker_that_dies_while_it_is_emptied_is_recovered(two: Cluster) -> None:
+    two.brokers.failures[1] = Unavailable("too slow")
+    await drain(two, broker_id=1)
+    await two.silence(1)
+    await recover(two)
+
+    assert owners(two, "copied") == [2, 2]
+    assert [one.cause for one in two.coordinator.recoveries()] == ["dead"]
+    status = await drain(two, broker_id=1)
+    assert (status.done, status.streamlets_owned) == (False, 1)  # the one without replicas
+
+
+async def test_a_backup_is_empty_when_it_has_no_replica(two: Cluster) -> None:
+    two.backups.replicas[2] = 7
+    status = await drain(two, backup_id=2)
+    assert (status.done, status.replicas) == (False, 7)
+    assert list(status.reasons) == ["brokers make the replicas anew on other backups"]
+    assert [one.draining for one in two.coordinator.backups()] == [False, True]
+
+    two.backups.replicas[2] = 0
+    assert (await drain(two, backup_id=2)).done
+    undone = await two.coordinator.drain(coordinator_pb2.DrainRequest(backup_id=2, undo=True))
+    assert not undone.done
+    assert [one.draining for one in two.coordinator.backups()] == [False, False]
+
+
+async def test_what_keeps_replicas_on_a_backup_is_told(two: Cluster) -> None:
+    two.backups.replicas[2] = 7
+    await two.create("everywhere", replication=2)
+    await two.silence(1, 2)  # so that nobody recovers anything
+    status = await drain(two, backup_id=2)
+    assert set(status.reasons) == {
+        "stream 'everywhere' needs 2 other live backups, there are 1",
+        "broker 1 is not alive: its replicas stay until it is back, or recovered",
+        "broker 2 is not alive: its replicas stay until it is back, or recovered",
+    }
+    two.backups.failures[2] = Unavailable("nobody there")
+    assert list((await drain(two, backup_id=2)).reasons) == ["it does not say what it has: nobody there"]
+    two.clock.advance(3600)
+    status = await two.coordinator.drain(coordinator_pb2.DrainRequest(backup_id=2))
+    assert list(status.reasons) == ["it is not alive: nobody knows what it has"]
+
+
+async def test_a_drain_names_one_member_that_exists(two: Cluster) -> None:
+    both: dict[str, Any] = {"broker_id": 1, "backup_id": 1}
+    for wrong in ({}, both):
+        with pytest.raises(InvalidArgument, match="one of the two"):
+            await two.coordinator.drain(coordinator_pb2.DrainRequest(**wrong))
+    with pytest.raises(InvalidArgument, match="there is no broker 9"):
+        await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=9))
+    with pytest.raises(InvalidArgument, match="there is no backup 9"):
+        await two.coordinator.drain(coordinator_pb2.DrainRequest(backup_id=9))

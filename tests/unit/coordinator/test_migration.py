@@ -1,0 +1,295 @@
+import asyncio
+
+import pytest
+
+from kera.coordinator import migration as migration_module
+from kera.core.errors import InvalidArgument, StreamletOutOfRange, Unavailable, Uncertain, UnknownStream
+from kera.v1 import common_pb2, coordinator_pb2
+from tests.unit.coordinator.fake_cluster import Cluster
+
+
+@pytest.fixture
+async def two(cluster: Cluster) -> Cluster:
+    """Two brokers; the stream ``orders`` has two streamlets on the first one."""
+    await cluster.register("a")
+    await cluster.create("orders", streamlets=2)
+    await cluster.register("b")
+    return cluster
+
+
+def places(cluster: Cluster, streamlet_id: int = 0) -> list[tuple[int, int, list[int]]]:
+    assignment = cluster.coordinator.stream("orders").assignments[streamlet_id]
+    return [(one.broker_id, one.first_group_id, list(one.first_records)) for one in assignment.intervals]
+
+
+def owner(cluster: Cluster, streamlet_id: int = 0) -> int:
+    return cluster.coordinator.stream("orders").assignments[streamlet_id].broker_id
+
+
+async def moves(cluster: Cluster) -> list[str]:
+    return list(await cluster.store.list("moves/"))
+
+
+class Watched:
+    """What the hook for moves was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, float]] = []
+
+    def __call__(self, outcome: str, stall_s: float) -> None:
+        self.seen.append((outcome, stall_s))
+
+
+async def test_a_streamlet_moves_and_its_groups_stay(two: Cluster) -> None:
+    two.brokers.ends[1, 0] = common_pb2.StreamletState(
+        streamlet_id=0,
+        next_group_id=57,
+        next_records=[1000],
+        producers=[common_pb2.ProducerState(producer_id=7, producer_epoch=1, next_sequence=9)],
+    )
+
+    moved = await two.coordinator.move_streamlet("orders", 0, 2)
+
+    assert moved.stream == two.coordinator.stream("orders")
+    assert moved.stream.assignments_version == 1
+    assert places(two) == [(1, 1, []), (2, 57, [1000])]
+    assignment = moved.stream.assignments[0]
+    assert (assignment.broker_id, assignment.broker_epoch, assignment.first_group_id) == (2, 2, 57)
+    assert two.brokers.sealed == [(1, 1, 0)]
+    assert two.brokers.handed_over[2, 1, 0].producers[0].next_sequence == 9
+    assert two.brokers.opened[-2:] == [(2, "orders"), (1, "orders")]
+    assert two.brokers.streams[1, 1] == moved.stream
+    assert await moves(two) == []
+    assert list(await two.store.list("handover/")) == ["handover/0000000000000001/00000000"]
+    assert (await two.restart()).stream("orders") == moved.stream
+    assert [one.broker_id for one in two.coordinator.brokers_of(moved.stream)] == [1, 2]
+
+
+async def test_a_streamlet_that_is_there_already_stays(two: Cluster) -> None:
+    moved = await two.coordinator.move_streamlet("orders", 0, 1)
+
+    assert (moved.stall_us, moved.stream.assignments_version, two.brokers.sealed) == (0, 0, [])
+
+
+async def test_a_streamlet_that_goes_back_is_in_one_piece_if_nothing_was_written(two: Cluster) -> None:
+    await two.coordinator.move_streamlet("orders", 0, 2)
+    await two.coordinator.move_streamlet("orders", 0, 1)
+
+    assert (owner(two), places(two)) == (1, [])
+
+
+async def test_what_cannot_move_is_told_before_anything_happens(two: Cluster) -> None:
+    move = two.coordinator.move_streamlet
+    with pytest.raises(UnknownStream):
+        await move("other", 0, 2)
+    with pytest.raises(StreamletOutOfRange, match="has 2 streamlets, no 2"):
+        await move("orders", 2, 2)
+    with pytest.raises(InvalidArgument, match="there is no broker 9"):
+        await move("orders", 0, 9)
+    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))
+    with pytest.raises(InvalidArgument, match="is being emptied"):
+        await move("orders", 0, 2)
+    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2, undo=True))
+    await two.silence(2)
+    with pytest.raises(Unavailable, match="broker 2 is not alive"):
+        await move("orders", 0, 2)
+
+    assert (two.brokers.sealed, await moves(two)) == ([], [])
+
+
+@pytest.mark.parametrize("failure", [Unavailable("nothing got to disk in time"), Uncertain("no answer in 3 s")])
+async def test_a_seal_that_fails_leaves_everything_as_it_was(two: Cluster, failure: Exception) -> None:
+    two.brokers.failures[1] = failure
+    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    with pytest.raises(type(failure), match=str(failure)):
+        await move
+    assert owner(two) == 1
+    assert len(await moves(two)) == 1  # somebody may be sealed
+    with pytest.raises(Unavailable, match="is being moved"):
+        await two.coordinator.move_streamlet("orders", 0, 2)
+
+    two.brokers.failures.clear()
+    await two.settle()
+
+    assert await moves(two) == []
+    told = two.brokers.streams[1, 1]
+    assert (told.assignments[0].broker_id, told.assignments_version) > (1, 0)  # a later version: it undoes the seal
+    await two.coordinator.move_streamlet("orders", 0, 2)
+    assert owner(two) == 2
+
+
+async def test_a_new_owner_that_refuses_for_good_gives_it_back(two: Cluster) -> None:
+    two.brokers.failures[2] = InvalidArgument("the group is larger than the arena")
+
+    with pytest.raises(InvalidArgument, match="larger than the arena"):
+        await two.coordinator.move_streamlet("orders", 0, 2)
+
+    assert (owner(two), places(two), await moves(two)) == (1, [], [])
+    assert two.brokers.streams[1, 1] == two.coordinator.stream("orders")
+
+
+async def test_a_new_owner_that_gives_no_answer_is_told_until_it_does(two: Cluster) -> None:
+    two.brokers.failures[2] = Unavailable("nobody there")
+    with pytest.raises(Unavailable):
+        await two.coordinator.move_streamlet("orders", 0, 2)
+    assert owner(two) == 2
+    await two.settle()
+    assert len(await moves(two)) == 1
+
+    two.brokers.failures.clear()
+    await two.settle()
+
+    assert await moves(two) == []
+    assert (2, 1, 0) in two.brokers.handed_over
+    assert two.brokers.streams[1, 1] == two.coordinator.stream("orders")
+
+
+async def test_a_move_that_a_coordinator_left_is_finished_or_undone_by_the_next(two: Cluster) -> None:
+    two.brokers.failures[1] = Uncertain("no answer")
+    with pytest.raises(Uncertain):
+        await two.coordinator.move_streamlet("orders", 0, 2)
+    two.brokers.failures = {2: Unavailable("nobody there")}
+    with pytest.raises(Unavailable):
+        await two.coordinator.move_streamlet("orders", 1, 2)
+    assert len(await moves(two)) == 2
+
+    two.brokers.failures.clear()
+    await two.restart()
+    await two.settle()
+
+    assert await moves(two) == []
+    assert (owner(two, 0), owner(two, 1)) == (1, 2)
+    assert (2, 1, 1) in two.brokers.handed_over
+    assert (2, 1, 0) not in two.brokers.handed_over
+
+
+async def test_a_broker_that_restarts_meanwhile_keeps_the_streamlet(two: Cluster) -> None:
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    await two.brokers.asked.wait()
+    await two.register("a2", broker_id=1)
+    two.brokers.answering.set()
+
+    with pytest.raises(Unavailable, match="a broker was lost meanwhile"):
+        await move
+    assert (owner(two), await moves(two)) == (1, [])
+
+
+async def test_nobody_is_told_of_a_stream_between_seal_and_open(two: Cluster) -> None:
+    """The old owner would take what it is told for the order to go on."""
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    await two.brokers.asked.wait()
+    opened = len(two.brokers.opened)
+    alteration = asyncio.create_task(two.alter("orders", retention_ms=5))
+    other = asyncio.create_task(two.coordinator.move_streamlet("orders", 1, 2))
+    while two.coordinator.stream("orders").config_version == 0:
+        await asyncio.sleep(0)
+    assert len(two.brokers.opened) == opened
+    assert len(two.brokers.epochs) == 2  # the creation's and the seal's
+
+    two.brokers.answering.set()
+    await asyncio.gather(move, alteration, other)
+
+    assert two.brokers.sealed == [(1, 1, 0), (1, 1, 1)]
+    assert two.brokers.streams[1, 1] == two.brokers.streams[2, 1] == two.coordinator.stream("orders")
+
+
+async def test_a_caller_that_gives_up_does_not_stop_a_move_halfway(two: Cluster) -> None:
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    await two.brokers.asked.wait()
+    move.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await move
+    two.brokers.answering.set()
+    await two.coordinator.close()
+
+    assert (owner(two), await moves(two)) == (2, [])
+
+
+async def test_a_stream_in_too_many_pieces_takes_no_more(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration_module, "MOVED_STREAM_BYTES_MAX", two.coordinator.stream("orders").ByteSize())
+
+    with pytest.raises(InvalidArgument, match="groups at several brokers"):
+        await two.coordinator.move_streamlet("orders", 0, 2)
+    assert (owner(two), await moves(two)) == (1, [])
+
+
+async def test_moves_go_side_by_side_up_to_a_number(cluster: Cluster) -> None:
+    cluster.settings = cluster.settings.model_copy(update={"moves_in_flight_max": 2})
+    await cluster.restart()
+    await cluster.register("a")
+    for name in "pqr":
+        await cluster.create(name)
+    await cluster.register("b")
+    cluster.brokers.answering.clear()
+    calls = len(cluster.brokers.epochs)
+    tasks = [asyncio.create_task(cluster.coordinator.move_streamlet(name, 0, 2)) for name in "pqr"]
+    while len(await moves(cluster)) < 2:
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (len(await moves(cluster)), len(cluster.brokers.epochs) - calls) == (2, 2)
+
+    cluster.brokers.answering.set()
+    await asyncio.gather(*tasks)
+    assert {cluster.coordinator.stream(name).assignments[0].broker_id for name in "pqr"} == {2}
+
+
+async def test_each_move_is_told_with_its_outcome_and_stall(two: Cluster) -> None:
+    watched = Watched()
+    two.coordinator._migration._observe_move = watched
+    await two.coordinator.move_streamlet("orders", 0, 2)
+    with pytest.raises(InvalidArgument):
+        await two.coordinator.move_streamlet("orders", 0, 9)
+
+    assert watched.seen == [("ok", 0.0), ("invalid_argument", 0.0)]  # the clock stands still
+
+
+async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Cluster) -> None:
+    await two.coordinator.move_streamlet("orders", 0, 2)
+    start = common_pb2.EntryStart(start=common_pb2.Cursor(stream_id=1, group_id=1), first_record=3)
+    await two.heartbeat(1, starts=[start])
+    empty = coordinator_pb2.EmptyInterval(stream_id=1, streamlet_id=0, first_group_id=1)
+    await two.heartbeat(2, empty_intervals=[empty])  # not its own
+    assert len(places(two)) == 2
+    for nowhere in ({"stream_id": 9}, {"stream_id": 1, "streamlet_id": 9}):
+        await two.heartbeat(1, empty_intervals=[coordinator_pb2.EmptyInterval(**nowhere)])
+
+    await two.heartbeat(1, empty_intervals=[empty])
+    await two.coordinator.idle()
+
+    assert places(two) == []
+    assert two.brokers.streams[2, 1] == two.coordinator.stream("orders")
+    assert [broker.broker_id for broker in two.coordinator.brokers_of(two.coordinator.stream("orders"))] == [1, 2]
+    assert await two.store.list("starts/") == {}
+
+
+# --- spreading a stream ------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_spreads_over_more_brokers_and_shrinks_again(two: Cluster) -> None:
+    await two.register("c")
+    stream = await two.alter("orders", brokers=2)
+    assert (stream.config.brokers, stream.config_version) == (2, 1)
+    assert sorted(one.broker_id for one in stream.assignments) == [1, 2]
+
+    shrunk = await two.alter("orders", brokers=1)
+    assert len({one.broker_id for one in shrunk.assignments}) == 1
+    same = await two.alter("orders", retention_ms=3)
+    assert [one.broker_id for one in same.assignments] == [one.broker_id for one in shrunk.assignments]
+    with pytest.raises(InvalidArgument, match="brokers must be between 0 and 2, not 3"):
+        await two.alter("orders", brokers=3)
+
+
+async def test_a_stream_cannot_spread_over_brokers_that_are_not_there(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("orders", streamlets=2)
+
+    with pytest.raises(Unavailable, match="is to be on 2 brokers, and 1 can take streamlets"):
+        await cluster.alter("orders", brokers=2)
+    assert (await cluster.alter("orders", brokers=0)).config.brokers == 0

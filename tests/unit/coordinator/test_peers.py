@@ -1,0 +1,149 @@
+"""What the coordinator asks of daemons, over real connections."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from kera.coordinator.backups import GrpcBackups
+from kera.coordinator.brokers import GrpcBrokers
+from kera.core.errors import InvalidArgument, StaleEpoch, Unavailable, Uncertain
+from kera.core.rpc import api
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.method import Call, Reply
+from kera.v1 import backup_pb2, broker_pb2, common_pb2
+
+TIMEOUT_MS = 500
+STREAM = common_pb2.StreamInfo(stream_id=7, name="s")
+STATE = common_pb2.StreamletState(streamlet_id=1, next_group_id=5)
+
+
+class Daemon:
+    """Notes what it is asked, and answers as told."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.answer: Callable[[Any], Any] = lambda _: None
+        self.address = ""
+
+    async def serve(self, call: Call[Any]) -> Reply[Any]:
+        self.asked.append(call.message)
+        return Reply(self.answer(call.message))
+
+    @property
+    def broker(self) -> common_pb2.BrokerInfo:
+        return common_pb2.BrokerInfo(broker_id=1, grpc_address=self.address)
+
+    @property
+    def backup(self) -> common_pb2.BackupInfo:
+        return common_pb2.BackupInfo(backup_id=1, grpc_address=self.address)
+
+
+@contextlib.asynccontextmanager
+async def running(*methods: Any) -> AsyncIterator[Daemon]:
+    daemon = Daemon()
+    server = GrpcServer([dict.fromkeys(methods, daemon.serve)])
+    daemon.address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    try:
+        yield daemon
+    finally:
+        await server.close()
+
+
+@pytest.fixture
+async def brokers() -> AsyncIterator[GrpcBrokers]:
+    made = GrpcBrokers(timeout_ms=TIMEOUT_MS)
+    yield made
+    await made.close()
+
+
+async def test_orders_to_brokers_say_who_leads(brokers: GrpcBrokers) -> None:
+    methods = (api.OPEN_STREAMLETS, api.DROP_STREAM, api.SEAL_STREAMLETS, api.TAKE_OVER)
+    async with running(*methods) as daemon:
+        daemon.answer = lambda _: broker_pb2.OpenStreamletsResponse()
+        await brokers.open_streamlets(daemon.broker, STREAM, coordinator_epoch=3, handed_over=[STATE])
+        daemon.answer = lambda _: broker_pb2.DropStreamResponse()
+        await brokers.drop_stream(daemon.broker, 7, coordinator_epoch=3)
+        daemon.answer = lambda _: broker_pb2.SealStreamletsResponse(states=[STATE])
+        states = await brokers.seal_streamlets(daemon.broker, 7, [1], wait_ms=9, coordinator_epoch=3)
+        daemon.answer = lambda _: broker_pb2.TakeOverResponse(bytes_total=5)
+        taken = await brokers.take_over(daemon.broker, broker_pb2.TakeOverRequest(coordinator_epoch=3))
+
+    assert (states, taken.bytes_total) == ([STATE], 5)
+    assert daemon.asked == [
+        broker_pb2.OpenStreamletsRequest(stream=STREAM, coordinator_epoch=3, handed_over=[STATE]),
+        broker_pb2.DropStreamRequest(stream_id=7, coordinator_epoch=3),
+        broker_pb2.SealStreamletsRequest(coordinator_epoch=3, stream_id=7, streamlet_ids=[1], wait_ms=9),
+        broker_pb2.TakeOverRequest(coordinator_epoch=3),
+    ]
+
+
+async def test_a_refusal_comes_out_and_a_broker_that_is_back_is_reached_again(brokers: GrpcBrokers) -> None:
+    def refuse(_: Any) -> Any:
+        raise StaleEpoch("a later coordinator leads")
+
+    async with running(api.DROP_STREAM) as daemon:
+        daemon.answer = refuse
+        with pytest.raises(StaleEpoch):
+            await brokers.drop_stream(daemon.broker, 7, coordinator_epoch=1)
+    with pytest.raises((Unavailable, Uncertain)):
+        await brokers.drop_stream(daemon.broker, 7, coordinator_epoch=1)
+
+    server = GrpcServer([{api.DROP_STREAM: daemon.serve}])
+    host, port = daemon.address.split(":")
+    await server.listen(host, int(port))
+    daemon.answer = lambda _: broker_pb2.DropStreamResponse()
+    await brokers.drop_stream(daemon.broker, 7, coordinator_epoch=1)
+    await server.close()
+
+
+async def test_an_address_where_nobody_listens_refuses_and_one_that_is_silent_does_not(brokers: GrpcBrokers) -> None:
+    async with running(api.DROP_STREAM) as daemon:
+        assert not await brokers.refuses(daemon.broker)
+    assert await brokers.refuses(daemon.broker)
+    with pytest.raises(InvalidArgument):
+        await brokers.refuses(common_pb2.BrokerInfo(grpc_address="nowhere"))
+
+
+async def test_backups_are_fenced_freed_and_counted() -> None:
+    backups = GrpcBackups(timeout_ms=TIMEOUT_MS)
+    replicas = {1: [3, 5, 9], 2: [4], 3: list[int]()}
+
+    def page(request: backup_pb2.ListReplicasRequest) -> backup_pb2.ListReplicasResponse:
+        left = [one for one in replicas[request.broker_id] if one > request.after_virtual_segment_id]
+        infos = [backup_pb2.ReplicaInfo(virtual_segment_id=one) for one in left[:2]]
+        return backup_pb2.ListReplicasResponse(replicas=infos, complete=len(left) <= 2)
+
+    async with running(api.FENCE_BROKER, api.FREE_REPLICAS, api.LIST_REPLICAS) as daemon:
+        daemon.answer = lambda _: backup_pb2.FenceBrokerResponse()
+        await backups.fence(daemon.backup, 4, 9)
+        daemon.answer = lambda _: backup_pb2.FreeReplicasResponse()
+        await backups.free(daemon.backup, 4, 11, before_epoch=9)
+        daemon.answer = page
+        assert await backups.count_replicas(daemon.backup, [1, 2, 3]) == 4
+
+    assert daemon.asked[:2] == [
+        backup_pb2.FenceBrokerRequest(broker_id=4, broker_epoch=9),
+        backup_pb2.FreeReplicasRequest(broker_id=4, broker_epoch=11, before_epoch=9),
+    ]
+    await backups.close()
+
+
+async def test_calls_that_nobody_answers_end(brokers: GrpcBrokers) -> None:
+    async with running(api.DROP_STREAM) as daemon:
+        never = asyncio.Event()
+
+        async def hang(_: Call[Any]) -> Reply[Any]:
+            await never.wait()
+            return Reply(broker_pb2.DropStreamResponse())
+
+        server = GrpcServer([{api.DROP_STREAM: hang}])
+        port = await server.listen("127.0.0.1", 0)
+        silent = common_pb2.BrokerInfo(grpc_address=f"127.0.0.1:{port}")
+        with pytest.raises(Uncertain, match="no answer"):
+            await brokers.drop_stream(silent, 7, coordinator_epoch=1)
+        never.set()
+        await server.close()
+        assert daemon.asked == []

@@ -1,0 +1,131 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.coordinator.rebalancing import (
+    LOAD_BYTES_PER_S_MIN,
+    MOVES_MAX,
+    Placed,
+    PlannedMove,
+    Share,
+    after,
+    rebalanced,
+    shares,
+    spread,
+)
+from kera.coordinator.recovery import Streamlet
+
+MB = 10**6
+Where = dict[Streamlet, Placed]
+
+
+def placed(*loads: tuple[int, int], may_move: bool = True) -> Where:
+    """Broker and load of each streamlet of one stream."""
+    return {
+        Streamlet(1, number): Placed(broker_id, bytes_per_s, may_move)
+        for number, (broker_id, bytes_per_s) in enumerate(loads)
+    }
+
+
+def where(moves: list[PlannedMove]) -> list[tuple[int, int, int]]:
+    return [(one.streamlet.streamlet_id, one.from_broker_id, one.to_broker_id) for one in moves]
+
+
+def test_the_busiest_gives_to_the_idlest_what_evens_them_out_and_says_why() -> None:
+    busy = placed((1, 30 * MB), (1, 20 * MB), (1, 10 * MB), (2, 5 * MB))
+
+    (move,) = rebalanced([1, 2], busy)
+
+    assert where([move]) == [(0, 1, 2)]
+    assert move.reason == (
+        "broker 1 carries 60.0 MB/s, 1.8 times the mean of 32.5 MB/s, broker 2 carries 5.0 MB/s;"
+        " this streamlet makes 30.0 MB/s of it"
+    )
+    assert shares([1, 2], after(busy, [move])) == {1: Share(30 * MB, 2), 2: Share(35 * MB, 2)}
+
+
+def test_noise_moves_nothing() -> None:
+    assert rebalanced([1, 2], placed((1, 24 * MB), (2, 20 * MB))) == []
+    little = LOAD_BYTES_PER_S_MIN // 4
+    assert rebalanced([1, 2], placed((1, little), (1, little), (2, 0))) == []
+
+
+def test_a_streamlet_that_is_all_the_load_does_not_go_from_one_broker_to_the_next() -> None:
+    assert rebalanced([1, 2], placed((1, 60 * MB), (2, 0))) == []
+
+
+def test_what_may_not_move_stays() -> None:
+    assert rebalanced([1, 2], placed((1, 30 * MB), (1, 30 * MB), (1, 0), may_move=False)) == []
+    assert rebalanced([1], placed((1, 30 * MB), (1, 30 * MB))) == []
+    assert rebalanced([], placed((1, 30 * MB))) == []
+
+
+def test_quiet_streamlets_go_where_there_are_fewest() -> None:
+    moves = rebalanced([1, 2, 3], placed(*[(1, 0)] * 6))
+
+    assert where(moves) == [(0, 1, 2), (1, 1, 3), (2, 1, 2), (3, 1, 3)]
+    assert moves[0].reason == "broker 1 has 6 streamlets, broker 2 0; nothing is written to this one now"
+
+
+def test_streamlets_of_brokers_that_are_not_asked_about_are_left_alone() -> None:
+    assert rebalanced([1, 2], placed((3, 90 * MB), (3, 90 * MB), (1, 0), (2, 0))) == []
+
+
+def test_at_most_so_many_move_at_once() -> None:
+    assert len(rebalanced([1, 2], placed(*[(1, 0)] * (4 * MOVES_MAX)))) == MOVES_MAX
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 50).map(lambda load: load * MB)), max_size=40),
+    st.sets(st.integers(1, 4), min_size=1),
+)
+def test_rebalancing_never_makes_it_worse_and_comes_to_rest(loads: list[tuple[int, int]], brokers: set[int]) -> None:
+    now = placed(*loads)
+    moves = rebalanced(brokers, now)
+
+    assert len({one.streamlet for one in moves}) == len(moves)
+    for one in moves:
+        assert now[one.streamlet].broker_id == one.from_broker_id
+        assert {one.from_broker_id, one.to_broker_id} <= brokers
+    then = after(now, moves)
+    before, behind = shares(brokers, now), shares(brokers, then)
+    assert max(one.bytes_per_s for one in behind.values()) <= max(one.bytes_per_s for one in before.values())
+    for _ in range(3):  # a streamlet moves at most once at a time
+        then = after(then, rebalanced(brokers, then))
+    assert rebalanced(brokers, then) == []
+
+
+# --- spreading a stream ------------------------------------------------------------------------------------------
+
+
+def test_a_stream_spreads_to_the_brokers_with_the_fewest_streamlets() -> None:
+    moves = spread(placed(*[(1, 0)] * 4), {1: 4, 2: 9, 3: 0}, 2)
+
+    assert where(moves) == [(2, 1, 3), (3, 1, 3)]
+    assert moves[0].reason == "the stream is spread over 2 brokers"
+
+
+def test_a_stream_shrinks_to_the_brokers_that_have_most_of_it() -> None:
+    assert where(spread(placed((1, 0), (2, 0), (2, 0)), {1: 1, 2: 2}, 1)) == [(0, 1, 2)]
+
+
+def test_streamlets_of_brokers_that_may_not_have_any_move() -> None:
+    assert where(spread(placed((9, 0), (1, 0)), {1: 1, 2: 0}, 2)) == [(0, 9, 2)]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=30), st.integers(1, 5), st.data())
+def test_a_spread_stream_is_on_so_many_brokers_with_the_same_number_each(
+    owners: list[int], count: int, data: st.DataObject
+) -> None:
+    brokers = data.draw(st.dictionaries(st.integers(1, 6), st.integers(0, 9), min_size=count))
+    count = min(count, len(owners))
+    now = placed(*((owner, 0) for owner in owners))
+
+    moves = spread(now, brokers, count)
+
+    found = shares(brokers, after(now, moves))
+    used = [one.streamlets for one in found.values() if one.streamlets]
+    assert len(used) == count
+    assert max(used) - min(used) <= 1
+    assert sum(used) == len(owners)
+    assert all(one.from_broker_id != one.to_broker_id for one in moves)
+    assert spread(after(now, moves), brokers, count) == []

@@ -1,0 +1,237 @@
+"""What a recovery does next, decision by decision; whole recoveries are in test_recoveries.py."""
+
+import dataclasses
+
+import pytest
+
+from kera.coordinator.recovery import (
+    DEAD,
+    DRAINED,
+    Enter,
+    Fence,
+    Free,
+    Launch,
+    Open,
+    Owner,
+    Release,
+    Streamlet,
+    TakeOver,
+    Unneeded,
+    View,
+    begun,
+    decide,
+    enter,
+    gather,
+    is_lost,
+    recovered,
+    released,
+    with_progress,
+    word,
+)
+from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1.coordinator_pb2 import (
+    RECOVERY_PHASE_CANCELLED,
+    RECOVERY_PHASE_DONE,
+    RECOVERY_PHASE_FENCING,
+    RECOVERY_PHASE_RECOVERING,
+    RECOVERY_PHASE_RESTORING,
+    RECOVERY_PHASE_TAKING_OVER,
+    RecoveryInfo,
+    RecoveryPhase,
+)
+from tests.unit.coordinator.test_intervals import assignment
+
+SOURCE = common_pb2.RecoverySource(broker_id=1, before_epoch=9)
+X, Y = Launch(1, 1), Launch(2, 2)
+"""Backups."""
+
+
+def stream(*assignments: common_pb2.StreamletAssignment, replication: int = 1) -> common_pb2.StreamInfo:
+    for number, one in enumerate(assignments):
+        one.streamlet_id = number
+    config = common_pb2.StreamConfig(replication=replication)
+    return common_pb2.StreamInfo(stream_id=5, assignments=assignments, config=config)
+
+
+def taken(broker_id: int, epoch: int) -> common_pb2.StreamletAssignment:
+    made = assignment((broker_id, 1), epoch=epoch)
+    made.sources.append(SOURCE)
+    return made
+
+
+def recovery(phase: RecoveryPhase.ValueType = RECOVERY_PHASE_TAKING_OVER, cause: str = DEAD) -> RecoveryInfo:
+    made = begun(1, 9, cause, 1000)
+    made.phase = phase
+    return made
+
+
+def view(*assignments: common_pb2.StreamletAssignment) -> View:
+    """Brokers 2 and 3 live, with epochs 2 and 3; both backups are fenced."""
+    return View(
+        streams=[stream(*assignments)],
+        owners={2: Owner(2, 8, 5), 3: Owner(3, 8, 4)},
+        backups=frozenset({X, Y}),
+        fenced=frozenset({X, Y}),
+    )
+
+
+def test_what_is_lost_is_what_the_launches_before_had() -> None:
+    owned, held = assignment((1, 1), epoch=8), assignment((1, 1), (2, 57))
+    later, others = assignment((1, 1), epoch=9), assignment((2, 1))
+    copied, plain = stream(), stream(replication=0)
+
+    assert [is_lost(recovery(), copied, one) for one in (owned, held, later, others)] == [True, True, False, False]
+    assert not is_lost(recovery(), plain, owned)
+    assert not is_lost(recovery(), copied, taken(2, 2))
+    drained = recovery(cause=DRAINED)
+    assert [is_lost(drained, copied, one) for one in (owned, held)] == [False, True]
+
+
+def test_backups_are_fenced_first_and_late_ones_at_any_time() -> None:
+    some = dataclasses.replace(view(), fenced=frozenset({X}))
+    assert decide(recovery(RECOVERY_PHASE_FENCING), some).actions == (Fence(Y),)
+    assert decide(recovery(RECOVERY_PHASE_FENCING), view()).actions == (Enter(RECOVERY_PHASE_TAKING_OVER),)
+    for phase in (RECOVERY_PHASE_TAKING_OVER, RECOVERY_PHASE_RECOVERING, RECOVERY_PHASE_RESTORING):
+        assert Fence(Y) in decide(recovery(phase), some).actions
+    assert Fence(Y) not in decide(recovery(cause=DRAINED), some).actions
+
+
+def test_streamlets_go_to_those_with_the_fewest_and_stay_with_whom_they_were_planned_for() -> None:
+    lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
+    s = [Streamlet(5, number) for number in range(4)]
+
+    actions = decide(recovery(), lost).actions
+    assert actions == (TakeOver(Launch(2, 2), (s[1], s[3])), TakeOver(Launch(3, 3), (s[0], s[2])))
+
+    planned = dataclasses.replace(lost, planned=dict.fromkeys(s, Launch(2, 2)))
+    assert decide(recovery(), planned).actions == (TakeOver(Launch(2, 2), tuple(s)),)
+    gone = dataclasses.replace(lost, planned=dict.fromkeys(s, Launch(2, 1)))
+    assert decide(recovery(), gone).actions == actions
+
+
+def test_who_is_being_emptied_takes_over_only_if_nobody_else_can() -> None:
+    lost = view(assignment((1, 1), epoch=8))
+    emptied = dataclasses.replace(lost, owners={2: Owner(2, 8, 5), 3: Owner(3, 8, 0, draining=True)})
+    assert decide(recovery(), emptied).actions == (TakeOver(Launch(2, 2), (Streamlet(5, 0),)),)
+    alone = dataclasses.replace(lost, owners={3: Owner(3, 8, 0, draining=True)})
+    assert decide(recovery(), alone).actions == (TakeOver(Launch(3, 3), (Streamlet(5, 0),)),)
+    small = dataclasses.replace(lost, segment_bytes=16)
+    assert decide(recovery(), small).waits_for == ("a live broker with segments of at least 16 bytes",)
+
+
+def test_older_groups_wait_for_an_owner_that_lives() -> None:
+    held = assignment((1, 1), (2, 57), epoch=2)
+    assert decide(recovery(), view(held)).actions == (TakeOver(Launch(2, 2), (Streamlet(5, 0),)),)
+
+    dead = assignment((1, 1), (4, 57), epoch=4)
+    decision = decide(recovery(), view(dead))
+    assert decision.actions == ()
+    assert decision.waits_for == ("broker 4, which owns streamlets of which it had older groups",)
+
+
+def test_owners_are_told_until_they_have_opened_and_those_who_died_are_waited_for() -> None:
+    both = view(taken(2, 2), taken(3, 3))
+    assert decide(recovery(), both).actions == (Open(Launch(2, 2), 5), Open(Launch(3, 3), 5))
+    opened = frozenset({(Streamlet(5, 0), Launch(2, 2)), (Streamlet(5, 1), Launch(3, 3))})
+    assert decide(recovery(), dataclasses.replace(both, opened=opened)).actions == (Enter(RECOVERY_PHASE_RECOVERING),)
+    died = decide(recovery(), view(taken(4, 4)))
+    assert (died.actions, died.waits_for) == ((), ("the recovery of broker 4, which had taken over streamlets",))
+
+
+def test_a_recovery_ends_when_all_is_restored_and_the_replicas_are_freed() -> None:
+    one, both = frozenset({Streamlet(5, 0)}), frozenset({Streamlet(5, 0), Streamlet(5, 1)})
+    now = view(taken(2, 2), taken(3, 3))
+    recovering, restoring = recovery(RECOVERY_PHASE_RECOVERING), recovery(RECOVERY_PHASE_RESTORING)
+
+    assert decide(recovering, dataclasses.replace(now, readable=one)).actions == ()
+    entering = decide(recovering, dataclasses.replace(now, readable=both)).actions
+    assert entering == (Enter(RECOVERY_PHASE_RESTORING),)
+    assert decide(restoring, dataclasses.replace(now, restored=one)).actions == ()
+    assert decide(restoring, dataclasses.replace(now, restored=both)).actions == (Release(5),)
+    assert decide(restoring, view()).actions == (Free(X), Free(Y))
+    freed = dataclasses.replace(view(), freed=frozenset({X, Y}))
+    assert decide(restoring, freed).actions == (Enter(RECOVERY_PHASE_DONE),)
+    assert decide(recovery(RECOVERY_PHASE_RESTORING, DRAINED), view()).actions == (Enter(RECOVERY_PHASE_DONE),)
+    assert decide(recovery(RECOVERY_PHASE_DONE), dataclasses.replace(freed, freed=frozenset({X}))).actions == (Free(Y),)
+    assert decide(recovery(RECOVERY_PHASE_CANCELLED), view()).actions == ()
+
+
+def test_nothing_is_freed_that_an_older_recovery_may_have_to_read() -> None:
+    decision = decide(recovery(RECOVERY_PHASE_RESTORING), dataclasses.replace(view(), older=(4, 7)))
+    assert (decision.actions, decision.waits_for) == ((), ("the recovery of broker 1 before launch 7",))
+
+
+def test_of_backups_that_are_not_needed_the_word_of_each_last_launch_counts() -> None:
+    unneeded = Unneeded()
+    of = [
+        common_pb2.RecoverySource(broker_id=1, before_epoch=9),
+        common_pb2.RecoverySource(broker_id=2, before_epoch=5),
+    ]
+    unneeded.note(Launch(1, 7), [3, 4])
+    assert not unneeded.by_all(of, 3), "broker 2 has said nothing"
+
+    unneeded.note(Launch(2, 4), [3])
+    assert [backup_id for backup_id in (3, 4) if unneeded.by_all(of, backup_id)] == [3]
+    unneeded.note(Launch(1, 8), [4])
+    unneeded.note(Launch(1, 9), [3])  # a later launch knows nothing of what the ones before had
+    assert not unneeded.by_all(of, 3)
+
+
+def test_a_new_owner_has_the_source_until_it_is_released() -> None:
+    state = common_pb2.StreamletState(next_group_id=80)
+
+    after = recovered(recovery(), assignment((1, 1), (2, 57), (1, 70), epoch=8), Launch(2, 2), state)
+
+    assert (after.broker_id, after.broker_epoch, after.first_group_id, len(after.intervals)) == (2, 2, 80, 0)
+    assert list(after.sources) == [SOURCE]
+    assert list(released(recovery(), after).sources) == []
+    assert list(after.sources) == [SOURCE]
+
+
+def test_a_new_owner_that_has_lost_older_groups_recovers_them_with_the_rest() -> None:
+    own = coordinator_pb2.RecoveryInfo(broker_id=2, before_epoch=9)
+    elsewhere = coordinator_pb2.RecoveryInfo(broker_id=3, before_epoch=9)
+    state = common_pb2.StreamletState(next_group_id=80)
+
+    after = recovered(recovery(), assignment((1, 1), (2, 57), (1, 70), epoch=8), Launch(2, 9), state, [own, elsewhere])
+
+    assert list(after.sources) == [SOURCE, common_pb2.RecoverySource(broker_id=2, before_epoch=9)]
+
+
+def test_only_what_the_present_owners_say_counts() -> None:
+    refs = [common_pb2.StreamletRef(stream_id=5, streamlet_id=number) for number in range(3)]
+    told = coordinator_pb2.RecoveryProgress(
+        source=SOURCE, readable=refs, restored=refs[:1], bytes_total=10, bytes_recovered=5, waits_for=["w"]
+    )
+    other = coordinator_pb2.RecoveryProgress(source=common_pb2.RecoverySource(broker_id=4), readable=refs)
+    streams = [stream(taken(2, 2), taken(3, 3), assignment((2, 1), epoch=2))]
+
+    found = gather(recovery(), streams, {Launch(2, 2): [told, other], Launch(3, 3): [other]})
+
+    assert (found.readable, found.restored) == (frozenset({Streamlet(5, 0)}), frozenset({Streamlet(5, 0)}))
+    assert (found.bytes_total, found.bytes_recovered, found.waits_for) == (10, 5, ("w",))
+    shown = with_progress(recovery(), streams, found, ["a disk"])
+    assert (shown.streamlets_total, shown.streamlets_opened, shown.streamlets_readable) == (2, 2, 1)
+    assert (list(shown.owner_ids), list(shown.waits_for)) == ([2, 3], ["a disk", "w"])
+    nothing = gather(recovery(), streams, {})
+    assert with_progress(shown, streams, nothing, []).bytes_recovered == 5  # numbers do not go back
+    ended = recovery(RECOVERY_PHASE_DONE)
+    assert with_progress(ended, streams, found, []) == ended
+
+
+@pytest.mark.parametrize(
+    ("phase", "field"),
+    [
+        (RECOVERY_PHASE_TAKING_OVER, "fenced_us"),
+        (RECOVERY_PHASE_RECOVERING, "opened_us"),
+        (RECOVERY_PHASE_RESTORING, "readable_us"),
+        (RECOVERY_PHASE_DONE, "restored_us"),
+    ],
+)
+def test_each_phase_notes_when_the_one_before_ended(phase: RecoveryPhase.ValueType, field: str) -> None:
+    before = recovery(RECOVERY_PHASE_FENCING)
+    before.waits_for.append("a disk")
+    after = enter(before, phase, 2000)
+    assert (after.phase, getattr(after, field), list(after.waits_for)) == (phase, 2000, [])
+    assert before.phase == RECOVERY_PHASE_FENCING
+    assert word(RECOVERY_PHASE_TAKING_OVER) == "taking_over"

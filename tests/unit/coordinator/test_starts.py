@@ -1,0 +1,52 @@
+from kera.coordinator.starts import merged, starts_at, without_interval
+from kera.v1.common_pb2 import Cursor, EntryStart, RecoverySource, StreamletAssignment
+from tests.unit.coordinator.test_intervals import assignment
+
+
+def start(group_id: int, *, entry: int = 0, position: int = 0) -> EntryStart:
+    return EntryStart(start=Cursor(entry=entry, group_id=group_id, segment_id=1, position=position), first_record=7)
+
+
+def recovering(of: StreamletAssignment) -> StreamletAssignment:
+    of.sources.append(RecoverySource(broker_id=9, before_epoch=9))
+    return of
+
+
+def groups(starts: list[EntryStart]) -> list[tuple[int, int]]:
+    return [(one.start.entry, one.start.group_id) for one in starts]
+
+
+def test_of_each_entry_in_each_interval_the_last_start_counts() -> None:
+    two = assignment((1, 1), (2, 57))
+    known = [start(3), start(4, entry=1), start(60)]
+
+    assert groups(merged(two, known, [start(5), start(58, entry=1)])) == [(0, 5), (1, 4), (0, 60), (1, 58)]
+    assert groups(merged(two, known, [start(2)])) == [(0, 3), (1, 4), (0, 60)]
+    assert merged(two, [start(3)], [start(3, position=128)]) == [start(3, position=128)]
+    assert merged(two, known, []) == [start(3), start(4, entry=1), start(60)]
+
+
+def test_a_recovery_is_told_where_that_starts_which_its_broker_had() -> None:
+    three = assignment((1, 1), (2, 57), (1, 90))
+    known = [start(3), start(60), start(91), start(92, entry=1)]
+
+    assert groups(starts_at(three, 1, known)) == [(0, 3), (1, 92)]
+    assert groups(starts_at(three, 2, known)) == [(0, 60)]
+    assert starts_at(three, 3, known) == []
+
+
+def test_the_earliest_start_counts_until_joined_intervals_are_recovered() -> None:
+    """The owner may tell of a start in its own part before it knows that it has the older one, too."""
+    joined = recovering(assignment((2, 1)))
+    known = [start(3), start(60)]
+
+    told = merged(joined, known, [start(61)])
+
+    assert groups(starts_at(joined, 2, told)) == [(0, 3)]
+    assert groups(merged(joined, told, [start(62)])) == [(0, 3), (0, 62)]
+    assert groups(merged(assignment((2, 1)), told, [start(70)])) == [(0, 70)]
+
+
+def test_the_starts_of_an_interval_go_with_it() -> None:
+    two = assignment((1, 1), (2, 57))
+    assert groups(without_interval(two, [start(3), start(60)], 0)) == [(0, 60)]

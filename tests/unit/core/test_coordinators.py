@@ -1,0 +1,144 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kera.core.coordinators import LEARNED_MAX, Coordinators
+from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain, UnknownStream
+from kera.core.rpc import Call, Reply, api
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.v1 import coordinator_pb2 as messages
+
+TIMEOUT_S = 10.0
+
+
+class FakeCoordinator:
+    """Answers with its own address, or with an error."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.error: KeraError | None = None
+        self.silent = False
+        self.asked = 0
+
+    async def describe(self, _: Call[messages.DescribeClusterRequest]) -> Reply[messages.DescribeClusterResponse]:
+        self.asked += 1
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return Reply(messages.DescribeClusterResponse(cluster_id=self.address))
+
+
+@asynccontextmanager
+async def serving(count: int) -> AsyncIterator[list[FakeCoordinator]]:
+    found, servers = [FakeCoordinator() for _ in range(count)], []
+    for fake in found:
+        servers.append(GrpcServer([{api.DESCRIBE_CLUSTER: fake.describe}]))
+        fake.address = f"127.0.0.1:{await servers[-1].listen('127.0.0.1', 0)}"
+    try:
+        yield found
+    finally:
+        for server in servers:
+            await server.close(0)
+
+
+@asynccontextmanager
+async def knowing(*addresses: str) -> AsyncIterator[Coordinators]:
+    coordinators = Coordinators(" , ".join(addresses))
+    try:
+        yield coordinators
+    finally:
+        await coordinators.close()
+
+
+async def ask(coordinators: Coordinators, timeout_s: float = TIMEOUT_S) -> str:
+    answer = await coordinators.ask(api.DESCRIBE_CLUSTER, messages.DescribeClusterRequest(), timeout_s=timeout_s)
+    return answer.cluster_id
+
+
+def nobody() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+async def test_the_leader_that_is_named_is_asked_at_once_and_from_then_on() -> None:
+    async with serving(3) as (one, two, three), knowing(one.address, two.address, three.address) as coordinators:
+        one.error = two.error = NotLeader("no", leader=three.address)
+
+        assert await ask(coordinators) == await ask(coordinators) == three.address
+        assert (one.asked, two.asked, three.asked) == (1, 0, 2)
+
+
+async def test_the_leader_may_be_one_that_was_not_given() -> None:
+    async with serving(2) as (one, two), knowing(one.address) as coordinators:
+        one.error = NotLeader("no", leader=two.address)
+
+        assert await ask(coordinators) == two.address
+        one.error, two.error = None, NotLeader("no", leader="")
+        assert await ask(coordinators) == one.address
+
+
+@pytest.mark.parametrize("leader", ["", "nonsense", "not there"])
+async def test_without_a_leader_to_follow_each_is_asked_once(leader: str) -> None:
+    async with serving(2) as (one, two), knowing(one.address, nobody(), two.address) as coordinators:
+        one.error = NotLeader("no", leader=nobody() if leader == "not there" else leader)
+
+        assert await ask(coordinators) == two.address
+        two.error = one.error
+        with pytest.raises(NotLeader):
+            await ask(coordinators)
+        assert (one.asked, two.asked) == (2, 2)
+
+
+async def test_coordinators_that_name_each_other_are_asked_once_each() -> None:
+    async with serving(2) as (one, two), knowing(one.address, two.address) as coordinators:
+        one.error, two.error = NotLeader("no", leader=two.address), NotLeader("no", leader=one.address)
+
+        with pytest.raises(NotLeader):
+            await ask(coordinators)
+        assert (one.asked, two.asked) == (1, 1)
+
+
+async def test_when_none_can_be_reached_it_is_told() -> None:
+    async with knowing(nobody(), nobody()) as coordinators:
+        with pytest.raises(Unavailable, match="no coordinator can be reached"):
+            await ask(coordinators)
+
+
+async def test_one_that_gives_no_answer_is_not_asked_first_the_next_time() -> None:
+    async with serving(2) as (one, two), knowing(one.address, two.address) as coordinators:
+        one.silent = True
+
+        with pytest.raises(Uncertain):
+            await ask(coordinators, timeout_s=0.05)
+        assert await ask(coordinators) == two.address
+        assert one.asked == 1
+
+
+@pytest.mark.parametrize("error", [UnknownStream("s"), Unavailable("too few brokers")])
+async def test_what_the_leader_refuses_is_told_and_nobody_else_is_asked(error: KeraError) -> None:
+    async with serving(2) as (one, two), knowing(one.address, two.address) as coordinators:
+        one.error = error
+
+        with pytest.raises(type(error)):
+            await ask(coordinators)
+        assert two.asked == 0
+
+
+async def test_no_more_than_some_are_learned() -> None:
+    async with serving(1) as (one,), knowing(one.address) as coordinators:
+        for _ in range(LEARNED_MAX + 3):
+            one.error = NotLeader("no", leader=nobody())
+            with pytest.raises(NotLeader):
+                await ask(coordinators)
+
+        assert len(coordinators._learned) == LEARNED_MAX
+
+
+@pytest.mark.parametrize("addresses", ["", " , ", "host", "host:port", ":1", "a:1,b"])
+async def test_what_is_no_address_is_refused(addresses: str) -> None:
+    with pytest.raises(InvalidArgument):
+        Coordinators(addresses)
