@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kera.broker.recovery_read import Chunk, Recovered, read_replicas
+from kera.broker.recovery_read import Chunk
 from kera.client import Client, Delivery, Producer
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.client.types import StreamDescription
@@ -24,6 +24,7 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.settings import KIB, MIB
 from kera.v1 import backup_pb2, common_pb2
 from tests.integration.support import BROKER, TIMEOUT_S, arena_of, number_of, until, value_of
+from tests.replica_reading import ReplicasRead, read_replicas
 
 SEGMENT_BYTES = 64 * KIB
 BROKER_ID = 1
@@ -189,7 +190,7 @@ async def writing(
 class Found:
     """What was recovered: chunks in order, and their bytes."""
 
-    result: Recovered
+    result: ReplicasRead
     data: dict[Chunk, bytes] = field(default_factory=dict)
 
     def chunks(self) -> Iterator[tuple[Chunk, int | None]]:

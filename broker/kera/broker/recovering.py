@@ -283,7 +283,7 @@ class Recovering:
         self._running = False
         self._reading_now = 0
         self._disk_error = ""
-        self._limits = ReadLimits(PARALLEL_MAX, PER_BACKUP_MAX, READ_BYTES_MAX)
+        self._limits = ReadLimits(per_backup_max=PER_BACKUP_MAX, read_bytes_max=READ_BYTES_MAX)
         memory.when_awaited(self.wanted)
 
     @property

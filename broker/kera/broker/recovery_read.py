@@ -1,4 +1,4 @@
-"""Reads what backups have of a broker that is gone, and puts it in order again (thesis 6.6).
+"""What backups have of a broker that is gone: how to ask them, what to read, and how it goes together (thesis 6.6).
 
     lists of replicas ──choose()──► per virtual segment the replicas, best first ──reads──► chunks, in any order
     chunks ──Merge──► per entry and segment the runs of chunks, with positions; gaps, what is cut, and conflicts
@@ -11,25 +11,24 @@
   been: because its virtual segment was closed, or its segment tells of a durable head. Then the hole is a *gap*: what
   was there has been removed by retention (and what is before it is only left because its virtual segment is), or more
   backups are gone than the stream has replicas. Who recovers and knows where entries start says so.
-* In memory there are one answer of each backup that is asked, and a few numbers per chunk. The bytes go to `take` as
-  they come. Several readers that divide the streamlets among them read side by side, each only what is its own.
+* In memory there are a few numbers per chunk, never its bytes.
 
-Promises nothing while the broker still writes: who recovers tells backups to refuse it first (``FenceBroker``). What
-becomes of the chunks is left to others, too.
+Promises nothing while the broker still writes: who recovers has backups refuse it first (``FenceBroker``). The reading
+is in ``kera.broker.recovery_scan`` (headers) and ``kera.broker.recovering`` (all of it).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 from kera.broker.segment_scan import SegmentAddress, address_of
-from kera.core.chunk import ChunkHeader, chained_checksum, verify_chunk
-from kera.core.errors import CorruptChunk, KeraError, Unavailable, Uncertain
+from kera.core.chunk import ChunkHeader
+from kera.core.errors import KeraError, Unavailable, Uncertain
 from kera.core.ids import EntryId
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
@@ -40,9 +39,6 @@ log = get_logger("kera.recovery")
 
 MESSAGE_BYTES_MAX = 1 << 30
 """A chunk may fill a segment, and goes as one piece."""
-
-Streamlets = Mapping[int, Collection[int]]
-"""Streamlets by stream; none of a stream: all of it."""
 
 
 class Chunk(NamedTuple):
@@ -114,14 +110,6 @@ class Conflict(NamedTuple):
     dropped: Chunk
 
 
-class Unread(NamedTuple):
-    """A virtual segment of which no replica could be read whole."""
-
-    virtual_segment_id: int
-    reasons: tuple[str, ...]
-    """One for each replica."""
-
-
 @dataclass(slots=True)
 class Recovered:
     """What came of reading."""
@@ -133,11 +121,6 @@ class Recovered:
     conflicts: list[Conflict] = field(default_factory=list)
     duplicates: int = 0
     """Chunks that came more than once."""
-    disagreeing: list[int] = field(default_factory=list)
-    """Virtual segments whose closed replicas have different lengths or checksums."""
-    unread: list[Unread] = field(default_factory=list)
-    backups_failed: dict[int, str] = field(default_factory=dict)
-    """Backups that did not answer (any more), and why."""
 
 
 class Source(NamedTuple):
@@ -322,47 +305,17 @@ def _runs(stretch: Sequence[Chunk], after: Run | None) -> list[Run]:
 
 # -- reading -------------------------------------------------------------------------------------------------------
 
-Take = Callable[[Chunk, memoryview], Awaitable[None]]
-"""Takes the bytes of a chunk, for as long as it runs. Several may run at the same time."""
-
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """What bounds reading: `parallel_max` answers of `read_bytes_max` (or of one larger chunk) are in memory."""
+    """What bounds reading from a backup: so many answers of `read_bytes_max` (or of one larger chunk) are in memory."""
 
-    parallel_max: int = 8
-    """Replicas that are read at the same time."""
     per_backup_max: int = 2
-    """Of them, on one backup."""
+    """Replicas that are read at the same time."""
     read_bytes_max: int = 1 << 20
     connect_timeout_s: float = 2.0
     timeout_s: float = 10.0
     """For one answer. A backup that takes longer has failed."""
-
-
-async def read_replicas(
-    backups: Iterable[common_pb2.BackupInfo],
-    broker_id: int,
-    streamlets: Streamlets | None = None,
-    *,
-    take: Take | None = None,
-    starts: Mapping[EntryId, int] | None = None,
-    node_id: str = "",
-    limits: ReadLimits | None = None,
-) -> Recovered:
-    """Read everything that `backups` have of a broker, or of some streamlets only.
-
-    `take` gets the bytes of each chunk once, before it is known whether it will be cut; of chunks in conflict, perhaps
-    of all. `starts`: see `Merge`. `node_id`: backups there are reached through their unix sockets. Raises what `take`
-    raises, in a group; failures of backups are in the result.
-    """
-    limits = limits or ReadLimits()
-    links = {info.backup_id: BackupLink(info, node_id, limits) for info in backups}
-    try:
-        return await _Reading(links, broker_id, streamlets, take, Merge(starts), limits).run()
-    finally:
-        for link in links.values():
-            await link.close()
 
 
 class BackupLink:
@@ -434,107 +387,3 @@ class BackupLink:
         return await FrameChannel.connect_tcp(
             self._info.frames_address, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX
         )
-
-
-class _Reading:
-    """One run of `read_replicas`."""
-
-    def __init__(
-        self,
-        links: Mapping[int, BackupLink],
-        broker_id: int,
-        streamlets: Streamlets | None,
-        take: Take | None,
-        merge: Merge,
-        limits: ReadLimits,
-    ) -> None:
-        self._links = links
-        self._broker_id = broker_id
-        self._streamlets = streamlets
-        self._take = take
-        self._merge = merge
-        self._limits = limits
-        self._unread: list[Unread] = []
-
-    async def run(self) -> Recovered:
-        lists = await asyncio.gather(*(link.list_replicas(self._broker_id) for link in self._links.values()))
-        sources = choose(dict(zip(self._links, lists, strict=True)))
-        todo = iter(sources)
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self._limits.parallel_max, len(sources))):
-                tasks.create_task(self._work(todo))
-        result = self._merge.finish()
-        result.disagreeing = [source.virtual_segment_id for source in sources if source.disagree]
-        result.unread = sorted(self._unread)
-        result.backups_failed = {backup_id: link.failed for backup_id, link in self._links.items() if link.failed}
-        return result
-
-    async def _work(self, todo: Iterable[Source]) -> None:
-        for source in todo:
-            await self._source(source)
-
-    async def _source(self, source: Source) -> None:
-        """Read replicas until one was whole, or there is none left."""
-        reasons: list[str] = []
-        whole = False
-        for backup_id, info in source.replicas:
-            try:
-                async with self._links[backup_id].turns:
-                    missing = await self._replica(self._links[backup_id], info)
-            except KeraError as error:
-                missing = error.message
-            if missing or info.length < source.wanted_bytes:
-                reason = missing or f"it has {info.length} of {source.wanted_bytes} bytes"
-                reasons.append(f"backup {backup_id}: {reason}")
-                log.warning(
-                    "a replica is not whole; the next one is read",
-                    virtual_segment_id=source.virtual_segment_id,
-                    backup_id=backup_id,
-                    reason=reason,
-                )
-            else:
-                whole = True
-                if not source.disagree:
-                    return
-        if not whole:
-            self._unread.append(Unread(source.virtual_segment_id, tuple(reasons)))
-
-    async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo) -> str:
-        """Read a replica; returns what is wrong with it, if anything. Raises errors of the backup."""
-        request = backup_pb2.ReadReplicaRequest(
-            broker_id=self._broker_id,
-            virtual_segment_id=info.virtual_segment_id,
-            bytes_max=self._limits.read_bytes_max,
-        )
-        for stream_id, streamlet_ids in (self._streamlets or {}).items():
-            request.streamlets.add(stream_id=stream_id, streamlet_ids=sorted(streamlet_ids))
-        wrong, checksum = "", 0
-        while request.offset < info.length:
-            answer, chunks = await link.read(request)
-            if answer.next_offset <= request.offset:
-                return f"it answers nothing at offset {request.offset}"
-            if answer.replica.chunks_damaged:
-                wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
-            try:
-                checksum = await self._chunks(chunks, checksum, info)
-            except CorruptChunk as error:
-                wrong = error.message
-            request.offset = answer.next_offset
-        if not wrong and not self._streamlets and checksum != info.checksum:
-            wrong = f"its chunks have checksum {checksum:08x} and not {info.checksum:08x}"
-        return wrong
-
-    async def _chunks(self, chunks: memoryview, checksum: int, info: backup_pb2.ReplicaInfo) -> int:
-        """Take the chunks of an answer; the checksum that goes on over them. Raises `CorruptChunk`."""
-        at = 0
-        while at < len(chunks):
-            header = verify_chunk(chunks, at)
-            if not header.placed or header.stream_id != info.stream_id:
-                raise CorruptChunk(f"the chunk at offset {at} of an answer belongs to another replica", offset=at)
-            checksum = chained_checksum(chunks, at, checksum)
-            end = at + header.chunk_bytes
-            chunk = self._merge.add(header, closed=info.closed)
-            if chunk is not None and self._take is not None:
-                await self._take(chunk, chunks[at:end])
-            at = end
-        return checksum

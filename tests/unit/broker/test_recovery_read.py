@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kera.broker.recovery_read import Chunk, Conflict, Merge, ReadLimits, Recovered, Run, choose, read_replicas
+from kera.broker.recovery_read import Chunk, Conflict, Merge, ReadLimits, Recovered, Run, choose
 from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import ChunkHeader, chained_checksum, iterate_chunks, read_header
 from kera.core.errors import InternalError, Unavailable
@@ -14,11 +14,12 @@ from kera.core.ids import EntryId
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.frame_server import FrameServer
 from kera.v1 import backup_pb2, common_pb2
+from tests.replica_reading import ReplicasRead, read_replicas
 from tests.unit.broker.support import ADDRESS, BROKER_ID, CHUNK_BYTES, STREAM_ID, placed
 
 ENTRY = EntryId(*ADDRESS[:3])
 NEXT_SEGMENT = ADDRESS._replace(segment_id=2)
-LIMITS = ReadLimits(parallel_max=2, per_backup_max=1, read_bytes_max=2 * CHUNK_BYTES, timeout_s=5.0)
+LIMITS = ReadLimits(per_backup_max=1, read_bytes_max=2 * CHUNK_BYTES, timeout_s=5.0)
 
 
 def header(
@@ -280,7 +281,7 @@ class World:
         assert chunk not in self.taken, "each once"
         self.taken[chunk] = bytes(data)
 
-    async def read(self, streamlets: dict[int, list[int]] | None = None) -> Recovered:
+    async def read(self, streamlets: dict[int, list[int]] | None = None) -> ReplicasRead:
         messages = [backup.message for backup in self.backups]
         return await read_replicas(messages, BROKER_ID, streamlets, take=self.take, limits=LIMITS)
 

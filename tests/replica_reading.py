@@ -1,0 +1,172 @@
+"""Reads everything that backups have of a broker, in one go: what tests compare with what was acknowledged."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kera.broker.recovery_read import BackupLink, Chunk, Merge, ReadLimits, Recovered, Source, choose
+from kera.core.chunk import chained_checksum, verify_chunk
+from kera.core.errors import CorruptChunk, KeraError
+from kera.core.ids import EntryId
+from kera.core.telemetry import get_logger
+from kera.v1 import backup_pb2, common_pb2
+
+log = get_logger("kera.recovery")
+
+PARALLEL_MAX = 2
+"""Replicas that are read at the same time."""
+
+Streamlets = Mapping[int, Collection[int]]
+"""Streamlets by stream; none of a stream: all of it."""
+Take = Callable[[Chunk, memoryview], Awaitable[None]]
+"""Takes the bytes of a chunk, for as long as it runs. Several may run at the same time."""
+
+
+class Unread(NamedTuple):
+    """A virtual segment of which no replica could be read whole."""
+
+    virtual_segment_id: int
+    reasons: tuple[str, ...]
+    """One for each replica."""
+
+
+@dataclass(slots=True)
+class ReplicasRead(Recovered):
+    """What came of reading."""
+
+    disagreeing: list[int] = field(default_factory=list)
+    """Virtual segments whose closed replicas have different lengths or checksums."""
+    unread: list[Unread] = field(default_factory=list)
+    backups_failed: dict[int, str] = field(default_factory=dict)
+    """Backups that did not answer (any more), and why."""
+
+
+async def read_replicas(
+    backups: Iterable[common_pb2.BackupInfo],
+    broker_id: int,
+    streamlets: Streamlets | None = None,
+    *,
+    take: Take | None = None,
+    starts: Mapping[EntryId, int] | None = None,
+    node_id: str = "",
+    limits: ReadLimits | None = None,
+) -> ReplicasRead:
+    """Read everything that `backups` have of a broker, or of some streamlets only.
+
+    `take` gets the bytes of each chunk once, before it is known whether it will be cut; of chunks in conflict, perhaps
+    of all. `starts`: see `Merge`. `node_id`: backups there are reached through their unix sockets. Raises what `take`
+    raises, in a group; failures of backups are in the result.
+    """
+    limits = limits or ReadLimits()
+    links = {info.backup_id: BackupLink(info, node_id, limits) for info in backups}
+    try:
+        return await _Reading(links, broker_id, streamlets, take, Merge(starts), limits).run()
+    finally:
+        for link in links.values():
+            await link.close()
+
+
+class _Reading:
+    """One run of `read_replicas`."""
+
+    def __init__(
+        self,
+        links: Mapping[int, BackupLink],
+        broker_id: int,
+        streamlets: Streamlets | None,
+        take: Take | None,
+        merge: Merge,
+        limits: ReadLimits,
+    ) -> None:
+        self._links = links
+        self._broker_id = broker_id
+        self._streamlets = streamlets
+        self._take = take
+        self._merge = merge
+        self._limits = limits
+        self._unread: list[Unread] = []
+
+    async def run(self) -> ReplicasRead:
+        lists = await asyncio.gather(*(link.list_replicas(self._broker_id) for link in self._links.values()))
+        sources = choose(dict(zip(self._links, lists, strict=True)))
+        todo = iter(sources)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(PARALLEL_MAX, len(sources))):
+                tasks.create_task(self._work(todo))
+        found = self._merge.finish()
+        result = ReplicasRead(found.runs, found.gaps, found.cuts, found.conflicts, found.duplicates)
+        result.disagreeing = [source.virtual_segment_id for source in sources if source.disagree]
+        result.unread = sorted(self._unread)
+        result.backups_failed = {backup_id: link.failed for backup_id, link in self._links.items() if link.failed}
+        return result
+
+    async def _work(self, todo: Iterable[Source]) -> None:
+        for source in todo:
+            await self._source(source)
+
+    async def _source(self, source: Source) -> None:
+        """Read replicas until one was whole, or there is none left."""
+        reasons: list[str] = []
+        whole = False
+        for backup_id, info in source.replicas:
+            try:
+                async with self._links[backup_id].turns:
+                    missing = await self._replica(self._links[backup_id], info)
+            except KeraError as error:
+                missing = error.message
+            if missing or info.length < source.wanted_bytes:
+                reason = missing or f"it has {info.length} of {source.wanted_bytes} bytes"
+                reasons.append(f"backup {backup_id}: {reason}")
+                log.warning(
+                    "a replica is not whole; the next one is read",
+                    virtual_segment_id=source.virtual_segment_id,
+                    backup_id=backup_id,
+                    reason=reason,
+                )
+            else:
+                whole = True
+                if not source.disagree:
+                    return
+        if not whole:
+            self._unread.append(Unread(source.virtual_segment_id, tuple(reasons)))
+
+    async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo) -> str:
+        """Read a replica; returns what is wrong with it, if anything. Raises errors of the backup."""
+        request = backup_pb2.ReadReplicaRequest(
+            broker_id=self._broker_id,
+            virtual_segment_id=info.virtual_segment_id,
+            bytes_max=self._limits.read_bytes_max,
+        )
+        for stream_id, streamlet_ids in (self._streamlets or {}).items():
+            request.streamlets.add(stream_id=stream_id, streamlet_ids=sorted(streamlet_ids))
+        wrong, checksum = "", 0
+        while request.offset < info.length:
+            answer, chunks = await link.read(request)
+            if answer.next_offset <= request.offset:
+                return f"it answers nothing at offset {request.offset}"
+            if answer.replica.chunks_damaged:
+                wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
+            try:
+                checksum = await self._chunks(chunks, checksum, info)
+            except CorruptChunk as error:
+                wrong = error.message
+            request.offset = answer.next_offset
+        if not wrong and not self._streamlets and checksum != info.checksum:
+            wrong = f"its chunks have checksum {checksum:08x} and not {info.checksum:08x}"
+        return wrong
+
+    async def _chunks(self, chunks: memoryview, checksum: int, info: backup_pb2.ReplicaInfo) -> int:
+        """Take the chunks of an answer; the checksum that goes on over them. Raises `CorruptChunk`."""
+        at = 0
+        while at < len(chunks):
+            header = verify_chunk(chunks, at)
+            if not header.placed or header.stream_id != info.stream_id:
+                raise CorruptChunk(f"the chunk at offset {at} of an answer belongs to another replica", offset=at)
+            checksum = chained_checksum(chunks, at, checksum)
+            end = at + header.chunk_bytes
+            chunk = self._merge.add(header, closed=info.closed)
+            if chunk is not None and self._take is not None:
+                await self._take(chunk, chunks[at:end])
+            at = end
+        return checksum
