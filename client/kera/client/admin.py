@@ -182,10 +182,11 @@ class Admin:
         return found
 
     async def commit_cursors(self, application_id: str, stream: str, positions: Positions) -> None:
-        """Say that an application has read a stream up to `positions`; `Consumer.commit` does it for a consumer.
+        """Tell the brokers that an application has read a stream up to `positions`: retention goes by it.
 
-        In this version that only holds back retention (``retention_applications``); it does not yet say where a
-        consumer starts. Raises what `truncate_stream` raises, and `InvalidArgument` when `application_id` is empty.
+        (See ``retention_applications``.) It does not say where a consumer starts: `Consumer.commit` does both, and
+        `reset_application` puts an application elsewhere. Raises what `truncate_stream` raises, and `InvalidArgument`
+        when `application_id` is empty.
         """
         await self._cluster.commit(application_id, stream, await self._by_entry(stream, positions))
 
