@@ -274,6 +274,19 @@ def test_from_latest_gives_only_what_is_new(kera: Kera, stream: str) -> None:
     assert (consumer.returncode, output, errors) == (0, b"new\n", b"")
 
 
+def test_since_gives_what_is_of_that_time_or_later(kera: Kera, stream: str) -> None:
+    times = ["2026-01-02T03:04:05Z", "2026-01-02T03:04:07Z", "2026-01-02T03:04:06Z", "2026-01-02T03:04:08Z"]
+    records = [json.dumps({"value": str(number), "timestamp": time}) for number, time in enumerate(times)]
+    kera("produce", stream, "--json", stdin="\n".join(records).encode())
+    kera("produce", stream, stdin=b"now\n")
+
+    assert kera("consume", stream, "-e", "--since", "2026-01-02T03:04:06Z") == b"1\n2\n3\nnow\n"
+    assert kera("consume", stream, "--since", "2026-01-02T03:04:06Z", "--count", "1", "-f", r"%o\n") == b"1\n"
+    assert kera("consume", stream, "--until-end", "--since", "1h") == b"now\n"
+    assert kera("consume", stream, "--until-end", "--since", "2099-01-01T00:00") == b""
+    assert "neither a span" in kera.fails(2, "consume", stream, "--since", "soon")
+
+
 def test_ctrl_c_sends_what_was_read(kera: Kera, stream: str) -> None:
     with kera.start("produce", stream) as producer:
         assert producer.stdin is not None

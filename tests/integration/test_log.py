@@ -141,28 +141,6 @@ async def test_more_than_memory_is_read_back_while_another_follows_the_tail(
     assert metric(cluster, "arena_slots") == ARENA_BYTES // SEGMENT_BYTES, "memory is what it was"
 
 
-async def test_a_reader_that_holds_all_memory_stops_writers_until_it_lets_go(
-    cluster: RunningCluster, client: Client
-) -> None:
-    await client.admin.create_stream("s")
-    await fill(client, "s", ARENA_BYTES)
-    async with client.consumer("s", start="earliest", prefetch_bytes_max=2 * ARENA_BYTES) as consumer:
-        held = []
-        async with asyncio.timeout(TIMEOUT_S):
-            async for chunk in consumer.batches():
-                held.append(chunk)
-                if metric(cluster, "arena_slots_free") == 0 and len(held) * 16 * KIB > ARENA_BYTES // 2:
-                    break
-        values = [value for chunk in held for value in chunk.batch["value"].to_pylist()]
-        filling = asyncio.create_task(fill(client, "s", ARENA_BYTES, first=len(values)))
-        await until(lambda: filling.done() or metric(cluster, "segments_evicted_total") > 0)
-        assert [number_of(v) for chunk in held for v in chunk.batch["value"].to_pylist()] == list(range(len(values)))
-        held.clear()
-        del chunk
-    async with asyncio.timeout(TIMEOUT_S):
-        await filling
-
-
 # --- killed ------------------------------------------------------------------------------------------------
 
 

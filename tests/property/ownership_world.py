@@ -182,7 +182,6 @@ class World:
         engine = node.engine = await LogEngine.start(node.settings, node.settings.data_dir)
         node.service = BrokerService(
             engine.streams,
-            engine.arena,
             engine.memory,
             engine.replication,
             Counters(),

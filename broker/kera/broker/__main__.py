@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.log_engine import FLUSH_TIMEOUT_S, LogEngine
-from kera.broker.metrics import BrokerCollector, Counters
+from kera.broker.metrics import BrokerCollector, Counters, PushTotals
+from kera.broker.push import Push
+from kera.broker.push_server import PushServer
 from kera.broker.registration import DataDirectory, Registration
 from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
@@ -35,10 +37,9 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         stack.callback(directory.close)
         engine = await LogEngine.start(settings, data_dir)
         stack.push_async_callback(engine.close)
-        arena, counters = engine.arena, Counters()
+        arena, counters, pushed = engine.arena, Counters(), PushTotals()
         broker = BrokerService(
             engine.streams,
-            arena,
             engine.memory,
             engine.replication,
             counters,
@@ -54,6 +55,10 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         unix_path = unix_socket_path(data_dir, "broker")
         await frames.listen_unix(unix_path)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
+        push = PushServer(Push(engine.streams, arena, engine.memory, pushed, asyncio.get_running_loop()), arena)
+        stack.push_async_callback(push.close)
+        push_path = unix_socket_path(data_dir, "push")
+        push.bind(push_path)
         grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max)
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
@@ -61,11 +66,12 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             "grpc_address": join_address(settings.host, grpc_port),
             "frames_address": join_address(settings.host, frames_port),
             "frames_unix_path": str(unix_path),
+            "push_unix_path": str(push_path),
             "arena_path": str(arena.path),
         }
         if settings.metrics_port is not None:
             registry = CollectorRegistry()
-            registry.register(BrokerCollector(counters, engine))
+            registry.register(BrokerCollector(counters, pushed, engine))
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 
@@ -83,6 +89,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             grpc_address=ready["grpc_address"],
             frames_address=ready["frames_address"],
             frames_unix_path=ready["frames_unix_path"],
+            push_unix_path=ready["push_unix_path"],
             segment_bytes=settings.segment_bytes,
             arena_bytes=settings.arena_bytes,
         )
@@ -91,6 +98,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         )
         await engine.own(owned, registration.broker_id, registration.broker_epoch, registration.recovered_before_epoch)
         broker.registered(registration.broker_id, owned, registration.broker_epoch)
+        await push.start(registration.broker_id, registration.broker_epoch)
         ready["broker_id"] = registration.broker_id
         async with asyncio.TaskGroup() as tasks:
             heartbeat = tasks.create_task(_until_replaced(registration.keep_alive, broker))

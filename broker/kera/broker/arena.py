@@ -108,6 +108,11 @@ class Slot:
             u32[_STATE] == _CLOSED,
         )
 
+    @property
+    def open(self) -> bool:
+        """Whether its segment is still being written to."""
+        return self._u32[_STATE] == _OPEN
+
     def assign(self, content: SlotContent) -> None:
         """Write down whose slot this is now."""
         u64, u32 = self._u64, self._u32

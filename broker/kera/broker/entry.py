@@ -53,6 +53,8 @@ class Graft(NamedTuple):
 class Waiter:
     """A reader that waits for any of several entries."""
 
+    __slots__ = ()
+
     def wake(self) -> None:
         """Called, possibly often, when a durable head has moved or the entry is gone."""
         raise NotImplementedError  # abstract: the service's waiter holds a future

@@ -1,4 +1,6 @@
-"""multiReadChunks: whole chunks from each range, as bytes or as places in the arena that are leased to the reader.
+"""multiReadChunks: whole chunks from each range, as bytes.
+
+Readers of the same node need no copies: they are served by ``kera.broker.push``.
 
 What a reader asks for is where it is: the persistence manager goes by that. A range that is on disk only is loaded
 first; a request of which another range has something does not wait for that, and finds it in memory the next time.
@@ -8,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections import Counter
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from typing import NamedTuple
 
-from kera.broker.arena import Arena
 from kera.broker.bounds import lag_records
 from kera.broker.entry import Entry, Key
 from kera.broker.metrics import Counters
@@ -34,7 +34,6 @@ READ_RANGES_MAX = 65536
 READ_WAIT_MS_MAX = 60_000
 LOAD_WAIT_MS_MAX = 5_000
 """How long a reader waits for the disk, and for room in memory to load to."""
-_LEASES = "leases"
 _ENTRIES = "entries"
 
 ReadCall = Call[broker_pb2.MultiReadChunksRequest]
@@ -55,10 +54,9 @@ class Fetches:
     """Handles reads for the service."""
 
     def __init__(
-        self, streams: Streams, arena: Arena, memory: PersistenceManager, counters: Counters, *, read_bytes_max: int
+        self, streams: Streams, memory: PersistenceManager, counters: Counters, *, read_bytes_max: int
     ) -> None:
         self._streams = streams
-        self._arena = arena
         self._memory = memory
         self._counters = counters
         self._read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
@@ -69,9 +67,6 @@ class Fetches:
         request = call.message
         if len(request.ranges) > READ_RANGES_MAX:
             raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
-        if request.by_reference and call.peer.transport != "unix":
-            raise InvalidArgument("by_reference works over a unix socket only", transport=call.peer.transport)
-        self._release(call.peer, request.released_slots)
         look = self._look(call, {})
         if look.found or not (request.wait_ms or look.missing):
             for entry, key in look.missing:
@@ -92,7 +87,7 @@ class Fetches:
             if look.missing:
                 if not await self._loaded(look.missing[0], errors, load_until):
                     entry, key = look.missing[0]
-                    errors[entry, key] = _not_loaded(entry, key)
+                    errors[entry, key] = not_loaded(entry, key)
             elif loop.time() >= wait_until or not await woken(self._entries(call.message), wait_until):
                 return self._look(call, errors).reply
 
@@ -120,10 +115,6 @@ class Fetches:
     def _look(self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError]) -> _Look:
         request = call.message
         response = broker_pb2.MultiReadChunksResponse()
-        # Readers that hold much of the memory are given copies, or they would stop the writers.
-        by_reference = request.by_reference and 2 * self._arena.leased_slots <= self._arena.slot_count
-        if by_reference:
-            response.arena_path = str(self._arena.path)
         bulk: list[memoryview] = []
         missing: list[tuple[Entry, Key]] = []
         budget = bytes_max = min(request.bytes_max or self._read_bytes_max, self._read_bytes_max)
@@ -149,7 +140,7 @@ class Fetches:
                 result.error.CopyFrom(error_to_message(error))
                 found = True
                 continue
-            length = self._give(call.peer, streamlet, entry, plan, result, bulk, by_reference=by_reference)
+            length = self._give(call.peer, streamlet, entry, plan, result, bulk)
             streamlet.bytes_read += length
             budget -= length
             found = found or length > 0 or plan.moved  # who is at the end of an interval goes on elsewhere at once
@@ -164,8 +155,6 @@ class Fetches:
         plan: ReadPlan,
         result: broker_pb2.ReadResult,
         bulk: list[memoryview],
-        *,
-        by_reference: bool,
     ) -> int:
         """Put the plan's ranges into the result; returns their length."""
         length = 0
@@ -174,18 +163,9 @@ class Fetches:
             slot.lease()
             self._memory.touched(segment)
             length += end - begin
-            if by_reference:
-                result.references.add(
-                    slot=slot.index,
-                    generation=slot.generation,
-                    arena_offset=slot.arena_offset + begin,
-                    length_bytes=end - begin,
-                )
-                self._keep(peer, slot.index)
-            else:
-                view = slot.view[begin:end]
-                weakref.finalize(view, slot.release)  # the transport lets go of it when it is sent
-                bulk.append(view)
+            view = slot.view[begin:end]
+            weakref.finalize(view, slot.release)  # the transport lets go of it when it is sent
+            bulk.append(view)
         result.length_bytes = length
         result.next.group_id, result.next.segment_id, result.next.position = plan.next
         result.lag_records = lag_records(streamlet, entry, plan.next)
@@ -199,41 +179,15 @@ class Fetches:
             entries = peer.state[_ENTRIES] = set()
             peer.on_close.append(lambda: self._forget(peer))
         entries.add(entry)
-        key = (position.group_id, position.segment_id)
-        segment = entry.resident.get(key)
-        done = segment is not None and segment.closed and position.offset >= segment.head
-        entry.readers[id(peer)] = (key[0], key[1] + 1) if done else key
+        entry.readers[id(peer)] = place_of(entry, position)
 
     def _forget(self, peer: Peer) -> None:
         for entry in peer.state.pop(_ENTRIES, ()):
             entry.readers.pop(id(peer), None)
 
-    def _keep(self, peer: Peer, slot_index: int) -> None:
-        """Remember a lease of this connection, which ends with the connection at the latest."""
-        leases: Counter[int] | None = peer.state.get(_LEASES)
-        if leases is None:
-            leases = peer.state[_LEASES] = Counter()
-            peer.on_close.append(lambda: self._release_all(peer))
-        leases[slot_index] += 1
 
-    def _release(self, peer: Peer, slot_indexes: Iterable[int]) -> None:
-        """End leases of this connection: all of them or, when one of them is not leased, none."""
-        leases: Counter[int] = peer.state.get(_LEASES, Counter())
-        released = Counter(slot_indexes)
-        for slot_index, times in released.items():
-            if leases[slot_index] < times:
-                raise InvalidArgument(f"slot {slot_index} is not leased to this reader", slot=slot_index)
-        leases.subtract(released)
-        for slot_index in released.elements():
-            self._arena.slot(slot_index).release()
-
-    def _release_all(self, peer: Peer) -> None:
-        leases: Counter[int] = peer.state.pop(_LEASES, Counter())
-        for slot_index in leases.elements():
-            self._arena.slot(slot_index).release()
-
-
-def _not_loaded(entry: Entry, key: Key) -> Unavailable:
+def not_loaded(entry: Entry, key: Key) -> Unavailable:
+    """The error for a segment that did not come into memory in time."""
     if entry.recovering(key):
         return Recovering(
             f"segment {key} is being recovered from backups, after its broker was lost; try again",
@@ -242,6 +196,14 @@ def _not_loaded(entry: Entry, key: Key) -> Unavailable:
     return Unavailable(
         f"segment {key} is on disk, and there was no room in memory to load it; try again", log=list(entry.log_id)
     )
+
+
+def place_of(entry: Entry, position: Position) -> Key:
+    """The segment that a reader at `position` reads next, which need not exist yet."""
+    key = (position.group_id, position.segment_id)
+    segment = entry.resident.get(key)
+    done = segment is not None and segment.closed and position.offset >= segment.head
+    return (key[0], key[1] + 1) if done else key
 
 
 def position_of(cursor: common_pb2.Cursor) -> Position:

@@ -45,6 +45,8 @@ class Loads:
         self._wanted: dict[tuple[Entry, Key], None] = {}
         """In the order in which it was asked for."""
         self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
+        self._read_on: set[tuple[Entry, Key]] = set()
+        """Whose waiters will want the following ones, too."""
         self._awaited: dict[tuple[Entry, Key], int] = {}
         """To come from backups → when those who wait for it are told that it takes longer."""
         self.on_awaited: Callable[[Entry, Key], None] = lambda _entry, _key: None
@@ -62,8 +64,11 @@ class Loads:
         """Whether a segment is kept for a reader."""
         return segment in self._kept
 
-    def load(self, entry: Entry, key: Key, done: Done | None) -> None:
-        """Bring a segment back into memory, and the following ones; `done` when it is there, or with an error."""
+    def load(self, entry: Entry, key: Key, done: Done | None, *, ahead: bool = True) -> None:
+        """Bring a segment back into memory, and the following ones; `done` when it is there, or with an error.
+
+        `ahead`: who waits for it will read on. What is read ahead for nobody would keep others out of the memory.
+        """
         segment = entry.resident.get(key)
         if segment is not None:
             if not segment.loading:
@@ -75,6 +80,8 @@ class Loads:
             return
         if done is not None:
             self._waiters.setdefault((entry, key), []).append(done)
+            if ahead:
+                self._read_on.add((entry, key))
         self._wanted[entry, key] = None
 
     def forget(self, segment: Segment) -> None:
@@ -110,6 +117,7 @@ class Loads:
 
     def _tell(self, entry: Entry, key: Key, error: KeraError | None = None) -> None:
         """Who waits for a segment shall look again, or is told why that is of no use."""
+        self._read_on.discard((entry, key))
         for waiter in self._waiters.pop((entry, key), []):
             waiter(error)
 
@@ -144,6 +152,8 @@ class Loads:
         entry.resident[key] = segment
         if (entry, key) in self._waiters:
             segment.on_loaded = self._waiters.pop((entry, key))
+        if (entry, key) in self._read_on:
+            self._read_on.remove((entry, key))
             self._read_ahead(entry, key)
         segment.slot.pin()
         self.in_flight += 1

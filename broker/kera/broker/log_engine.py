@@ -46,8 +46,6 @@ log = get_logger("kera.log")
 TICK_S = 0.1
 RETENTION_TICKS = 10
 """Retention looks at all streams with rules once in so many ticks."""
-INHERITED_LEASE_S = 60.0
-"""How long readers of a launch that was killed may go on looking at what they had got."""
 THREADS = 5
 """One commit, one flush, two loads and one removal can be under way."""
 FLUSH_TIMEOUT_S = 30.0
@@ -218,7 +216,7 @@ class LogEngine:
             self.replication.tick(int(now_s * 1000))
             if ticks % RETENTION_TICKS == 0:
                 self._retain()
-            if self.arena.inherited and now_s - self._started_s >= INHERITED_LEASE_S:
+            if self.arena.inherited and (now_s - self._started_s) * 1000 >= self._settings.reader_grace_ms:
                 for slot in self.arena.inherited:
                     slot.release()
                 self.arena.inherited.clear()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kera.broker.log_engine import LogEngine
+from kera.v1 import push_pb2
 
 
 @dataclass(slots=True)
@@ -27,6 +28,21 @@ class Counters:
     writes_without_lease: int = 0
 
 
+@dataclass(slots=True)
+class PushTotals:
+    """What was pushed to readers of this node since the start, and to how many now."""
+
+    connections: int = 0
+    lanes: int = 0
+    runs: int = 0
+    bytes: int = 0
+    refused: int = 0
+    ends: dict[str, int] = field(
+        default_factory=lambda: {name.lower(): 0 for name, reason in push_pb2.PushEnd.Reason.items() if reason}
+    )
+    """By reason."""
+
+
 _HELP = {
     "write_requests": "multiWriteChunks requests",
     "chunks_appended": "chunks appended",
@@ -35,9 +51,19 @@ _HELP = {
     "chunks_duplicate": "chunks that had been appended before, acknowledged again",
     "chunks_refused": "chunks refused with an error",
     "read_requests": "multiReadChunks requests",
-    "bytes_read": "bytes of chunks returned to readers, by copy or by reference",
+    "bytes_read": "bytes of chunks returned to readers as copies",
     "not_owner": "chunks and ranges of reads refused because another broker has what they are about",
     "writes_without_lease": "chunks refused because the coordinator could not be reached for too long",
+}
+
+_PUSH_HELP = {
+    "runs": "times that a reader was told where chunks lie in memory",
+    "bytes": "bytes of chunks that readers were told of, to be read in place",
+    "refused": "connections of readers refused: of another user, or too many",
+}
+_PUSH_NOW_HELP = {
+    "connections": "readers of this node that are pushed to",
+    "lanes": "ranges of entries that are being pushed",
 }
 
 _TOTALS_HELP = {
@@ -89,14 +115,16 @@ _FOUND_HELP = {
 class BrokerCollector(Collector):
     """Counters and gauges of one broker."""
 
-    def __init__(self, counters: Counters, engine: LogEngine) -> None:
+    def __init__(self, counters: Counters, pushed: PushTotals, engine: LogEngine) -> None:
         self._counters = counters
+        self._pushed = pushed
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
         for name, text in _HELP.items():
             yield CounterMetricFamily(f"kera_broker_{name}", text, value=getattr(self._counters, name))
+        yield from self._push()
         engine = self._engine
         arena, memory, found = engine.arena, engine.memory, engine.restart.found
         yield GaugeMetricFamily("kera_broker_arena_slots", "segments that fit into memory", value=arena.slot_count)
@@ -119,6 +147,17 @@ class BrokerCollector(Collector):
         yield from self._recovery()
         failing = memory.disk_error is not None
         yield GaugeMetricFamily("kera_broker_disk_failing", "1 while the disk takes no data", value=int(failing))
+
+    def _push(self) -> Iterator[Metric]:
+        pushed = self._pushed
+        for name, text in _PUSH_HELP.items():
+            yield CounterMetricFamily(f"kera_broker_push_{name}", text, value=getattr(pushed, name))
+        for name, text in _PUSH_NOW_HELP.items():
+            yield GaugeMetricFamily(f"kera_broker_push_{name}", text, value=getattr(pushed, name))
+        ends = CounterMetricFamily("kera_broker_push_ends", "ranges that are pushed no more", labels=["reason"])
+        for reason, count in pushed.ends.items():
+            ends.add_metric([reason], count)
+        yield ends
 
     def _streamlets(self) -> Metric:
         counts = {"owned": 0, "sealed": 0, "held": 0}

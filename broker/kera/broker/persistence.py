@@ -196,9 +196,9 @@ class PersistenceManager:
         """A reader has got something of a segment: if it was loaded for that, it is one like the others now."""
         self._loads.forget(segment)
 
-    def load(self, entry: Entry, key: Key, done: Done | None = None) -> None:
+    def load(self, entry: Entry, key: Key, done: Done | None = None, *, ahead: bool = True) -> None:
         """See `Loads.load`."""
-        self._loads.load(entry, key, done)
+        self._loads.load(entry, key, done, ahead=ahead)
         self.on_work()
 
     def _loaded(self, segment: Segment) -> None:

@@ -85,12 +85,12 @@ def plan_read(
         if not closed or offset < length_of(found) or entry.gap_at(Position(*key, offset)) is not None:
             # Nothing more to read yet, the budget is used up, `end` is here, or the next read is told of the gap.
             return ReadPlan(ranges, Position(*key, offset))
-        following = _following(entry, key, interval)
-        if following is None or _is_to_come(following[1]) or (end is not None and (*key, offset) >= end):
+        following = following_in(entry, key, interval)
+        if following is None or is_to_come(following[1]) or (end is not None and (*key, offset) >= end):
             break
         key, offset = following[0], 0
     here = Position(*key, offset)
-    if interval.closed and (end is None or here < end) and _following(entry, key, interval) is None:
+    if interval.closed and (end is None or here < end) and following_in(entry, key, interval) is None:
         return ReadPlan(ranges, interval.following, moved=True)
     return ReadPlan(ranges, here)
 
@@ -108,7 +108,7 @@ def interval_at(streamlet: Streamlet, group_id: int) -> Interval:
     return interval
 
 
-def _following(entry: Entry, key: Key, interval: Interval) -> tuple[Key, Segment | SegmentRecord] | None:
+def following_in(entry: Entry, key: Key, interval: Interval) -> tuple[Key, Segment | SegmentRecord] | None:
     """The segment behind `key` in its interval."""
     following = entry.following(key)
     return following if following is not None and following[0][0] < interval.end_group_id else None
@@ -166,8 +166,8 @@ def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: P
     # before it since a reader was sent there.
     begins = begins or (position[1:] == (1, 0) and position.group_id <= streamlet.next_group_id)
     if begins or position == entry.start or any(position == gap.end for gap in entry.gaps):
-        following = _following(entry, (key[0], key[1] - 1), interval)
-        return (key, offset) if following is None or _is_to_come(following[1]) else (following[0], 0)
+        following = following_in(entry, (key[0], key[1] - 1), interval)
+        return (key, offset) if following is None or is_to_come(following[1]) else (following[0], 0)
     raise InvalidCursor(
         f"entry {entry.index} of streamlet {streamlet.streamlet_id} has no segment {key[1]} of group {key[0]}",
         streamlet_id=streamlet.streamlet_id,
@@ -176,7 +176,7 @@ def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: P
     )
 
 
-def _is_to_come(found: Segment | SegmentRecord) -> bool:
+def is_to_come(found: Segment | SegmentRecord) -> bool:
     """Nothing of a segment is durable: it may be lost yet, with the host, so no reader is sent there."""
     return isinstance(found, Segment) and not found.durable_head
 

@@ -1,7 +1,8 @@
 """The broker's remote operations: thesis tables 6.1 and 6.2, and what the coordinator asks.
 
 Handlers translate between messages and `Streamlet`; decisions are made there. Writes are in ``kera.broker.writing``,
-reads in ``kera.broker.fetching``, what the coordinator orders in ``kera.broker.orders``.
+reads in ``kera.broker.fetching``, searches in ``kera.broker.lookups``, what the coordinator orders in
+``kera.broker.orders``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from kera.broker.arena import Arena
 from kera.broker.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.entry import Entry, Key, length_of
 from kera.broker.fetching import READ_BYTES_MAX, Fetches, position_of
 from kera.broker.lease import Lease
+from kera.broker.lookups import Lookups
 from kera.broker.metrics import Counters
 from kera.broker.orders import Orders, Takeovers
 from kera.broker.ownership import interval_after, interval_before, interval_of
@@ -49,7 +50,6 @@ class BrokerService:
     def __init__(
         self,
         streams: Streams,
-        arena: Arena,
         memory: PersistenceManager,
         replication: Replication,
         counters: Counters,
@@ -65,7 +65,8 @@ class BrokerService:
         self.lease = Lease()
         """To be renewed by who hears of the coordinator."""
         self.writer = Writer(streams, memory, replication, counters, pump, self.lease)
-        self.fetches = Fetches(streams, arena, memory, counters, read_bytes_max=read_bytes_max)
+        self.fetches = Fetches(streams, memory, counters, read_bytes_max=read_bytes_max)
+        self._lookups = Lookups(streams, memory)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def registered(self, broker_id: int, owned: Iterable[common_pb2.StreamInfo], broker_epoch: int = 0) -> None:
@@ -95,6 +96,8 @@ class BrokerService:
             api.SEAL_STREAMLETS: self._once_registered(self.seal_streamlets),
             api.TAKE_OVER: self._once_registered(self.take_over),
             api.LIST_GROUPS: self._once_registered(self.list_groups),
+            api.LOCATE_CHUNKS: self._once_registered(self._lookups.locate),
+            api.LIST_SEGMENTS: self._once_registered(self._lookups.list_segments),
         }
 
     def _once_registered(self, handler: Handler) -> Handler:

@@ -61,6 +61,12 @@ class BrokerSettings(KeraSettings):
         ge=100,
         description="A segment that nobody has written to for so long, in ms, goes to disk; its memory is for others.",
     )
+    reader_grace_ms: int = Field(
+        60_000,
+        ge=0,
+        description="After a crash: how long readers of the launch before may go on with what they had got in shared"
+        " memory, in ms; then its memory is used again, and what they still hold is no longer intact.",
+    )
     ephemeral: bool = Field(
         default=False,
         description="The broker never starts again: it flushes nothing at its end, and others may remove its leavings.",

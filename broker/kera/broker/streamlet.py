@@ -269,7 +269,7 @@ class Streamlet:
         self._memory.closed(segment)
 
     def _find_duplicate(self, entry: Entry, header: ChunkHeader) -> Appended:
-        """Where the chunk with this producer and sequence is. Repeats are rare: look instead of remembering."""
+        """Where the chunk with this producer, epoch and sequence is. Repeats are rare: look instead of remembering."""
         for _, segment in sorted(entry.resident.items(), reverse=True):
             state = segment.producers.get(header.producer_id)
             if segment.loading or (not segment.in_index and state is None):
@@ -277,7 +277,9 @@ class Streamlet:
             for index in range(len(segment.chunk_ends) - 1, -1, -1):
                 offset = segment.chunk_ends[index - 1] if index else 0
                 stored = segment.header_at(offset)
-                if stored.producer_id == header.producer_id and stored.sequence == header.sequence:
+                if stored.producer_id != header.producer_id or stored.sequence != header.sequence:
+                    continue
+                if stored.producer_epoch == header.producer_epoch:
                     return Appended(
                         entry.index,
                         *segment.key,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import enum
 import os
+import re
 import select
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -20,7 +23,11 @@ from kera.cli._run import UsageError, run_async, silence_stdout
 
 if TYPE_CHECKING:
     from kera.cli._format import Formatter
-    from kera.client import Consumer, GroupConsumer, StreamDescription
+    from kera.client import ChunkBatch, Consumer, EntryId, GroupConsumer, StreamDescription
+
+_SPAN = re.compile(r"(\d{1,6})([smhd])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class Start(enum.StrEnum):
@@ -32,8 +39,14 @@ class Start(enum.StrEnum):
 
 def consume(
     stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
-    start: Start = typer.Option(
-        Start.EARLIEST, "--from", help="Begin with the oldest record, or with the next new one."
+    start: Start | None = typer.Option(
+        None, "--from", help="Begin with the oldest record (the default), or with the next new one."
+    ),
+    since: str | None = typer.Option(
+        None,
+        "--since",
+        metavar="TIME",
+        help="Begin at a time: 30s, 10m, 2h or 1d ago, or 2026-01-31T12:00 (local) or …Z.",
     ),
     group: str | None = typer.Option(
         None,
@@ -65,27 +78,54 @@ def consume(
         raise UsageError("--json and --format exclude each other")
     if group is not None and until_end:
         raise UsageError("--group and --until-end exclude each other: where a group is at its end changes all the time")
-    run_async(_consume(bootstrap, stream, group, start, count, until_end, as_json, template))
+    if since is not None and start is not None:
+        raise UsageError("--since and --from exclude each other")
+    if since is not None and group is not None:
+        raise UsageError("--since and --group exclude each other: kera group reset puts a group elsewhere")
+    since_us = None if since is None else time_us(since, time.time_ns() // 1000)
+    begin: Literal["earliest", "latest"] = "latest" if start is Start.LATEST else "earliest"
+    run_async(_consume(bootstrap, stream, group, begin, since_us, count, until_end, as_json, template))
+
+
+def time_us(text: str, now_us: int) -> int:
+    """The time that `text` means, in microseconds since the epoch: so long ago, or ISO 8601. Raises `UsageError`."""
+    span = _SPAN.fullmatch(text)
+    if span is not None:
+        return now_us - int(span[1]) * _UNITS_S[span[2]] * 1_000_000
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"--since: {text!r} is neither a span like 10m or 2h nor a time like 2026-01-31T12:00"
+        ) from None
+    return (moment.astimezone(datetime.UTC) - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
 async def _consume(
     bootstrap: str,
     name: str,
     group: str | None,
-    start: Start,
+    start: Literal["earliest", "latest"],
+    since_us: int | None,
     count: int | None,
     until_end: bool,
     as_json: bool,
     template: str | None,
 ) -> None:
     async with connected(bootstrap) as client:
-        formatter = _formatter(await client.describe(name), as_json, template)
+        stream = await client.describe(name)
+        formatter = _formatter(stream, as_json, template)
         consumer: Consumer | GroupConsumer
         if group is not None:
-            consumer = client.group_consumer(group, name, start=start.value)
+            consumer = client.group_consumer(group, name, start=start)
+        elif since_us is not None:
+            places = await client.positions_at(name, since_us)
+            positions = {streamlet: [place.position for place in entries] for streamlet, entries in places.items()}
+            consumer = client.consumer(name, start=positions, end="latest" if until_end else None)
         else:
-            consumer = client.consumer(name, start=start.value, end="latest" if until_end else None)
-        printing = asyncio.ensure_future(_print_batches(consumer, count, formatter))
+            consumer = client.consumer(name, start=start, end="latest" if until_end else None)
+        since = None if since_us is None else _Since(stream, since_us)
+        printing = asyncio.ensure_future(_print_batches(consumer, count, formatter, since))
         with _cancelled_when_nobody_reads(printing) as reader_gone:
             try:
                 await printing
@@ -108,15 +148,39 @@ def _formatter(stream: StreamDescription, as_json: bool, template: str | None) -
     return text_formatter(r"%s\n", stream)
 
 
-async def _print_batches(consumer: Consumer | GroupConsumer, count: int | None, formatter: Formatter) -> None:
+class _Since:
+    """Finds the first record of a time in the first chunk of each entry; what comes later is printed as it is."""
+
+    def __init__(self, stream: StreamDescription, since_us: int) -> None:
+        self._column = stream.timestamp_column if stream.typed else "timestamp"
+        self._since_us = since_us
+        self._begun: set[EntryId] = set()
+
+    def skipped(self, chunk: ChunkBatch) -> int:
+        """How many records of a chunk to leave out."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self._column is None or chunk.entry in self._begun:
+            return 0
+        self._begun.add(chunk.entry)
+        times = chunk.batch.column(self._column)
+        times = pc.cast(times, pa.timestamp("us", tz=times.type.tz), safe=False).cast(pa.int64())
+        return max(0, int(pc.index(pc.greater_equal(times, self._since_us), value=True).as_py()))
+
+
+async def _print_batches(
+    consumer: Consumer | GroupConsumer, count: int | None, formatter: Formatter, since: _Since | None
+) -> None:
     from kera.cli._format import Place
     from kera.client import GroupConsumer
 
     remaining = count
     async with consumer:
         async for chunk in consumer.batches():
-            batch = chunk.batch if remaining is None else chunk.batch.slice(0, remaining)
-            place = Place(chunk.entry.streamlet_id, chunk.entry.entry, chunk.header.first_record)
+            skipped = 0 if since is None else since.skipped(chunk)
+            batch = chunk.batch.slice(skipped, remaining)
+            place = Place(chunk.entry.streamlet_id, chunk.entry.entry, chunk.header.first_record + skipped)
             _write_all(formatter(batch, place))
             if remaining is not None:
                 remaining -= batch.num_rows

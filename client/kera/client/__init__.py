@@ -4,6 +4,7 @@ Start with `Client.connect`. Everything public is here; modules below this one a
 """
 
 from kera.client.admin import Admin
+from kera.client.appender import PRODUCER_IDS, Appended, Appender
 from kera.client.applications import (
     ApplicationDescription,
     ApplicationSummary,
@@ -24,6 +25,7 @@ from kera.client.control import (
 )
 from kera.client.group_consumer import GroupConsumer, LostGroup
 from kera.client.group_settings import GroupSettings
+from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds
 from kera.client.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import (
@@ -44,7 +46,10 @@ from kera.core.ids import EARLIEST, EntryId, Position
 
 __all__ = [
     "EARLIEST",
+    "PRODUCER_IDS",
     "Admin",
+    "Appended",
+    "Appender",
     "ApplicationDescription",
     "ApplicationSummary",
     "Assignment",
@@ -52,6 +57,8 @@ __all__ = [
     "BrokerDescription",
     "BrokerLoad",
     "ChunkBatch",
+    "ChunkPlace",
+    "ChunkQuery",
     "Client",
     "ClientSettings",
     "ClusterDescription",
@@ -77,6 +84,7 @@ __all__ = [
     "Rebalancing",
     "Record",
     "RecoveryDescription",
+    "SegmentBounds",
     "StreamConfig",
     "StreamDescription",
     "StreamletMove",

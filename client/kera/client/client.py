@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from kera.client.admin import Admin
+from kera.client.appender import Appender
+from kera.client.applications import report_cursors
 from kera.client.cluster import Cluster
 from kera.client.consumer import Consumer, End, Positions, Start
-from kera.client.fetch import Fetched, Fetcher, Wanted, batches_of
+from kera.client.feed import Feed, read_again
+from kera.client.fetch import Overwritten, Wanted, batches_of
 from kera.client.group_consumer import GroupConsumer, LostGroup
 from kera.client.group_settings import GroupSettings
+from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.client.producer import Producer
-from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
-from kera.core.errors import InvalidArgument, KeraError, UnknownStream
-from kera.core.ids import Position
+from kera.core.ids import EntryId, Position
 
 READ_BYTES_MAX = 4 << 20
 
@@ -55,6 +57,21 @@ class Client:
     def producer(self, settings: ProducerSettings | None = None, **overrides: Any) -> Producer:
         """A producer; `overrides` are fields of `ProducerSettings`."""
         return Producer(self._cluster, _merged(ProducerSettings, settings, overrides))
+
+    async def appender(self, stream: str, *, producer_id: int, producer_epoch: int, chunk_bytes_max: int) -> Appender:
+        """An appender to `stream`, for writers that choose their identity and count their chunks themselves.
+
+        The coordinator is asked what the stream is now: processes that live long may remember one that had the name
+        before. Raises `UnknownStream`.
+        """
+        self._cluster.forget(stream)
+        return Appender(
+            self._cluster,
+            await self._cluster.stream_or_last_seen(stream),
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            chunk_bytes_max=chunk_bytes_max,
+        )
 
     def consumer(
         self,
@@ -98,6 +115,43 @@ class Client:
         """Where each entry of each streamlet starts and ends now."""
         return await self._cluster.bounds(stream)
 
+    async def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
+        """Where readers of entries would be after so many records or bytes, or at a time: one place per query.
+
+        Entries are followed over all brokers that have some of them. A damaged chunk counts as one with the records
+        that are missing there, and no time. Raises `DataLost` when the start of a query has been removed,
+        `InvalidCursor` for a position that is no chunk boundary, `InvalidArgument`, `UnknownStream`, and `Unavailable`
+        as `Consumer.batches` does.
+        """
+        return await locate(self._cluster, stream, queries)
+
+    async def segments(
+        self, stream: str, streamlet_id: int, entry: int, start: Position, end: Position | None = None
+    ) -> list[SegmentBounds]:
+        """The segments of an entry from `start` up to `end`, or to the durable head of now, clipped to that range.
+
+        They are in order, none of them is empty, and each is at one broker: places where a range can be cut at no cost.
+        Cut it where they start: then what is missing between two of them is told to whoever reads the part before it.
+        Raises what `locate` raises, and `InvalidCursor` for an `end` behind the durable head.
+        """
+        return await segments(self._cluster, stream, streamlet_id, entry, start, end)
+
+    async def positions_at(self, stream: str, timestamp_us: int) -> dict[int, list[ChunkPlace]]:
+        """Per streamlet, and per entry in it, the first chunk with a record at or after a time, or the end.
+
+        The time is in microseconds since the Unix epoch, and compares with the stream's timestamp column. Chunks may
+        begin with records that are older. Of places ``[place.position for place in …]`` can be a consumer's `start`.
+        """
+        return await positions_at(self._cluster, stream, timestamp_us)
+
+    async def commit(self, application_id: str, stream: str, positions: Mapping[EntryId, Position]) -> None:
+        """Say how far an application has read a stream, as `Consumer.commit` does, for who reads with `read_range`.
+
+        Raises what `Consumer.commit` raises, and `UnknownStream` for entries of an earlier stream of the name.
+        """
+        await self._cluster.commit(application_id, stream, positions)
+        await report_cursors(self._cluster, application_id, await self._cluster.stream(stream), positions)
+
     async def read_range(
         self,
         stream: str,
@@ -111,8 +165,9 @@ class Client:
     ) -> AsyncIterator[ChunkBatch]:
         """The chunks of one entry from `start` up to exactly `end`, or up to the durable head of now.
 
-        Follows them over all brokers that have some of them. Fetches one answer ahead. Raises what `Consumer.batches`
-        raises.
+        Follows them over all brokers that have some of them; `ChunkBatch.pushed` says of each chunk how it came.
+        Fetches ahead, as the settings say, with answers of `bytes_max` where it pulls. Raises what `Consumer.batches`
+        raises, and `InvalidArgument` for an end that is not there.
         """
         settings = settings or ConsumerSettings.load()
         description = await self._cluster.stream(stream)
@@ -121,61 +176,25 @@ class Client:
             end = (await self._cluster.bounds(stream))[streamlet_id][entry].end
         if end <= start:
             return
-        fetchers: list[Fetcher] = []
-
-        async def fetch(wanted: Wanted) -> Fetched:
-            async def attempt() -> Fetched:
-                try:
-                    fetcher = await self._fetcher(stream, wanted, settings, fetchers)
-                    (answer,) = await fetcher.fetch(
-                        [wanted], bytes_max=bytes_max, wait_ms=0, timeout_s=self._cluster.request_timeout_s
-                    )
-                    if answer.error is not None:
-                        raise of_broker(answer.error)
-                except KeraError as error:
-                    if is_route_error(error):
-                        self._cluster.forget(stream)
-                    raise
-                return answer
-
-            return await retrying(attempt, self._cluster.settings)
-
-        position = start
-        ahead = asyncio.ensure_future(fetch(Wanted(entry_id, position, end)))
+        settings = settings.model_copy(update={"fetch_bytes_max": bytes_max})
+        feed = Feed(self._cluster, settings, complete=True)
+        feed.add(description, Wanted(entry_id, start, end))
         try:
-            while position < end:
-                fetched = await ahead
-                if fetched.next == position and not fetched.buffers:
-                    raise InvalidArgument(
-                        f"{tuple(end)} lies behind the end of streamlet {streamlet_id} of stream {stream!r}",
-                        stream=stream,
-                        streamlet_id=streamlet_id,
+            while (item := await feed.take()) is not None:
+                batches = batches_of(item, description.schema, description.schema_id, verify=settings.verify_checksums)
+                while True:
+                    try:
+                        for batch in batches:
+                            yield batch
+                        break
+                    except Overwritten as gone:
+                        again = await read_again(self._cluster, settings, description, gone.rest)
+                    batches = itertools.chain.from_iterable(
+                        batches_of(each, description.schema, description.schema_id, verify=settings.verify_checksums)
+                        for each in again
                     )
-                position = fetched.next
-                if position < end:
-                    ahead = asyncio.ensure_future(fetch(Wanted(entry_id, position, end)))
-                for batch in batches_of(
-                    fetched, description.schema, description.schema_id, verify=settings.verify_checksums
-                ):
-                    yield batch
         finally:
-            ahead.cancel()
-            ahead.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody wants it any more
-
-    async def _fetcher(
-        self, stream: str, wanted: Wanted, settings: ConsumerSettings, fetchers: list[Fetcher]
-    ) -> Fetcher:
-        """The fetcher of the broker that has the start of a range, made anew when the connection is."""
-        description = await self._cluster.stream_or_last_seen(stream)
-        if description.stream_id != wanted.entry.stream_id:
-            raise UnknownStream(
-                f"stream {stream!r} was deleted and created again", stream=stream, stream_id=wanted.entry.stream_id
-            )
-        broker_id = description.assignments[wanted.entry.streamlet_id].broker_at(wanted.start)
-        channel = await self._cluster.channel(description, broker_id)
-        if not fetchers or fetchers[-1].channel is not channel:
-            fetchers.append(Fetcher(channel, settings))
-        return fetchers[-1]
+            await feed.close()
 
     async def close(self) -> None:
         """Close all connections. Producers and consumers should be closed before.

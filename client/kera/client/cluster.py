@@ -1,4 +1,4 @@
-"""The SDK's view of the cluster: cached metadata, and one connection per broker.
+"""The SDK's view of the cluster: cached metadata, and one connection per broker, or two: see ``locality``.
 
 Metadata is the newest that the coordinator has said; whoever learns that it is stale (`NotOwner`, `UnknownStream`, a
 lost connection) says `forget`, and the next look asks again. All who look meanwhile share that question.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client.intervals import cuts, merged_bounds
+from kera.client.locality import Locality
 from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import (
@@ -102,6 +103,8 @@ class Cluster:
     def __init__(self, bootstrap: str, settings: ClientSettings) -> None:
         self.settings = settings
         self._node_id = node_id()
+        self.locality = Locality(self._node_id, settings)
+        """Whose memory can be read in place."""
         self._coordinators = Coordinators(bootstrap, bulk_bytes_max=settings.message_bytes_max)
         self._streams: dict[str, StreamDescription] = {}
         """Those that nobody has called stale."""
@@ -420,4 +423,6 @@ class Cluster:
         await asyncio.gather(*background, return_exceptions=True)
         channels = [connection.channel for connection in self._connections.values()]
         self._connections.clear()
-        await asyncio.gather(*(channel.close() for channel in channels), self._coordinators.close())
+        await asyncio.gather(
+            *(channel.close() for channel in channels), self.locality.close(), self._coordinators.close()
+        )

@@ -1,18 +1,19 @@
-"""The consumer: pulls chunks of one or more streams from all their brokers (thesis 7.1.2).
+"""The consumer: reads chunks of one or more streams from all their brokers (thesis 7.1.2, 7.4).
 
-Chunks are fetched ahead (`feed.Feed`), in the order of each entry, and the application takes batches or records of
-them. Between entries there is no order, as between partitions.
+Chunks are fetched ahead (`feed.Feed`), by push or pull, in the order of each entry, and the application takes batches
+or records of them. Between entries there is no order, as between partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Literal, Self
 
 from kera.client.applications import committed_cursors, report_cursors
 from kera.client.cluster import Cluster
-from kera.client.feed import Feed
-from kera.client.fetch import Wanted, batches_of
+from kera.client.feed import Feed, read_again
+from kera.client.fetch import Fetched, Overwritten, Wanted, batches_of
 from kera.client.records import records_of
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, Record, StreamDescription
@@ -60,6 +61,8 @@ class Consumer:
         """What ended the reading; told to everyone who asks for more."""
         self._chunks: Iterator[ChunkBatch] = iter(())
         """The rest of what was taken from the queue last."""
+        self._copying = False
+        """Whether the next one is copied: all its values are looked at."""
         self._open: ChunkBatch | None = None
         """The chunk whose records are being taken."""
         self._open_records: Iterator[Record] = iter(())
@@ -145,6 +148,11 @@ class Consumer:
     async def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place.
 
+        On the broker's node that place is the broker's memory (the setting ``shared_memory``), and it is kept for as
+        long as anything of the batch is in use. That ends when the broker dies: it may use the memory again some
+        seconds after it is back. Who keeps batches for longer than it takes to deal with them asks `ChunkBatch.intact`
+        when done, and reads what is not intact again from `ChunkBatch.start`.
+
         Raises `DataLost` when what it should read next has been removed, `UnknownStream` when a stream was deleted,
         `CorruptChunk`, and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``, or
         `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
@@ -157,6 +165,7 @@ class Consumer:
         while (chunk_or_end := await self._next_chunk()) is not None:
             self._positions[chunk_or_end.entry] = chunk_or_end.next
             yield chunk_or_end
+            del chunk_or_end  # and with it the place in the broker's memory, though the next one may be long in coming
 
     async def records(self) -> AsyncIterator[Record]:
         """Each record as Python values; see `batches` for what is raised."""
@@ -170,14 +179,15 @@ class Consumer:
                         self._open = None
                         self._positions[chunk.entry] = chunk.next
                     yield record
-            self._open = await self._next_chunk()
-            if self._open is None:
+            chunk = self._open = await self._next_chunk(copied=True)
+            if chunk is None:
                 return
-            self._open_records = records_of(self._open, self._streams[self._open.entry.stream_id])
+            self._open_records = records_of(chunk, self._streams[chunk.entry.stream_id])
 
-    async def _next_chunk(self) -> ChunkBatch | None:
+    async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been taken."""
         while True:
+            self._copying = copied
             if self._closed:
                 raise ClosedError("the consumer is closed")
             if self._failure is not None:
@@ -185,6 +195,9 @@ class Consumer:
             try:
                 for chunk in self._chunks:
                     return chunk
+            except Overwritten as gone:
+                await self._read_again(gone.rest)
+                continue
             except KeraError as error:
                 self._failure = error
                 raise
@@ -194,8 +207,26 @@ class Consumer:
             if not item.buffers:  # it goes on at another broker, and so does whoever starts from its positions
                 self._positions[item.entry] = item.next
                 continue
-            stream = self._streams[item.entry.stream_id]
-            self._chunks = batches_of(item, stream.schema, stream.schema_id, verify=self._settings.verify_checksums)
+            self._chunks = self._batches_of(item)
+
+    def _batches_of(self, item: Fetched) -> Iterator[ChunkBatch]:
+        stream = self._streams[item.entry.stream_id]
+        return batches_of(
+            item,
+            stream.schema,
+            stream.schema_id,
+            verify=self._settings.verify_checksums,
+            copying=lambda: self._copying,
+        )
+
+    async def _read_again(self, rest: Wanted) -> None:
+        """Take the rest of what was taken from the queue from elsewhere: it is not in the broker's memory any more."""
+        try:
+            found = await read_again(self._cluster, self._settings, self._streams[rest.entry.stream_id], rest)
+        except KeraError as error:
+            self._failure = error
+            raise
+        self._chunks = chain.from_iterable(map(self._batches_of, found))
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()

@@ -1,12 +1,16 @@
 """Fetching ahead: ranges in, what they have to give out, from whatever brokers have it.
 
-One task per stream and broker (a `_Reader`) fetches, the ranges in turn, into a queue of bounded size. A range is with
-one reader at any time: that of the broker that has its next position. It goes to another reader when its next position
-is in groups that are elsewhere; and when its broker does not have it any more, or cannot be reached, once the
-coordinator has been asked where it is. The other ranges go on meanwhile. Readers come and go with their ranges.
+A range is with one reader at any time: that of the broker that has its next position. A broker whose memory can be read
+in place pushes what comes of its ranges (`_PushReader`); from the others one task per stream and broker pulls, the
+ranges in turn (`_Reader`). All that comes goes into one queue, and is bounded: what was pulled by its sum, what is
+pushed by the window of each broker.
 
-Promise: what a range gives comes out in order, nothing twice and nothing left out, wherever the range has been. What a
-reader has fetched is in the queue before its range leaves it, and a range moves with its position.
+A range goes to another reader when its next position is in groups that are elsewhere; when its broker does not have it
+any more, or cannot be reached, once the coordinator has been asked where it is; and when its broker wants it to be
+pulled, for a while. The other ranges go on meanwhile. Readers come and go with their ranges.
+
+Promise: what a range gives comes out in order, nothing twice and nothing left out, wherever the range has been and
+however it came. What a reader has got is in the queue before its range leaves it, and a range moves with its position.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ from typing import Any
 
 from kera.client.cluster import Cluster
 from kera.client.fetch import Fetched, Fetcher, Wanted
+from kera.client.locality import PUSH_AGAIN_S
+from kera.client.push import Lane, LaneEnd, PushConnection, Reason, Subscriber
 from kera.client.retry import Patience, is_route_error, of_broker
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
-from kera.core.errors import ClosedError, KeraError, NotOwner, UnknownStream
+from kera.core.errors import ClosedError, InvalidArgument, InvalidCursor, KeraError, NotOwner, UnknownStream
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.consumer")
@@ -30,22 +36,28 @@ log = get_logger("kera.consumer")
 class _Range:
     """What is left to read of an entry."""
 
-    __slots__ = ("patience", "wanted")
+    __slots__ = ("patience", "pull_until_s", "wanted")
 
     def __init__(self, wanted: Wanted, patience: Patience) -> None:
         self.wanted = wanted
         self.patience = patience
+        self.pull_until_s: float | None = None
+        """It is pulled until then, though its broker may be able to push; None: not so."""
 
 
 class Feed:
     """Fetches ranges of streams ahead of whoever takes what they give. Belongs to one event loop."""
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, *, complete: bool = False) -> None:
+        """`complete`: all that is wanted is there already; when it is not, that is an error, and not waited for."""
         self.settings = settings
         self._cluster = cluster
+        self._complete = complete
         self._streams: dict[int, StreamDescription] = {}
         self._readers: dict[tuple[int, int], _Reader] = {}
-        """By stream and broker: those that have ranges."""
+        """By stream and broker: those that pull, and have ranges."""
+        self._push_readers: dict[tuple[int, int], _PushReader] = {}
+        """By stream and broker: those that were pushed something."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
         self._queued_bytes = 0
@@ -85,18 +97,22 @@ class Feed:
             elif isinstance(item, BaseException):
                 self._failure = item
             else:
-                self._queued_bytes -= _size(item)
-                self._room.set()
+                if item.slot is None:
+                    self._queued_bytes -= item.size_bytes
+                    self._room.set()
+                item.taken()
                 return item
 
     @property
     def queued_bytes(self) -> int:
-        """Fetched and not taken yet."""
+        """Pulled and not taken yet."""
         return self._queued_bytes
 
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`."""
         self._closed = True
+        for reader in self._push_readers.values():
+            reader.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -111,13 +127,33 @@ class Feed:
 
     def _assign(self, item: _Range) -> None:
         """Give a range to the reader of the broker that has its next position, as far as is known."""
-        stream_id = item.wanted.entry.stream_id
-        broker_id = self.broker_of(item.wanted)
-        reader = self._readers.get((stream_id, broker_id))
+        home = item.wanted.entry.stream_id, self.broker_of(item.wanted)
+        try:
+            pushed = self._can_push(item, home)
+        except KeraError as error:
+            self._queue.put_nowait(error)
+            return
+        if pushed:
+            push_reader = self._push_readers.get(home)
+            if push_reader is None:
+                push_reader = self._push_readers[home] = _PushReader(self, *home)
+            push_reader.add(item)
+            return
+        reader = self._readers.get(home)
         if reader is None:
-            reader = self._readers[stream_id, broker_id] = _Reader(self, stream_id, broker_id)
-            self._start(self._read, reader)
+            reader = self._readers[home] = _Reader(self, *home)
+            self.start(self._read, reader)
         reader.add(item)
+
+    def _can_push(self, item: _Range, home: tuple[int, int]) -> bool:
+        """Raises `InvalidArgument` if a range has to be pushed, and cannot be."""
+        if item.pull_until_s is not None:
+            if asyncio.get_running_loop().time() < item.pull_until_s:
+                return False
+            item.pull_until_s = None
+        stream_id, broker_id = home
+        broker = self._streams[stream_id].brokers.get(broker_id)
+        return self._cluster.locality.reachable(broker, self.settings.shared_memory)
 
     def broker_of(self, wanted: Wanted) -> int:
         """The broker that has the next position of a range, as far as is known."""
@@ -130,7 +166,8 @@ class Feed:
         finally:
             del self._readers[reader.stream_id, reader.broker_id]
 
-    def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *of: Any) -> None:
+    def start(self, work: Callable[..., Coroutine[Any, Any, None]], *of: Any) -> None:
+        """Begin a task of a reader's, or of our own; what it raises is told to the application."""
         task = asyncio.get_running_loop().create_task(self._guarded(work, *of))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -150,29 +187,78 @@ class Feed:
             await self._room.wait()
 
     async def connect(self, stream_id: int, broker_id: int) -> Fetcher:
-        """What fetches from a broker."""
-        return Fetcher(await self._cluster.channel(self._streams[stream_id], broker_id), self.settings)
+        """What pulls from a broker."""
+        channel = await self._cluster.channel(self._streams[stream_id], broker_id)
+        return Fetcher(channel, self.settings.application_id)
+
+    async def connect_push(self, stream_id: int, broker_id: int) -> PushConnection | None:
+        """What a broker pushes over; None: pull from it. Raises why not, if that is no choice."""
+        broker = self._streams[stream_id].brokers[broker_id]
+        return await self._cluster.locality.connection(broker, self.settings.shared_memory)
 
     async def fetch(self, fetcher: Fetcher, asked: Sequence[_Range]) -> list[Fetched]:
         """One request."""
         return await fetcher.fetch(
             [item.wanted for item in asked],
             bytes_max=self.settings.fetch_bytes_max,
-            wait_ms=self.settings.fetch_wait_ms,
+            wait_ms=0 if self._complete else self.settings.fetch_wait_ms,
             timeout_s=self._cluster.request_timeout_s,
         )
 
     def fetched(self, item: _Range, answer: Fetched) -> bool:
-        """Queue what a range gave; whether there is more to read of it."""
+        """Queue what a range gave; whether there is more to read of it. Raises `InvalidArgument`, see `complete`."""
         item.patience.succeeded()
-        if answer.next != item.wanted.start:
-            self._queued_bytes += _size(answer)
+        wanted = item.wanted
+        if answer.next != wanted.start:
+            self._queued_bytes += answer.size_bytes
             self._queue.put_nowait(answer)
-        item.wanted = item.wanted._replace(start=answer.next)
-        if item.wanted.end is not None and answer.next >= item.wanted.end:
+        elif self._complete:
+            raise InvalidArgument(
+                f"{tuple(wanted.end or ())} lies behind the end of streamlet {wanted.entry.streamlet_id} of stream"
+                f" {self._streams[wanted.entry.stream_id].name!r}",
+                streamlet_id=wanted.entry.streamlet_id,
+            )
+        item.wanted = wanted._replace(start=answer.next)
+        if wanted.end is not None and answer.next >= wanted.end:
             self._queue.put_nowait(None)
             return False
         return True
+
+    def pushed(self, item: _Range, run: Fetched) -> None:
+        """Queue what was pushed of a range. Its end comes by itself."""
+        item.patience.succeeded()
+        item.wanted = Wanted(run.entry, run.next, item.wanted.end)
+        self._queue.put_nowait(run)
+
+    def push_ended(self, home: tuple[int, int], item: _Range, end: LaneEnd) -> None:
+        """Nothing more is pushed of a range by this broker, for now."""
+        if end.reason is Reason.PULL or isinstance(end.error, InvalidCursor):  # pulling tells what is wrong, if it is
+            self.pull(item)
+        elif end.error is not None:
+            try:
+                self.failed(*home, [(item, end.error)])
+            except KeraError as error:
+                self._queue.put_nowait(error)
+        else:
+            item.patience.succeeded()
+            if end.next != item.wanted.start:
+                self._queue.put_nowait(Fetched(item.wanted.entry, item.wanted.start, end.next, [], 0, None))
+                item.wanted = item.wanted._replace(start=end.next)
+            if item.wanted.end is not None and end.next >= item.wanted.end:
+                self._queue.put_nowait(None)
+            else:
+                self._assign(item)
+
+    def pull(self, item: _Range) -> None:
+        """Have a range pulled for a while."""
+        item.pull_until_s = asyncio.get_running_loop().time() + PUSH_AGAIN_S
+        self._assign(item)
+
+    def stays(self, item: _Range, home: tuple[int, int]) -> bool:
+        """Whether a range that is pulled goes on with the same reader."""
+        if self.broker_of(item.wanted) != home[1]:
+            return False
+        return item.pull_until_s is None or not self._can_push(item, home)
 
     def leaves(self, item: _Range) -> None:
         """The next position of a range is at another broker."""
@@ -198,7 +284,7 @@ class Feed:
                 tell("fetch failed; retrying", broker_id=broker_id, stream=name, error=error.message)
             later.setdefault(pause_s, []).append(item)
         for pause_s, items in later.items():
-            self._start(self._find, name, items, pause_s)
+            self.start(self._find, name, items, pause_s)
 
     async def _find(self, name: str, items: list[_Range], pause_s: float) -> None:
         """After a pause, give ranges to the brokers that have them now."""
@@ -216,7 +302,7 @@ class Feed:
 
 
 class _Reader:
-    """Fetches what one broker has of a stream's ranges, the ranges in turn. It ends when it has none."""
+    """Pulls what one broker has of a stream's ranges, the ranges in turn. It ends when it has none."""
 
     def __init__(self, feed: Feed, stream_id: int, broker_id: int) -> None:
         self.stream_id = stream_id
@@ -270,8 +356,7 @@ class _Reader:
             if answer.error is not None:
                 lost.append((item, answer.error))
             elif self._feed.fetched(item, answer):
-                here = self._feed.broker_of(item.wanted) == self.broker_id
-                (staying if here else leaving).append(item)
+                (staying if self._feed.stays(item, (self.stream_id, self.broker_id)) else leaving).append(item)
         # In turn: a response has a bound, and whoever is asked first must not always be the same.
         self._ranges = staying[1:] + staying[:1] + self._ranges[len(asked) :]
         for item in leaving:
@@ -280,5 +365,64 @@ class _Reader:
             self._feed.failed(self.stream_id, self.broker_id, lost)
 
 
-def _size(fetched: Fetched) -> int:
-    return sum(buffer.size for buffer in fetched.buffers)
+class _PushReader:
+    """Has one broker push what it has of a stream's ranges."""
+
+    def __init__(self, feed: Feed, stream_id: int, broker_id: int) -> None:
+        self._feed = feed
+        self._home = stream_id, broker_id
+        self._subscriber: Subscriber | None = None
+        self._waiting: list[_Range] = []
+        """For the connection."""
+
+    def add(self, item: _Range) -> None:
+        """A range comes."""
+        if self._subscriber is not None and not self._subscriber.connection.closed:
+            self._open(self._subscriber, item)
+            return
+        self._waiting.append(item)
+        if len(self._waiting) == 1:
+            self._feed.start(self._connect)
+
+    async def _connect(self) -> None:
+        try:
+            connection = await self._feed.connect_push(*self._home)
+        except KeraError as error:
+            lost, self._waiting = self._waiting, []
+            self._feed.failed(*self._home, [(item, error) for item in lost])
+            return
+        waiting, self._waiting = self._waiting, []
+        if connection is None:
+            for item in waiting:
+                self._feed.pull(item)
+            return
+        settings = self._feed.settings
+        self._subscriber = connection.subscriber(settings.application_id, settings.prefetch_bytes_max)
+        for item in waiting:
+            self._open(self._subscriber, item)
+
+    def _open(self, subscriber: Subscriber, item: _Range) -> Lane:
+        feed = self._feed
+        return subscriber.open(
+            item.wanted, lambda run: feed.pushed(item, run), lambda end: feed.push_ended(self._home, item, end)
+        )
+
+    def close(self) -> None:
+        """Have nothing more pushed."""
+        if self._subscriber is not None:
+            self._subscriber.close()
+
+
+async def read_again(
+    cluster: Cluster, settings: ConsumerSettings, stream: StreamDescription, rest: Wanted
+) -> list[Fetched]:
+    """Copies of a range that was pushed and is not there any more (see `Overwritten`). Raises what `Feed.take` does."""
+    feed = Feed(cluster, settings.model_copy(update={"shared_memory": "never"}), complete=True)
+    feed.add(stream, rest)
+    found = []
+    try:
+        while (item := await feed.take()) is not None:
+            found.append(item)
+    finally:
+        await feed.close()
+    return found

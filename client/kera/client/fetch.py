@@ -1,31 +1,21 @@
-"""Fetching chunks: one request to a broker, and its answer as batches in place.
+"""Fetching chunks: one request to a broker, its answer; and the chunks of what has come, however it came, as batches.
 
-The bytes of an answer are in memory of its own (sockets) or in the broker's arena, mapped read-only (shared memory).
-Either way they become one Arrow buffer per answer and range, and each chunk's batch refers to a slice of it. A place in
-the arena is leased to the connection. When the last batch that refers to it is gone, the lease is given back: with the
-next request of this connection, or by itself when there is none for a while, as after the end of a consumer.
+The bytes of an answer are in memory of its own. Those of a run that was pushed (``kera.client.push``) are in the
+broker's arena. Either way they are Arrow buffers, and each chunk's batch refers to a slice of one, without a copy.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import mmap
-import os
-import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from kera.client.settings import ConsumerSettings
-from kera.client.types import ChunkBatch, fill_cursor, position_of
+from kera.client.types import ChunkBatch, PushedSlot, fill_cursor, position_of
 from kera.core.chunk import HEADER_BYTES, decode_payload, read_header, verify_chunk
-from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch
+from kera.core.errors import KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
-from kera.core.rpc import Channel, Reply, api
+from kera.core.rpc import Channel, api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2
 
@@ -49,155 +39,99 @@ class Fetched(NamedTuple):
     """Whole chunks each, following each other."""
     lag_records: int
     error: KeraError | None
+    slot: PushedSlot | None = None
+    """Where the buffers lie in the broker's memory, if they do."""
+    on_taken: Callable[[int], None] | None = None
+    """To be told, if it was pushed, how many bytes the application has taken."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all buffers."""
+        return sum(buffer.size for buffer in self.buffers)
+
+    def taken(self) -> None:
+        """The application has it now."""
+        if self.on_taken is not None:
+            self.on_taken(self.size_bytes)
 
 
-class _Leases:
-    """What one connection may look at in the broker's arena, as far as it has to be given back."""
+class Overwritten(Exception):
+    """The broker has put other segments where pushed chunks were: it has died, or the connection is gone.
 
-    RETURN_DELAY_S = 0.05
-    """How long a lease that has ended waits for a request to go with."""
-    RETURN_TIMEOUT_S = 10.0
+    No error of KerA's: whoever opens the chunks reads them again.
+    """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = weakref.ref(channel)
-        self._loop = asyncio.get_running_loop()
-        self._ended: deque[int] = deque()
-        self._return_soon = False
-
-    def end(self, slot: int) -> None:
-        """Called from whatever thread drops a batch, and from the garbage collector."""
-        self._ended.append(slot)
-        if not self._return_soon:
-            self._return_soon = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and all connections with it
-                self._loop.call_soon_threadsafe(self._loop.call_later, self.RETURN_DELAY_S, self._return)
-
-    def end_all(self, reply: asyncio.Future[Reply[broker_pb2.MultiReadChunksResponse]]) -> None:
-        """Nobody wants this reply any more."""
-        if reply.cancelled() or reply.exception() is not None:
-            return
-        for result in reply.result().message.results:
-            for reference in result.references:
-                self.end(reference.slot)
-
-    def take_ended(self) -> Iterator[int]:
-        """Slots to give back, one per lease."""
-        while self._ended:
-            yield self._ended.popleft()
-
-    def _return(self) -> None:
-        self._return_soon = False
-        channel = self._channel()
-        if not self._ended or channel is None or channel.closed:
-            return  # leases end with their connection
-        request = broker_pb2.MultiReadChunksRequest(released_slots=self.take_ended())
-        reply = channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=self.RETURN_TIMEOUT_S)
-        reply.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-_leases: weakref.WeakKeyDictionary[Channel, _Leases] = weakref.WeakKeyDictionary()
+    def __init__(self, rest: Wanted) -> None:
+        super().__init__(rest)
+        self.rest = rest
+        """What has not been given out of a `Fetched`."""
 
 
 class Fetcher:
     """Fetches from one broker over one connection."""
 
-    def __init__(self, channel: Channel, settings: ConsumerSettings) -> None:
-        """Raises `InvalidArgument` when the settings ask for shared memory that this connection cannot give."""
+    def __init__(self, channel: Channel, application_id: str = "") -> None:
         self.channel = channel
-        self._application_id = settings.application_id
-        if settings.shared_memory == "always" and channel.transport != "unix":
-            raise InvalidArgument(
-                f"shared_memory is 'always', but the broker is reached by {channel.transport}",
-                transport=channel.transport,
-            )
-        self.by_reference = settings.shared_memory != "never" and channel.transport == "unix"
-        self._arena: _ArenaMap | None = None
-        leases = _leases.get(channel)
-        if leases is None:
-            leases = _leases[channel] = _Leases(channel)
-        self._leases = leases
+        self._application_id = application_id
 
     async def fetch(self, wanted: Sequence[Wanted], *, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Fetched]:
         """One request. Errors of single ranges are in their `Fetched`."""
         request = broker_pb2.MultiReadChunksRequest(
-            bytes_max=bytes_max,
-            wait_ms=wait_ms,
-            application_id=self._application_id,
-            by_reference=self.by_reference,
+            bytes_max=bytes_max, wait_ms=wait_ms, application_id=self._application_id
         )
         for item in wanted:
             row = request.ranges.add()
             fill_cursor(row.start, item.entry, item.start)
             if item.end is not None:
                 fill_cursor(row.end, item.entry, item.end)
-        request.released_slots.extend(self._leases.take_ended())
-        submitted = self.channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
-        try:
-            reply = await asyncio.shield(submitted)
-        except asyncio.CancelledError:
-            submitted.add_done_callback(self._leases.end_all)  # what it brings is leased to us all the same
-            raise
+        reply = await self.channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
         bulk = pa.py_buffer(reply.bulk[0]) if reply.bulk else pa.py_buffer(b"")
         at = 0
         fetched = []
         for item, result in zip(wanted, reply.message.results, strict=True):
-            if result.references:
-                buffers = [self._refer(reply.message.arena_path, reference) for reference in result.references]
-            else:
-                buffers = [bulk.slice(at, result.length_bytes)] if result.length_bytes else []
-                at += result.length_bytes
+            buffers = [bulk.slice(at, result.length_bytes)] if result.length_bytes else []
+            at += result.length_bytes
             error = error_from_message(result.error) if result.HasField("error") else None
             fetched.append(
                 Fetched(item.entry, item.start, position_of(result.next), buffers, result.lag_records, error)
             )
         return fetched
 
-    def _refer(self, arena_path: str, reference: broker_pb2.ArenaReference) -> pa.Buffer:
-        if self._arena is None or self._arena.path != arena_path:
-            self._arena = _ArenaMap(arena_path)
-        view = self._arena.view(reference.arena_offset, reference.length_bytes)
-        weakref.finalize(view, self._leases.end, reference.slot).atexit = False
-        return pa.py_buffer(view)
 
+def batches_of(
+    fetched: Fetched, schema: pa.Schema, schema_id: int, *, verify: bool, copying: Callable[[], bool] = bool
+) -> Iterator[ChunkBatch]:
+    """Each chunk of what has come as a batch in place. Raises `CorruptChunk`, and `Overwritten`.
 
-class _ArenaMap:
-    """A broker's arena, mapped read-only."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            fd = os.open(Path(path), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise InvalidArgument(
-                f"cannot map the broker's memory {path}: {error.strerror};"
-                " run as the broker's user, or set shared_memory to never",
-                path=path,
-            ) from error
-        try:
-            self._memory = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
-        finally:
-            os.close(fd)
-
-    def view(self, offset: int, length: int) -> memoryview:
-        return self._memory[offset : offset + length]
-
-
-def batches_of(fetched: Fetched, schema: pa.Schema, schema_id: int, *, verify: bool) -> Iterator[ChunkBatch]:
-    """Each chunk of a fetched range as a batch in place. Raises `CorruptChunk`."""
-    group_id, segment_id, offset = fetched.start
+    `copying`: asked for each chunk in the broker's memory, whether to copy it; unless it is given, it is not. That is
+    for whoever goes through all values at once: the copy costs little beside that, and Arrow trusts the offsets of
+    values, so what is overwritten meanwhile could end the process.
+    """
+    start, slot = fetched.start, fetched.slot
     for buffer in fetched.buffers:
-        at = 0
-        while at < buffer.size:
-            header = verify_chunk(buffer, at) if verify else read_header(buffer, at)
-            if header.schema_id != schema_id:
-                raise SchemaMismatch(
-                    f"chunk has schema {header.schema_id}, the stream was known with {schema_id}; open it again",
-                    stream_id=header.stream_id,
-                )
-            if (header.group_id, header.segment_id) != (group_id, segment_id):
-                group_id, segment_id, offset = header.group_id, header.segment_id, 0
-            batch = decode_payload(buffer.slice(at + HEADER_BYTES, header.payload_bytes), schema)
-            start = Position(group_id, segment_id, offset)
-            offset += header.chunk_bytes
-            yield ChunkBatch(batch, header, start, Position(group_id, segment_id, offset), fetched.entry)
-            at += header.chunk_bytes
+        at, size = 0, buffer.size
+        view = memoryview(buffer)  # headers are read from it in half the time
+        while at < size:
+            try:
+                header = verify_chunk(view, at) if verify else read_header(view, at)
+                if header.schema_id != schema_id:
+                    raise SchemaMismatch(
+                        f"chunk has schema {header.schema_id}, the stream was known with {schema_id}; open it again",
+                        stream_id=header.stream_id,
+                    )
+                payload = buffer.slice(at + HEADER_BYTES, header.payload_bytes)
+                copied = slot is not None and copying()
+                batch = decode_payload(payload.to_pybytes() if copied else payload, schema)
+            except KeraError:
+                if slot is not None and not slot.intact:
+                    raise Overwritten(Wanted(fetched.entry, start, fetched.next)) from None
+                raise
+            if slot is not None and not slot.intact:  # after the look at the bytes: they may have been others'
+                raise Overwritten(Wanted(fetched.entry, start, fetched.next))
+            if header.segment_id != start.segment_id or header.group_id != start.group_id:
+                start = Position(header.group_id, header.segment_id, 0)
+            chunk_bytes = header.chunk_bytes
+            following = Position(start.group_id, start.segment_id, start.offset + chunk_bytes)
+            yield ChunkBatch(batch, header, start, following, fetched.entry, None if copied else slot)
+            start = following
+            at += chunk_bytes

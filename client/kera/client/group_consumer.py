@@ -25,10 +25,12 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 from kera.client.cluster import Cluster
-from kera.client.fetch import batches_of
+from kera.client.feed import read_again
+from kera.client.fetch import Fetched, Overwritten, Wanted, batches_of
 from kera.client.group_discovery import look_around
 from kera.client.group_feed import Found, GroupFeed, GroupKey
 from kera.client.group_settings import GroupSettings
@@ -167,6 +169,8 @@ class GroupConsumer:
         self._current: _Held | None = None
         """Whose chunks are being handed out: the rest of `_chunks`."""
         self._chunks: Iterator[ChunkBatch] = iter(())
+        self._copying = False
+        """Whether the next one is copied: all its values are looked at."""
         self._handed: _Held | None = None
         """Of which the application has a chunk that it may not have dealt with."""
         self._open: ChunkBatch | None = None
@@ -219,6 +223,7 @@ class GroupConsumer:
             held, chunk = await self._next_chunk()
             self._take(held, chunk)
             yield chunk
+            del chunk  # and with it the place in the broker's memory, though the next one may be long in coming
             self._back()
 
     async def records(self) -> AsyncIterator[Record]:
@@ -240,7 +245,7 @@ class GroupConsumer:
                     self._busy_since_s = None
                 self._open = None
                 self._back()
-            self._handed, self._open = await self._next_chunk()
+            self._handed, self._open = await self._next_chunk(copied=True)
             self._open_records = records_of(self._open, self._streams[self._open.entry.stream_id])
 
     def __aiter__(self) -> AsyncIterator[Record]:
@@ -320,8 +325,9 @@ class GroupConsumer:
                 held.safe = held.taken
             self._go_on(held)
 
-    async def _next_chunk(self) -> tuple[_Held, ChunkBatch]:
+    async def _next_chunk(self, *, copied: bool = False) -> tuple[_Held, ChunkBatch]:
         while True:
+            self._copying = copied
             self._busy_since_s = None
             if self._closed:
                 raise ClosedError("the consumer is closed")
@@ -332,7 +338,7 @@ class GroupConsumer:
             self._tell_gaps()
             held = self._current
             if held is not None:
-                chunk = None if held.gone or held.leaving else self._following(held)
+                chunk = None if held.gone or held.leaving else await self._following(held)
                 if chunk is not None:
                     return held, chunk
                 self._current, self._chunks = None, iter(())
@@ -344,14 +350,36 @@ class GroupConsumer:
             if found is not None:
                 self._use(found)
 
-    def _following(self, held: _Held) -> ChunkBatch | None:
+    async def _following(self, held: _Held) -> ChunkBatch | None:
         try:
             chunk = next(self._chunks, None)
+        except Overwritten as gone:
+            await self._read_again(gone.rest)
+            return await self._following(held)
         except KeraError as error:
             self._failure = error
             raise
         # Behind the end of the group, the entry's next one may have come along.
         return chunk if chunk is not None and chunk.start.group_id == held.key.group_id else None
+
+    def _batches_of(self, fetched: Fetched) -> Iterator[ChunkBatch]:
+        stream = self._streams[fetched.entry.stream_id]
+        return batches_of(
+            fetched,
+            stream.schema,
+            stream.schema_id,
+            verify=self._settings.verify_checksums,
+            copying=lambda: self._copying,
+        )
+
+    async def _read_again(self, rest: Wanted) -> None:
+        """Take the rest of what came last from elsewhere: it is not in the broker's memory any more."""
+        try:
+            found = await read_again(self._cluster, self._settings, self._streams[rest.entry.stream_id], rest)
+        except KeraError as error:
+            self._failure = error
+            raise
+        self._chunks = chain.from_iterable(map(self._batches_of, found))
 
     def _use(self, found: Found) -> None:
         """Something of a group comes to be handed out."""
@@ -359,11 +387,8 @@ class GroupConsumer:
         if held is None or held.leaving:
             return
         if found.fetched is not None:
-            stream = self._streams[held.key.entry.stream_id]
             self._current = held
-            self._chunks = batches_of(
-                found.fetched, stream.schema, stream.schema_id, verify=self._settings.verify_checksums
-            )
+            self._chunks = self._batches_of(found.fetched)
         elif found.gap is None:
             held.ended = True
             self._speak.set()

@@ -1,7 +1,8 @@
 """Fetching ahead of groups of segments: which ones changes all the time, as groups are given, finished and taken away.
 
-Groups of one stream that are at one broker are fetched by one request, as far as they are not being asked for already:
-one that has just come does not wait for a request that the broker holds because the others have nothing.
+A broker whose memory can be read in place pushes the groups that it has (see ``feed``), each over a lane. From others
+they are pulled: those of one stream that are at one broker by one request, as far as they are not being asked for
+already. One that has just come does not wait for a request that the broker holds because the others have nothing.
 
 A group has ended when its next position is in another group of the entry: then it is closed, and nothing is left.
 """
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 from kera.client.cluster import Cluster
 from kera.client.fetch import Fetched, Fetcher, Wanted
 from kera.client.group_settings import GroupSettings
+from kera.client.locality import PUSH_AGAIN_S
+from kera.client.push import Lane, LaneEnd, Reason, Subscriber
 from kera.client.retry import Patience, is_route_error, of_broker
 from kera.client.types import StreamDescription
-from kera.core.errors import DataLost, KeraError, UnknownStream
+from kera.core.errors import DataLost, InvalidCursor, KeraError, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.telemetry import get_logger
 
@@ -49,20 +52,29 @@ class Found(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Of the chunks."""
-        return sum(buffer.size for buffer in self.fetched.buffers) if self.fetched is not None else 0
+        return self.fetched.size_bytes if self.fetched is not None else 0
+
+    @property
+    def copied_bytes(self) -> int:
+        """The same, if they were pulled."""
+        return self.size_bytes if self.fetched is not None and self.fetched.slot is None else 0
 
 
 class _Part:
     """A group that is being fetched."""
 
-    __slots__ = ("at_head", "busy", "key", "next", "patience")
+    __slots__ = ("at_head", "busy", "key", "lane", "next", "patience", "pull_until_s")
 
     def __init__(self, key: GroupKey, start: Position, patience: Patience) -> None:
         self.key = key
         self.next = start
         self.patience = patience
         self.busy = False
-        """A request asks for it, or it waits to be tried again."""
+        """It is pushed, a request asks for it, or it waits to be tried again."""
+        self.lane: Lane | None = None
+        """Over which it is pushed."""
+        self.pull_until_s: float | None = None
+        """It is pulled until then, though its broker may be able to push; None: not so."""
         self.at_head = False
         """There was nothing more in the entry."""
 
@@ -86,6 +98,10 @@ class GroupFeed:
         self._streams = dict(streams)
         self._parts: dict[GroupKey, _Part] = {}
         self._fetchers: dict[tuple[int, int], Fetcher] = {}
+        self._subscribers: dict[tuple[int, int], Subscriber] = {}
+        """By stream and broker, of those that have pushed something."""
+        self._connecting: dict[tuple[int, int], list[_Part]] = {}
+        """What is to be pushed as soon as there is a connection."""
         self._requests: Counter[tuple[int, int]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: asyncio.Queue[Found | BaseException | None] = asyncio.Queue()
@@ -99,7 +115,9 @@ class GroupFeed:
 
     def remove(self, key: GroupKey) -> None:
         """Do not fetch a group any more; what is queued of it stays in the queue."""
-        self._parts.pop(key, None)
+        part = self._parts.pop(key, None)
+        if part is not None and part.lane is not None:
+            part.lane.close()
 
     async def take(self) -> Found | None:
         """What came next; a `Found` without anything: the group has ended. None after `wake`.
@@ -110,8 +128,11 @@ class GroupFeed:
         if isinstance(item, BaseException):
             raise item
         if item is not None:
-            self._queued_bytes -= item.size_bytes
-            self._pump()
+            if item.fetched is not None:
+                item.fetched.taken()
+            if item.copied_bytes:
+                self._queued_bytes -= item.copied_bytes
+                self._pump()
         return item
 
     def wake(self, error: BaseException | None = None) -> None:
@@ -122,6 +143,8 @@ class GroupFeed:
         """Stop fetching."""
         self._closed = True
         self._parts.clear()
+        for subscriber in self._subscribers.values():
+            subscriber.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -133,12 +156,19 @@ class GroupFeed:
 
     def _pump(self) -> None:
         """Ask for what nobody is asking for."""
-        if self._closed or self._queued_bytes >= self._settings.prefetch_bytes_max:
+        if self._closed:
             return
+        room = self._queued_bytes < self._settings.prefetch_bytes_max
         ready: dict[tuple[int, int], list[_Part]] = {}
-        for part in self._parts.values():
-            if not part.busy:
-                ready.setdefault(self._home(part), []).append(part)
+        for part in list(self._parts.values()):
+            if part.busy:
+                continue
+            home = self._home(part)
+            if self._can_push(part, home):
+                part.busy = True
+                self._push(part, home)
+            elif room:
+                ready.setdefault(home, []).append(part)
         for home, parts in ready.items():
             if self._requests[home] < REQUESTS_MAX:
                 for part in parts:
@@ -170,7 +200,7 @@ class GroupFeed:
         channel = await self._cluster.channel(self._streams[stream_id], broker_id)
         fetcher = self._fetchers.get(home)
         if fetcher is None or fetcher.channel is not channel:
-            fetcher = self._fetchers[home] = Fetcher(channel, self._settings)
+            fetcher = self._fetchers[home] = Fetcher(channel, self._settings.application_id)
         return await fetcher.fetch(
             [part.wanted for part in parts],
             bytes_max=self._settings.fetch_bytes_max,
@@ -195,10 +225,87 @@ class GroupFeed:
             self._parts[part.key] = self._parts.pop(part.key)
         self._go_on(part, answer.next)
 
+    # -- lanes -------------------------------------------------------------------------------------------------
+
+    def _can_push(self, part: _Part, home: tuple[int, int]) -> bool:
+        """Raises `InvalidArgument` if a group has to be pushed, and cannot be."""
+        if part.pull_until_s is not None:
+            if asyncio.get_running_loop().time() < part.pull_until_s:
+                return False
+            part.pull_until_s = None
+        stream_id, broker_id = home
+        broker = self._streams[stream_id].brokers.get(broker_id)
+        return self._cluster.locality.reachable(broker, self._settings.shared_memory)
+
+    def _push(self, part: _Part, home: tuple[int, int]) -> None:
+        subscriber = self._subscribers.get(home)
+        if subscriber is not None and not subscriber.connection.closed:
+            self._open(part, subscriber)
+        elif home in self._connecting:
+            self._connecting[home].append(part)
+        else:
+            self._connecting[home] = [part]
+            self._start(self._connect(home))
+
+    async def _connect(self, home: tuple[int, int]) -> None:
+        stream_id, broker_id = home
+        settings = self._settings
+        try:
+            broker = self._streams[stream_id].brokers[broker_id]
+            connection = await self._cluster.locality.connection(broker, settings.shared_memory)
+        except KeraError as error:
+            for part in self._connecting.pop(home):
+                self._failed(part, error)
+            return
+        waiting = [part for part in self._connecting.pop(home) if self._parts.get(part.key) is part]
+        if connection is None:
+            for part in waiting:
+                self._pull(part)
+            self._pump()
+            return
+        subscriber = connection.subscriber(settings.application_id, settings.prefetch_bytes_max)
+        self._subscribers[home] = subscriber
+        for part in waiting:
+            self._open(part, subscriber)
+
+    def _open(self, part: _Part, subscriber: Subscriber) -> None:
+        part.lane = subscriber.open(
+            part.wanted, lambda run: self._pushed(part, run), lambda end: self._push_ended(part, end)
+        )
+
+    def _pushed(self, part: _Part, run: Fetched) -> None:
+        part.patience.succeeded()
+        if run.start.group_id > part.key.group_id:  # the entry's next group: somebody else's, perhaps
+            run.taken()
+        else:
+            self._queue.put_nowait(Found(part.key, run))
+        self._go_on(part, run.next)
+
+    def _push_ended(self, part: _Part, end: LaneEnd) -> None:
+        part.lane = None
+        if end.reason is Reason.PULL:
+            self._pull(part)
+        elif isinstance(end.error, InvalidCursor) and not part.at_head:  # nobody knows where it ends
+            part.at_head, part.busy = True, False
+        elif end.error is not None:
+            self._failed(part, end.error)
+        else:
+            part.patience.succeeded()
+            part.busy = False
+            self._go_on(part, end.next)
+        self._pump()
+
+    def _pull(self, part: _Part) -> None:
+        """Have a group pulled for a while."""
+        part.pull_until_s = asyncio.get_running_loop().time() + PUSH_AGAIN_S
+        part.busy = False
+
+    # -- what came of it ---------------------------------------------------------------------------------------
+
     def _go_on(self, part: _Part, next_: Position) -> None:
         part.next = next_
         if next_.group_id > part.key.group_id:
-            del self._parts[part.key]
+            self.remove(part.key)
             self._queue.put_nowait(Found(part.key))
 
     def _failed(self, part: _Part, failure: KeraError) -> None:

@@ -79,21 +79,26 @@ class ProducerSettings(KeraSettings):
 
 
 class ConsumerSettings(KeraSettings):
-    """How chunks are fetched. Variables ``KERA_CONSUMER_*``."""
+    """How chunks are read. Variables ``KERA_CONSUMER_*``."""
 
     section: ClassVar[str] = "consumer"
 
     application_id: str = Field("", description="Name of the application, as brokers see it.")
-    fetch_bytes_max: ByteSize = Field(ByteSize(2 * MIB), description="Bound on one response of a broker.")
+    fetch_bytes_max: ByteSize = Field(
+        ByteSize(2 * MIB), description="Bound on one response of a broker from which chunks are pulled."
+    )
     fetch_wait_ms: int = Field(
         500, ge=0, le=60_000, description="How long a broker holds a fetch that finds nothing, in ms."
     )
     prefetch_bytes_max: ByteSize = Field(
-        ByteSize(8 * MIB), description="Fetched and not yet taken by the application; beyond it fetching pauses."
+        ByteSize(8 * MIB),
+        description="Fetched and not yet taken by the application; beyond it fetching pauses. What is pushed counts"
+        " per broker, and a broker may bound it by less.",
     )
     shared_memory: SharedMemory = Field(
         "auto",
-        description="Read chunks in place in the broker's memory. auto: when it is on the same node; always: or fail.",
+        description="Read chunks in place in the broker's memory, which then pushes them. auto: when the broker is on"
+        " the same node and its memory can be reached; always: or fail; never: pull copies.",
     )
     verify_checksums: bool = Field(
         default=True, description="Check each chunk's checksums before its records are used; about 0.04 s per GB."

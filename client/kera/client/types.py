@@ -56,6 +56,8 @@ class BrokerDescription:
     """Of its last launch; 0: not known."""
     draining: bool = False
     """It is being emptied, and gets no streamlets."""
+    push_unix_path: str = ""
+    """Where it pushes to readers of its node; empty: it does not."""
 
     @classmethod
     def from_message(cls, info: common_pb2.BrokerInfo) -> BrokerDescription:
@@ -71,6 +73,7 @@ class BrokerDescription:
             alive=info.alive,
             draining=info.draining,
             broker_epoch=info.broker_epoch,
+            push_unix_path=info.push_unix_path,
         )
 
 
@@ -293,11 +296,28 @@ class EntryBounds:
         )
 
 
+class PushedSlot:
+    """The place in a broker's memory where pushed chunks lie, as it was when they came."""
+
+    __slots__ = ("_generation", "_generations", "_slot")
+
+    def __init__(self, generations: Sequence[int], slot: int, generation: int) -> None:
+        """`generations`: of all slots, as the broker counts them now."""
+        self._generations = generations
+        self._slot = slot
+        self._generation = generation
+
+    @property
+    def intact(self) -> bool:
+        """Whether the same segment is there still."""
+        return self._generations[self._slot] == self._generation
+
+
 class ChunkBatch(NamedTuple):
     """The records of one chunk, in place: the columns refer to the memory they were received in, or the broker's.
 
-    In the broker's memory they stay as they are while the client is open and anything of them is in use; see
-    `Client.close`.
+    In the broker's memory they stay as they are while the client is open, the broker runs, and anything of them is in
+    use; see `intact` and `Client.close`.
     """
 
     batch: pa.RecordBatch
@@ -306,6 +326,23 @@ class ChunkBatch(NamedTuple):
     next: Position
     """Where the chunk after this one starts."""
     entry: EntryId
+    slot: PushedSlot | None = None
+    """Where the columns lie in the broker's memory; None: in memory of this process."""
+
+    @property
+    def pushed(self) -> bool:
+        """Whether the columns lie in the broker's memory."""
+        return self.slot is not None
+
+    @property
+    def intact(self) -> bool:
+        """Whether the columns are what they were.
+
+        That can end only when the broker has died, or the connection to it is gone: then its memory is used again some
+        time, and the columns are of bytes of any kind. Whoever keeps a batch asks here before looking at it again, and
+        once more when done; if it is not intact, it is read again from `start`.
+        """
+        return self.slot is None or self.slot.intact
 
 
 class Delivery(NamedTuple):

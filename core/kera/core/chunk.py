@@ -59,11 +59,14 @@ _HEADER_CRC_AT = 84
 _PLACEMENT_AT = 88
 _PLACEMENT_CRC_AT = 124
 _CHECKSUMS_AT = 80
+MAX_TIMESTAMP_AT = 72
+"""Where in a header `max_timestamp_us` is, for those who look at that of many chunks at once."""
 _UNPLACED = bytes(HEADER_BYTES - _PLACEMENT_AT)
 _PADDING = bytes(ALIGNMENT_BYTES)
 
 invariant(_HEADER.size == HEADER_BYTES, "the chunk header must be exactly 128 bytes: offsets are part of the format")
 invariant(_PRODUCER.size == _HEADER_CRC_AT, "header_crc32c follows the fields it covers")
+invariant(_PRODUCER.size == MAX_TIMESTAMP_AT + 8 + _CRC.size, "max_timestamp_us is the last but payload_crc32c")
 invariant(_PLACEMENT_AT + _PLACEMENT.size == _PLACEMENT_CRC_AT, "placement_crc32c follows the fields it covers")
 invariant(HEADER_BYTES % ALIGNMENT_BYTES == 0, "a payload must start aligned, as Arrow buffers are read in place")
 

@@ -196,8 +196,6 @@ class MultiReadChunksRequest(_message.Message):
     BYTES_MAX_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     APPLICATION_ID_FIELD_NUMBER: _builtins.int
-    BY_REFERENCE_FIELD_NUMBER: _builtins.int
-    RELEASED_SLOTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     bytes_max: _builtins.int
     """Bound on the whole response; a single chunk larger than this is still returned, alone."""
@@ -205,16 +203,8 @@ class MultiReadChunksRequest(_message.Message):
     """How long to wait until at least one range has something."""
     application_id: _builtins.str
     """Unique name of the application (thesis table 6.1), for the broker's records of readers."""
-    by_reference: _builtins.bool
-    """Return places in the broker's arena instead of bytes, as long as the readers do not hold too much of it; only over a
-    unix socket of the same node.
-    """
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadRange]: ...
-    @_builtins.property
-    def released_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Arena slots whose references this reader has let go of since its last request."""
-
     def __init__(
         self,
         *,
@@ -223,12 +213,10 @@ class MultiReadChunksRequest(_message.Message):
         bytes_max: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
         application_id: _builtins.str = ...,
-        by_reference: _builtins.bool = ...,
-        released_slots: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "by_reference", b"by_reference", "bytes_max", b"bytes_max", "ranges", b"ranges", "released_slots", b"released_slots", "request_id", b"request_id", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "bytes_max", b"bytes_max", "ranges", b"ranges", "request_id", b"request_id", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -242,7 +230,6 @@ class ReadResult(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
     LAG_RECORDS_FIELD_NUMBER: _builtins.int
-    REFERENCES_FIELD_NUMBER: _builtins.int
     length_bytes: _builtins.int
     """How much of the bulk belongs to this range; the results' bytes follow each other in order."""
     lag_records: _builtins.int
@@ -253,10 +240,6 @@ class ReadResult(_message.Message):
     def next(self) -> _common_pb2.Cursor:
         """Where to go on."""
 
-    @_builtins.property
-    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArenaReference]:
-        """With by_reference: where the bytes are."""
-
     def __init__(
         self,
         *,
@@ -264,44 +247,14 @@ class ReadResult(_message.Message):
         next: _common_pb2.Cursor | None = ...,
         length_bytes: _builtins.int = ...,
         lag_records: _builtins.int = ...,
-        references: _abc.Iterable[Global___ArenaReference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lag_records", b"lag_records", "length_bytes", b"length_bytes", "next", b"next", "references", b"references"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lag_records", b"lag_records", "length_bytes", b"length_bytes", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadResult: _TypeAlias = ReadResult  # noqa: Y015
-
-@_typing.final
-class ArenaReference(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SLOT_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
-    ARENA_OFFSET_FIELD_NUMBER: _builtins.int
-    LENGTH_BYTES_FIELD_NUMBER: _builtins.int
-    slot: _builtins.int
-    generation: _builtins.int
-    arena_offset: _builtins.int
-    """From the start of the arena file."""
-    length_bytes: _builtins.int
-    def __init__(
-        self,
-        *,
-        slot: _builtins.int = ...,
-        generation: _builtins.int = ...,
-        arena_offset: _builtins.int = ...,
-        length_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_offset", b"arena_offset", "generation", b"generation", "length_bytes", b"length_bytes", "slot", b"slot"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ArenaReference: _TypeAlias = ArenaReference  # noqa: Y015
 
 @_typing.final
 class MultiReadChunksResponse(_message.Message):
@@ -310,11 +263,8 @@ class MultiReadChunksResponse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
-    ARENA_PATH_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    arena_path: _builtins.str
-    """Arena file of the references."""
     chunks: _builtins.bytes
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
@@ -328,12 +278,11 @@ class MultiReadChunksResponse(_message.Message):
         request_id: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
         results: _abc.Iterable[Global___ReadResult] | None = ...,
-        arena_path: _builtins.str = ...,
         chunks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_path", b"arena_path", "chunks", b"chunks", "error", b"error", "request_id", b"request_id", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "error", b"error", "request_id", b"request_id", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,6 +950,229 @@ class GroupBounds(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupBounds: _TypeAlias = GroupBounds  # noqa: Y015
+
+@_typing.final
+class LocateChunksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkQuery]: ...
+    def __init__(
+        self,
+        *,
+        queries: _abc.Iterable[Global___ChunkQuery] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateChunksRequest: _TypeAlias = LocateChunksRequest  # noqa: Y015
+
+@_typing.final
+class ChunkQuery(_message.Message):
+    """From `start` on, within what this broker has of the entry: answers are chunk boundaries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    RECORDS_MAX_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    records_max: _builtins.int
+    """The furthest boundary with at most so many records before it, but at least one chunk, if there is one."""
+    bytes_max: _builtins.int
+    """The same in bytes of chunks."""
+    timestamp_us: _builtins.int
+    """The first chunk with a record at or after this time, microseconds since the Unix epoch; the end if there is none."""
+    @_builtins.property
+    def start(self) -> _common_pb2.Cursor: ...
+    @_builtins.property
+    def end(self) -> _common_pb2.Cursor:
+        """Not behind this one; absent: the durable head."""
+
+    def __init__(
+        self,
+        *,
+        start: _common_pb2.Cursor | None = ...,
+        end: _common_pb2.Cursor | None = ...,
+        records_max: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+        timestamp_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "end", b"end", "limit", b"limit", "records_max", b"records_max", "start", b"start", "timestamp_us", b"timestamp_us"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "end", b"end", "limit", b"limit", "records_max", b"records_max", "start", b"start", "timestamp_us", b"timestamp_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_limit: _TypeAlias = _typing.Literal["records_max", "bytes_max", "timestamp_us"]  # noqa: Y015
+    _WhichOneofArgType_limit: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_limit) -> _WhichOneofReturnType_limit | None: ...
+
+Global___ChunkQuery: _TypeAlias = ChunkQuery  # noqa: Y015
+
+@_typing.final
+class LocateChunksResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkPlace]:
+        """One per query."""
+
+    def __init__(
+        self,
+        *,
+        places: _abc.Iterable[Global___ChunkPlace] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateChunksResponse: _TypeAlias = LocateChunksResponse  # noqa: Y015
+
+@_typing.final
+class ChunkPlace(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    record: _builtins.int
+    """Ordinal of the record there."""
+    bytes: _builtins.int
+    """Bytes of chunks between the query's start and the place."""
+    moved: _builtins.bool
+    """What was asked for is not here but behind it: the entry goes on at another broker, at `place`."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def place(self) -> _common_pb2.Cursor: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        place: _common_pb2.Cursor | None = ...,
+        record: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        moved: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "place", b"place"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "moved", b"moved", "place", b"place", "record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChunkPlace: _TypeAlias = ChunkPlace  # noqa: Y015
+
+@_typing.final
+class ListSegmentsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    SEGMENTS_MAX_FIELD_NUMBER: _builtins.int
+    segments_max: _builtins.int
+    """0: as many as fit into an answer."""
+    @_builtins.property
+    def start(self) -> _common_pb2.Cursor:
+        """Of one entry."""
+
+    @_builtins.property
+    def end(self) -> _common_pb2.Cursor:
+        """Absent: the durable head."""
+
+    def __init__(
+        self,
+        *,
+        start: _common_pb2.Cursor | None = ...,
+        end: _common_pb2.Cursor | None = ...,
+        segments_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "segments_max", b"segments_max", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSegmentsRequest: _TypeAlias = ListSegmentsRequest  # noqa: Y015
+
+@_typing.final
+class ListSegmentsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """Nothing of the range is behind these at this broker: `next` is its end, or at another broker."""
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentBounds]:
+        """In the order of the entry. The first begins at the request's start, the last ends at its end, or with what this
+        broker has.
+        """
+
+    @_builtins.property
+    def next(self) -> _common_pb2.Cursor:
+        """Where to go on."""
+
+    def __init__(
+        self,
+        *,
+        segments: _abc.Iterable[Global___SegmentBounds] | None = ...,
+        next: _common_pb2.Cursor | None = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "next", b"next", "segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSegmentsResponse: _TypeAlias = ListSegmentsResponse  # noqa: Y015
+
+@_typing.final
+class SegmentBounds(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    FIRST_RECORD_FIELD_NUMBER: _builtins.int
+    NEXT_RECORD_FIELD_NUMBER: _builtins.int
+    LENGTH_BYTES_FIELD_NUMBER: _builtins.int
+    RESIDENT_FIELD_NUMBER: _builtins.int
+    first_record: _builtins.int
+    next_record: _builtins.int
+    length_bytes: _builtins.int
+    resident: _builtins.bool
+    """It is in the broker's memory now."""
+    @_builtins.property
+    def start(self) -> _common_pb2.Cursor: ...
+    @_builtins.property
+    def end(self) -> _common_pb2.Cursor: ...
+    def __init__(
+        self,
+        *,
+        start: _common_pb2.Cursor | None = ...,
+        end: _common_pb2.Cursor | None = ...,
+        first_record: _builtins.int = ...,
+        next_record: _builtins.int = ...,
+        length_bytes: _builtins.int = ...,
+        resident: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first_record", b"first_record", "length_bytes", b"length_bytes", "next_record", b"next_record", "resident", b"resident", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SegmentBounds: _TypeAlias = SegmentBounds  # noqa: Y015
 
 @_typing.final
 class SealStreamletsRequest(_message.Message):

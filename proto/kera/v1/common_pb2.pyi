@@ -543,6 +543,7 @@ class BrokerInfo(_message.Message):
     ARENA_BYTES_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    PUSH_UNIX_PATH_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     node_id: _builtins.str
@@ -558,6 +559,8 @@ class BrokerInfo(_message.Message):
     alive: _builtins.bool
     draining: _builtins.bool
     """It gets no streamlets, and those it has move to others."""
+    push_unix_path: _builtins.str
+    """Path of the unix socket where chunks are pushed to readers of the same node (push.proto); empty: not offered."""
     def __init__(
         self,
         *,
@@ -571,10 +574,11 @@ class BrokerInfo(_message.Message):
         arena_bytes: _builtins.int = ...,
         alive: _builtins.bool = ...,
         draining: _builtins.bool = ...,
+        push_unix_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grpc_address", b"grpc_address", "node_id", b"node_id", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grpc_address", b"grpc_address", "node_id", b"node_id", "push_unix_path", b"push_unix_path", "segment_bytes", b"segment_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

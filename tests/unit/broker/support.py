@@ -13,7 +13,7 @@ from kera.broker.arena import Arena, Slot
 from kera.broker.disk import LocalDisk
 from kera.broker.entry import Entry
 from kera.broker.jobs import Job
-from kera.broker.metrics import Counters
+from kera.broker.metrics import Counters, PushTotals
 from kera.broker.orders import Takeovers
 from kera.broker.ownership import Holding
 from kera.broker.persistence import PersistenceManager
@@ -280,11 +280,10 @@ class Broker:
     ) -> None:
         self.engine = engine
         self.arena = engine.arena
-        self.counters = Counters()
+        self.counters, self.pushed = Counters(), PushTotals()
         self.streams = engine.streams
         self.broker = BrokerService(
             self.streams,
-            engine.arena,
             engine.memory,
             engine.replication,
             self.counters,

@@ -113,7 +113,6 @@ class Node:
         engine = self.engine
         self.service = BrokerService(
             engine.streams,
-            engine.arena,
             engine.memory,
             engine.replication,
             Counters(),

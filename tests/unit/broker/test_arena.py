@@ -299,18 +299,18 @@ def test_a_row_in_the_file_says_which_segment_is_in_the_slot(arena: Arena) -> No
 
 def test_a_row_follows_its_segment(arena: Arena) -> None:
     slot = arena.allocate()
-    seen = [slot.content]
+    seen = [(slot.content, slot.open)]
     slot.assign(CONTENT)
     slot.write_head(3072)
     slot.write_durable_head(2048)
-    seen.append(slot.content)
+    seen.append((slot.content, slot.open))
     slot.write_closed()
-    seen.append(slot.content)
+    seen.append((slot.content, slot.open))
     slot.retire()
-    seen.append(slot.content)
+    seen.append((slot.content, slot.open))
 
     grown = CONTENT._replace(head=3072, durable_head=2048)
-    assert seen == [None, grown, grown._replace(closed=True), None]
+    assert seen == [(None, False), (grown, True), (grown._replace(closed=True), False), (None, False)]
 
 
 # --- the arena of a launch that was killed -----------------------------------------------------------------

@@ -37,6 +37,18 @@ def test_a_segment_that_a_reader_waits_for_is_loaded_and_the_following_ones_ahea
     assert len(resident(log)) == 1 + READ_AHEAD_SEGMENTS
 
 
+@pytest.mark.parametrize("readers", [0, 1])
+def test_nothing_is_read_ahead_for_who_will_not_read_on(make_engine: MakeEngine, readers: int) -> None:
+    log = on_disk_only(Log(make_engine(slots=15)), 6)
+    outcomes = [Outcome(), Outcome()]
+    for reader, outcome in enumerate(outcomes, start=1):
+        log.engine.memory.load(log.entry, (1, 2), outcome, ahead=reader <= readers)
+    log.engine.run()
+
+    assert [outcome.calls for outcome in outcomes] == [[None]] * 2
+    assert resident(log) == [(1, 2), (2, 1), (2, 2)][: 1 + readers * READ_AHEAD_SEGMENTS]
+
+
 def test_a_segment_is_loaded_once_however_many_wait_for_it(log: Log) -> None:
     on_disk_only(log, 1)
     outcomes = [Outcome(), Outcome(), Outcome()]

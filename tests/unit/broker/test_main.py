@@ -19,12 +19,14 @@ from kera.core.daemon import ExitCode
 from kera.core.errors import PathNotWritable, StaleEpoch, StartError
 from kera.core.ids import EARLIEST
 from kera.core.process import node_id
+from kera.core.push import Decoder, Kind
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
 from kera.core.settings import KIB
-from tests.unit.broker.fake_coordinator import BROKER_ID, FakeCoordinator, serving
+from kera.v1 import push_pb2
+from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
 from tests.unit.broker.support import STREAM_ID, chunk, next_of, read_range, sequences_of, stream_info
 
 
@@ -67,9 +69,8 @@ async def test_a_broker_serves_its_streams_where_it_says_that_it_is(
         assert await describe(await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)) == 1
         assert await describe(await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)) == 1
         broker = coordinator.registered[0].broker
-        assert {name: getattr(broker, name) for name in ("grpc_address", "frames_address", "frames_unix_path")} == {
-            name: ready[name] for name in ("grpc_address", "frames_address", "frames_unix_path")
-        }
+        places = ("grpc_address", "frames_address", "frames_unix_path", "push_unix_path")
+        assert {name: getattr(broker, name) for name in places} == {name: ready[name] for name in places}
         assert (broker.segment_bytes, broker.arena_bytes) == (settings.segment_bytes, settings.arena_bytes)
         assert broker.node_id == node_id()
 
@@ -95,9 +96,22 @@ async def test_a_read_without_a_bound_gives_what_the_transport_can_send(settings
     assert sequences_of(reply) == [0]
 
 
+async def test_who_connects_to_be_pushed_to_is_told_which_broker_that_is(settings: BrokerSettings) -> None:
+    async with serve(settings) as ready:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, ready["push_unix_path"])
+            ((kind, body),) = Decoder().feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 16))
+        hello = push_pb2.PushHello.FromString(body)
+
+    assert (kind, hello.broker_id, hello.broker_epoch) == (Kind.HELLO, BROKER_ID, EPOCH)
+    assert hello.arena_path == ready["arena_path"]
+
+
 async def test_a_broker_that_ends_leaves_its_identity_and_its_log_and_nothing_else(settings: BrokerSettings) -> None:
     async with serve(settings) as ready:
         assert Path(ready["frames_unix_path"]).is_socket()
+        assert Path(ready["push_unix_path"]).is_socket()
 
     assert list(settings.shm_dir.iterdir()) == []
     assert sorted(path.name for path in settings.data_dir.iterdir()) == [

@@ -10,11 +10,14 @@ from kera.broker.jobs import RETRY_MS, Totals
 from kera.broker.metrics import (
     _FOUND_HELP,
     _HELP,
+    _PUSH_HELP,
+    _PUSH_NOW_HELP,
     _RECOVERY_HELP,
     _REPLICATION_HELP,
     _TOTALS_HELP,
     BrokerCollector,
     Counters,
+    PushTotals,
 )
 from kera.broker.restart import Found
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
@@ -30,13 +33,14 @@ def metrics(broker: Broker) -> dict[str, float]:
         takeovers=SimpleNamespace(totals=recovering.Totals(segments_to_come=3)),
     )
     registry = CollectorRegistry()
-    registry.register(BrokerCollector(broker.counters, engine))
+    registry.register(BrokerCollector(broker.counters, broker.pushed, engine))
     lines = generate_latest(registry).decode().splitlines()
     return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
 
 
 def test_every_counter_is_explained_and_none_else() -> None:
     assert set(_HELP) == {field.name for field in fields(Counters)}
+    assert {*_PUSH_HELP, *_PUSH_NOW_HELP, "ends"} == {field.name for field in fields(PushTotals)}
     assert set(_TOTALS_HELP) == {field.name for field in fields(Totals)}
     assert set(_REPLICATION_HELP) == {field.name for field in fields(virtual_log.Totals)}
     assert {*_RECOVERY_HELP, "segments_to_come"} == {field.name for field in fields(recovering.Totals)}

@@ -1,17 +1,15 @@
-"""Reading from a broker: results per range, budgets, waiting, references into the arena, leases."""
+"""Reading from a broker: results per range, budgets, waiting, leases of bytes that are being sent."""
 
 import asyncio
 import errno
 import gc
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kera.broker import fetching
 from kera.broker.fetching import READ_RANGES_MAX
-from kera.core.chunk import iterate_chunks, verify_chunk
+from kera.core.chunk import verify_chunk
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
@@ -20,7 +18,6 @@ from kera.core.rpc.wire import error_from_message
 from tests.unit.broker.support import (
     BROKER_ID,
     CHUNK_BYTES,
-    EVERYTHING,
     STREAM_ID,
     Broker,
     Engine,
@@ -307,16 +304,12 @@ async def test_a_read_of_what_is_on_disk_waits_for_it_whether_the_reader_would_w
     assert [result.error.code for result in reply.message.results] == [""]
 
 
-@pytest.mark.parametrize("by_reference", [False, True])
-async def test_a_reader_who_follows_gets_everything_from_disk_and_memory(stored: Broker, by_reference: bool) -> None:
+async def test_a_reader_who_follows_gets_everything_from_disk_and_memory(stored: Broker) -> None:
     found, here = list[int](), EARLIEST
     while here < (3, 1, 1024):
-        reply = await answer(stored.read(read_range(here), by_reference=by_reference))
-        memory = stored.arena.path.read_bytes()
-        pieces = [memory[r.arena_offset : r.arena_offset + r.length_bytes] for r in references(reply)] or reply.bulk
-        found += [header.sequence for piece in pieces for header, _ in iterate_chunks(piece)]
+        reply = await answer(stored.read(read_range(here)))
+        found += sequences_of(reply)
         here = next_of(reply.message.results[0])
-        stored.read(released_slots=[r.slot for r in references(reply)])
 
     assert found == list(range(17))
 
@@ -403,124 +396,3 @@ async def test_where_readers_are_is_known_until_their_connections_end(broker: Br
     one.closed()
 
     assert list(entry.readers.values()) == [(1, 2)]
-
-
-# --- references into the arena -----------------------------------------------------------------------------
-
-
-def references(reply: Reply[Any]) -> list[Any]:
-    return [reference for result in reply.message.results for reference in result.references]
-
-
-async def test_references_lead_to_the_chunks_in_the_arena_file(broker: Broker) -> None:
-    fill(broker, 5, fill=b"a")
-    fill(broker, 1, producer=1)
-    inside = read_range(Position(1, 1, 2048), Position(1, 1, 3072))
-    reply = broker.read(read_range(), read_range(entry=1), inside, by_reference=True)
-    memory = Path(reply.message.arena_path).read_bytes()
-    found = [memory[r.arena_offset : r.arena_offset + r.length_bytes] for r in references(reply)]
-
-    assert not reply.bulk
-    assert [len(data) // 1024 for data in found] == [4, 1, 1, 1]
-    assert [(h.producer_id, h.sequence) for h in map(verify_chunk, found)] == [(2, 0), (2, 4), (1, 0), (2, 2)]
-    assert [result.length_bytes for result in reply.message.results] == [5 * 1024, 1024, 1024]
-    assert [broker.arena.slot(r.slot).generation for r in references(reply)] == [
-        r.generation for r in references(reply)
-    ]
-
-
-async def test_readers_who_hold_much_of_the_memory_are_given_copies(broker: Broker) -> None:
-    fill(broker, 4 * broker.arena.slot_count // 2 + 4)
-    held = references(broker.read(read_range(), by_reference=True))
-    assert 2 * len(held) > broker.arena.slot_count
-
-    reply = broker.read(read_range(), by_reference=True)
-
-    assert not references(reply)
-    assert not reply.message.arena_path
-    assert sequences_of(reply) == list(range(len(sequences_of(reply))))
-    assert sum(map(len, reply.bulk)) == reply.message.results[0].length_bytes > 0
-
-
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
-async def test_references_are_given_over_a_unix_socket_only(broker: Broker, transport: str) -> None:
-    fill(broker, 1)
-    with pytest.raises(InvalidArgument, match="unix socket") as raised:
-        broker.read(read_range(), by_reference=True, peer=Peer(transport, ""))
-
-    assert raised.value.attributes == {"transport": transport}
-
-
-async def test_a_slot_is_free_when_every_reference_to_it_was_released(broker: Broker) -> None:
-    fill(broker, 4)
-    slots = [references(broker.read(read_range(), by_reference=True))[0].slot for _ in range(3)]
-    await drop(broker)
-    broker.read(released_slots=slots[:2])
-    assert broker.arena.free_slots == 7
-
-    broker.read(released_slots=slots[2:])
-    assert broker.arena.free_slots == 8
-
-
-async def test_the_end_of_a_connection_ends_its_leases_and_no_others(broker: Broker) -> None:
-    fill(broker, 5)
-    one, two = Peer("unix", "one"), Peer("unix", "two")
-    first, second = references(broker.read(read_range(), by_reference=True, peer=one))
-    broker.read(read_range(), by_reference=True, peer=one)
-    broker.read(read_range(Position(1, 2, 0)), by_reference=True, peer=two)
-    broker.read(released_slots=[first.slot], peer=one)
-    await drop(broker)
-    assert broker.arena.free_slots == 6
-    one.closed()
-    assert broker.arena.free_slots == 7, "the second slot is leased to the other reader as well"
-    assert broker.arena.slot(second.slot).leases == 1
-
-    two.closed()
-    assert broker.arena.free_slots == 8
-
-
-@pytest.mark.parametrize("released", [[0, 0], [0, 1], [1, 0], [1_000_000]])
-async def test_releasing_what_is_not_leased_is_refused_and_releases_nothing(
-    broker: Broker, released: list[int]
-) -> None:
-    fill(broker, 1)
-    (reference,) = references(broker.read(read_range(), by_reference=True))
-    assert reference.slot == 0
-    await drop(broker)
-    with pytest.raises(InvalidArgument, match="not leased"):
-        broker.read(released_slots=released)
-    assert broker.arena.free_slots == 7
-
-    broker.read(released_slots=[0])
-    assert broker.arena.free_slots == 8
-
-
-async def test_the_lease_of_another_connection_cannot_be_released(broker: Broker) -> None:
-    fill(broker, 1)
-    (reference,) = references(broker.read(read_range(), by_reference=True))
-    with pytest.raises(InvalidArgument, match="not leased") as raised:
-        broker.read(released_slots=[reference.slot], peer=Peer("unix", "another"))
-
-    assert raised.value.attributes == {"slot": reference.slot}
-
-
-@pytest.mark.timeout(20)
-async def test_a_waiting_read_may_ask_for_references(broker: Broker) -> None:
-    read = waits(broker.read(read_range(), wait_ms=MINUTE_MS, by_reference=True))
-    while not waiting_readers(broker):
-        await asyncio.sleep(0)
-    fill(broker, 1)
-    (reference,) = references(await read)
-
-    assert broker.arena.slot(reference.slot).leases == 1
-    broker.peer.closed()
-    assert broker.arena.slot(reference.slot).leases == 0
-
-
-async def test_an_answer_without_data_leases_nothing(make_engine: Callable[..., Engine]) -> None:
-    broker = Broker(make_engine(slots=1), stream_info(), read_bytes_max=EVERYTHING)
-    fill(broker, 1)
-    broker.read(read_range(Position(1, 1, 1024)), by_reference=True)
-    await drop(broker)
-
-    assert broker.arena.free_slots == 1

@@ -244,6 +244,20 @@ def test_a_newer_epoch_counts_from_0_behind_what_is_there(log: Log) -> None:
     assert refuse(log, OutOfSequence, sequence=3, producer_epoch=2).attributes["expected_sequence"] == 2
 
 
+def test_a_repeat_is_not_taken_for_a_chunk_of_an_older_epoch_that_is_in_memory(log: Log) -> None:
+    old = [log.append(sequence=sequence, producer_epoch=1) for sequence in range(4)]
+    log.append(sequence=0, producer_epoch=2, size=SLOT_BYTES)
+    log.append(producer=2)
+    log.engine.run()
+    log.engine.fill_memory()
+    log.engine.memory.allocate()
+    log.engine.memory.allocate().retire()  # room for one, not for those ahead of it
+    log.read(position(old[0]), Position(1, 1, SLOT_BYTES))
+    assert [segment.key for segment in log.segments()] == [(1, 1), (2, 1)], "that of the older epoch was loaded"
+
+    assert place(log.append(sequence=0, producer_epoch=2)) == (0, 0, 0, 0, 0, True)
+
+
 def test_a_newer_epoch_that_does_not_begin_with_0_is_refused_and_fences_nobody(log: Log) -> None:
     log.append(sequence=0, producer_epoch=1)
     error = refuse(log, OutOfSequence, sequence=1, producer_epoch=2)

@@ -20,6 +20,7 @@ from kera.broker.segment_index import SegmentIndex
 from kera.broker.segment_store import SegmentStore
 from kera.broker.service import BrokerService
 from kera.broker.stream import Streams
+from kera.client.locality import Locality
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import ChunkHeader, decode_payload, iterate_chunks
@@ -105,8 +106,9 @@ class Fault(enum.Enum):
 class LoopbackChannel:
     """A connection to a `BrokerService` in this process. See `kera.core.rpc.Channel`."""
 
-    def __init__(self, service: BrokerService, transport: str = "tcp") -> None:
-        self.transport = transport
+    transport = "tcp"
+
+    def __init__(self, service: BrokerService) -> None:
         self.closed = False
         self.faults: deque[Fault] = deque()
         """Of the next writes, in order; then all goes well."""
@@ -125,7 +127,7 @@ class LoopbackChannel:
         self.in_flight_max = 0
         self.held: list[Callable[[], None]] = []
         self._handlers = service.service()
-        self._peer = Peer(transport, "loopback")
+        self._peer = Peer(self.transport, "loopback")
         self._loop = asyncio.get_running_loop()
 
     def submit(
@@ -220,6 +222,7 @@ class FakeCluster:
     ) -> None:
         self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=10_000)
         self.request_timeout_s = 10.0
+        self.locality = Locality("here", self.settings)
         self.arena = Arena.create(
             directory, arena_bytes=slots * segment_bytes, slot_bytes=segment_bytes, data_dir=directory, ephemeral=True
         )
@@ -228,7 +231,6 @@ class FakeCluster:
         self.infos = {info.name: info for info in infos or (stream_info(),)}
         self.broker_info = broker_info(segment_bytes)
         self.counters = Counters()
-        self.transport = "tcp"
         self.producer_id = 0
         self.connects: deque[KeraError] = deque()
         """Errors of the next attempts to connect."""
@@ -246,7 +248,7 @@ class FakeCluster:
         memory = PersistenceManager(self.arena, index, next_physical_id=1, meta={})
         replication = Replication(Limits(self.arena.slot_bytes), memory.note)
         self.streams = Streams(memory, Restart(None, index, SegmentStore(root, LocalDisk(root), index)), replication)
-        self.service = BrokerService(self.streams, self.arena, memory, replication, self.counters, pump=lambda: None)
+        self.service = BrokerService(self.streams, memory, replication, self.counters, pump=lambda: None)
         self.service.registered(BROKER_ID, self.infos.values())
         self.open_channel: LoopbackChannel | None = None
 
@@ -254,7 +256,7 @@ class FakeCluster:
     def loopback(self) -> LoopbackChannel:
         """The connection that the client uses, or will use."""
         if self.open_channel is None or self.open_channel.closed:
-            self.open_channel = LoopbackChannel(self.service, self.transport)
+            self.open_channel = LoopbackChannel(self.service)
         return self.open_channel
 
     async def stream(self, name: str) -> StreamDescription:

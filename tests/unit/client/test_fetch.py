@@ -1,29 +1,25 @@
-"""Fetching from a real broker service without processes: positions, and leases of shared memory."""
+"""Fetching from a real broker service without processes: positions and batches."""
 
-import asyncio
-import gc
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from kera.client.fetch import Fetched, Fetcher, Wanted, batches_of
-from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch
 from kera.core.chunk import HEADER_BYTES
-from kera.core.errors import CorruptChunk, DataLost, InvalidArgument, SchemaMismatch, UnknownStream
+from kera.core.errors import CorruptChunk, DataLost, SchemaMismatch, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeProducer
-from tests.unit.client.support import FakeCluster, until
+from tests.unit.client.support import FakeCluster
 
 ENTRY = EntryId(7, 0, 0)
 EVERYTHING = 1 << 24
 
 
-def fetcher(cluster: FakeCluster, **settings: Any) -> Fetcher:
-    return Fetcher(cluster.loopback, ConsumerSettings(**settings))
+def fetcher(cluster: FakeCluster) -> Fetcher:
+    return Fetcher(cluster.loopback)
 
 
 async def fetch(
@@ -41,16 +37,9 @@ def values(batches: Sequence[ChunkBatch]) -> list[bytes]:
     return [value for chunk in batches for value in chunk.batch["value"].to_pylist()]
 
 
-@pytest.fixture(params=["tcp", "unix"])
-def transport(request: pytest.FixtureRequest) -> str:
-    """Over unix, chunks are read in place."""
-    return str(request.param)
-
-
 @pytest.fixture
-async def filled(cluster: FakeCluster, make_producer: MakeProducer, transport: str) -> FakeCluster:
+async def filled(cluster: FakeCluster, make_producer: MakeProducer) -> FakeCluster:
     """A stream of several segments and groups, with chunks of different sizes."""
-    cluster.transport = transport
     producer = make_producer(cluster, chunk_bytes_max=1024)
     for number in range(30):
         rows = pa.record_batch({"value": [b"%d-" % number + b"x" * (800 * number)]})
@@ -134,75 +123,3 @@ async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: Fak
     assert values([next(reading) for _ in range(5)]) == values(found[:5])
     with pytest.raises(CorruptChunk):
         next(reading)
-
-
-class TestLeases:
-    """Chunks that are read in place keep their slot until nobody looks at them."""
-
-    @pytest.fixture
-    def transport(self) -> str:
-        return "unix"
-
-    def leases(self, cluster: FakeCluster) -> int:
-        return sum(slot.leases for slot in cluster.arena._slots)
-
-    async def test_batches_lie_in_the_arena_and_hold_it(self, filled: FakeCluster) -> None:
-        reader = fetcher(filled)
-        found = chunks(await fetch(reader))
-        assert self.leases(filled) > 0
-        expected = values(found)
-        filled.streams.drop(7)
-        assert values(found) == expected
-        free = filled.arena.free_slots
-        column = found[-1].batch["value"].slice(0, 1)
-        del found[:-1]
-        await until(lambda: self.leases(filled) == 1)
-        assert filled.arena.free_slots > free
-        found.clear()
-        gc.collect()
-        assert self.leases(filled) == 1  # the column is enough to hold it
-        del column
-        await until(lambda: self.leases(filled) == 0)
-        assert filled.arena.free_slots == filled.arena.slot_count
-
-    async def test_what_is_let_go_is_given_back_with_the_next_request(self, filled: FakeCluster) -> None:
-        reader = fetcher(filled)
-        found = chunks(await fetch(reader))
-        held = self.leases(filled)
-        found.clear()
-        await fetch(reader, bytes_max=1)
-        assert self.leases(filled) == 1 < held
-
-    async def test_what_comes_after_the_reader_has_gone_is_given_back(self, filled: FakeCluster) -> None:
-        """The connection lives on: nothing else would end these leases."""
-        requests = filled.counters.read_requests
-        task = asyncio.ensure_future(fetch(fetcher(filled)))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        await until(lambda: filled.counters.read_requests == requests + 1)
-        assert self.leases(filled) > 0
-        await until(lambda: self.leases(filled) == 0)
-
-    async def test_leases_end_with_their_connection(self, filled: FakeCluster) -> None:
-        found = chunks(await fetch(fetcher(filled)))
-        expected = values(found)
-        await filled.loopback.close()
-        assert self.leases(filled) == 0
-        assert values(found) == expected  # still mapped; what was not used again is as it was
-
-    async def test_without_shared_memory_bytes_are_copied(self, filled: FakeCluster) -> None:
-        found = chunks(await fetch(fetcher(filled, shared_memory="never")))
-        assert self.leases(filled) == 0
-        assert values(found) == filled.values()
-
-    async def test_an_arena_that_cannot_be_mapped_is_named(self, filled: FakeCluster) -> None:
-        filled.arena.path.unlink()
-        with pytest.raises(InvalidArgument, match="shared_memory to never"):
-            await fetch(fetcher(filled))
-
-
-async def test_shared_memory_always_needs_a_unix_socket(cluster: FakeCluster) -> None:
-    with pytest.raises(InvalidArgument, match="reached by tcp"):
-        fetcher(cluster, shared_memory="always")

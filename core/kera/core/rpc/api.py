@@ -44,6 +44,8 @@ SEAL_STREAMLETS = Method(
 )
 TAKE_OVER = Method(BROKER, "TakeOver", 14, broker.TakeOverRequest, broker.TakeOverResponse, large=True)
 LIST_GROUPS = Method(BROKER, "ListGroups", 15, broker.ListGroupsRequest, broker.ListGroupsResponse)
+LOCATE_CHUNKS = Method(BROKER, "LocateChunks", 16, broker.LocateChunksRequest, broker.LocateChunksResponse)
+LIST_SEGMENTS = Method(BROKER, "ListSegments", 17, broker.ListSegmentsRequest, broker.ListSegmentsResponse)
 
 BROKER_METHODS = (
     MULTI_WRITE_CHUNKS,
@@ -61,6 +63,8 @@ BROKER_METHODS = (
     SEAL_STREAMLETS,
     TAKE_OVER,
     LIST_GROUPS,
+    LOCATE_CHUNKS,
+    LIST_SEGMENTS,
 )
 
 CREATE_STREAM = Method(

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import socket
-import stat
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +28,7 @@ from kera.core.rpc.frames import (
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.telemetry import get_logger
 
@@ -81,7 +79,7 @@ class FrameServer:
         """
         loop = asyncio.get_running_loop()
         try:
-            sock = _bind_unix(path)
+            sock = bind_unix(path)
             server = await loop.create_unix_server(lambda: _ServerConnection(self._shared, "unix"), sock=sock)
         except OSError as error:
             raise PathNotWritable(f"cannot listen on unix socket {path}: {reason_of(error)}", path=str(path)) from error
@@ -226,32 +224,6 @@ class _ServerConnection(FrameProtocol):
             transport.write(pieces[0])
         else:
             transport.writelines(pieces)
-
-
-def _bind_unix(path: Path) -> socket.socket:
-    """A socket at `path` for this user alone: whoever may connect may read what is in shared memory."""
-    _remove_dead_socket(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(str(path))
-        path.chmod(0o600)  # nobody could connect before: it does not listen yet
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _remove_dead_socket(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise PathNotWritable(f"cannot listen on unix socket {path}: there is a file of another kind", path=str(path))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        if probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
-            raise PortTaken(f"frames: another process listens on unix socket {path}", path=str(path))
-    path.unlink(missing_ok=True)
 
 
 def _address(peername: Any) -> str:

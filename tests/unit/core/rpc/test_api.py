@@ -56,6 +56,8 @@ def test_the_numbers_in_frames_never_change() -> None:
         "SealStreamlets": 13,
         "TakeOver": 14,
         "ListGroups": 15,
+        "LocateChunks": 16,
+        "ListSegments": 17,
         "CreateStream": 101,
         "GetStreamId": 102,
         "DescribeStream": 103,

@@ -16,13 +16,22 @@ from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import common_pb2
 from tests.unit.core.rpc.fake_transport import FakeTransport, feed
-from tests.unit.core.rpc.transports import ECHO, HOST, TIMEOUT_S, Closing, EchoResponse, eventually, numbered
+from tests.unit.core.rpc.transports import (
+    ECHO,
+    HOST,
+    TIMEOUT_S,
+    Closing,
+    answer,
+    eventually,
+    numbered,
+    text_of,
+)
 
 MIB = 1 << 20
 
 
 def reply(request_id: int, text: str = "", bulk: bytes = b"", kind: Kind = Kind.REPLY) -> bytes:
-    return b"".join(encode_frame(kind, ECHO, request_id, EchoResponse(arena_path=text), [bulk], BULK_BYTES_MAX))
+    return b"".join(encode_frame(kind, ECHO, request_id, answer(text), [bulk], BULK_BYTES_MAX))
 
 
 class Harness:
@@ -69,7 +78,7 @@ async def test_bulk_is_received_into_aligned_memory_of_its_own(harness: Harness,
 
     answer = await future
     (bulk,) = answer.bulk
-    assert answer.message.arena_path == "text"
+    assert text_of(answer.message) == "text"
     assert bytes(bulk) == b"a" * size
     assert pa.py_buffer(bulk).address % ALIGNMENT_BYTES == 0
 
@@ -89,7 +98,7 @@ async def test_a_reply_to_a_request_that_nobody_waits_for_is_ignored(harness: Ha
 
     feed(harness.channel, reply(99, bulk=bytes(MIB)) + reply(1) + reply(2, "here") + reply(2, "again"))
 
-    assert (await future).message.arena_path == "here"
+    assert text_of((await future).message) == "here"
     assert not harness.transport.closed
 
 
@@ -106,7 +115,7 @@ def damaged_head(frame: bytes) -> bytes:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(32), "does not speak KerA frames"),
         (reply(1, kind=Kind.REQUEST), "a frame of kind 1 and no reply"),
         (damaged_head(reply(1, "text")), "not a kera.v1.MultiReadChunksResponse message"),
-        (damaged_head(reply(1, "text", bytes(MIB)))[:40] + bytes(MIB), "not a kera.v1.MultiReadChunksResponse message"),
+        (damaged_head(reply(1, "text", bytes(MIB)))[:42] + bytes(MIB), "not a kera.v1.MultiReadChunksResponse message"),
         (damaged_head(encode_error(ECHO.number, 1, common_pb2.Error(code="x"))), "not a kera.v1.Error message"),
         (
             encode_error(0, NO_REQUEST, error_to_message(ProtocolError("peer speaks version 7"))),
@@ -170,7 +179,7 @@ async def test_a_bulk_that_arrives_after_its_time_was_up_is_read_to_its_end(harn
 
     feed(harness.channel, data[MIB // 2 :])
 
-    assert (await future).message.arena_path == "here"
+    assert text_of((await future).message) == "here"
 
 
 # --- connecting --------------------------------------------------------------------------------------------
@@ -230,5 +239,5 @@ async def test_methods_of_one_channel_share_its_ids(harness: Harness) -> None:
 
     feed(harness.channel, reply(2, "second") + reply(1, "first"))
 
-    assert (await first).message.arena_path == "first"
-    assert (await second).message.arena_path == "second"
+    assert text_of((await first).message) == "first"
+    assert text_of((await second).message) == "second"

@@ -34,10 +34,12 @@ from tests.unit.core.rpc.transports import (
     EchoResponse,
     UnaryRequest,
     UnaryResponse,
+    answer,
     echo,
     eventually,
     numbered,
     settled,
+    text_of,
     unary_echo,
 )
 
@@ -85,7 +87,7 @@ async def test_a_client_that_knows_only_the_proto_files_is_served(harness: Harne
         return Reply(broker_pb2.MultiWriteChunksResponse(statuses=[ChunkStatus(position=len(call.bulk))]))
 
     def read(_call: Call[broker_pb2.MultiReadChunksRequest]) -> Reply[broker_pb2.MultiReadChunksResponse]:
-        return Reply(broker_pb2.MultiReadChunksResponse(arena_path="a"), [memoryview(b"bu"), memoryview(b"lk")])
+        return Reply(answer("a"), [memoryview(b"bu"), memoryview(b"lk")])
 
     def get(call: Call[coordinator_pb2.GetStreamIdRequest]) -> Reply[coordinator_pb2.GetStreamIdResponse]:
         return Reply(coordinator_pb2.GetStreamIdResponse(stream_id=len(call.message.name)))
@@ -112,7 +114,9 @@ async def test_a_client_that_knows_only_the_proto_files_is_served(harness: Harne
         response_deserializer=broker_pb2.MultiReadChunksResponse.FromString,
     )()
     await reading.write(broker_pb2.MultiReadChunksRequest(request_id=8))
-    assert await reading.read() == broker_pb2.MultiReadChunksResponse(request_id=8, arena_path="a", chunks=b"bulk")
+    assert await reading.read() == broker_pb2.MultiReadChunksResponse(
+        request_id=8, results=answer("a").results, chunks=b"bulk"
+    )
     reading.cancel()
 
     asking: Any = channel.unary_unary(
@@ -235,7 +239,7 @@ async def test_a_client_that_ends_its_stream_gets_what_it_has_asked_for(harness:
 
     async def wait() -> Reply[EchoResponse]:
         await gate.wait()
-        return Reply(EchoResponse(arena_path="late"))
+        return Reply(answer("late"))
 
     await harness.serve({ECHO: lambda call: wait() if call.message.chunk_count else echo(call)})
     stream: Any = harness.foreign().stream_stream(ECHO.path)()
@@ -243,9 +247,9 @@ async def test_a_client_that_ends_its_stream_gets_what_it_has_asked_for(harness:
         await stream.write(numbered(number).SerializeToString())
     await stream.done_writing()
 
-    assert EchoResponse.FromString(await stream.read()).arena_path == "0"
+    assert text_of(EchoResponse.FromString(await stream.read())) == "0"
     gate.set()
-    assert EchoResponse.FromString(await stream.read()).arena_path == "late"
+    assert text_of(EchoResponse.FromString(await stream.read())) == "late"
     assert await stream.read() is grpc.aio.EOF
 
 
@@ -286,7 +290,7 @@ async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
 async def test_a_channel_finds_a_server_that_came_back(harness: Harness) -> None:
     server = await harness.serve({UNARY: unary_echo, ECHO: echo})
     channel = harness.channel()
-    assert (await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)).message.arena_path == "1"
+    assert text_of((await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)).message) == "1"
     await server.close(grace_s=0)
     for method, request in CALLS:
         with pytest.raises((Unavailable, Uncertain)):
@@ -297,7 +301,7 @@ async def test_a_channel_finds_a_server_that_came_back(harness: Harness) -> None
     async with asyncio.timeout(5):  # gRPC's own patience is two minutes
         while True:
             try:
-                assert (await channel.submit(ECHO, numbered(2), timeout_s=TIMEOUT_S)).message.arena_path == "2"
+                assert text_of((await channel.submit(ECHO, numbered(2), timeout_s=TIMEOUT_S)).message) == "2"
                 break
             except (Unavailable, Uncertain):
                 await asyncio.sleep(0.02)

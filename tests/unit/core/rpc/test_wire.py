@@ -37,7 +37,6 @@ READS = st.builds(
         st.builds(broker_pb2.ReadResult, error=st.none() | ERRORS, next=CURSORS, length_bytes=U32, lag_records=U64),
         max_size=4,
     ),
-    arena_path=TEXT,
 )
 MESSAGES_WITH_BULK = WRITES | READS
 PIECES = st.lists(st.binary(max_size=300), max_size=4)

@@ -14,7 +14,7 @@ from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.v1 import broker_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 ClosableT = TypeVar("ClosableT")
 
@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 TIMEOUT_S = 20.0
 """For calls that are to be answered. A test is over long before, unless something is wrong."""
 
-# No method of KerA has bulk in both directions; these have. `arena_path` takes the place of a text to answer with.
+# No method of KerA has bulk in both directions; these have.
 ECHO = Method(
     "kera.test.Echo",
     "Echo",
@@ -54,9 +54,19 @@ def numbered(number: int) -> EchoRequest:
     return EchoRequest(chunk_count=number)
 
 
+def answer(text: str) -> EchoResponse:
+    """A response that can be told from others."""
+    return EchoResponse(results=[broker_pb2.ReadResult(error=common_pb2.Error(message=text))])
+
+
+def text_of(response: EchoResponse) -> str:
+    """What `answer` was given; nothing, if the response is another one."""
+    return "".join(result.error.message for result in response.results)
+
+
 def echo(call: Call[EchoRequest]) -> Reply[EchoResponse]:
     """Answers with what came."""
-    return Reply(EchoResponse(arena_path=str(call.message.chunk_count)), [memoryview(bytes(call.bulk))])
+    return Reply(answer(str(call.message.chunk_count)), [memoryview(bytes(call.bulk))])
 
 
 def unary_echo(call: Call[UnaryRequest]) -> Reply[UnaryResponse]:

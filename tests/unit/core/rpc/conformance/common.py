@@ -20,6 +20,7 @@ from tests.unit.core.rpc.transports import (
     EchoResponse,
     UnaryRequest,
     numbered,
+    text_of,
 )
 
 KIB = 1 << 10
@@ -35,7 +36,7 @@ EACH_METHOD = pytest.mark.parametrize(("method", "request_type"), METHODS, ids=[
 async def echoed(channel: Channel, number: int = 1, bulk: Any = ()) -> tuple[str, bytes]:
     """What ECHO answers."""
     reply = await channel.submit(ECHO, numbered(number), bulk, timeout_s=TIMEOUT_S)
-    return reply.message.arena_path, b"".join(reply.bulk)
+    return text_of(reply.message), b"".join(reply.bulk)
 
 
 async def failure(future: "asyncio.Future[Any]") -> KeraError:

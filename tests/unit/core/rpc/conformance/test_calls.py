@@ -20,10 +20,12 @@ from tests.unit.core.rpc.transports import (
     EchoResponse,
     UnaryRequest,
     Wire,
+    answer,
     echo,
     eventually,
     numbered,
     settled,
+    text_of,
     unary_echo,
 )
 
@@ -110,7 +112,7 @@ async def test_a_message_may_be_used_again_as_soon_as_it_was_submitted(wire: Wir
         replies.append(channel.submit(ECHO, message, timeout_s=TIMEOUT_S))
         unary_replies.append(channel.submit(UNARY, unary, timeout_s=TIMEOUT_S))
 
-    assert [(await reply).message.arena_path for reply in replies] == [str(number) for number in range(20)]
+    assert [text_of((await reply).message) for reply in replies] == [str(number) for number in range(20)]
     assert [(await reply).message.cluster_id for reply in unary_replies] == [str(number) for number in range(20)]
 
 
@@ -120,7 +122,7 @@ async def test_a_handler_sees_who_calls_and_keeps_state_for_it(wire: Wire) -> No
     def count(call: EchoCall) -> EchoReply:
         call.peer.state["calls"] = call.peer.state.get("calls", 0) + 1
         peers.append(call.peer)
-        return Reply(EchoResponse(arena_path=str(call.peer.state["calls"])))
+        return Reply(answer(str(call.peer.state["calls"])))
 
     await wire.serve({ECHO: count})
     first, second = await wire.connect(), await wire.connect()
@@ -133,7 +135,7 @@ async def test_a_handler_sees_who_calls_and_keeps_state_for_it(wire: Wire) -> No
 async def test_many_calls_in_flight_are_all_answered(wire: Wire) -> None:
     async def later(call: EchoCall, bulk: bytes) -> EchoReply:
         await asyncio.sleep(0)
-        return Reply(EchoResponse(arena_path=str(call.message.chunk_count)), [memoryview(bulk)])
+        return Reply(answer(str(call.message.chunk_count)), [memoryview(bulk)])
 
     def handle(call: EchoCall) -> Any:
         return later(call, bytes(call.bulk)) if call.message.chunk_count % 2 else echo(call)
@@ -147,7 +149,7 @@ async def test_many_calls_in_flight_are_all_answered(wire: Wire) -> None:
     ]
 
     for number, reply in enumerate(replies):
-        assert (await reply).message.arena_path == str(number)
+        assert text_of((await reply).message) == str(number)
         assert b"".join((await reply).bulk) == b"%d" % number * (number % 500)
 
 
@@ -227,8 +229,8 @@ async def test_deferred_replies_overtake_each_other(wire: Wire) -> None:
 
     for number in (1, 2, 0):
         assert not replies[number].done()
-        waiting[number].set_result(Reply(EchoResponse(arena_path=f"answer {number}")))
-        assert (await replies[number]).message.arena_path == f"answer {number}"
+        waiting[number].set_result(Reply(answer(f"answer {number}")))
+        assert text_of((await replies[number]).message) == f"answer {number}"
 
 
 async def test_a_call_that_waits_does_not_hold_up_others(wire: Wire) -> None:
@@ -236,7 +238,7 @@ async def test_a_call_that_waits_does_not_hold_up_others(wire: Wire) -> None:
 
     async def wait() -> EchoReply:
         await gate.wait()
-        return Reply(EchoResponse(arena_path="late"))
+        return Reply(answer("late"))
 
     await wire.serve({ECHO: lambda call: echo(call) if call.message.chunk_count else wait(), UNARY: unary_echo})
     channel = await wire.connect()
@@ -246,7 +248,7 @@ async def test_a_call_that_waits_does_not_hold_up_others(wire: Wire) -> None:
     assert (await call(channel, UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)).cluster_id == "a"
     gate.set()
 
-    assert (await late).message.arena_path == "late"
+    assert text_of((await late).message) == "late"
 
 
 async def test_memory_that_was_sent_is_let_go_of(wire: Wire) -> None:
@@ -280,7 +282,7 @@ async def test_however_much_is_asked_for_at_once_all_of_it_arrives(wire: Wire) -
     def handle(call: EchoCall) -> EchoReply:
         nonlocal answered
         answered += 1
-        return Reply(EchoResponse(arena_path=str(call.message.chunk_count)), [block])
+        return Reply(answer(str(call.message.chunk_count)), [block])
 
     await wire.serve({ECHO: handle})
     channel = await wire.connect()
@@ -289,6 +291,6 @@ async def test_however_much_is_asked_for_at_once_all_of_it_arrives(wire: Wire) -
     for number, reply in enumerate(
         [channel.submit(ECHO, numbered(number), timeout_s=TIMEOUT_S) for number in range(total)]
     ):
-        assert (await reply).message.arena_path == str(number)
+        assert text_of((await reply).message) == str(number)
         assert len((await reply).bulk[0]) == reply_bytes
     assert answered == total

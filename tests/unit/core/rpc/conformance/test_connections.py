@@ -18,6 +18,7 @@ from tests.unit.core.rpc.transports import (
     echo,
     eventually,
     numbered,
+    text_of,
 )
 
 
@@ -41,7 +42,7 @@ async def test_a_call_whose_time_is_up_is_uncertain(wire: Wire, method: Method[A
     # The answer that comes too late is nobody's.
     if waiting and not waiting[0].done():
         waiting[0].set_result(Reply(method.response()))
-    assert (await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message.arena_path == "3"
+    assert text_of((await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message) == "3"
 
 
 @EACH_METHOD
@@ -52,7 +53,7 @@ async def test_a_caller_may_give_up(wire: Wire, method: Method[Any, Any], reques
     for _ in range(3):
         channel.submit(method, request_type(), timeout_s=TIMEOUT_S).cancel()
 
-    assert (await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message.arena_path == "3"
+    assert text_of((await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message) == "3"
 
 
 async def hold(wire: Wire) -> tuple[Any, Channel, dict[str, Any]]:

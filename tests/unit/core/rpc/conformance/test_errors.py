@@ -9,7 +9,7 @@ import pytest
 from kera.core.errors import InternalError, KeraError, OutOfSequence, ProtocolError, UnknownStream
 from kera.core.rpc import Call, Method, Reply
 from tests.unit.core.rpc.conformance.common import EACH_METHOD, EchoCall, EchoReply, failure
-from tests.unit.core.rpc.transports import ECHO, OTHER_ECHO, TIMEOUT_S, Wire, echo, numbered
+from tests.unit.core.rpc.transports import ECHO, OTHER_ECHO, TIMEOUT_S, Wire, echo, numbered, text_of
 
 
 def core_errors(root: type[KeraError] = KeraError) -> Iterator[type[KeraError]]:
@@ -116,7 +116,7 @@ async def test_a_defect_of_a_handler_is_answered_and_ends_nothing(
 
     assert type(arrived) is InternalError
     assert text in arrived.message
-    assert (await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message.arena_path == "3"
+    assert text_of((await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message) == "3"
 
 
 async def test_an_error_is_only_about_its_own_call(wire: Wire) -> None:
@@ -138,7 +138,7 @@ async def test_an_error_is_only_about_its_own_call(wire: Wire) -> None:
             assert result.attributes == {"number": number}
         else:
             assert isinstance(result, Reply)
-            assert result.message.arena_path == str(number)
+            assert text_of(result.message) == str(number)
 
 
 @EACH_METHOD
@@ -150,4 +150,4 @@ async def test_an_unknown_method_is_refused(wire: Wire, method: Method[Any, Any]
 
     assert type(arrived) is ProtocolError
     assert "unknown method" in arrived.message
-    assert (await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message.arena_path == "3"
+    assert text_of((await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message) == "3"

@@ -16,6 +16,7 @@ from tests.unit.core.rpc.transports import (
     Wire,
     echo,
     numbered,
+    text_of,
     unary_echo,
 )
 
@@ -44,7 +45,7 @@ async def test_a_request_over_the_limit_is_not_sent(wire: Wire) -> None:
     assert type(error) is RecordTooLarge
     assert error.attributes["limit"] == MIB
     assert "Echo: message of" in error.message
-    assert (await before).message.arena_path == "1"
+    assert text_of((await before).message) == "1"
     assert (await echoed(channel, 3))[0] == "3"
     assert calls == [1, 3]
 

@@ -1,0 +1,194 @@
+"""Appending chunk by chunk under a name that the caller chooses: for writers that must be able to repeat themselves.
+
+A `Producer` asks the coordinator for an identity, and forgets it when it ends. An `Appender` is given one: producer id
+and epoch come from what is being written (a query, a job), and the caller counts the chunks. So whoever does the same
+work again, in whatever process, appends under the same name, and the broker says of each chunk whether there is one
+already:
+
+* chunk `sequence` is taken only when exactly the chunks before it are stored, of this producer, epoch and streamlet;
+* when there is one with this sequence, it may be the caller's own (sent before, and the answer was lost) or that of
+  somebody else under the same name. `Appended.duplicate` says so, and the caller looks at what is there;
+* a higher epoch shuts out the lower ones of its producer (`ProducerFenced`), streamlet by streamlet, from its first
+  chunk on.
+
+That is compare-and-append: an append succeeds only for one who knows how much there was before it.
+
+An attempt whose outcome is not known is made again, with the same sequence, so that each call ends with an answer or
+an error. `OutOfSequence` is an error, too: chunks that the caller believes to be stored are not. Left to the caller:
+one call at a time per streamlet, ids that no producer of the coordinator has (`PRODUCER_IDS`), and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kera.client.cluster import Cluster
+from kera.client.encoding import Payload, check_rows, conform, payloads
+from kera.client.partitioner import primary_keys, split_by_streamlet
+from kera.client.retry import Patience, is_route_error, of_broker
+from kera.client.types import StreamDescription
+from kera.core.chunk import EncodedChunk, encode_chunk
+from kera.core.errors import (
+    InternalError,
+    InvalidArgument,
+    KeraError,
+    OutOfSequence,
+    StreamletOutOfRange,
+    UnknownStream,
+)
+from kera.core.ids import EntryId, Position
+from kera.core.rpc import api
+from kera.core.rpc.wire import error_from_message
+from kera.v1 import broker_pb2
+
+PRODUCER_IDS = range(1 << 63, 1 << 64)
+"""Ids for appenders: the coordinator counts from 1, and does not get here."""
+
+
+class Appended(NamedTuple):
+    """What became of a call of `Appender.append`."""
+
+    record_count: int
+    """So many rows, the first ones, made up the chunk."""
+    duplicate: bool
+    """There was a chunk with this sequence before: that one counts, and where it is follows."""
+    entry: EntryId
+    position: Position | None
+    """None: of a repeat of a chunk that is not in the broker's memory any more, or has been removed since."""
+
+
+class Appender:
+    """Appends to one stream with one producer id and epoch. Made by `Client.appender`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stream: StreamDescription,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        chunk_bytes_max: int,
+    ) -> None:
+        """Raises `InvalidArgument` for ids that are the coordinator's to give, and epochs of more than 32 bits."""
+        if producer_id not in PRODUCER_IDS:
+            raise InvalidArgument(f"producer id {producer_id} is not one for appenders", producer_id=producer_id)
+        if not 0 < producer_epoch < 1 << 32:
+            raise InvalidArgument(f"epoch {producer_epoch} is not in 1 … 2^32-1", producer_epoch=producer_epoch)
+        self.stream = stream
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        limit = stream.segment_bytes_min
+        self.chunk_bytes_max = min(chunk_bytes_max, limit) if limit else chunk_bytes_max
+        """No chunk of several records is larger."""
+        self._cluster = cluster
+
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """`batch` with the columns of the stream; see `kera.client.encoding.conform`.
+
+        Raises `SchemaMismatch`, and `RecordTooLarge` for a row that fits into no segment.
+        """
+        rows = conform(batch, self.stream, _now_us())
+        check_rows(rows, self.stream)
+        return rows
+
+    def split(self, rows: pa.RecordBatch, keyless: int) -> list[tuple[int, pa.RecordBatch]]:
+        """`rows` (that conform) by streamlet, as a producer does it; those without a key go to streamlet `keyless`."""
+        stream, count = self.stream, self.stream.config.streamlets
+        if not rows.num_rows:
+            return []
+        if not stream.typed:
+            keys = rows.column("keys")
+            if keys.null_count == rows.num_rows:
+                return [(keyless, rows)]
+            return split_by_streamlet(rows, primary_keys(keys), count, keyless)
+        if stream.key_column is None:
+            return [(keyless, rows)]
+        return split_by_streamlet(rows, rows.column(stream.key_column), count, keyless)
+
+    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> Appended:
+        """Append the first of `rows` (that conform), as many as one chunk takes, as chunk number `sequence`.
+
+        The same rows are cut in the same way each time. Raises `OutOfSequence`, `ProducerFenced`, `UnknownStream` when
+        the stream has been deleted since, `RecordTooLarge`, `StreamletOutOfRange`, and `Uncertain` or what the broker
+        said last when it has not gone well within ``retry_timeout_ms``.
+        """
+        if not 0 <= streamlet_id < self.stream.config.streamlets:
+            raise StreamletOutOfRange(
+                f"stream {self.stream.name!r} has streamlets 0 to {self.stream.config.streamlets - 1},"
+                f" not {streamlet_id}",
+                stream=self.stream.name,
+                streamlet_id=streamlet_id,
+                streamlets=self.stream.config.streamlets,
+            )
+        now_us = _now_us()
+        payload = next(payloads(rows, self.stream, self.chunk_bytes_max, now_us))
+        chunk = self._encode(streamlet_id, payload, sequence, now_us)
+        patience = Patience(self._cluster.settings)
+        while True:
+            try:
+                return self._appended(streamlet_id, payload, await self._send(streamlet_id, chunk))
+            except KeraError as error:
+                if is_route_error(error):
+                    self._cluster.forget(self.stream.name)
+                # To wait would not bring back what is missing: nobody but the caller could send it.
+                final = isinstance(error, OutOfSequence)
+                pause_s = None if final else patience.failed(error, asyncio.get_running_loop().time())
+                if pause_s is None:
+                    raise
+            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))  # so that many do not come at once
+
+    def _encode(self, streamlet_id: int, payload: Payload, sequence: int, now_us: int) -> EncodedChunk:
+        stream = self.stream
+        return encode_chunk(
+            payload.payload,
+            record_count=payload.record_count,
+            stream_id=stream.stream_id,
+            streamlet_id=streamlet_id,
+            schema_id=stream.schema_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            sequence=sequence,
+            created_us=now_us,
+            min_timestamp_us=payload.min_timestamp_us,
+            max_timestamp_us=payload.max_timestamp_us,
+            codec=stream.codec,
+            typed=stream.typed,
+        )
+
+    async def _send(self, streamlet_id: int, chunk: EncodedChunk) -> broker_pb2.ChunkStatus:
+        """One attempt, at the broker that owns the streamlet as far as is known."""
+        name = self.stream.name
+        stream = await self._cluster.stream_or_last_seen(name)
+        if stream.stream_id != self.stream.stream_id:
+            raise UnknownStream(
+                f"stream {name!r} was deleted and created again", stream=name, stream_id=self.stream.stream_id
+            )
+        broker_id = stream.assignments[streamlet_id].broker_id
+        channel = await self._cluster.channel(stream, broker_id)
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
+        timeout_s = self._cluster.request_timeout_s
+        bulk = [part for part in chunk if len(part)]
+        try:
+            reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
+        except UnknownStream as error:
+            raise of_broker(error) from error
+        statuses = reply.message.statuses
+        if len(statuses) != 1:
+            raise InternalError(f"broker {broker_id} answered {len(statuses)} chunks of 1", broker_id=broker_id)
+        if statuses[0].HasField("error"):
+            raise of_broker(error_from_message(statuses[0].error))
+        return statuses[0]
+
+    def _appended(self, streamlet_id: int, payload: Payload, status: broker_pb2.ChunkStatus) -> Appended:
+        position = Position(status.group_id, status.segment_id, status.position) if status.group_id else None
+        entry = EntryId(self.stream.stream_id, streamlet_id, status.entry)
+        return Appended(payload.record_count, status.duplicate, entry, position)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,107 @@
+"""Whose memory can be read in place: one push connection per broker of this node, and why there is none.
+
+The setting ``shared_memory`` says what is wanted. *auto*: whatever fails is remembered, the reader pulls, and the log
+says so once; what may pass is tried again after a while. *always*: it is an error that says what is in the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from kera.client.push import PushConnection
+from kera.client.settings import ClientSettings, SharedMemory
+from kera.client.types import BrokerDescription
+from kera.core.errors import InvalidArgument, KeraError, Unavailable
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.push")
+
+PUSH_AGAIN_S = 1.0
+"""After a broker could not push, its chunks are pulled for so long."""
+
+
+class Locality:
+    """The push connections of a client. Belongs to one event loop."""
+
+    def __init__(self, node_id: str, settings: ClientSettings) -> None:
+        self._node_id = node_id
+        self._settings = settings
+        self._connections: dict[int, PushConnection] = {}
+        self._connecting: dict[int, asyncio.Lock] = {}
+        self._refused: dict[int, tuple[int, float]] = {}
+        """By broker: the epoch of the launch that cannot push to us, and when to try again."""
+
+    def reachable(self, broker: BrokerDescription | None, wish: SharedMemory) -> bool:
+        """Whether to have a broker push. Raises `InvalidArgument` when that is a must and cannot be."""
+        if wish == "never" or broker is None:
+            return False
+        obstacle = self._obstacle(broker)
+        if wish == "always":
+            if obstacle is not None:
+                raise InvalidArgument(
+                    f"shared_memory is 'always', but {obstacle}", broker_id=broker.broker_id, node_id=broker.node_id
+                )
+            return True
+        if obstacle is not None:
+            return False
+        epoch, again_s = self._refused.get(broker.broker_id, (-1, 0.0))
+        return epoch != broker.broker_epoch or asyncio.get_running_loop().time() >= again_s
+
+    def _obstacle(self, broker: BrokerDescription) -> str | None:
+        if self._settings.transport not in ("auto", "unix"):
+            return f"brokers are to be reached by {self._settings.transport}"
+        if broker.node_id != self._node_id:
+            return f"broker {broker.broker_id} is on another node, {broker.node_id}"
+        if not broker.push_unix_path:
+            return f"broker {broker.broker_id} does not push"
+        return None
+
+    async def connection(self, broker: BrokerDescription, wish: SharedMemory) -> PushConnection | None:
+        """The connection to a broker that is `reachable`; None: it cannot be had, so pull.
+
+        With *always*, raises what is in the way: `InvalidArgument`, `ProtocolError` or `Unavailable`.
+        """
+        async with self._connecting.setdefault(broker.broker_id, asyncio.Lock()):
+            known = self._connections.get(broker.broker_id)
+            if known is not None and not known.closed:
+                return known
+            try:
+                if known is not None and known.failure is not None and known.broker_epoch == broker.broker_epoch:
+                    raise known.failure
+                found = await self._connect(broker)
+            except KeraError as error:
+                if wish == "always":
+                    raise
+                self._refuse(broker, error)
+                return None
+            self._connections[broker.broker_id] = found
+            self._refused.pop(broker.broker_id, None)
+            return found
+
+    async def _connect(self, broker: BrokerDescription) -> PushConnection:
+        path, timeout_s = broker.push_unix_path, self._settings.connect_timeout_ms / 1000
+        found = await PushConnection.connect(path, timeout_s=timeout_s)
+        if found.broker_id != broker.broker_id:
+            await found.close()
+            raise Unavailable(
+                f"broker {found.broker_id} is at {path}, not broker {broker.broker_id}", broker_id=broker.broker_id
+            )
+        return found
+
+    def _refuse(self, broker: BrokerDescription, error: KeraError) -> None:
+        epoch, _ = self._refused.get(broker.broker_id, (-1, 0.0))
+        if epoch != broker.broker_epoch:
+            log.info(
+                "the broker's memory cannot be read in place; chunks are copied",
+                broker_id=broker.broker_id,
+                error=error.message,
+            )
+        again_s = asyncio.get_running_loop().time() + PUSH_AGAIN_S if error.retriable else math.inf
+        self._refused[broker.broker_id] = broker.broker_epoch, again_s
+
+    async def close(self) -> None:
+        """Close all connections."""
+        connections = list(self._connections.values())
+        self._connections.clear()
+        await asyncio.gather(*(each.close() for each in connections))

@@ -1,0 +1,133 @@
+"""The push channel's messages: what ``proto/kera/v1/push.proto`` says about bytes. Pure.
+
+A message is a length, a kind and a body. `Decoder` takes them out of a byte stream; `runs_to_bytes` and `runs_of` are
+the structure of `RUNS`, which is all that is sent while chunks flow: one of 64 bytes for many chunks.
+
+Limits: a body is at most `BODY_BYTES_MAX`. A longer one, or bytes that are no message, raise `ProtocolError`: after
+them nothing on the connection can be trusted.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from kera.core.errors import ProtocolError
+
+VERSION = 1
+BODY_BYTES_MAX = 1 << 20
+WINDOW_BYTES_MAX = 64 << 20
+WINDOW_SHARE_MAX = 8
+"""A window is at most so much of a broker's memory: it closes before its reader holds too much."""
+HEAD = struct.Struct("<IB3x")
+RUN = struct.Struct("<IIQQIIQI4xQ8x")
+"""A run: lane, slot, generation, arena offset, length, segment, group, offset, lag; 64 bytes."""
+_TAKEN = struct.Struct("<Q")
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    HELLO = 0
+    RUNS = 1
+    END = 2
+    SUBSCRIBE = 16
+    CANCEL = 17
+    TAKEN = 18
+    RELEASE = 19
+
+
+class Run(NamedTuple):
+    """Whole chunks of one segment that follow each other, in a slot of the arena."""
+
+    lane: int
+    slot: int
+    generation: int
+    """Of the slot; when it has become another one, the bytes are others, too."""
+    arena_offset: int
+    """Of the first byte, from the start of the arena file."""
+    length_bytes: int
+    segment_id: int
+    group_id: int
+    offset: int
+    """Position of the first chunk within its segment."""
+    lag_records: int
+    """Between the end of the run and the durable head of its entry."""
+
+
+def window_bytes_max(slots: int, slot_bytes: int) -> int:
+    """The largest window that a broker with so much memory allows."""
+    return max(1, min(WINDOW_BYTES_MAX, slots * slot_bytes // WINDOW_SHARE_MAX))
+
+
+def encode(kind: Kind, body: bytes) -> bytes:
+    """A message."""
+    return HEAD.pack(len(body), kind) + body
+
+
+def encode_runs(runs: Iterable[Run]) -> bytes:
+    """A message of kind `RUNS`."""
+    return encode(Kind.RUNS, b"".join([RUN.pack(*run) for run in runs]))
+
+
+def encode_taken(taken_bytes: int) -> bytes:
+    """A message of kind `TAKEN`."""
+    return encode(Kind.TAKEN, _TAKEN.pack(taken_bytes))
+
+
+def encode_numbers(kind: Kind, numbers: Sequence[int]) -> bytes:
+    """A message of kind `CANCEL` or `RELEASE`: lanes, or slots."""
+    return encode(kind, struct.pack(f"<{len(numbers)}I", *numbers))
+
+
+def runs_of(body: bytes) -> Iterator[Run]:
+    """The content of a message of kind `RUNS`. Raises `ProtocolError`."""
+    if len(body) % RUN.size:
+        raise ProtocolError("a push message of runs has a length that is none")
+    return map(Run._make, RUN.iter_unpack(body))
+
+
+def taken_of(body: bytes) -> int:
+    """The content of a message of kind `TAKEN`. Raises `ProtocolError`."""
+    if len(body) != _TAKEN.size:
+        raise ProtocolError("a push message TAKEN has a length that is none")
+    return int(_TAKEN.unpack(body)[0])
+
+
+def numbers_of(body: bytes) -> tuple[int, ...]:
+    """The content of a message of kind `CANCEL` or `RELEASE`. Raises `ProtocolError`."""
+    if len(body) % 4:
+        raise ProtocolError("a push message of numbers has a length that is none")
+    return struct.unpack(f"<{len(body) // 4}I", body)
+
+
+class Decoder:
+    """Messages out of the pieces in which a stream arrives."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """The messages that are whole with `piece`. Raises `ProtocolError`."""
+        data = self._rest + piece if self._rest else piece
+        at = 0
+        while len(data) - at >= HEAD.size:
+            length, number = HEAD.unpack_from(data, at)
+            if length > BODY_BYTES_MAX:
+                raise ProtocolError(
+                    f"a push message of {length} bytes is over the limit of {BODY_BYTES_MAX}", limit=BODY_BYTES_MAX
+                )
+            try:
+                kind = Kind(number)
+            except ValueError:
+                raise ProtocolError(f"a push message of unknown kind {number}; is the peer newer?") from None
+            end = at + HEAD.size + length
+            if len(data) < end:
+                break
+            body = data[at + HEAD.size : end]
+            at = end
+            self._rest = data[at:]  # before the message is handled: that may end in an error
+            yield kind, body
+        self._rest = data[at:]

@@ -1,0 +1,43 @@
+"""Unix sockets that daemons listen on: for the daemon's own user alone, and in the place of one that nobody serves."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import stat
+from pathlib import Path
+
+from kera.core.errors import PathNotWritable, PortTaken
+from kera.core.rpc.address import reason_of
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A socket at `path`, that does not listen yet: whoever may connect may read what is in shared memory.
+
+    One that nobody serves any more is replaced. Raises `PortTaken` if somebody does, and `PathNotWritable`.
+    """
+    try:
+        _remove_dead_socket(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(str(path))
+            path.chmod(0o600)  # nobody could connect before: it does not listen yet
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise PathNotWritable(f"cannot listen on unix socket {path}: {reason_of(error)}", path=str(path)) from error
+    return sock
+
+
+def _remove_dead_socket(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise PathNotWritable(f"cannot listen on unix socket {path}: there is a file of another kind", path=str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        if probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
+            raise PortTaken(f"another process listens on unix socket {path}", path=str(path))
+    path.unlink(missing_ok=True)

@@ -1,0 +1,329 @@
+"""Push through shared memory, between real processes: which way is taken, what is held, and who dies meanwhile."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import EARLIEST, ChunkBatch, Client, ClientSettings, Producer
+from kera.client.local_cluster import RunningCluster
+from kera.core.errors import InvalidArgument
+from kera.core.settings import KIB, MIB
+from tests.integration.support import (
+    BROKER,
+    TIMEOUT_S,
+    Follower,
+    keeping_cluster,
+    load,
+    metric,
+    number_of,
+    tell,
+    until,
+    value_of,
+)
+
+ARENA_BYTES = 4 * MIB
+SEGMENT_BYTES = 64 * KIB
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
+    """A broker with memory for 64 small segments."""
+    with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as running:
+        yield running
+        tell(running)
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+async def fill(client: Client, stream: str, size: int, first: int = 0) -> int:
+    """Write records `first`, … of `size` bytes together; the number of the record after them."""
+    values: list[bytes] = []
+    while size > 0:
+        values.append(value_of(first + len(values)))
+        size -= len(values[-1])
+    async with client.producer(chunk_bytes_max=16 * KIB) as producer:
+        batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+        async with asyncio.timeout(TIMEOUT_S):
+            await (await producer.send_batch(stream, batch, streamlet=0))
+    return first + len(values)
+
+
+async def take(client: Client, stream: str = "s", **settings: Any) -> list[ChunkBatch]:
+    """All chunks of a stream, kept."""
+    async with asyncio.timeout(TIMEOUT_S), client.consumer(stream, start="earliest", end="latest", **settings) as all_:
+        return [chunk async for chunk in all_.batches()]
+
+
+def numbers(chunks: list[ChunkBatch]) -> list[int]:
+    return [number_of(value) for chunk in chunks for value in chunk.batch["value"].to_pylist()]
+
+
+@contextlib.asynccontextmanager
+async def reading_process(cluster: RunningCluster, code: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A consumer of its own; it ends with the block."""
+    argv = (sys.executable, "-c", code, cluster.bootstrap)
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def said(process: asyncio.subprocess.Process) -> bytes:
+    """The next line that it has printed."""
+    assert process.stdout is not None
+    async with asyncio.timeout(TIMEOUT_S):
+        return await process.stdout.readline()
+
+
+# --- which way -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shared_memory", "pushed"), [("auto", True), ("always", True), ("never", False)])
+async def test_a_consumer_on_the_brokers_node_is_pushed_to_unless_told_otherwise(
+    cluster: RunningCluster, client: Client, shared_memory: str, pushed: bool
+) -> None:
+    await client.admin.create_stream("s")
+    end = await fill(client, "s", MIB // 2)
+    chunks = await take(client, shared_memory=shared_memory)
+    assert numbers(chunks) == list(range(end))
+    assert {chunk.pushed for chunk in chunks} == {pushed}
+    of_range = [
+        chunk.pushed
+        async for chunk in client.read_range(
+            "s", 0, 0, EARLIEST, None, settings=client.consumer("s", shared_memory=shared_memory)._settings
+        )
+    ]
+    assert set(of_range) == {pushed}
+    size = 2 * sum(chunk.header.chunk_bytes for chunk in chunks)
+    assert metric(cluster, "push_bytes_total") == (size if pushed else 0)
+    assert metric(cluster, "bytes_read_total") == (0 if pushed else size)
+
+
+async def test_who_insists_on_shared_memory_is_told_why_there_is_none(cluster: RunningCluster) -> None:
+    async with await Client.connect(cluster.bootstrap, ClientSettings.load(transport="tcp")) as client:
+        await client.admin.create_stream("s")
+        end = await fill(client, "s", SEGMENT_BYTES)
+        assert numbers(await take(client)) == list(range(end))
+        with pytest.raises(InvalidArgument, match="by tcp"):
+            await take(client, shared_memory="always")
+    assert metric(cluster, "push_bytes_total") == 0
+
+
+async def test_all_who_read_over_a_client_share_one_connection(cluster: RunningCluster, client: Client) -> None:
+    await client.admin.create_stream("s")
+    await fill(client, "s", MIB // 2)
+    chunks = await take(client)
+    for chunk in chunks[::3]:
+        (again,) = [each async for each in client.read_range("s", 0, 0, chunk.start, chunk.next)]
+        assert (again.pushed, again.start, again.batch) == (True, chunk.start, chunk.batch)
+    async with client.consumer("s", start="earliest") as one, client.consumer("s", start="earliest") as two:
+        for consumer in (one, two):
+            assert (await anext(consumer.batches())).pushed
+        assert metric(cluster, "push_connections") == 1
+    await until(lambda: metric(cluster, "push_lanes") == 0)
+
+
+# --- what is held --------------------------------------------------------------------------------------------
+
+
+async def test_what_is_on_disk_and_what_is_written_meanwhile_follow_each_other(
+    cluster: RunningCluster, client: Client
+) -> None:
+    """Much more than memory holds, and a producer that goes on all the time."""
+    await client.admin.create_stream("s", streamlets=2)
+    async with client.producer() as producer:
+        await producer.prepare("s")
+        await follow_from_disk(cluster, client, producer)
+
+
+async def follow_from_disk(cluster: RunningCluster, client: Client, producer: Producer) -> None:
+    async with load(producer, pause_s=0.0) as running:
+        await until(lambda: len(running.deliveries) > 100 and metric(cluster, "segments_evicted_total") > 20)
+        async with client.consumer("s", start="earliest", prefetch_bytes_max=MIB) as consumer:
+            follower = Follower(consumer)
+            following = asyncio.ensure_future(follower.run())
+            seen = follower.seen
+            await until(lambda: following.done() or sum(map(len, seen.values())) > running.sent * 0.9)
+            running.stopping = True
+            await until(lambda: following.done() or sum(map(len, seen.values())) >= running.sent)
+        following.cancel()
+    assert seen == {streamlet: list(range(streamlet, running.sent, 2)) for streamlet in range(2)}
+    assert metric(cluster, "bytes_loaded_total") >= 20 * SEGMENT_BYTES
+    assert metric(cluster, "push_bytes_total") > metric(cluster, "bytes_read_total")
+
+
+async def test_who_keeps_all_batches_gets_copies_in_the_end_and_stops_nobody(
+    cluster: RunningCluster, client: Client
+) -> None:
+    await client.admin.create_stream("s")
+    end = await fill(client, "s", 3 * ARENA_BYTES)
+    kept = await take(client)
+    assert {chunk.pushed for chunk in kept} == {True, False}
+    assert metric(cluster, 'push_ends_total{reason="pull"}') >= 1
+    assert 0 < metric(cluster, "arena_slots_leased") <= metric(cluster, "arena_slots") // 2
+    await fill(client, "s", 2 * ARENA_BYTES, first=end)  # through what memory is left
+    assert all(chunk.intact for chunk in kept)
+    assert numbers(kept) == list(range(end)), "nobody wrote over them"
+    kept.clear()
+    gc.collect()
+    await until(lambda: metric(cluster, "arena_slots_leased") == 0)
+
+
+async def test_who_takes_nothing_stops_neither_producers_nor_consumers_of_the_same_client(
+    cluster: RunningCluster, client: Client
+) -> None:
+    await client.admin.create_stream("s")
+    await fill(client, "s", MIB // 2)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(client.consumer("s", start="earliest"))
+        await until(lambda: metric(cluster, "push_bytes_total") > 0)
+        end = await fill(client, "s", 2 * ARENA_BYTES, first=0)
+        async with asyncio.timeout(TIMEOUT_S), client.consumer("s", start="earliest", end="latest") as busy:
+            count = 0
+            async for chunk in busy.batches():
+                count += chunk.batch.num_rows
+        assert count > end
+    await until(lambda: metric(cluster, "arena_slots_leased") == 0)
+
+
+async def test_consumers_that_share_a_stream_are_pushed_to(cluster: RunningCluster, client: Client) -> None:
+    await client.admin.create_stream("s", group_segments=2)
+    end = await fill(client, "s", 2 * ARENA_BYTES)
+    seen: set[int] = set()
+    async with asyncio.timeout(TIMEOUT_S), client.group_consumer("app", "s", prefetch_bytes_max=MIB) as consumer:
+        live = end
+        async for chunk in consumer.batches():
+            found = {number_of(value) for value in chunk.batch["value"].to_pylist()}
+            assert not found & seen, "each record once"
+            seen |= found
+            if len(seen) == end == live:
+                live = await fill(client, "s", SEGMENT_BYTES * 5, first=end)  # the open group, and those after it
+            if len(seen) == live:
+                break
+    assert seen == set(range(live))
+    assert metric(cluster, "push_bytes_total") > metric(cluster, "bytes_read_total")
+
+
+# --- who dies ------------------------------------------------------------------------------------------------
+
+
+KEEPER = """
+import asyncio, sys
+from kera.client import Client
+
+async def main():
+    client = await Client.connect(sys.argv[1])
+    consumer = client.consumer("s", start="earliest", end="latest", shared_memory="always")
+    held = [chunk async for chunk in consumer.batches()]
+    print(len(held), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_consumer_that_is_killed_frees_what_it_held(cluster: RunningCluster, client: Client) -> None:
+    await client.admin.create_stream("s")
+    await fill(client, "s", MIB // 2)
+    async with reading_process(cluster, KEEPER) as reader:
+        assert int(await said(reader)) > 0
+        assert metric(cluster, "arena_slots_leased") > 0
+        reader.kill()
+        await until(lambda: metric(cluster, "arena_slots_leased") == 0)
+    await until(lambda: metric(cluster, "push_connections") == 0)
+
+
+FOLLOWER = """
+import asyncio, sys
+from kera.client import Client
+
+async def main():
+    client = await Client.connect(sys.argv[1])
+    async with client.consumer("s", start="earliest", shared_memory="always") as consumer:
+        seen = 0
+        async for chunk in consumer.batches():
+            assert chunk.header.first_record == seen, (chunk.header.first_record, seen)
+            seen += chunk.batch.num_rows
+            print(seen, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_consumer_that_stands_still_stops_no_producer(cluster: RunningCluster, client: Client) -> None:
+    await client.admin.create_stream("s")
+    end = await fill(client, "s", MIB // 2)
+    async with reading_process(cluster, FOLLOWER) as reader:
+        while int(await said(reader)) < end:
+            pass
+        os.kill(reader.pid, signal.SIGSTOP)
+        end = await fill(client, "s", 4 * ARENA_BYTES, first=end)
+        assert metric(cluster, "arena_slots_leased") <= metric(cluster, "arena_slots") // 2
+        os.kill(reader.pid, signal.SIGCONT)
+        while int(await said(reader)) < end:  # what it was pushed meanwhile, and the rest from disk
+            pass
+
+
+async def test_the_death_of_the_broker_amid_pushing_leaves_nothing_out_and_repeats_nothing(
+    cluster: RunningCluster, client: Client
+) -> None:
+    await client.admin.create_stream("s", streamlets=2)
+    async with client.producer() as producer, client.consumer("s", start="earliest") as consumer:
+        await producer.prepare("s")
+        follower = Follower(consumer)
+        following = asyncio.ensure_future(follower.run())
+        async with load(producer) as running:
+            for round_ in range(1, 4):
+                await until(
+                    lambda seen=round_: following.done() or sum(map(len, follower.seen.values())) > 100 * seen  # type: ignore[misc]
+                )
+                assert metric(cluster, "push_bytes_total") > 0, "since it was started again, too"
+                await asyncio.to_thread(cluster.kill, BROKER)
+                await asyncio.to_thread(cluster.restart, BROKER)
+                sent = running.sent
+                await until(
+                    lambda sent=sent: (
+                        following.done()  # type: ignore[misc]
+                        or (len(running.deliveries) > sent and metric(cluster, "push_bytes_total") > 0)
+                    )
+                )
+        await until(lambda: following.done() or sum(map(len, follower.seen.values())) >= running.sent)
+        following.cancel()
+    assert follower.seen == {streamlet: list(range(streamlet, running.sent, 2)) for streamlet in range(2)}
+
+
+async def test_batches_that_are_kept_tell_when_the_memory_was_used_again(
+    cluster: RunningCluster, client: Client
+) -> None:
+    """The broker dies; its next launch waits for readers, but not for ever."""
+    await client.admin.create_stream("s")
+    end = await fill(client, "s", MIB // 2)
+    kept = await take(client)
+    assert all(chunk.pushed for chunk in kept)
+    await asyncio.to_thread(cluster.kill, BROKER)
+    await asyncio.to_thread(cluster.restart, BROKER)
+    assert all(chunk.intact for chunk in kept)
+    assert numbers(kept) == list(range(end))
+    await client.admin.delete_stream("s")
+    await client.admin.create_stream("t")
+    await until(lambda: metric(cluster, "arena_slots_leased") == 0)  # those of the launch that was killed
+    for _ in range(3):
+        await fill(client, "t", ARENA_BYTES)
+    assert not any(chunk.intact for chunk in kept)

@@ -1,0 +1,213 @@
+"""Appending under a name that the caller chooses: what is taken, what is a repeat, what is tried again."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client
+from kera.client.appender import PRODUCER_IDS, Appended, Appender
+from kera.client.settings import ClientSettings
+from kera.core.errors import (
+    InvalidArgument,
+    KeraError,
+    NotOwner,
+    OutOfSequence,
+    ProducerFenced,
+    RecordTooLarge,
+    SchemaMismatch,
+    StreamletOutOfRange,
+    UnknownStream,
+)
+from kera.core.ids import EntryId, Position
+from tests.unit.client.conftest import MakeCluster
+from tests.unit.client.support import BROKER_ID, FakeCluster, Fault, stream_info
+
+NAME = PRODUCER_IDS[5]
+TYPED = pa.schema([pa.field("user", pa.string()), pa.field("n", pa.int64(), nullable=False)])
+
+
+async def appender(cluster: FakeCluster, *, producer_id: int = NAME, epoch: int = 1, **options: Any) -> Appender:
+    options.setdefault("chunk_bytes_max", 1 << 20)
+    stream = await cluster.stream("s")
+    return Appender(cluster, stream, producer_id=producer_id, producer_epoch=epoch, **options)  # type: ignore[arg-type]
+
+
+def rows(of: Appender, *values: bytes) -> pa.RecordBatch:
+    return of.conform(pa.record_batch({"value": pa.array(values, pa.binary())}))
+
+
+async def append(cluster: FakeCluster, sequence: int, *values: bytes, **options: Any) -> Appended:
+    made = await appender(cluster, **options)
+    return await made.append(0, rows(made, *values), sequence)
+
+
+async def test_a_chunk_is_stored_under_the_name_that_was_given(cluster: FakeCluster) -> None:
+    first = await append(cluster, 0, b"a", b"b", epoch=7)
+    second = await append(cluster, 1, b"c", epoch=7)
+
+    assert first == Appended(2, False, EntryId(7, 0, 0), Position(1, 1, 0))
+    assert (second.record_count, second.duplicate) == (1, False)
+    assert cluster.values() == [b"a", b"b", b"c"]
+    headers = [header for header, _ in cluster.chunks()]
+    assert [(each.producer_id, each.producer_epoch, each.sequence) for each in headers] == [(NAME, 7, 0), (NAME, 7, 1)]
+
+
+async def test_whoever_comes_second_with_a_sequence_is_told_where_the_first_one_is(cluster: FakeCluster) -> None:
+    first = await append(cluster, 0, b"a")
+
+    second = await append(cluster, 0, b"quite", b"another")
+
+    assert second == first._replace(record_count=2, duplicate=True)
+    assert cluster.values() == [b"a"]
+
+
+async def test_a_gap_is_an_error_at_once(cluster: FakeCluster) -> None:
+    with pytest.raises(OutOfSequence):
+        await append(cluster, 1, b"a")
+
+    assert len(cluster.loopback.writes) == 1, "nobody else would send what is missing"
+
+
+async def test_an_older_epoch_is_shut_out(cluster: FakeCluster) -> None:
+    await append(cluster, 0, b"new", epoch=3)
+
+    with pytest.raises(ProducerFenced):
+        await append(cluster, 0, b"old", epoch=2)
+    assert cluster.values() == [b"new"]
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST])
+async def test_what_fails_for_a_passing_reason_is_sent_again_and_stored_once(
+    cluster: FakeCluster, fault: Fault
+) -> None:
+    cluster.loopback.faults.extend([fault, fault])
+
+    appended = await append(cluster, 0, b"a")
+
+    assert cluster.values() == [b"a"]
+    assert appended.duplicate is (fault is Fault.ANSWER_LOST)
+    assert appended.position == Position(1, 1, 0)
+    assert "s" in cluster.forgotten, "somebody else may have it now"
+
+
+async def test_time_runs_out(cluster: FakeCluster) -> None:
+    cluster.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=20)
+    cluster.loopback.refuse = lambda: NotOwner("elsewhere")
+
+    with pytest.raises(NotOwner):
+        await append(cluster, 0, b"a")
+    assert len(cluster.loopback.writes) > 1
+
+
+async def test_a_stream_that_was_created_again_is_another_one(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(stream_info(stream_id=7))
+    made = await appender(cluster)
+    cluster.infos["s"] = stream_info(stream_id=8)
+
+    with pytest.raises(UnknownStream, match="created again"):
+        await made.append(0, rows(made, b"a"), 0)
+
+
+async def test_an_appender_is_for_the_stream_that_has_the_name_now(cluster: FakeCluster) -> None:
+    client = Client(cluster)  # type: ignore[arg-type]
+
+    made = await client.appender("s", producer_id=NAME, producer_epoch=1, chunk_bytes_max=1 << 20)
+
+    assert (await made.append(0, rows(made, b"a"), 0)).record_count == 1
+    assert cluster.forgotten == ["s"], "what was remembered is not trusted"
+    with pytest.raises(UnknownStream):
+        await client.appender("t", producer_id=NAME, producer_epoch=1, chunk_bytes_max=1 << 20)
+
+
+async def test_so_many_rows_as_fit_into_a_chunk_are_taken_the_same_each_time(cluster: FakeCluster) -> None:
+    values = [bytes([number]) * 500 for number in range(100)]
+    counts = []
+    for _ in range(2):
+        made = await appender(cluster, chunk_bytes_max=8 << 10)
+        left, sequence = rows(made, *values), 0
+        while left.num_rows:
+            appended = await made.append(0, left, sequence)
+            counts.append(appended.record_count)
+            left, sequence = left.slice(appended.record_count), sequence + 1
+
+    assert counts[: len(counts) // 2] == counts[len(counts) // 2 :]
+    assert len(counts) >= 14
+    assert cluster.values() == values
+    assert all(header.chunk_bytes <= 9 << 10 for header, _ in cluster.chunks())
+
+
+async def test_rows_are_split_as_a_producer_splits_them(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(stream_info(streamlets=4))
+    made = await appender(cluster)
+    keys = [None if number % 5 == 0 else [b"key-%d" % number] for number in range(50)]
+    batch = made.conform(pa.record_batch({"value": [b"%d" % n for n in range(50)], "keys": keys}))
+
+    parts = dict(made.split(batch, keyless=3))
+
+    from kera.client.partitioner import streamlet_of
+
+    for streamlet, some in parts.items():
+        for row in some.to_pylist():
+            assert streamlet == (3 if row["keys"] is None else streamlet_of(row["keys"][0], 4))
+    assert sum(some.num_rows for some in parts.values()) == 50
+    assert dict(made.split(batch.slice(0, 0), keyless=3)) == {}
+
+
+async def test_rows_of_a_typed_stream_are_split_by_its_key_column(make_cluster: MakeCluster) -> None:
+    batch = pa.record_batch({"user": ["a", "b", "a", None], "n": [0, 1, 2, 3]}, schema=TYPED)
+    cluster = make_cluster(stream_info(streamlets=4, schema=TYPED, key_column="user"))
+    by_key = await appender(cluster)
+    cluster.infos["s"] = stream_info(streamlets=4, schema=TYPED)
+    without = await appender(cluster)
+
+    found = {n: at for at, some in by_key.split(by_key.conform(batch), keyless=2) for n in some["n"].to_pylist()}
+    assert found[0] == found[2]
+    assert found[3] == 2
+    assert [(at, some.num_rows) for at, some in without.split(without.conform(batch), keyless=2)] == [(2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("error", "streamlet", "value"), [(StreamletOutOfRange, 1, b"a"), (RecordTooLarge, 0, bytes(1 << 20))]
+)
+async def test_what_fits_nowhere_is_refused_before_it_is_sent(
+    cluster: FakeCluster, error: type[KeraError], streamlet: int, value: bytes
+) -> None:
+    made = await appender(cluster)
+    with pytest.raises(error):
+        await made.append(streamlet, rows(made, value), 0)
+
+    assert cluster.loopback.writes == []
+
+
+async def test_rows_have_to_be_those_of_the_stream(cluster: FakeCluster) -> None:
+    made = await appender(cluster)
+
+    with pytest.raises(SchemaMismatch):
+        made.conform(pa.record_batch({"n": [1]}))
+
+
+@pytest.mark.parametrize("identity", [{"producer_id": 1}, {"producer_id": 1 << 64}, {"epoch": 0}, {"epoch": 1 << 32}])
+async def test_names_that_are_not_for_appenders_are_refused(cluster: FakeCluster, identity: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        await appender(cluster, **identity)
+
+
+async def test_a_moved_streamlet_is_followed(cluster: FakeCluster) -> None:
+    asked = []
+
+    async def channel(_: object, broker_id: int) -> Any:
+        asked.append(broker_id)
+        return cluster.loopback
+
+    cluster.channel = channel  # type: ignore[method-assign]
+    errors = [NotOwner("moved"), None]
+
+    def refuse() -> KeraError | None:
+        cluster.infos["s"].assignments[0].broker_id = BROKER_ID + 1
+        return errors.pop(0)
+
+    cluster.loopback.refuse = refuse
+
+    assert not (await append(cluster, 0, b"a")).duplicate
+    assert asked == [BROKER_ID, BROKER_ID + 1]

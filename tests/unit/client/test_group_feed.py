@@ -1,0 +1,139 @@
+"""Groups of segments that a broker pushes: where they end, and what comes of them when it is told to stop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.client import group_feed
+from kera.client import push as push_module
+from kera.client.group_feed import Found, GroupFeed, GroupKey
+from kera.client.group_settings import GroupSettings
+from kera.core.errors import DataLost, InvalidCursor
+from kera.core.ids import EntryId, Position
+from tests.unit.client.fleet import STREAM_ID
+from tests.unit.client.push_broker import PushFleet, Reason, position_of
+from tests.unit.client.support import WAIT_S, until
+from tests.unit.client.test_feed import put
+from tests.unit.client.test_push import log_of, opened
+
+KEY = GroupKey(EntryId(STREAM_ID, 0, 0), 1, 5)
+START, LAST = Position(1, 1, 0), (1 << 32) - 1
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PushFleet]:
+    """Broker 1 pushes; it has group 1 with three chunks, and group 2 with two."""
+    monkeypatch.setattr(push_module, "RETURN_DELAY_S", 0.001)
+    monkeypatch.setattr(group_feed, "PUSH_AGAIN_S", 0.01)
+    fleet = PushFleet(tmp_path)
+    put(fleet, b"0", b"1", b"2")
+    fleet.move(0, 1)
+    put(fleet, b"3", b"4")
+    await fleet.pushing.start(fleet.push_path)
+    yield fleet
+    await fleet.close()
+    await fleet.pushing.close()
+
+
+@pytest.fixture
+async def groups(fleet: PushFleet) -> AsyncIterator[GroupFeed]:
+    """Fetches group 1."""
+    stream = await fleet.stream("s")
+    feed = GroupFeed(fleet, GroupSettings(), {STREAM_ID: stream})
+    feed.add(KEY, START)
+    yield feed
+    await feed.close()
+
+
+async def taken(groups: GroupFeed) -> Found:
+    async with asyncio.timeout(WAIT_S):
+        found = await groups.take()
+    assert found is not None
+    assert found.key == KEY
+    return found
+
+
+def ended(found: Found) -> bool:
+    return found.fetched is None and found.gap is None
+
+
+def place(found: Found) -> tuple[Position, Position]:
+    assert found.fetched is not None
+    return found.fetched.start, found.fetched.next
+
+
+async def test_a_group_ends_where_the_next_one_of_its_entry_begins(fleet: PushFleet, groups: GroupFeed) -> None:
+    lane, log = await opened(fleet), log_of(fleet)
+    reader = fleet.pushing.reader
+    assert position_of(reader.subscribed[0].end) == Position(1, LAST, LAST)
+    reader.push(lane, log[:2], 0)
+    reader.push(lane, log[2:3], 0)
+    reader.end(lane, Reason.REACHED, Position(2, 1, 0))
+    assert place(await taken(groups)) == (START, log[1].end)
+    assert place(await taken(groups)) == (log[1].end, log[2].end)
+    assert ended(await taken(groups))
+    await until(lambda: reader.held == 0 and reader.outstanding_bytes == 0)
+    assert fleet.pulled == 0
+
+
+async def test_of_a_group_that_is_open_what_follows_tells_the_end(fleet: PushFleet, groups: GroupFeed) -> None:
+    """Nobody knows where it will end, so the broker takes no lane that ends there."""
+    lane, log = await opened(fleet), log_of(fleet)
+    reader = fleet.pushing.reader
+    reader.push(lane, log[:1], 0)
+    reader.end(lane, Reason.FAILED, log[0].end, InvalidCursor("such an end will not come"))
+    lane = await opened(fleet, 2)
+    assert not reader.subscribed[-1].HasField("end")
+    assert position_of(reader.subscribed[-1].start) == log[0].end
+    reader.push(lane, log[1:3], 0)
+    reader.push(lane, log[3:4], 1)  # the entry's next group: another consumer's
+    reader.push(lane, log[4:5], 1)
+    assert place(await taken(groups)) == (START, log[0].end)
+    assert place(await taken(groups)) == (log[0].end, log[2].end)
+    assert ended(await taken(groups))
+    await until(lambda: reader.cancelled == [lane] and reader.held == 0 and reader.outstanding_bytes == 0)
+    assert fleet.pulled == 0
+
+
+async def test_a_group_that_is_taken_away_is_pushed_no_more(fleet: PushFleet, groups: GroupFeed) -> None:
+    lane, log = await opened(fleet), log_of(fleet)
+    reader = fleet.pushing.reader
+    reader.push(lane, log[:1], 0)
+    assert place(await taken(groups)) == (START, log[0].end)
+    groups.remove(KEY)
+    reader.push(lane, log[1:2], 0)  # on its way
+    await until(lambda: reader.cancelled == [lane] and reader.held == 0 and reader.outstanding_bytes == 0)
+
+
+async def test_a_group_is_pulled_when_the_broker_wants_it_to_be(fleet: PushFleet, groups: GroupFeed) -> None:
+    lane, log = await opened(fleet), log_of(fleet)
+    reader = fleet.pushing.reader
+    reader.push(lane, log[:1], 0)
+    reader.end(lane, Reason.PULL, log[0].end)
+    assert place(await taken(groups)) == (START, log[0].end)
+    found = await taken(groups)
+    assert found.fetched is not None
+    assert (found.fetched.slot, found.fetched.start) == (None, log[0].end)
+    assert fleet.pulled > 0
+
+
+@pytest.mark.parametrize("fault", ["lost", "failed"])
+async def test_a_group_goes_on_after_a_fault(fleet: PushFleet, groups: GroupFeed, fault: str) -> None:
+    lane, log = await opened(fleet), log_of(fleet)
+    reader = fleet.pushing.reader
+    reader.push(lane, log[:1], 0)
+    assert place(await taken(groups)) == (START, log[0].end)
+    if fault == "lost":
+        reader.lose()
+    else:
+        gap: Any = DataLost("gone", available_from=list(log[2].start))
+        reader.end(lane, Reason.FAILED, log[0].end, gap)
+        assert (await taken(groups)).gap is not None
+    lane = await opened(fleet, 2)
+    start = position_of(fleet.pushing.reader.subscribed[-1].start)
+    assert start == (log[1].start if fault == "lost" else log[2].start)
+    fleet.pushing.reader.push(lane, log[2:3], 1)
+    assert place(await taken(groups)) == (log[2].start, log[2].end)

@@ -1,0 +1,573 @@
+"""Readers of a broker that pushes: windows, leases, slots that are used again, the ends of lanes, lost connections."""
+
+import asyncio
+import errno
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import consumer as consumer_module
+from kera.client import feed, fetch, locality
+from kera.client import push as push_module
+from kera.client.client import Client
+from kera.client.consumer import Consumer
+from kera.client.fetch import Overwritten, Wanted, batches_of
+from kera.client.push import LaneEnd, PushConnection
+from kera.client.records import records_of
+from kera.client.settings import ConsumerSettings
+from kera.client.types import ChunkBatch, PushedSlot, Record, StreamDescription
+from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner, Unavailable
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.schema import DEFAULT_SCHEMA
+from tests.unit.client.fleet import STREAM_ID, Stored
+from tests.unit.client.push_broker import SLOT_BYTES, SLOTS, PushFleet, Reason, position_of
+from tests.unit.client.support import WAIT_S, until
+from tests.unit.client.test_feed import put
+
+MakeConsumer = Callable[..., Consumer]
+VALUES = [b"%d" % number for number in range(6)]
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[PushFleet]:
+    """Broker 1 pushes; it has a streamlet of six chunks, with a value each."""
+    fleet = PushFleet(tmp_path)
+    put(fleet, *VALUES)
+    await fleet.pushing.start(fleet.push_path)
+    yield fleet
+    await fleet.close()
+    await fleet.pushing.close()
+
+
+@pytest.fixture
+async def make_consumer(fleet: PushFleet) -> AsyncIterator[MakeConsumer]:
+    async with AsyncExitStack() as stack:
+
+        def make(of: PushFleet = fleet, **options: Any) -> Consumer:
+            start, end = options.pop("start", "earliest"), options.pop("end", None)
+            settings = ConsumerSettings(**{"fetch_wait_ms": 60_000, **options})
+            consumer = Consumer(of, ("s",), settings, start=start, end=end)
+            stack.push_async_callback(consumer.close)
+            return consumer
+
+        yield make
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to wait for what is done after a while."""
+    monkeypatch.setattr(push_module, "RETURN_DELAY_S", 0.001)
+    monkeypatch.setattr(feed, "PUSH_AGAIN_S", 0.01)
+    monkeypatch.setattr(locality, "PUSH_AGAIN_S", 0.01)
+
+
+async def opened(fleet: PushFleet, lanes: int = 1) -> int:
+    """Wait for the number of lanes that were opened over all connections, and return the last one."""
+    readers = fleet.pushing.readers
+    await until(lambda: sum(len(reader.subscribed) for reader in readers) >= lanes)
+    return fleet.pushing.reader.lane
+
+
+async def take(consumer: Consumer, count: int) -> list[Any]:
+    taken: list[Any] = []
+    async with asyncio.timeout(WAIT_S):
+        async for chunk in consumer.batches():
+            assert chunk.intact
+            taken += chunk.batch["value"].to_pylist()
+            if len(taken) >= count:
+                break
+    return taken
+
+
+def log_of(fleet: PushFleet, streamlet: int = 0) -> list[Stored]:
+    return fleet.streamlets[streamlet].log
+
+
+async def test_what_is_pushed_comes_in_order_and_is_told_to_be_taken_and_let_go(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
+    consumer, log = make_consumer(application_id="app"), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 6))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    reader.push(lane, log[2:5], 0)
+    reader.push(lane, log[5:], 7)
+    assert await taking == VALUES
+    assert consumer.positions() == {0: [log[-1].end]}
+    assert (fleet.pulled, reader.applications) == (0, ["app"])
+    await consumer.close()
+    await until(lambda: reader.taken_bytes == sum(len(chunk.data) for chunk in log) and reader.held == 0)
+
+
+async def test_a_batch_lies_in_the_brokers_memory_and_holds_it(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer()
+    taking = asyncio.ensure_future(anext(consumer.batches()))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log_of(fleet)[:1], 3)
+    chunk = await taking
+    assert (chunk.pushed, chunk.intact) == (True, True)
+    column = chunk.batch["value"]
+    address = column.buffers()[2].address
+    maps = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if "arena" in line]
+    assert any(int(low, 16) <= address < int(high, 16) for low, high in maps)
+    del chunk, taking
+    await consumer.close()
+    await until(lambda: reader.taken_bytes > 0)
+    gc.collect()
+    assert reader.held == 1, "the column is enough to hold it"
+    del column
+    await until(lambda: reader.held == 0)
+
+
+async def test_a_run_is_let_go_by_whatever_thread_drops_it(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer()
+    taking = asyncio.ensure_future(anext(consumer.batches()))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log_of(fleet)[:1], 3)
+    held = [await taking]
+    del taking
+    await consumer.close()
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    await until(lambda: reader.held == 0)
+
+
+# --- slots that are used again -------------------------------------------------------------------------------
+
+
+async def test_a_run_whose_slot_was_used_again_before_it_came_is_read_again(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 6))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    reader.push(lane, log[2:3], 1, generation=fleet.pushing.generations[1] - 1)
+    reader.push(lane, log[3:4], 2)  # must not be taken for what comes next
+    again = await opened(fleet, 2)
+    assert position_of(reader.subscribed[-1].start) == log[2].start
+    assert reader.cancelled == [lane]
+    reader.push(again, log[2:], 3)
+    assert await taking == VALUES
+    await consumer.close()
+    await until(lambda: reader.held == 0 and reader.outstanding_bytes == 0)
+    assert fleet.pulled == 0
+
+
+async def lose_slot(fleet: PushFleet, slot: int) -> None:
+    """The broker goes on with another segment in it, though nobody has let go of it: the connection is gone."""
+    fleet.pushing.refusing = True
+    fleet.pushing.reader.lose()
+    fleet.pushing.reuse(slot)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("way", ["batches", "records"])
+async def test_chunks_whose_slot_was_used_again_before_they_were_opened_are_read_again(
+    fleet: PushFleet, make_consumer: MakeConsumer, way: str, verify: bool
+) -> None:
+    """The bytes that are there now are never given out, whether checksums are looked at or not."""
+    consumer, log = make_consumer(verify_checksums=verify), log_of(fleet)
+    chunks: Any = consumer.batches() if way == "batches" else consumer.records()
+    taken: list[Any] = []
+    taking = asyncio.ensure_future(anext(chunks))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:3], 0)
+    reader.push(lane, log[3:4], 1)
+    reader.push(lane, log[4:], 2)
+    taken.append(await taking)
+    await until(lambda: consumer._feed._queue.qsize() == 2)
+    await lose_slot(fleet, 0)  # of which two chunks are not open yet
+    fleet.pushing.reuse(2)
+    async with asyncio.timeout(WAIT_S):
+        taken += [await anext(chunks) for _ in range(5)]
+    if way == "batches":
+        assert [chunk.pushed for chunk in taken] == [True, False, False, True, False, False]
+        assert [chunk.intact for chunk in taken] == [False, True, True, True, True, True]
+        assert [chunk.batch["value"][0].as_py() for chunk in taken[1:]] == VALUES[1:]
+        assert [chunk.start for chunk in taken] == [chunk.start for chunk in log]
+    else:
+        assert [record.value for record in taken] == VALUES
+    assert consumer.positions() == {0: [log[-1].end]}
+
+
+async def test_records_are_made_of_copies(
+    fleet: PushFleet, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values are made one after the other, and each offset of them is trusted."""
+    in_place: list[bool] = []
+
+    def noted(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
+        in_place.append(chunk.pushed)
+        return records_of(chunk, stream)
+
+    monkeypatch.setattr(consumer_module, "records_of", noted)
+    consumer, log = make_consumer(), log_of(fleet)
+    rows = aiter(consumer)
+    taking = asyncio.ensure_future(anext(rows))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 1)
+    assert (await taking).value == b"0"
+    assert in_place == [False]
+    chunk = await anext(consumer.batches())
+    assert (chunk.pushed, chunk.start) == (True, log[1].start)
+
+
+async def test_read_range_reads_again_what_was_overwritten(fleet: PushFleet) -> None:
+    client, log = Client(fleet), log_of(fleet)
+    chunks = client.read_range("s", 0, 0, EARLIEST, log[-1].end)
+    taking = asyncio.ensure_future(anext(chunks))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log, 0)
+    reader.end(lane, Reason.REACHED, log[-1].end)
+    taken = [await taking]
+    fleet.pushing.reuse(0)
+    taken += [chunk async for chunk in chunks]
+    assert [chunk.pushed for chunk in taken] == [True] + [False] * 5
+    assert [chunk.start for chunk in taken] == [chunk.start for chunk in log]
+    assert [chunk.batch["value"][0].as_py() for chunk in taken[1:]] == VALUES[1:]
+
+
+async def test_what_is_wrong_in_a_slot_that_is_intact_is_told_as_it_is() -> None:
+    buffer = pa.py_buffer(bytes(256))
+    for intact, expected in ((True, KeraError), (False, Overwritten)):
+        slot = PushedSlot([1 if intact else 2], 0, 1)
+        entry, start = EntryId(STREAM_ID, 0, 0), Position(1, 1, 0)
+        wrong = fetch.Fetched(entry, start, Position(1, 1, 256), [buffer], 0, None, slot)
+        with pytest.raises(expected):
+            list(batches_of(wrong, DEFAULT_SCHEMA, 1, verify=True))
+
+
+# --- the window ----------------------------------------------------------------------------------------------
+
+
+async def test_the_window_is_what_a_consumer_may_hold(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    fleet.pushing.serving = True
+    size = len(log_of(fleet)[0].data)
+    consumer = make_consumer(prefetch_bytes_max=2 * size)
+    await consumer.start()
+    await opened(fleet)
+    reader = fleet.pushing.reader
+    assert reader.window_bytes == 2 * size
+    await until(lambda: reader.outstanding_bytes == 2 * size)
+    assert await take(consumer, 6) == VALUES
+    await until(lambda: reader.outstanding_bytes == 0)
+
+
+async def test_who_takes_nothing_stops_nobody_else(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    """Several consumers share a connection, and its window."""
+    put(fleet, *[b"more %d" % number + bytes(1000) for number in range(100)])
+    fleet.pushing.serving = True
+    expected = fleet.values()
+    idle = [make_consumer(prefetch_bytes_max=4000) for _ in range(3)]
+    for consumer in idle:
+        await consumer.start()
+    await opened(fleet, 3)
+    busy = make_consumer(prefetch_bytes_max=4000)
+    assert await take(busy, len(expected)) == expected
+    reader = fleet.pushing.reader
+    assert reader.window_bytes <= 4 * 4000 + SLOT_BYTES
+    assert len(fleet.pushing.readers) == 1
+    await busy.close()
+    for consumer in idle:
+        assert await take(consumer, len(expected)) == expected
+        await consumer.close()
+    await until(lambda: reader.held == 0 and reader.outstanding_bytes == 0)
+    assert fleet.pulled == 0
+
+
+async def test_a_window_is_no_larger_than_brokers_allow(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    await make_consumer(prefetch_bytes_max=1 << 40).start()
+    await opened(fleet)
+    assert fleet.pushing.reader.window_bytes == SLOTS * SLOT_BYTES // 8
+
+
+# --- ends of lanes -------------------------------------------------------------------------------------------
+
+
+async def test_a_range_ends_where_it_was_to(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    fleet.pushing.serving = True
+    log = log_of(fleet)
+    consumer = make_consumer(start={0: [log[1].start]}, end={0: [log[4].start]})
+    assert await take(consumer, 99) == VALUES[1:4]
+    assert position_of(fleet.pushing.reader.subscribed[0].end) == log[4].start
+    await until(lambda: fleet.pushing.reader.held == 0)
+    assert fleet.pulled == 0
+
+
+async def test_a_range_goes_on_where_the_streamlet_went(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    fleet.move(0, 2)
+    put(fleet, b"moved")
+    log = log_of(fleet)
+    taking = asyncio.ensure_future(take(make_consumer(), 7))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:6], 0)
+    reader.end(lane, Reason.MOVED, Position(log[-1].start.group_id, 1, 0))
+    assert await taking == [*VALUES, b"moved"]
+    assert (fleet.pulled, fleet.brokers[2].calls.count("MultiReadChunks") > 0) == (0, True)
+
+
+async def test_who_is_told_to_pull_pulls_and_has_it_pushed_again_later(
+    fleet: PushFleet, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "PUSH_AGAIN_S", 0.02)
+    consumer, log = make_consumer(fetch_bytes_max=1), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 8))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    reader.end(lane, Reason.PULL, log[1].end)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await until(lambda: fleet.pulled >= 2 and loop.time() > began_s + 0.05)
+    put(fleet, b"6")  # and with this answer it is time
+    again = await opened(fleet, 2)
+    start = position_of(reader.subscribed[-1].start)
+    rest = [chunk for chunk in log if chunk.start >= start]
+    if rest:
+        reader.push(again, rest, 1)
+    put(fleet, b"7")
+    reader.push(again, log[7:], 2)
+    assert await taking == [*VALUES, b"6", b"7"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("no room"), NotOwner("not here"), InvalidCursor("no boundary")])
+async def test_a_lane_that_fails_for_a_passing_reason_is_tried_again(
+    fleet: PushFleet, make_consumer: MakeConsumer, error: KeraError
+) -> None:
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 6))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    fleet.pushing.serving = True
+    reader.end(lane, Reason.FAILED, log[1].end, error)
+    assert await taking == VALUES
+
+
+async def test_an_error_that_no_retry_helps_against_is_told_behind_what_came(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 6))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    reader.end(lane, Reason.FAILED, log[1].end, DataLost("gone", available_from=[9, 1, 0]))
+    with pytest.raises(DataLost, match="gone"):
+        await taking
+    assert consumer.positions() == {0: [log[1].end]}
+
+
+@pytest.mark.parametrize("taken", [0, 2])
+async def test_read_range_refuses_an_end_that_is_not_there(fleet: PushFleet, taken: int) -> None:
+    """A broker that pushes refuses such a lane at once; what the error is, is as when it is pulled."""
+    client, log = Client(fleet), log_of(fleet)
+    chunks = client.read_range("s", 0, 0, log[6 - taken].start if taken else log[-1].end, Position(9, 1, 0))
+    got: list[bytes] = []
+
+    async def read() -> None:
+        async for chunk in chunks:
+            got.extend(chunk.batch["value"].to_pylist())
+
+    reading = asyncio.ensure_future(read())
+    lane = await opened(fleet)
+    fleet.pushing.reader.end(lane, Reason.FAILED, error=InvalidCursor("such an end will not come"))
+    with pytest.raises(InvalidArgument, match="lies behind the end"):
+        await reading
+    assert got == VALUES[6 - taken :]
+
+
+async def test_closing_a_consumer_gives_everything_back(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    consumer, log = make_consumer(), log_of(fleet)
+    await consumer.start()
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    await until(lambda: consumer._feed._queue.qsize() == 1)
+    await consumer.close()
+    reader.push(lane, log[2:], 1)  # on its way when it was closed
+    await until(lambda: reader.cancelled == [lane] and reader.held == 0 and reader.outstanding_bytes == 0)
+    assert not reader.closed, "other consumers of the client may use it"
+
+
+# --- connections ---------------------------------------------------------------------------------------------
+
+
+async def test_all_consumers_of_a_client_share_a_connection(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    fleet.pushing.serving = True
+    async with asyncio.TaskGroup() as tasks:
+        reading = [tasks.create_task(take(make_consumer(), 6)) for _ in range(5)]
+    assert [each.result() for each in reading] == [VALUES] * 5
+    assert len(fleet.pushing.readers) == 1
+
+
+async def test_a_lost_connection_is_made_again_and_nothing_comes_twice(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 6))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    reader.transport.close()
+    fleet.pushing.serving = True
+    assert await taking == VALUES
+    assert len(fleet.pushing.readers) == 2
+    assert position_of(fleet.pushing.reader.subscribed[0].start) == log[1].end
+
+
+async def test_a_lane_over_a_connection_that_is_gone_ends_at_once(fleet: PushFleet) -> None:
+    connection = await PushConnection.connect(fleet.push_path, timeout_s=WAIT_S)
+    subscriber = connection.subscriber("", 1000)
+    await connection.close()
+    ends: list[LaneEnd] = []
+    subscriber.open(Wanted(EntryId(STREAM_ID, 0, 0), EARLIEST, None), lambda _: None, ends.append)
+    await until(lambda: bool(ends))
+    assert (ends[0].next, type(ends[0].error)) == (EARLIEST, Unavailable)
+
+
+async def test_a_broker_that_died_is_followed_to_where_its_data_went(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 7))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    fleet.pushing.refusing = True
+    fleet.brokers[1].crash()
+    reader.transport.close()
+    fleet.take_over(1, 2)
+    put(fleet, b"6")
+    fleet.recovered()
+    assert await taking == [*VALUES, b"6"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lane": 77},
+        {"slot": SLOTS},
+        {"arena_offset": 0},
+        {"length_bytes": SLOT_BYTES + 1},
+        {"length_bytes": 0},
+        {"group_id": 0},
+    ],
+)
+async def test_a_run_that_makes_no_sense_ends_the_connection_and_nothing_of_it_is_given_out(
+    fleet: PushFleet, make_consumer: MakeConsumer, changes: dict[str, int]
+) -> None:
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 6))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    fleet.pushing.refusing = True
+    reader.push(lane, log[2:4], 1, **changes)
+    assert await taking == VALUES
+    assert reader.closed
+    assert fleet.pulled > 0
+
+
+# --- when there is no way ------------------------------------------------------------------------------------
+
+
+def wrong_path(fleet: PushFleet) -> None:
+    fleet.push_path += ".none"
+
+
+def sent_away(fleet: PushFleet) -> None:
+    fleet.pushing.refusing = True
+
+
+def other_broker(fleet: PushFleet) -> None:
+    fleet.pushing.hello.broker_id = 2
+
+
+def other_version(fleet: PushFleet) -> None:
+    fleet.pushing.hello.version = 99
+
+
+def no_arena(fleet: PushFleet) -> None:
+    fleet.pushing.send_fd = False
+    fleet.pushing.arena_path.unlink()
+
+
+def odd_arena(fleet: PushFleet) -> None:
+    fleet.pushing.hello.slots += 1
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "text"),
+    [
+        (wrong_path, "cannot connect to"),
+        (sent_away, "at once"),
+        (other_broker, "broker 2 is at"),
+        (other_version, "no push channel of version 1"),
+        (no_arena, "cannot map the broker's memory"),
+        (odd_arena, "not as it says"),
+    ],
+)
+async def test_a_broker_that_cannot_push_is_pulled_from_unless_it_has_to(
+    fleet: PushFleet, make_consumer: MakeConsumer, obstacle: Callable[[PushFleet], None], text: str
+) -> None:
+    obstacle(fleet)
+    assert await take(make_consumer(), 6) == VALUES
+    assert fleet.pulled > 0
+    fleet.settings = fleet.settings.model_copy(update={"retry_timeout_ms": 20})
+    with pytest.raises(KeraError, match=text):
+        await take(make_consumer(shared_memory="always"), 6)
+
+
+async def test_a_socket_that_is_not_for_us_is_an_error_that_says_so(
+    make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_: str) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(push_module, "_greeting", refused)
+    assert await take(make_consumer(), 6) == VALUES
+    with pytest.raises(InvalidArgument, match="run as the broker's user"):
+        await take(make_consumer(shared_memory="always"), 6)
+
+
+async def test_without_a_descriptor_the_file_is_opened(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    fleet.pushing.send_fd = False
+    fleet.pushing.serving = True
+    assert await take(make_consumer(shared_memory="always"), 6) == VALUES
+    assert fleet.pulled == 0
+
+
+async def test_never_means_never(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer(shared_memory="never")
+    assert await take(consumer, 6) == VALUES
+    assert fleet.pushing.readers == []
+
+
+async def test_who_reaches_brokers_by_tcp_gets_copies(tmp_path: Path, make_consumer: MakeConsumer) -> None:
+    fleet = PushFleet(tmp_path, transport="tcp")
+    put(fleet, *VALUES)
+    assert await take(make_consumer(fleet), 6) == VALUES
+    with pytest.raises(InvalidArgument, match="by tcp"):
+        await take(make_consumer(fleet, shared_memory="always"), 6)
+    await fleet.pushing.close()
+
+
+async def test_a_later_launch_of_a_broker_that_could_not_push_is_tried(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
+    async def pushed() -> bool:
+        consumer = make_consumer()
+        chunk = await anext(consumer.batches())
+        await consumer.close()
+        return chunk.pushed
+
+    fleet.pushing.hello.version = 99
+    assert [await pushed() for _ in range(3)] == [False] * 3
+    assert len(fleet.pushing.readers) == 1, "nothing would be better the next time"
+    fleet.pushing.hello.version, fleet.pushing.serving = 1, True
+    fleet.broker_epoch += 1
+    fleet.forget("s")
+    assert [await pushed() for _ in range(3)] == [True] * 3
+    assert len(fleet.pushing.readers) == 2
