@@ -34,7 +34,8 @@ WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pw
 WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 
 .PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench bench-log bench-replication
-.PHONY: bench-recovery bench-migration chaos-kill chaos-replicas chaos-control fuzz-log fuzz-replication constraints clean
+.PHONY: bench-recovery bench-migration bench-push chaos-kill chaos-replicas chaos-control chaos-push chaos-spark
+.PHONY: fuzz-log fuzz-replication constraints clean
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
@@ -105,6 +106,11 @@ bench-recovery: setup ## Measure recovery of a killed broker: its timeline, and 
 bench-migration: setup ## Measure what producers see of streamlets that move; ten minutes. BENCH_ARGS are passed on.
 	@$(PY) -m bench.migration $(BENCH_ARGS)
 
+bench-push: setup ## Measure push against pull: copies, local consumers, Spark; half an hour. BENCH_ARGS are passed to Spark's.
+	@$(PY) -m bench.push_loop
+	@$(PY) -m bench.locality
+	@$(WITH_JAVA) $(PY) -m bench.spark_read $(BENCH_ARGS)
+
 fuzz-log: setup ## Run the log against a disk that breaks: EXAMPLES random histories of SEED (a new one if it is not given).
 	@seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \
 	  echo "fuzz-log: SEED=$$seed EXAMPLES=$(EXAMPLES)"; \
@@ -125,6 +131,12 @@ chaos-replicas: setup ## Kill backups and brokers under load, ROUNDS times, and 
 
 chaos-control: setup ## Kill and freeze daemons under load, ROUNDS times: the others go on. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.control --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+chaos-push: setup ## Kill consumers, Spark's workers and brokers mid-batch, ROUNDS times. CHAOS_ARGS are passed on.
+	@$(WITH_JAVA) $(PY) -m tests.chaos.push --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+chaos-spark: setup ## Kill a job from stream to stream, and its broker, ROUNDS times. CHAOS_ARGS are passed on.
+	@$(WITH_JAVA) $(PY) -m tests.chaos.spark --rounds $(ROUNDS) $(CHAOS_ARGS)
 
 constraints: ## Resolve the newest versions anew and write constraints.txt (then run make check).
 	@PYTHON="$(PYTHON)" sh scripts/constraints.sh

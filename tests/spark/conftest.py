@@ -3,7 +3,6 @@
 Tests do not share streams: every test makes its own, with the name that the fixture `stream` gives it.
 """
 
-import contextlib
 import itertools
 import os
 import re
@@ -15,7 +14,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kera.client.local_cluster import LocalCluster, RunningCluster
-from kera.core.errors import UnknownStream
 from tests.spark.support import Kera, with_kera
 
 HERE = Path(__file__).parent
@@ -67,8 +65,9 @@ def kera(spark: SparkSession, cluster: RunningCluster) -> Kera:
 
 @pytest.fixture
 def stream(request: pytest.FixtureRequest, kera: Kera) -> Iterator[str]:
-    """A name of its own for the test's stream, which is deleted afterwards."""
+    """A name of its own for the test's stream, which is deleted afterwards with all whose names begin like that."""
     name = f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower())[:40].strip('-')}-{next(_numbers)}"
     yield name
-    with contextlib.suppress(UnknownStream):
-        kera.delete(name)
+    for each in kera.streams():
+        if each == name or each.startswith(f"{name}-"):
+            kera.delete(each)

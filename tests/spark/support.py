@@ -61,6 +61,14 @@ class Kera:
         """Delete a stream."""
         self.run(lambda client: client.admin.delete_stream(stream))
 
+    def streams(self) -> list[str]:
+        """Names of all streams."""
+
+        async def names(client: Client) -> list[str]:
+            return [each.name for each in await client.admin.list_streams()]
+
+        return self.run(names)
+
     def send(self, stream: str, numbers: Iterable[int], *, flush_every: int = 0, **settings: Any) -> list[Sent]:
         """Send one record per number (key ``k<n mod 7>``, value ``v<n>``); a flush every so often makes chunks."""
 
@@ -79,17 +87,35 @@ class Kera:
 
         return self.run(send)
 
-    def read(self, stream: str, **options: str) -> DataFrame:
-        """The stream as a batch."""
+    def read(self, stream: str | None = None, **options: str) -> DataFrame:
+        """The stream, or what `options` subscribe to, as a batch."""
         reader = self.spark.read.format("kera").option("kera.bootstrap.servers", self.bootstrap)
         return reader.options(**options).load(stream)
 
-    def stream(self, stream: str, **options: str) -> DataFrame:
-        """The stream as a stream."""
+    def stream(self, stream: str | None = None, **options: str) -> DataFrame:
+        """The same as a stream."""
         reader = self.spark.readStream.format("kera").option("kera.bootstrap.servers", self.bootstrap)
         return reader.options(**options).load(stream)
 
-    def read_new(self, stream: str, checkpoint: Path, **options: str) -> tuple[list[Sent], StreamingQuery]:
+    def lag(self, group: str) -> int:
+        """How many records a query with this name has left, as ``kera group describe`` shows it."""
+
+        async def measure(client: Client) -> int:
+            entries = (await client.admin.describe_application(group)).entries
+            assert entries, f"{group} has read nothing"
+            return sum(entry.lag.records for entry in entries if entry.lag is not None)
+
+        return self.run(measure)
+
+    def groups(self) -> list[str]:
+        """Names of all applications."""
+
+        async def names(client: Client) -> list[str]:
+            return [each.application_id for each in await client.admin.applications()]
+
+        return self.run(names)
+
+    def read_new(self, stream: str | None, checkpoint: Path, **options: str) -> tuple[list[Sent], StreamingQuery]:
         """What a query with this checkpoint finds that it has not seen yet, and the query, which has ended."""
         found: dict[int, list[Sent]] = {}
         query = start(self.stream(stream, **options), checkpoint, found, available_now=True)
@@ -115,6 +141,24 @@ def sent(frame: DataFrame) -> list[Sent]:
         Sent(row.streamlet, row.entry, row.offset, bytes(row.key), bytes(row.value))
         for row in frame.select(*Sent._fields).collect()
     ]
+
+
+RECORDS_PER_MIB = 128
+
+
+def send_mib(kera: Kera, stream: str, count: int, *, streamlets: int) -> int:
+    """Send so many MiB, spread evenly over the streamlets; gives how many records that are."""
+
+    async def send(client: Client) -> int:
+        async with client.producer() as producer:
+            await producer.prepare(stream)
+            for number in range(count * RECORDS_PER_MIB):
+                value = bytes((1 << 20) // RECORDS_PER_MIB)
+                producer.send(stream, value, keys=b"k", timestamp_us=number, streamlet=number % streamlets)
+                await producer.drain()
+        return count * RECORDS_PER_MIB
+
+    return kera.run(send)
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:

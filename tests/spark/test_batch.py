@@ -3,13 +3,21 @@
 import datetime as dt
 import decimal
 import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import cast
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
 
 from kera.client import Client
-from tests.spark.support import Kera, sent
+from kera.core.process import node_id
+from kera.spark_connector import KeraDataSource
+from kera.spark_connector.columns import RECORD_COLUMNS
+from tests.spark.support import Kera, Sent, send_mib, sent
 
 
 @pytest.mark.parametrize("entries", [1, 2])
@@ -30,7 +38,8 @@ def test_columns_of_a_record(kera: Kera, stream: str) -> None:
             producer.send(stream, None, timestamp_us=2_000_000)
 
     kera.run(send)
-    frame = kera.read(stream)
+    assert kera.read(stream).columns[-1] == "timestamp"
+    frame = kera.read(stream, includeHeaders="true")
 
     assert frame.dtypes == [
         ("key", "binary"),
@@ -156,6 +165,7 @@ def test_only_the_columns_of_a_given_schema_are_read(kera: Kera, stream: str) ->
     frame = reader.schema("offset bigint, value binary").load(stream)
 
     assert [tuple(row) for row in frame.orderBy("offset").collect()] == [(0, b"v0"), (1, b"v1"), (2, b"v2")]
+    assert reader.schema("headers array<struct<key:string,value:binary>>").load(stream).count() == 3
 
 
 def test_the_stream_may_be_named_by_subscribe(kera: Kera, stream: str) -> None:
@@ -164,6 +174,125 @@ def test_the_stream_may_be_named_by_subscribe(kera: Kera, stream: str) -> None:
     reader = kera.spark.read.format("kera").option("kera.bootstrap.servers", kera.bootstrap)
 
     assert reader.option("subscribe", stream).load().count() == 3
+
+
+def test_several_streams_are_read_as_one(kera: Kera, stream: str) -> None:
+    produced = {}
+    for name, streamlets in ((stream, 2), (f"{stream}-b", 1), (f"{stream}-c", 1)):
+        kera.create(name, streamlets=streamlets)
+        produced[name] = kera.send(name, range(50))
+    one, two, three = produced
+    everything = sorted(record for records in produced.values() for record in records)
+
+    assert sorted(sent(kera.read(subscribe=f"{one}, {three}"))) == sorted(produced[one] + produced[three])
+    assert sorted(sent(kera.read(subscribePattern=f"{stream}(-[bc])?"))) == everything
+    assigned = kera.read(assign=json.dumps({one: [1], two: [0]}))
+    assert sorted(sent(assigned)) == sorted([r for r in produced[one] if r.streamlet == 1] + produced[two])
+    assert {row.stream for row in assigned.select("stream").distinct().collect()} == {one, two}
+
+
+def test_records_are_found_by_time(kera: Kera, stream: str) -> None:
+    kera.create(stream)
+    produced = kera.send(stream, range(0, 1_000_000, 1000), flush_every=100)  # a record per ms, from 1970 on
+
+    def read(**options: str) -> list[Sent]:
+        return sent(kera.read(stream, **options))
+
+    assert read(startingTimestamp="500") == produced[500:]
+    assert read(endingTimestamp="500") == produced[:500]
+    assert (
+        read(startingTimestamp="1970-01-01T00:00:00.2", endingTimestamp="1970-01-01T01:00:00.4+01:00")
+        == (produced[200:400])
+    )
+    by_streamlet = json.dumps({stream: {"0": 300}})
+    assert read(startingOffsetsByTimestamp=by_streamlet, startingOffsets="earliest") == produced[300:]
+    assert read(startingTimestamp="900", startingOffsetsByTimestamp=by_streamlet) == produced[900:]
+    assert (
+        read(startingOffsetsByTimestamp=by_streamlet, endingOffsetsByTimestamp=json.dumps({stream: {"0": 400}}))
+        == (produced[300:400])
+    )
+    assert read(startingTimestamp="-1h", startingOffsetsByTimestampStrategy="latest") == []
+    with pytest.raises(Exception, match="startingTimestamp"):
+        read(startingTimestamp="-1h")
+
+
+def test_times_may_be_relative_to_now(kera: Kera, stream: str) -> None:
+    kera.create(stream)
+    now_us = time.time_ns() // 1000
+    long_ago = kera.send(stream, range(now_us - 7_200_000_000, now_us - 7_200_000_000 + 10))
+    recent = kera.send(stream, range(now_us, now_us + 10))
+
+    assert sent(kera.read(stream, startingTimestamp="-1h")) == recent
+    assert sent(kera.read(stream, endingTimestamp="-3600s")) == long_ago
+
+
+def test_a_stream_is_cut_into_more_partitions_than_it_has_streamlets(kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=2, group_segments=2)
+    produced = send_mib(kera, stream, 8, streamlets=2)
+
+    for options, at_least in (({"minPartitions": "6"}, 6), ({"maxRecordsPerPartition": str(produced // 5)}, 5)):
+        frame = kera.read(stream, **options)
+        assert frame.rdd.getNumPartitions() >= at_least
+        tasks = frame.groupBy(F.spark_partition_id().alias("task")).agg(F.count("*").alias("records")).collect()
+        assert len(tasks) >= at_least
+        assert sum(row.records for row in tasks) == produced
+        assert frame.select("streamlet", "offset").distinct().count() == produced
+
+
+def test_what_would_be_read_is_shown(kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=2)
+    produced = kera.send(stream, range(100))
+
+    rows = kera.read(stream, metadata="partitions").orderBy("streamlet").collect()
+    pulled = kera.read(stream, metadata="partitions", sharedMemory="never").collect()
+
+    assert [(row.stream, row.streamlet, row.entry) for row in rows] == [(stream, 0, 0), (stream, 1, 0)]
+    assert sum(row.records for row in rows) == len(produced)
+    assert {row.broker for row in rows} <= {1, 2}
+    assert {row.node for row in rows} == {node_id()}
+    assert {row.access for row in rows} == {"push"}
+    assert {row.access for row in pulled} == {"pull"}
+    places = json.dumps({stream: {str(row.streamlet): [row.end] for row in rows}})
+    assert kera.read(stream, endingOffsets=places).count() == len(produced)
+
+
+def test_streams_are_listed(kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=3, entries=2)
+    kera.create(f"{stream}-typed", schema=pa.schema([("n", pa.int64())]))
+    kera.send(stream, range(10))
+
+    rows = {row.name: row for row in kera.read(metadata="streams").collect()}
+
+    mine = rows[stream]
+    assert (mine.streamlets, mine.entries, mine.durability, mine.replication) == (3, 2, "leader", 0)
+    assert (mine.records, mine.bytes > 0, mine.typed) == (10, True, False)
+    assert (rows[f"{stream}-typed"].typed, rows[f"{stream}-typed"].schema) == (True, "n: int64")
+    only = kera.read(metadata="streams", subscribePattern=f"{stream}-t.*").select("name", "records")
+    assert [tuple(row) for row in only.collect()] == [(f"{stream}-typed", 0)]
+
+
+@pytest.mark.parametrize("shared_memory", ["auto", "always", "never"])
+def test_records_are_the_same_in_place_and_as_copies(kera: Kera, stream: str, shared_memory: str) -> None:
+    kera.create(stream, streamlets=2)
+    produced = kera.send(stream, range(500), flush_every=50)
+
+    assert sorted(sent(kera.read(stream, sharedMemory=shared_memory))) == sorted(produced)
+
+
+@pytest.mark.parametrize(("shared_memory", "in_place"), [("auto", True), ("never", False)])
+def test_a_task_on_a_brokers_node_reads_in_its_memory_if_it_may(
+    kera: Kera, stream: str, caplog: pytest.LogCaptureFixture, shared_memory: str, in_place: bool
+) -> None:
+    kera.create(stream)
+    kera.send(stream, range(100), flush_every=10)
+    options = {"kera.bootstrap.servers": kera.bootstrap, "subscribe": stream, "sharedMemory": shared_memory}
+    reader = KeraDataSource(options).reader(RECORD_COLUMNS)
+
+    with caplog.at_level(logging.DEBUG, logger="kera.spark_connector"):
+        (partition,) = reader.partitions()
+        assert sum(batch.num_rows for batch in cast("Iterator[pa.RecordBatch]", reader.read(partition))) == 100
+
+    assert f"10 chunks, {10 if in_place else 0} of them in the broker's memory" in caplog.text
 
 
 def test_an_unknown_option_gets_a_suggestion(kera: Kera, stream: str) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 
-from tests.spark.support import Kera, Sent, start, wait_until
+from tests.spark.support import Kera, Sent, send_mib, start, wait_until
 
 
 def test_available_now_reads_what_is_there_and_a_restart_only_what_is_new(
@@ -97,21 +98,74 @@ def test_progress_tells_how_far_behind_a_query_is(kera: Kera, stream: str, tmp_p
     query.awaitTermination()
 
     source = query.recentProgress[0]["sources"][0]
-    (end,), (latest,) = (json.loads(source[name])["streamlets"]["0"] for name in ("endOffset", "latestOffset"))
+    (end,), (latest,) = (
+        json.loads(source[name])["streams"][stream]["streamlets"]["0"] for name in ("endOffset", "latestOffset")
+    )
     assert latest[3] - end[3] == 80
 
 
-def test_a_checkpoint_of_a_deleted_stream_is_refused(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_micro_batches_keep_to_max_bytes_per_trigger(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
-    kera.send(stream, range(10))
-    kera.read_new(stream, tmp_path / "checkpoint", startingOffsets="earliest")
+    produced = kera.send(stream, range(400), flush_every=20)
+    (planned,) = kera.read(stream, metadata="partitions").collect()
+    found: dict[int, list[Sent]] = {}
+    frame = kera.stream(stream, startingOffsets="earliest", maxBytesPerTrigger=str(planned.bytes // 4))
 
-    kera.delete(stream)
+    start(frame, tmp_path / "checkpoint", found, available_now=True).awaitTermination()
+
+    assert len(found) >= 4
+    assert max(map(len, found.values())) <= 100
+    assert [record for batch in found.values() for record in batch] == produced
+
+
+def test_a_micro_batch_waits_until_enough_is_there_or_long_enough(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
-    kera.send(stream, range(10))
+    found: dict[int, list[Sent]] = {}
+    frame = kera.stream(stream, minOffsetsPerTrigger="50", maxTriggerDelay="1h")
+    query = start(frame, tmp_path / "checkpoint", found)
+    try:
+        wait_until(lambda: query.exception() or 0 in found, "the first micro-batch")
+        for first in range(0, 100, 20):
+            kera.send(stream, range(first, first + 20))
+        wait_until(lambda: query.exception() or len(found) >= 2, "a micro-batch")
+    finally:
+        query.stop()
+    assert query.exception() is None
+    assert all(len(batch) >= 50 for number, batch in found.items() if number)
 
-    with pytest.raises(StreamingQueryException, match=r"deleted and created again.*new checkpointLocation"):
-        kera.read_new(stream, tmp_path / "checkpoint", startingOffsets="earliest")
+
+def test_available_now_takes_all_of_several_streams_within_the_limits(kera: Kera, stream: str, tmp_path: Path) -> None:
+    names = [stream, f"{stream}-b"]
+    produced = []
+    for name in names:
+        kera.create(name, streamlets=2)
+        produced += kera.send(name, range(200), flush_every=10)
+    found: dict[int, list[Sent]] = {}
+    frame = kera.stream(
+        subscribe=",".join(names), startingOffsets="earliest", maxOffsetsPerTrigger="100", minOffsetsPerTrigger="90"
+    )
+
+    start(frame, tmp_path / "checkpoint", found, available_now=True).awaitTermination()
+
+    assert sorted(record for batch in found.values() for record in batch) == sorted(produced)
+    assert len(found) >= 4
+    assert max(map(len, found.values())) <= 100
+
+
+def test_micro_batches_are_cut_into_more_tasks_than_streamlets(kera: Kera, stream: str, tmp_path: Path) -> None:
+    kera.create(stream, group_segments=2)
+    count = send_mib(kera, stream, 5, streamlets=1)
+    tasks: list[int] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        tasks.append(batch.rdd.getNumPartitions())
+        assert batch.select("offset").distinct().count() == count
+
+    frame = kera.stream(stream, startingOffsets="earliest", minPartitions="4").select("offset")
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+    assert tasks[0] >= 4
 
 
 def test_a_streaming_query_with_an_end_is_refused(kera: Kera, stream: str, tmp_path: Path) -> None:

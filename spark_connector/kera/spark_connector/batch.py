@@ -5,6 +5,7 @@ Spark makes it in its planning process, asks it for partitions there, and sends 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,38 +13,42 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kera.spark_connector.columns import check_columns, columns_of
-from kera.spark_connector.options import ENDING, STARTING, KeraOptions
-from kera.spark_connector.planning import partitions
+from kera.spark_connector.options import ReadOptions
+from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.planning import Piece, ranges
 from kera.spark_connector.portal import shared
-from kera.spark_connector.survey import settle, survey
+from kera.spark_connector.survey import require_columns, settle, split, survey
 from kera.spark_connector.worker import read_partition
 
 if TYPE_CHECKING:
     from kera.client import Client
 
 
-class KeraBatchReader(DataSourceReader):
-    """Reads a stream once, from ``startingOffsets`` up to ``endingOffsets``."""
+async def plan_batch(client: Client, options: ReadOptions, wanted: StructType | None) -> list[Piece]:
+    """What a batch query reads, as the streams are now. `wanted`: its columns, if they are to be checked."""
+    now = await survey(client, options.subscription, begins=True)
+    if wanted is not None:
+        require_columns(wanted, now)
+    now_us = time.time_ns() // 1000
+    loss = options.fail_on_data_loss
+    start = await settle(client, options.batch_starting, now, now_us=now_us, fail_on_data_loss=loss)
+    end = await settle(client, options.batch_ending, now, now_us=now_us, fail_on_data_loss=loss)
+    return await split(client, ranges(start, end, now), now, options)
 
-    def __init__(self, options: KeraOptions, wanted: StructType) -> None:
+
+class KeraBatchReader(DataSourceReader):
+    """Reads streams once, from ``startingOffsets`` up to ``endingOffsets``."""
+
+    def __init__(self, options: ReadOptions, wanted: StructType) -> None:
         options.check_batch()
         self._options = options
         self._wanted = wanted
 
     def partitions(self) -> list[InputPartition]:
-        """One per entry with records, as the stream is now."""
-
-        async def plan(client: Client) -> list[InputPartition]:
-            options = self._options
-            now = await survey(client, options.stream)
-            check_columns(self._wanted, columns_of(now.description.schema, typed=now.description.typed), options.stream)
-            start = await settle(client, now, STARTING, options.batch_starting)
-            end = await settle(client, now, ENDING, options.batch_ending)
-            return list(partitions(start, end, typed=now.description.typed))
-
-        return shared(self._options.bootstrap).call(plan)
+        """At least one per entry with records, as the streams are now."""
+        pieces = shared(self._options.bootstrap).call(lambda client: plan_batch(client, self._options, self._wanted))
+        return [KeraPartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one partition; runs in an executor's Python worker."""
-        return read_partition(self._options.bootstrap, partition, self._wanted)
+        return read_partition(self._options.bootstrap, partition, self._wanted, self._options.shared_memory)

@@ -1,36 +1,79 @@
-"""The chunks of a range of one entry, of exactly the incarnation of the stream that the range was planned with."""
+"""The chunks of a range of one entry, of exactly the incarnation of the stream that the range was planned with.
+
+With ``failOnDataLoss=false`` what is gone is skipped, and `Losses` says what that was. Otherwise it is an error.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from kera.core.ids import EntryId, Position
+from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, StreamletOutOfRange, UnknownStream
+from kera.core.ids import Position
 from kera.spark_connector.offsets import StreamRecreated
+from kera.spark_connector.planning import Piece
 
 if TYPE_CHECKING:
-    from kera.client import ChunkBatch, Client
+    from kera.client import ChunkBatch, Client, ConsumerSettings
+
+GONE = (DataLost, InvalidArgument, InvalidCursor, StreamletOutOfRange, StreamRecreated, UnknownStream)
+"""What brokers say of places that were planned, and are not there any more."""
+
+
+@dataclass
+class Losses:
+    """What was skipped of a range."""
+
+    reasons: list[str] = field(default_factory=list)
 
 
 async def chunks(
-    client: Client, stream: str, entry: EntryId, start: Position, end: Position
+    client: Client, piece: Piece, settings: ConsumerSettings, losses: Losses
 ) -> AsyncGenerator[ChunkBatch, None]:
-    """The chunks from `start` up to exactly `end`; raises `StreamRecreated` when `stream` is another one now.
+    """The chunks of `piece`, in order.
+
+    Raises `StreamRecreated` when the stream is another one now, and what `Client.read_range` raises.
 
     Close it (`contextlib.aclosing`) when not all of it is taken: the client fetches ahead.
     """
-    description = await client.describe(stream)
-    if description.stream_id != entry.stream_id:  # it may be the client that remembers an earlier one
-        description = await client.admin.describe_stream(stream)
-    if description.stream_id != entry.stream_id:
+    start = piece.start
+    while start < piece.end:
+        try:
+            await _require_incarnation(client, piece)
+            found = client.read_range(
+                piece.stream, piece.entry.streamlet_id, piece.entry.entry, start, piece.end, settings=settings
+            )
+            async with contextlib.aclosing(cast("AsyncGenerator[ChunkBatch, None]", found)) as source:
+                async for chunk in source:
+                    start = chunk.next
+                    yield chunk
+            return
+        except GONE as error:
+            if piece.fail_on_data_loss:
+                raise
+            losses.reasons.append(error.message)
+            available = _available_from(error)
+            if available is None or available <= start:
+                return
+            start = available
+
+
+async def _require_incarnation(client: Client, piece: Piece) -> None:
+    stream_id = piece.entry.stream_id
+    description = await client.describe(piece.stream)
+    if description.stream_id != stream_id:  # it may be the client that remembers an earlier one
+        description = await client.admin.describe_stream(piece.stream)
+    if description.stream_id != stream_id:
         raise StreamRecreated(
-            f"stream '{stream}' was deleted and created again while it was read: it was incarnation"
-            f" {entry.stream_id}, now it is {description.stream_id}",
-            stream=stream,
+            f"stream '{piece.stream}' was deleted and created again while it was read: it was incarnation"
+            f" {stream_id}, now it is {description.stream_id}",
+            stream=piece.stream,
             stream_id=description.stream_id,
         )
-    found = client.read_range(stream, entry.streamlet_id, entry.entry, start, end)
-    async with contextlib.aclosing(cast("AsyncGenerator[ChunkBatch, None]", found)) as source:
-        async for chunk in source:
-            yield chunk
+
+
+def _available_from(error: KeraError) -> Position | None:
+    place = error.attributes.get("available_from")
+    return Position(*place) if isinstance(error, DataLost) and place else None

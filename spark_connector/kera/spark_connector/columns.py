@@ -5,8 +5,10 @@ A typed stream has its own columns. Any other stream has these, and Kafka's user
     key binary        the record's first key        stream string      name of the stream
     keys array        all of its keys               streamlet int      partition
     value binary                                    entry int          append lane in the streamlet
-    headers array     of struct<key, value>         offset bigint      ordinal of the record in its entry
+                                                    offset bigint      ordinal of the record in its entry
                                                     timestamp timestamp
+
+and, if they are asked for, its headers (array of struct<key, value>).
 
 Spark compares the Arrow schema of what it gets with the one it expects, down to the names inside of lists. Types that
 Spark does not have are widened (unsigned integers, half floats, other time units, dictionaries, ...); a batch that
@@ -17,8 +19,8 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -49,13 +51,14 @@ RECORD_COLUMNS = StructType(
         StructField("entry", IntegerType()),
         StructField("offset", LongType()),
         StructField("timestamp", TimestampType()),
-        StructField(
-            "headers",
-            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-        ),
     ]
 )
 """Columns of a stream without a schema of its own."""
+
+HEADERS_COLUMN = StructField(
+    "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+)
+"""And one more, with ``includeHeaders`` or in a ``.schema(...)`` that names it."""
 
 PRECISION_MAX = 38
 """Digits of Spark's largest decimal."""
@@ -74,10 +77,50 @@ _WIDENED: dict[pa.DataType, pa.DataType] = {
 }
 
 
-def columns_of(schema: pa.Schema, *, typed: bool) -> StructType:
+class HasColumns(Protocol):
+    """A stream, as far as its columns go."""
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of its chunks."""
+
+    @property
+    def typed(self) -> bool:
+        """Whether these are its columns."""
+
+
+def columns_of_all(streams: Iterable[HasColumns], *, headers: bool) -> StructType:
+    """The columns of a DataFrame of `streams`; those of records if there is none.
+
+    Raises `SchemaMismatch` when they do not have the same ones.
+    """
+    columns: StructType | None = None
+    first = ""
+    for stream in streams:
+        own = columns_of(stream.schema, typed=stream.typed, headers=headers)
+        if columns is None:
+            columns, first = own, stream.name
+        elif _types(own) != _types(columns):
+            raise SchemaMismatch(
+                f"streams '{first}' and '{stream.name}' do not have the same columns: {columns.simpleString()} and"
+                f" {own.simpleString()}. Make a DataFrame of each",
+                streams=[first, stream.name],
+            )
+    return columns or columns_of(pa.schema([]), typed=False, headers=headers)
+
+
+def _types(columns: StructType) -> list[tuple[str, str]]:
+    return [(field.name, field.dataType.simpleString()) for field in columns]
+
+
+def columns_of(schema: pa.Schema, *, typed: bool, headers: bool = False) -> StructType:
     """The columns of a stream with this Arrow schema; raises `SchemaMismatch` where Spark has no such type."""
     if not typed:
-        return RECORD_COLUMNS
+        return StructType([*RECORD_COLUMNS, HEADERS_COLUMN]) if headers else RECORD_COLUMNS
     fields = []
     for field in schema:
         try:
@@ -94,17 +137,17 @@ def columns_of(schema: pa.Schema, *, typed: bool) -> StructType:
     return StructType(fields)
 
 
-def check_columns(wanted: StructType, there: StructType, stream: str) -> None:
-    """Raise `SchemaMismatch` unless `wanted` (given by ``.schema(...)``) is some of the columns that are `there`."""
+def check_columns(wanted: StructType, there: StructType, what: str) -> None:
+    """Raise `SchemaMismatch` unless `wanted` (given by ``.schema(...)``) is some of the columns that `what` has."""
     types = {field.name: field.dataType for field in there}
     for field in wanted:
         if field.name not in types:
             close = difflib.get_close_matches(field.name, types, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(types)}"
-            raise SchemaMismatch(f"stream '{stream}' has no column '{field.name}': {hint}", column=field.name)
+            raise SchemaMismatch(f"{what} has no column '{field.name}': {hint}", column=field.name)
         if field.dataType.simpleString() != types[field.name].simpleString():
             raise SchemaMismatch(
-                f"column '{field.name}' of stream '{stream}' is {types[field.name].simpleString()},"
+                f"column '{field.name}' of {what} is {types[field.name].simpleString()},"
                 f" not {field.dataType.simpleString()}",
                 column=field.name,
             )

@@ -1,10 +1,11 @@
-"""Offsets: what a checkpoint, a query's progress and the JSON forms of the options say about places in a stream.
+"""Offsets: what a checkpoint and a query's progress say about places in streams. Pure, and without a type of Spark.
 
 A checkpoint holds one JSON object per micro-batch:
 
-    {"stream": "flights", "stream_id": 7,
-     "streamlets": {"0": [[3, 1, 81920, 40000]], "1": [[4, 2, 0, 39500]]},
-     "since": {"0": [[1, 1, 0, 0]], "1": [[2, 1, 0, 0]]}}
+    {"version": 2,
+     "streams": {"flights": {"stream_id": 7, "streamlets": {"0": [[3, 1, 81920, 40000]], "1": [[4, 2, 0, 39500]]}}},
+     "since": {"flights": {"stream_id": 7, "streamlets": {"0": [[1, 1, 0, 0]], "1": [[2, 1, 0, 0]]}}},
+     "group": "spark-kera-source-1a2b3c4d"}
 
 Per streamlet there is a list with one place per entry: group, segment, byte offset in the segment, and the ordinal of
 the next record in the entry. The first three are the cursor that readers follow. The ordinal says how many records
@@ -14,11 +15,15 @@ from the start, end and latest offsets of a query's progress.
 Promises:
 
 * the same offsets always give the same text, because Spark compares offsets as text;
-* `stream_id` is the stream's incarnation: offsets of a stream that was deleted and created again are refused
-  (`StreamRecreated`), never applied to the new stream;
-* `since` is where the whole query began, and is only in the end of its first micro-batch. Spark does not store where
-  a query begins, it asks again; a query that starts at "latest" and is killed in its first micro-batch would
-  otherwise begin later when it comes back, and skip records.
+* `stream_id` is the stream's incarnation: offsets of a stream that was deleted and created again are never applied to
+  the new stream;
+* `since` is where the micro-batch that ends here begins, where the end before it does not say so: in the first one,
+  because Spark does not store where a query begins (it asks again, and "latest" is further on by then); and in one
+  that begins elsewhere than the one before it has ended, as with a stream that has joined, or data that is gone. So a
+  micro-batch that is planned again after a restart has the same records;
+* `group` is the name under which the query's progress is stored in the cluster; empty: there is none.
+
+Version 1, of one stream, is still read: ``{"stream": …, "stream_id": …, "streamlets": …, "since": {"0": …}}``.
 """
 
 from __future__ import annotations
@@ -26,19 +31,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from kera.core.errors import InvalidArgument, NotAccepted
 from kera.core.ids import Position
 
-Lane = tuple[int, int]
-"""Streamlet and entry."""
+VERSION = 2
 
 
 class StreamRecreated(NotAccepted):
     """A checkpoint belongs to an earlier stream of the same name. Start the query with a new checkpoint."""
 
     code = "stream_recreated"
+
+
+class Lane(NamedTuple):
+    """An entry of a streamlet of a stream: what has an order of its own."""
+
+    stream: str
+    streamlet: int
+    entry: int
+
+    def __str__(self) -> str:
+        return f"stream '{self.stream}', streamlet {self.streamlet}, entry {self.entry}"
 
 
 class EntryOffset(NamedTuple):
@@ -49,129 +64,115 @@ class EntryOffset(NamedTuple):
     """Ordinal within the entry of the first record at or after the position."""
 
 
-Place = Literal["earliest", "latest"] | Position
-"""What a user may say about one entry."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """``startingOffsets`` or ``endingOffsets``: a default, or one or more places per streamlet."""
-
-    everywhere: Place | None = None
-    streamlets: Mapping[int, Place | tuple[Place, ...]] | None = None
-    """One place for all entries of the streamlet, or one per entry. Must name every streamlet of the stream."""
-
-
-EARLIEST_PLACES = Places(everywhere="earliest")
-LATEST_PLACES = Places(everywhere="latest")
-
-
 @dataclass(frozen=True)
 class StreamOffsets:
     """A place in every entry of one incarnation of a stream."""
 
-    stream: str
     stream_id: int
     streamlets: Mapping[int, tuple[EntryOffset, ...]]
-    since: Mapping[int, tuple[EntryOffset, ...]] | None = None
+    """Only those that are read (``assign`` may leave some out)."""
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """A place in every entry of all streams of a query."""
+
+    streams: Mapping[str, StreamOffsets]
+    since: Mapping[str, StreamOffsets] | None = None
+    """Where the micro-batch that ends here begins, if the end before it does not say so."""
+    group: str = ""
+    """Named cursor of the query; empty: none."""
 
     def lanes(self) -> Iterator[tuple[Lane, EntryOffset]]:
         """Each entry with its place, in order."""
-        for streamlet, entries in sorted(self.streamlets.items()):
-            for entry, offset in enumerate(entries):
-                yield (streamlet, entry), offset
+        for name, stream in sorted(self.streams.items()):
+            for streamlet, entries in sorted(stream.streamlets.items()):
+                for entry, offset in enumerate(entries):
+                    yield Lane(name, streamlet, entry), offset
+
+    def places(self) -> dict[Lane, EntryOffset]:
+        """`lanes` as a mapping."""
+        return dict(self.lanes())
+
+    def stream_ids(self) -> dict[str, int]:
+        """The incarnation of each stream."""
+        return {name: stream.stream_id for name, stream in self.streams.items()}
+
+    @staticmethod
+    def of(places: Mapping[Lane, EntryOffset], stream_ids: Mapping[str, int]) -> Offsets:
+        """The inverse of `places`. Of a streamlet there must be all entries; streams without a place are left out."""
+        streams: dict[str, dict[int, list[EntryOffset]]] = {}
+        for lane in sorted(places):
+            streams.setdefault(lane.stream, {}).setdefault(lane.streamlet, []).append(places[lane])
+        return Offsets(
+            {
+                name: StreamOffsets(stream_ids[name], {streamlet: tuple(row) for streamlet, row in streamlets.items()})
+                for name, streamlets in streams.items()
+            }
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The object that Spark stores. Key order is fixed: see "Promises" above."""
-        document: dict[str, Any] = {
-            "stream": self.stream,
-            "stream_id": self.stream_id,
-            "streamlets": _streamlets_to_json(self.streamlets),
-        }
+        document: dict[str, Any] = {"version": VERSION, "streams": _streams_to_json(self.streams)}
         if self.since is not None:
-            document["since"] = _streamlets_to_json(self.since)
+            document["since"] = _streams_to_json(self.since)
+        if self.group:
+            document["group"] = self.group
         return document
 
     @staticmethod
-    def from_json(document: Mapping[str, Any]) -> StreamOffsets:
-        """The inverse of `to_json`; raises `InvalidArgument` for anything else."""
+    def from_json(document: Mapping[str, Any]) -> Offsets:
+        """The inverse of `to_json`, also of version 1; raises `InvalidArgument` for anything else."""
         try:
-            since = document.get("since")
-            return StreamOffsets(
-                stream=str(document["stream"]),
-                stream_id=int(document["stream_id"]),
-                streamlets=_streamlets_from_json(document["streamlets"]),
-                since=None if since is None else _streamlets_from_json(since),
-            )
+            version = document.get("version", 1)
+            if version == VERSION:
+                since = document.get("since")
+                return Offsets(
+                    streams=_streams_from_json(document["streams"]),
+                    since=None if since is None else _streams_from_json(since),
+                    group=str(document.get("group", "")),
+                )
+            if version == 1:
+                return _of_version_1(document)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgument(
-                f"the checkpoint holds offsets that are not of the kera source: {json.dumps(document)[:200]}"
+                f"the checkpoint holds offsets that are not of the kera source: {json.dumps(document)[:200]}. Start the"
+                " query with a checkpointLocation of its own"
             ) from error
-
-    def require(self, stream_id: int) -> None:
-        """Raise `StreamRecreated` unless these offsets are of the incarnation `stream_id`."""
-        if self.stream_id != stream_id:
-            raise StreamRecreated(
-                f"stream '{self.stream}' was deleted and created again: the checkpoint belongs to its incarnation"
-                f" {self.stream_id}, now it is {stream_id}. Its offsets mean nothing in the new stream: start the"
-                " query with a new checkpointLocation",
-                stream=self.stream,
-                checkpoint_stream_id=self.stream_id,
-                stream_id=stream_id,
-            )
+        raise InvalidArgument(
+            f"the checkpoint holds offsets of version {version!r}; this connector reads up to {VERSION}. Use the newer"
+            " connector that has written them",
+            version=version,
+        )
 
 
-def parse_places(option: str, text: str, stream: str) -> Places:
-    """``earliest``, ``latest``, or JSON; raises `InvalidArgument` that names `option`.
+def _of_version_1(document: Mapping[str, Any]) -> Offsets:
+    name, stream_id = str(document["stream"]), int(document["stream_id"])
+    since = document.get("since")
 
-    The JSON is ``{"<stream>": {"<streamlet>": place, ...}}`` as for Kafka, or the object that a query's progress shows.
-    A place is "earliest" (or -2), "latest" (or -1), or a list with one place per entry: "earliest", "latest", or
-    [group, segment, offset].
-    """
-    word = text.strip().lower()
-    if word == "earliest":
-        return EARLIEST_PLACES
-    if word == "latest":
-        return LATEST_PLACES
+    def streams(streamlets: Mapping[str, Any]) -> dict[str, StreamOffsets]:
+        return {name: StreamOffsets(stream_id, _streamlets_from_json(streamlets))}
 
-    def refuse(problem: str) -> InvalidArgument:
-        return InvalidArgument(f"option {option}: {problem}; it is {text!r}", option=option, value=text)
-
-    try:
-        document = json.loads(text)
-    except ValueError:
-        raise refuse("must be 'earliest', 'latest' or a JSON object") from None
-    if isinstance(document, dict) and "streamlets" in document and "stream" in document:
-        document = {document["stream"]: document["streamlets"]}
-    if not isinstance(document, dict) or set(document) != {stream} or not isinstance(document[stream], dict):
-        raise refuse(f'must have the form {{"{stream}": {{"0": place, ...}}}} and name only that stream')
-    streamlets: dict[int, Place | tuple[Place, ...]] = {}
-    for name, value in document[stream].items():
-        try:
-            streamlet = int(name)
-            if isinstance(value, list):
-                streamlets[streamlet] = tuple(_place(item) for item in value)
-            else:
-                streamlets[streamlet] = _place(value)
-        except (TypeError, ValueError) as error:
-            raise refuse(f"streamlet {name!r}: {error}") from None
-    return Places(streamlets=streamlets)
+    return Offsets(streams(document["streamlets"]), None if since is None else streams(since))
 
 
-def _place(value: Any) -> Place:
-    if value in ("earliest", -2):
-        return "earliest"
-    if value in ("latest", -1):
-        return "latest"
-    if isinstance(value, list) and len(value) in (3, 4) and all(isinstance(part, int) for part in value):
-        return Position(*value[:3])  # a fourth number is the ordinal that progress shows; it is looked up anew
-    raise ValueError(f"{json.dumps(value)} is no place: use earliest, latest or [group, segment, offset]")
-
-
-def _streamlets_to_json(streamlets: Mapping[int, tuple[EntryOffset, ...]]) -> dict[str, list[list[int]]]:
+def _streams_to_json(streams: Mapping[str, StreamOffsets]) -> dict[str, Any]:
     return {
-        str(streamlet): [[*offset.position, offset.record] for offset in entries]
-        for streamlet, entries in sorted(streamlets.items())
+        name: {
+            "stream_id": stream.stream_id,
+            "streamlets": {
+                str(streamlet): [[*offset.position, offset.record] for offset in entries]
+                for streamlet, entries in sorted(stream.streamlets.items())
+            },
+        }
+        for name, stream in sorted(streams.items())
+    }
+
+
+def _streams_from_json(document: Mapping[str, Any]) -> dict[str, StreamOffsets]:
+    return {
+        name: StreamOffsets(int(stream["stream_id"]), _streamlets_from_json(stream["streamlets"]))
+        for name, stream in document.items()
     }
 
 

@@ -89,6 +89,7 @@ class Portal:
                     return
                 self._loop.call_soon_threadsafe(room.release)
                 yield value
+                del value  # it may hold memory of a broker, which is not to wait for the next one
         finally:
             future.cancel()
 

@@ -7,19 +7,25 @@ the options' text: connections belong to the processes that use them (``portal``
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
+from kera.core.errors import InvalidArgument
 from kera.spark_connector.batch import KeraBatchReader
-from kera.spark_connector.columns import columns_of
-from kera.spark_connector.options import parse_options
+from kera.spark_connector.columns import columns_of_all
+from kera.spark_connector.metadata import COLUMNS, KeraMetadataReader
+from kera.spark_connector.options import HEADERS, parse_read_options
 from kera.spark_connector.portal import Portal
 from kera.spark_connector.streaming import KeraStreamReader
-
-if TYPE_CHECKING:
-    from kera.client import Client, StreamDescription
+from kera.spark_connector.survey import descriptions
+from kera.spark_connector.writing import KeraBatchWriter, KeraStreamWriter
 
 LOOK_UP_TIMEOUT_MS = 5_000
 """How long `load` goes on trying to reach the coordinator: somebody waits who may have mistyped the address."""
@@ -34,20 +40,34 @@ class KeraDataSource(DataSource):
         return "kera"
 
     def schema(self) -> StructType:
-        """The stream's own columns, or the columns of a record; asked of the cluster."""
-        options = parse_options(self.options)
-
-        async def describe(client: Client) -> StreamDescription:
-            return await client.admin.describe_stream(options.stream)
-
+        """The streams' own columns, or the columns of a record; asked of the cluster."""
+        options = parse_read_options(self.options)
+        if options.metadata is not None:
+            return COLUMNS[options.metadata]
+        gone = not options.fail_on_data_loss  # a query that goes on from its checkpoint without a stream comes by here
         with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
-            description = portal.call(describe)
-        return columns_of(description.schema, typed=description.typed)
+            streams = portal.call(lambda client: descriptions(client, options.subscription, may_be_gone=gone))
+        if options.include_headers and any(stream.typed for stream in streams):
+            raise InvalidArgument(
+                f"option {HEADERS}: a typed stream has its own columns and no headers", option=HEADERS
+            )
+        return columns_of_all(streams, headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``. `schema` may be some of the columns: the user's ``.schema(...)``."""
-        return KeraBatchReader(parse_options(self.options), schema)
+        options = parse_read_options(self.options)
+        if options.metadata is not None:
+            return KeraMetadataReader(options, options.metadata, schema)
+        return KeraBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
         return KeraStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
+        """For ``df.write``."""
+        return KeraBatchWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001 - as above
+        """For ``df.writeStream``."""
+        return KeraStreamWriter(self.options, schema, overwrite=overwrite)

@@ -9,35 +9,72 @@ What Spark does that is easy to get wrong, and what follows from it here:
 * it never stores where a query begins. It asks `initialOffset` again for each use of it, also after a restart whose
   first micro-batch was planned but not finished. So the answer is kept, and travels in the first end (``since``);
 * it decides by comparing text whether there is anything new. So when nothing is, `start` is given back as it came;
-* it may ask `partitions` for an empty range, and for one that an earlier launch has planned.
+* it may ask `partitions` for an empty range, and for one that an earlier launch has planned;
+* it says `commit` of a micro-batch when it plans the next one, so never of the last one of a query with
+  ``availableNow``. But when it asks what is behind an end, that end is done: if nothing is, the cursor is stored then;
+* it has no read limit with several bounds. So `getDefaultReadLimit` gives one of those in the options, and
+  `latestOffset` knows the others; ``ReadAllAvailable`` means none of them (as with ``Trigger.Once``).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
-from kera.spark_connector.columns import check_columns, columns_of
-from kera.spark_connector.offsets import StreamOffsets
-from kera.spark_connector.options import STARTING, KeraOptions, parse_options
-from kera.spark_connector.planning import advance, cap, ends, forwarded, partitions, shares
+from kera.core.errors import DataLost, KeraError
+from kera.spark_connector.admission import Limits, Wait, decide
+from kera.spark_connector.cursor import store
+from kera.spark_connector.offsets import Offsets
+from kera.spark_connector.options import ReadOptions, parse_read_options
+from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.planning import (
+    Now,
+    Piece,
+    cap,
+    conclude,
+    heads,
+    limited,
+    next_ends,
+    ranges,
+    revise,
+    waiting,
+)
 from kera.spark_connector.portal import Portal
-from kera.spark_connector.survey import Survey, limited, settle, survey
+from kera.spark_connector.survey import boundaries, require_columns, settle, split, survey
 from kera.spark_connector.worker import read_partition
 
 if TYPE_CHECKING:
     from kera.client import Client
 
+T = TypeVar("T")
+
+CURSOR_PAUSE_S = 10.0
+"""A cursor that could not be stored is not tried again before."""
+PLAN_ATTEMPTS = 3
+"""With ``failOnDataLoss=false``: retention may remove what is just being planned."""
+
+log = logging.getLogger(__name__)
+
 
 class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream as it grows, in micro-batches."""
+    """Reads streams as they grow, in micro-batches."""
 
     def __init__(self, options: Mapping[str, str], wanted: StructType) -> None:
         self._given = dict(options)
@@ -45,79 +82,122 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._portal: Portal | None = None
         self._initial: dict[str, Any] | None = None
         """Where the query begins; asked for once."""
-        self._target: StreamOffsets | None = None
+        self._target: Offsets | None = None
         """With ``availableNow``: where the query ends."""
-        self._heads: StreamOffsets | None = None
-        """How far the stream went when it was last asked."""
+        self._heads: Offsets | None = None
+        """How far the streams went when they were last asked."""
+        self._taken_s: float | None = None
+        """When the last micro-batch was planned; the first one of a launch counts also when it is empty."""
+        self._token = ""
+        """What makes the name of this query's cursor its own, if nothing else says it; 8 hex digits."""
+        self._stored: Offsets | None = None
+        """The cursor as it was last stored, or tried to be."""
+        self._store_again_s: float | None = None
+        """When that may be tried again; None: it is stored."""
+        self._warned: tuple[str, ...] = ()
+        """The warnings that were said last: planning comes to the same ones again and again."""
 
     @functools.cached_property
-    def _options(self) -> KeraOptions:
+    def _options(self) -> ReadOptions:
         # Not in the constructor: Spark hides the error of a reader that could not be made behind one of its own.
-        options = parse_options(self._given)
+        options = parse_read_options(self._given)
         options.check_streaming()
         return options
+
+    # -- where it begins and ends ------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the query begins when there is no checkpoint."""
         if self._initial is None:
+            options = self._options
 
-            async def begin(client: Client) -> StreamOffsets:
-                now = await self._survey(client)
-                return await settle(client, now, STARTING, self._options.stream_starting)
+            async def begin(client: Client) -> Offsets:
+                now = await self._survey(client, begins=True)
+                return await settle(
+                    client,
+                    options.stream_starting,
+                    now,
+                    now_us=time.time_ns() // 1000,
+                    fail_on_data_loss=options.fail_on_data_loss,
+                )
 
-            self._initial = self._open().call(begin).to_json()
+            offsets = self._open().call(begin)
+            self._initial = replace(offsets, group=self._group("")).to_json()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What ``maxOffsetsPerTrigger`` says."""
-        records_max = self._options.records_per_trigger_max
-        return ReadAllAvailable() if records_max is None else ReadMaxRows(records_max)
+        """One of the bounds that the options set; see the head of this module."""
+        limits = self._options.limits
+        if limits.records_max is not None:
+            return ReadMaxRows(limits.records_max)
+        if limits.bytes_max is not None:
+            return ReadMaxBytes(limits.bytes_max)
+        if limits.records_min is not None:
+            return ReadMinRows(limits.records_min)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on the stream ends where it ends now."""
-        now = self._open().call(self._survey)
-        self._target = now.offsets(ends(now.bounds))
+        """From now on the streams end where they end now."""
+        self._target = heads(self._open().call(self._survey))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch: all there is, or as many whole chunks as `limit` allows."""
-        begin = StreamOffsets.from_json(start)
+        """The end of the next micro-batch: all there is, or as many whole chunks as the limits allow."""
+        given = Offsets.from_json(start)
+        limits = self._limits(limit)
+        end = self._repeated(lambda: self._open().call(lambda client: self._plan(client, start, given, limits)))
+        if end == start:
+            self._store(given)
+            return start
+        return end
 
-        async def plan(client: Client) -> StreamOffsets:
-            now = await self._survey(client)
-            begin.require(now.description.stream_id)
-            heads = ends(now.bounds)
-            self._heads = now.offsets(heads)
-            if self._target is not None:
-                heads = cap(heads, self._target.streamlets)
-            end = now.offsets(advance(begin.streamlets, heads))
-            if isinstance(limit, ReadMaxRows):
-                end = await limited(client, forwarded(begin, now.bounds), end, shares(begin, end, limit.max_rows))
-            return end
-
-        end = self._open().call(plan)
-        if start == self._initial:
-            return replace(end, since=begin.streamlets).to_json()
-        return start if end.streamlets == begin.streamlets else end.to_json()
+    async def _plan(self, client: Client, start: dict[str, Any], given: Offsets, limits: Limits) -> dict[str, Any]:
+        now = await self._survey(client)
+        advance = next_ends(given, now, fail_on_data_loss=self._options.fail_on_data_loss)
+        self._heads = advance.heads
+        if self._target is not None:
+            advance = cap(advance, self._target)
+        waited_ms = None if self._taken_s is None else int((time.monotonic() - self._taken_s) * 1000)
+        decision = decide(waiting(advance, now), limits, waited_ms=waited_ms, available_now=self._target is not None)
+        if isinstance(decision, Wait):
+            return start
+        end = limited(advance, await boundaries(client, advance, decision.shares))
+        concluded = conclude(given, advance, end, group=self._group(given.group), first=start == self._initial)
+        if concluded is not given or self._taken_s is None:
+            self._taken_s = time.monotonic()
+        if concluded is given:
+            return start
+        self._warn(advance.warnings)
+        return concluded.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far the stream goes, whatever a micro-batch takes of it: what Spark shows as ``latestOffset``."""
+        """How far the streams go, whatever a micro-batch takes of it: what Spark shows as ``latestOffset``."""
         return None if self._heads is None else self._heads.to_json()
 
+    # -- what is read ------------------------------------------------------------------------------------------
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One per entry with records between the two."""
+        """At least one per entry with records between the two."""
         if start == end:
             return []
-        begin, finish = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
-        if finish.since is not None:
-            begin = replace(finish, streamlets=finish.since)
-        now = self._open().call(self._survey)
-        begin.require(now.description.stream_id)
-        finish.require(now.description.stream_id)
-        return list(partitions(forwarded(begin, now.bounds), finish, typed=now.description.typed))
+        begin, finish = Offsets.from_json(start), Offsets.from_json(end)
+
+        async def plan(client: Client) -> list[Piece]:
+            now = await self._survey(client)
+            planned = revise(begin, finish, now, fail_on_data_loss=self._options.fail_on_data_loss)
+            self._warn(planned.warnings)
+            return await split(client, ranges(planned.start, planned.end, now), now, self._options, stable=True)
+
+        return [KeraPartition(piece) for piece in self._repeated(lambda: self._open().call(plan))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one partition; runs in an executor's Python worker."""
-        return read_partition(self._options.bootstrap, partition, self._wanted)
+        return read_partition(self._options.bootstrap, partition, self._wanted, self._options.shared_memory)
+
+    # -- what is done ------------------------------------------------------------------------------------------
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything up to `end` is done: the cluster may know."""
+        self._store(Offsets.from_json(end))
 
     def stop(self) -> None:
         """Close the connections."""
@@ -125,13 +205,59 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._portal.close()
             self._portal = None
 
+    def _store(self, done: Offsets) -> None:
+        done = replace(done, since=None)
+        if done == self._stored and (self._store_again_s is None or time.monotonic() < self._store_again_s):
+            return
+        group = self._group(done.group)
+        self._stored, self._store_again_s = done, None
+        try:
+            failures = self._open().call(lambda client: store(client, group, done))
+        except KeraError as error:
+            failures = {"": error.message}
+        if failures:
+            self._store_again_s = time.monotonic() + CURSOR_PAUSE_S
+        for stream, reason in failures.items():
+            log.warning("cursor '%s' of stream '%s' was not stored, the query goes on: %s", group, stream, reason)
+
+    # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _group(self, stored: str) -> str:
+        self._token = self._token or secrets.token_hex(4)
+        return self._options.group(stored, self._token)
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        limits = self._options.limits
+        if isinstance(limit, ReadMaxRows):
+            return replace(limits, records_max=limit.max_rows)
+        if isinstance(limit, ReadMaxBytes):
+            return replace(limits, bytes_max=limit.max_bytes)
+        if isinstance(limit, ReadMinRows):
+            return replace(limits, records_min=limit.min_rows)
+        return Limits()
+
     def _open(self) -> Portal:
         if self._portal is None:
             self._portal = Portal(self._options.bootstrap)
         return self._portal
 
-    async def _survey(self, client: Client) -> Survey:
-        now = await survey(client, self._options.stream)
-        there = columns_of(now.description.schema, typed=now.description.typed)
-        check_columns(self._wanted, there, self._options.stream)
+    async def _survey(self, client: Client, *, begins: bool = False) -> Now:
+        now = await survey(client, self._options.subscription, begins=begins)
+        require_columns(self._wanted, now)
         return now
+
+    def _repeated(self, plan: Callable[[], T]) -> T:
+        """What `plan` gives; made anew when something was removed just meanwhile, and that may be."""
+        for _ in range(PLAN_ATTEMPTS - 1):
+            try:
+                return plan()
+            except DataLost:
+                if self._options.fail_on_data_loss:
+                    raise
+        return plan()
+
+    def _warn(self, warnings: tuple[str, ...]) -> None:
+        for warning in warnings:
+            if warning not in self._warned:
+                log.warning("failOnDataLoss=false: %s", warning)
+        self._warned = warnings or self._warned

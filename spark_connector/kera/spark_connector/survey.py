@@ -1,85 +1,218 @@
-"""What the driver asks the cluster about a stream, each question once per planning step.
+"""What the driver asks the cluster about streams, each question once per planning step and many side by side.
 
-Planning itself is pure (``planning``): this module brings it the facts.
+Planning itself is pure (``planning``): this module brings it the facts. All streams of a query are looked at at once, a
+bounded number at a time; of brokers that have several of them, each is asked by all.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kera.core.ids import EntryId, Position
-from kera.spark_connector.chunks import chunks
-from kera.spark_connector.offsets import EntryOffset, Lane, Places, StreamOffsets
-from kera.spark_connector.planning import StreamBounds, by_lane, resolve
+from pyspark.sql.types import StructType
+
+from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, UnknownStream
+from kera.core.ids import Position
+from kera.spark_connector.admission import Share
+from kera.spark_connector.columns import check_columns, columns_of_all
+from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
+from kera.spark_connector.options import ReadOptions, Subscription
+from kera.spark_connector.places import Where
+from kera.spark_connector.planning import (
+    Advance,
+    Cutting,
+    Now,
+    Piece,
+    Question,
+    Range,
+    StreamNow,
+    cut,
+    questions,
+    resolve,
+    to_ask,
+)
 
 if TYPE_CHECKING:
-    from kera.client import Client, StreamDescription
+    from kera.client import ChunkPlace, ChunkQuery, Client, SegmentBounds, StreamDescription
+
+T = TypeVar("T")
+
+SIDE_BY_SIDE_MAX = 32
+"""Questions on their way at the same time."""
 
 
-@dataclass(frozen=True)
-class Survey:
-    """A stream as it is now."""
+async def survey(client: Client, subscription: Subscription, *, begins: bool = False) -> Now:
+    """The subscribed streams as they are now: where they are, and how far they go.
 
-    description: StreamDescription
-    bounds: StreamBounds
+    Of streams that are not there `begins` says what follows: a query that begins is refused (`UnknownStream`); one that
+    runs gets what is left, and planning decides.
+    """
+    names = await _subscribed(client, subscription)
 
-    def offsets(self, streamlets: Mapping[int, tuple[EntryOffset, ...]]) -> StreamOffsets:
-        """`streamlets` as places in this incarnation of the stream."""
-        return StreamOffsets(self.description.name, self.description.stream_id, streamlets)
+    async def look(name: str) -> StreamNow | None:
+        try:
+            return await _stream_now(client, subscription, name)
+        except UnknownStream:
+            return None
 
-
-async def survey(client: Client, stream: str) -> Survey:
-    """Ask the coordinator what the stream is now (not what is remembered of it), and the brokers how far it goes."""
-    description = await client.admin.describe_stream(stream)
-    return Survey(description, await client.bounds(stream))
-
-
-async def settle(client: Client, now: Survey, option: str, places: Places) -> StreamOffsets:
-    """What `places` means now; `option` is where the user said it."""
-    records: dict[tuple[Lane, Position], int] = {}
-    for streamlet, row in by_lane(option, places, now.bounds).items():
-        for entry, place in enumerate(row):
-            if isinstance(place, Position):
-                records[(streamlet, entry), place] = await _record_at(client, now, (streamlet, entry), place)
-    return now.offsets(resolve(option, places, now.bounds, records))
+    found = await _side_by_side(look, names)
+    now = {stream.name: stream for stream in found if stream is not None}
+    if begins and (not now or len(now) < len(names)):
+        subscription.require({stream.name for stream in await client.admin.list_streams()})
+        if subscription.missing(now):
+            raise UnknownStream(f"streams were deleted just now: {', '.join(subscription.missing(now))}")
+    return now
 
 
-async def limited(client: Client, start: StreamOffsets, end: StreamOffsets, share: Mapping[Lane, int]) -> StreamOffsets:
-    """The furthest chunk boundaries before `end` within each entry's `share` of records, but at least one chunk."""
-    before = dict(start.lanes())
-    streamlets: dict[int, list[EntryOffset]] = {}
-    for lane, offset in end.lanes():
-        begin = before.get(lane)
-        if begin is not None and share[lane] < offset.record - begin.record:
-            entry = EntryId(end.stream_id, *lane)
-            offset = await _boundary(client, end.stream, entry, begin, offset, share[lane])  # noqa: PLW2901
-        streamlets.setdefault(lane[0], []).append(offset)
-    return StreamOffsets(end.stream, end.stream_id, {key: tuple(row) for key, row in streamlets.items()})
+async def descriptions(
+    client: Client, subscription: Subscription, *, may_be_gone: bool = False
+) -> list[StreamDescription]:
+    """The subscribed streams, without what only brokers know. Raises `UnknownStream` for those that are not there.
+
+    If they `may_be_gone`, only when none is left.
+    """
+    there = {stream.name: stream for stream in await client.admin.list_streams()}
+    left = subscription.select(there) if may_be_gone else []
+    return [there[name] for name in left or subscription.require(there)]
 
 
-async def _boundary(
-    client: Client, stream: str, entry: EntryId, begin: EntryOffset, end: EntryOffset, records_max: int
-) -> EntryOffset:
-    # The chunks themselves are read to find where they end: the brokers have no question for the headers alone yet.
-    reached = begin
-    async with contextlib.aclosing(chunks(client, stream, entry, begin.position, end.position)) as source:
-        async for chunk in source:
-            after = chunk.header.first_record + chunk.header.record_count
-            if after - begin.record > records_max and reached is not begin:
-                break
-            reached = EntryOffset(chunk.next, after)
-    return reached
+async def settle(client: Client, where: Where, now: Now, *, now_us: int, fail_on_data_loss: bool) -> Offsets:
+    """What `where`, an option, means now."""
+    asked = questions(where, now, now_us=now_us)
+    try:
+        places = await _located(client, [(question.lane, _query_of(question)) for question in asked])
+    except InvalidCursor as error:
+        raise InvalidArgument(f"option {where.option}: {error.message}", option=where.option) from error
+    answers = {question: _offset_of(place) for question, place in zip(asked, places, strict=True)}
+    return resolve(where, now, answers, now_us=now_us, fail_on_data_loss=fail_on_data_loss)
 
 
-async def _record_at(client: Client, now: Survey, lane: Lane, position: Position) -> int:
-    there = now.bounds[lane[0]][lane[1]]
-    if position >= there.end:
-        return there.next_record
-    entry = EntryId(now.description.stream_id, *lane)
-    async with contextlib.aclosing(chunks(client, now.description.name, entry, position, there.end)) as source:
-        async for chunk in source:
-            return int(chunk.header.first_record)
-    return there.next_record
+async def boundaries(client: Client, advance: Advance, shares: Mapping[Lane, Share]) -> dict[Lane, EntryOffset]:
+    """The furthest chunk boundaries within each entry's share, but at least one chunk."""
+    starts, heads = advance.start.places(), advance.heads.places()
+    asked = [
+        (lane, query) for lane, share in shares.items() for query in _queries_of(lane, starts[lane], heads[lane], share)
+    ]
+    nearest: dict[Lane, EntryOffset] = {}
+    for (lane, _), place in zip(asked, await _located(client, asked), strict=True):
+        offset = _offset_of(place)
+        nearest[lane] = min(nearest.get(lane, offset), offset)
+    return nearest
+
+
+async def split(
+    client: Client, ranges: Sequence[Range], now: Now, options: ReadOptions, *, stable: bool = False
+) -> list[Piece]:
+    """`ranges` as partitions; `stable`: see `Cutting`."""
+    loss = options.fail_on_data_loss
+    # Spark does not tell a Python source its default parallelism. Of a local session it is this; else there is
+    # ``minPartitions``.
+    cores = len(os.sched_getaffinity(0))
+    cutting = Cutting(options.partitions_min, options.records_per_partition_max, cores, stable)
+    segments = await _segments(client, ranges, now, cutting, fail_on_data_loss=loss)
+    return cut(ranges, now, segments, cutting, fail_on_data_loss=loss)
+
+
+def require_columns(wanted: StructType, now: Now) -> None:
+    """Raise `SchemaMismatch` unless all streams have the same columns, and those that are wanted."""
+    if now:
+        # Headers are there for whoever names them; ``includeHeaders`` is for those who do not.
+        there = columns_of_all(now.values(), headers=True)
+        check_columns(wanted, there, f"stream '{next(iter(now))}'")
+
+
+async def _segments(
+    client: Client, ranges: Sequence[Range], now: Now, cutting: Cutting, *, fail_on_data_loss: bool
+) -> dict[Lane, Sequence[SegmentBounds]]:
+    """The segments of those `ranges` that may be cut, for `planning.cut`."""
+
+    async def look(item: Range) -> Sequence[SegmentBounds]:
+        stream, streamlet, entry = item.lane
+        try:
+            return await client.segments(stream, streamlet, entry, item.start.position, item.end.position)
+        except (DataLost, InvalidCursor, UnknownStream):
+            if fail_on_data_loss:
+                raise
+            return ()  # it stays in one piece; the task that reads it says what is gone
+
+    asked = to_ask(ranges, now, cutting)
+    answers = await _side_by_side(look, asked)
+    return {item.lane: answer for item, answer in zip(asked, answers, strict=True)}
+
+
+async def _subscribed(client: Client, subscription: Subscription) -> list[str]:
+    if subscription.pattern is None:
+        return subscription.select(subscription.names or tuple(subscription.assign or ()))
+    return subscription.select([stream.name for stream in await client.admin.list_streams()])
+
+
+async def _stream_now(client: Client, subscription: Subscription, name: str) -> StreamNow:
+    bounds = await client.bounds(name)
+    description = await client.describe(name)  # which `bounds` has just asked the coordinator for
+    return StreamNow(
+        name=name,
+        stream_id=description.stream_id,
+        typed=description.typed,
+        schema=description.schema,
+        bounds={streamlet: bounds[streamlet] for streamlet in subscription.streamlets(name, bounds)},
+        assignments=description.assignments,
+        nodes={broker.broker_id: broker.node_id for broker in description.brokers.values()},
+    )
+
+
+def _query_of(question: Question) -> ChunkQuery:
+    from kera.client import ChunkQuery
+
+    _, streamlet, entry = question.lane
+    if question.timestamp_us is None:  # the ordinal at the place itself
+        return ChunkQuery(streamlet, entry, question.start, question.end, records_max=1)
+    return ChunkQuery(streamlet, entry, question.start, question.end, timestamp_us=question.timestamp_us)
+
+
+def _queries_of(lane: Lane, start: EntryOffset, head: EntryOffset, share: Share) -> list[ChunkQuery]:
+    from kera.client import ChunkQuery
+
+    _, streamlet, entry = lane
+    of_range = ChunkQuery(streamlet, entry, start.position, head.position)
+    queries = []
+    if share.records_max is not None:
+        queries.append(of_range._replace(records_max=share.records_max))
+    if share.bytes_max is not None:
+        queries.append(of_range._replace(bytes_max=share.bytes_max))
+    return queries
+
+
+def _offset_of(place: ChunkPlace) -> EntryOffset:
+    return EntryOffset(Position(*place.position), place.record)
+
+
+async def _located(client: Client, asked: Sequence[tuple[Lane, ChunkQuery]]) -> list[ChunkPlace]:
+    """One place per query, in their order; one call per stream."""
+    by_stream: dict[str, list[int]] = {}
+    for number, (lane, _) in enumerate(asked):
+        by_stream.setdefault(lane.stream, []).append(number)
+
+    async def locate(stream: str) -> list[ChunkPlace]:
+        return await client.locate(stream, [asked[number][1] for number in by_stream[stream]])
+
+    places: dict[int, ChunkPlace] = {}
+    for stream, found in zip(by_stream, await _side_by_side(locate, by_stream), strict=True):
+        places.update(zip(by_stream[stream], found, strict=True))
+    return [places[number] for number in range(len(asked))]
+
+
+async def _side_by_side(ask: Callable[[Any], Coroutine[Any, Any, T]], about: Iterable[Any]) -> list[T]:
+    """What `ask` says about each of them. All have ended when the first error comes out."""
+    room = asyncio.Semaphore(SIDE_BY_SIDE_MAX)
+
+    async def within(item: Any) -> T:
+        async with room:
+            return await ask(item)
+
+    answers = await asyncio.gather(*map(within, about), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers  # type: ignore[return-value]  # none of them is an exception

@@ -2,17 +2,24 @@
 
 Chunks come as the producers made them. Small ones are put together, because each batch that Spark takes costs it some
 100 µs: with batches of 100 records a noop sink takes 2.3 M records/s, with 1,000 3.1, with 10,000 and more 5.5
-(local[2], 100-byte values). Large ones are handed on as they are, without a copy.
+(local[2], 100-byte values). Large ones are handed on as they are, without a copy: so the bounds are below the 10,000
+records with which Spark is at its best.
 
 The chunks of a partition are followed over all brokers that have some of them (`kera.client`), wherever they have gone
-since it was planned; what a crashed broker had is waited for while it is being recovered.
+since it was planned; what a crashed broker had is waited for while it is being recovered. Where a broker is on the
+executor's host they lie in its memory (``sharedMemory``), and Spark copies from there.
 
-Promise: a partition gives exactly the records that it was planned with, or an error. Never fewer without a word.
+Promises:
+
+* a partition gives exactly the records that it was planned with, or an error; with ``failOnDataLoss=false``, those that
+  are left, and a warning. Never fewer without a word;
+* bytes that a broker has used again while Spark took them are an error (`MemoryReused`): the task is tried again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING
 
@@ -20,53 +27,104 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from kera.core.errors import DataLost
-from kera.spark_connector.chunks import chunks
+from kera.core.errors import DataLost, Unavailable
+from kera.spark_connector.chunks import Losses, chunks
 from kera.spark_connector.columns import Shaper
-from kera.spark_connector.planning import KeraPartition
+from kera.spark_connector.options import SharedMemory
+from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.planning import Piece
 from kera.spark_connector.portal import shared
 
 if TYPE_CHECKING:
     from kera.client import ChunkBatch, Client
 
-BATCH_RECORDS = 16_384
+BATCH_RECORDS = 8_192
 """Chunks are put together until there are so many records …"""
-BATCH_BYTES = 2 << 20
+BATCH_BYTES = 1 << 20
 """… or so many bytes."""
 BATCHES_AHEAD = 2
 """Batches fetched before Spark asks for them."""
 
+log = logging.getLogger(__name__)
 
-def read_partition(bootstrap: str, partition: InputPartition, wanted: StructType) -> Iterator[pa.RecordBatch]:
+
+class MemoryReused(Unavailable):
+    """Records lay in a broker's memory, which was used for others while Spark took them. Read them again."""
+
+    code = "memory_reused"
+
+
+def read_partition(
+    bootstrap: str, partition: InputPartition, wanted: StructType, shared_memory: SharedMemory
+) -> Iterator[pa.RecordBatch]:
     """The records of `partition`, with the columns `wanted`."""
     if not isinstance(partition, KeraPartition):
         return  # Spark makes one empty partition of a batch query that has none
-    shaper = Shaper(wanted, stream=partition.stream, typed=partition.typed)
-    records = 0
-    for gathered in shared(bootstrap).iterate(lambda client: _gathered(client, partition), BATCHES_AHEAD):
+    piece = partition.piece
+    losses = Losses()
+    shaper = Shaper(wanted, stream=piece.stream, typed=piece.typed)
+    records = chunk_count = pushed_count = 0
+    fetched = shared(bootstrap).iterate(lambda client: _gathered(client, piece, shared_memory, losses), BATCHES_AHEAD)
+    for gathered in fetched:
+        chunk_count += len(gathered)
+        pushed_count += sum(chunk.pushed for chunk in gathered)
         for batch in shaper.shape([chunk.batch for chunk in gathered], gathered[0].header):
             records += batch.num_rows
             yield batch
-    if records != partition.records:
-        raise DataLost(
-            f"stream '{partition.stream}' gave {records} of the {partition.records} records between"
-            f" {tuple(partition.start)} and {tuple(partition.end)} of streamlet {partition.entry.streamlet_id},"
-            f" entry {partition.entry.entry}",
-            stream=partition.stream,
-            streamlet=partition.entry.streamlet_id,
-            entry=partition.entry.entry,
-            records=records,
-            records_planned=partition.records,
+        _require_intact(gathered, piece)
+        del gathered, batch  # what lies in a broker's memory is given back before the next is waited for
+    _require_all(piece, records, losses)
+    log.debug("%s: %d chunks, %d of them in the broker's memory", _named(piece), chunk_count, pushed_count)
+
+
+def _require_intact(gathered: list[ChunkBatch], piece: Piece) -> None:
+    if not all(chunk.intact for chunk in gathered):
+        raise MemoryReused(
+            f"{_named(piece)}: its broker is gone, and its memory was used again while Spark took records from it; the"
+            " task has to be run again",
+            stream=piece.stream,
+            streamlet=piece.entry.streamlet_id,
+            entry=piece.entry.entry,
         )
 
 
-async def _gathered(client: Client, partition: KeraPartition) -> AsyncGenerator[list[ChunkBatch], None]:
+def _require_all(piece: Piece, records: int, losses: Losses) -> None:
+    if records == piece.records:
+        return
+    what = f"{_named(piece)} gave {records} of the {piece.records} records between {tuple(piece.start)} and"
+    what = f"{what} {tuple(piece.end)}"
+    if losses.reasons and records < piece.records:
+        log.warning("failOnDataLoss=false: %s; %s", what, "; ".join(losses.reasons))
+        return
+    raise DataLost(
+        what,
+        stream=piece.stream,
+        streamlet=piece.entry.streamlet_id,
+        entry=piece.entry.entry,
+        records=records,
+        records_planned=piece.records,
+    )
+
+
+def _named(piece: Piece) -> str:
+    return f"stream '{piece.stream}', streamlet {piece.entry.streamlet_id}, entry {piece.entry.entry}"
+
+
+async def _gathered(
+    client: Client, piece: Piece, shared_memory: SharedMemory, losses: Losses
+) -> AsyncGenerator[list[ChunkBatch], None]:
     """The partition's chunks, so many at a time that they make a batch of a good size."""
+    from kera.client import ConsumerSettings
+
+    settings = ConsumerSettings.load(shared_memory=shared_memory)
     gathered: list[ChunkBatch] = []
     records = length_bytes = 0
-    whole = chunks(client, partition.stream, partition.entry, partition.start, partition.end)
-    async with contextlib.aclosing(whole) as source:
+    async with contextlib.aclosing(chunks(client, piece, settings, losses)) as source:
         async for chunk in source:
+            if gathered and chunk.header.first_record != gathered[-1].header.first_record + gathered[-1].batch.num_rows:
+                yield gathered  # records are gone in between: a batch numbers those that follow each other
+                gathered = []
+                records = length_bytes = 0
             gathered.append(chunk)
             records += chunk.header.record_count
             length_bytes += chunk.header.payload_bytes

@@ -1,17 +1,22 @@
-"""A cluster with one stream that exists only in memory, for the connector's tests without daemons."""
+"""A cluster that exists only in memory, for the connector's tests without daemons.
+
+Every chunk has `CHUNK_BYTES`, and an entry has one segment.
+"""
 
 # ruff: noqa: ARG002  # the real client decides on the parameters
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from kera.client import ClientSettings
+from kera.client import ChunkPlace, ChunkQuery, ClientSettings, ConsumerSettings, SegmentBounds
 from kera.core.chunk import ChunkHeader
-from kera.core.errors import UnknownStream
+from kera.core.errors import DataLost, KeraError, UnknownStream
 from kera.core.ids import EntryId, Position
+from kera.core.schema import DEFAULT_SCHEMA
 
 SCHEMA = pa.schema([("n", pa.int64())])
 CHUNK_BYTES = 64
@@ -22,6 +27,7 @@ class Bounds(NamedTuple):
     end: Position
     first_record: int
     next_record: int
+    length_bytes: int
 
 
 class Chunk(NamedTuple):
@@ -30,17 +36,117 @@ class Chunk(NamedTuple):
     start: Position
     next: Position
     entry: EntryId
+    intact: bool
+    pushed: bool = True
+
+
+def at(chunk: int) -> Position:
+    """Where the chunk with this number starts."""
+    return Position(1, 1, chunk * CHUNK_BYTES)
+
+
+@dataclass
+class FakeStream:
+    """`chunks` has the record counts of the chunks of each entry; the first `removed` of them are gone."""
+
+    stream_id: int
+    chunks: dict[int, list[list[int]]]
+    typed: bool = True
+    removed: dict[int, int] = field(default_factory=dict)
+    """Per streamlet."""
+
+    def description(self, name: str) -> Any:
+        schema = SCHEMA if self.typed else DEFAULT_SCHEMA
+        entries = max(map(len, self.chunks.values()))
+        return SimpleNamespace(
+            name=name,
+            stream_id=self.stream_id,
+            schema=schema,
+            typed=self.typed,
+            config=SimpleNamespace(streamlets=len(self.chunks), entries=entries, durability="leader", replication=0),
+            assignments={streamlet: SimpleNamespace(broker_id=1, intervals=()) for streamlet in self.chunks},
+            brokers={1: SimpleNamespace(broker_id=1, node_id="here")},
+        )
+
+    def bounds(self) -> dict[int, list[Bounds]]:
+        return {
+            streamlet: [
+                Bounds(
+                    at(gone),
+                    at(len(counts)),
+                    sum(counts[:gone]),
+                    sum(counts),
+                    (len(counts) - gone) * CHUNK_BYTES,
+                )
+                for gone in [self.removed.get(streamlet, 0)]
+                for counts in entries
+            ]
+            for streamlet, entries in self.chunks.items()
+        }
+
+    def require(self, streamlet: int, position: Position) -> None:
+        gone = at(self.removed.get(streamlet, 0))
+        if position < gone:
+            raise DataLost("it was removed", lost_from=list(position), available_from=list(gone))
+
+    def locate(self, query: ChunkQuery) -> ChunkPlace:
+        self.require(query.streamlet_id, query.start)
+        counts = self.chunks[query.streamlet_id][query.entry]
+        first = query.start.offset // CHUNK_BYTES
+        last = len(counts) if query.end is None else query.end.offset // CHUNK_BYTES
+        place = first
+        if query.timestamp_us is not None:  # a record's time is its number
+            while place < last and sum(counts[: place + 1]) <= query.timestamp_us:
+                place += 1
+        else:
+            while place < last and (
+                place == first
+                or (
+                    sum(counts[first : place + 1]) <= query.records_max
+                    if query.records_max is not None
+                    else (place + 1 - first) * CHUNK_BYTES <= (query.bytes_max or 0)
+                )
+            ):
+                place += 1
+        return ChunkPlace(at(place), sum(counts[:place]), (place - first) * CHUNK_BYTES)
 
 
 class FakeClient:
-    """Stands for `kera.client.Client`; `chunks` has the record counts of the chunks of each entry."""
+    """Stands for `kera.client.Client`; has the stream "numbers"."""
 
     def __init__(self, chunks: dict[int, list[list[int]]]) -> None:
-        self.stream_id = 7
-        self.chunks = chunks
+        self.streams = {"numbers": FakeStream(7, chunks)}
         self.closed = False
         self.read_ranges_open = 0
         self.connected = 0
+        self.intact = True
+        self.committed: dict[tuple[str, str], dict[EntryId, Position]] = {}
+        """By application and stream."""
+        self.commits = 0
+        self.commit_error: KeraError | None = None
+        self.shared_memory: set[str] = set()
+        """What ranges were read with."""
+
+    @property
+    def chunks(self) -> dict[int, list[list[int]]]:
+        return self.streams["numbers"].chunks
+
+    @chunks.setter
+    def chunks(self, chunks: dict[int, list[list[int]]]) -> None:
+        self.streams["numbers"].chunks = chunks
+
+    @property
+    def stream_id(self) -> int:
+        return self.streams["numbers"].stream_id
+
+    @stream_id.setter
+    def stream_id(self, stream_id: int) -> None:
+        self.streams["numbers"].stream_id = stream_id
+
+    def stream(self, name: str) -> FakeStream:
+        if name not in self.streams:
+            raise UnknownStream(f"no stream is called {name!r}", stream=name)
+        return self.streams[name]
 
     async def connect(self, bootstrap: str, settings: ClientSettings) -> Self:
         self.connected += 1
@@ -50,35 +156,59 @@ class FakeClient:
     def admin(self) -> Self:
         return self
 
+    async def list_streams(self) -> list[Any]:
+        return [stream.description(name) for name, stream in sorted(self.streams.items())]
+
     async def describe_stream(self, stream: str) -> Any:
-        if stream != "numbers":
-            raise UnknownStream(f"no stream is called {stream!r}", stream=stream)
-        return SimpleNamespace(name=stream, stream_id=self.stream_id, schema=SCHEMA, typed=True)
+        return self.stream(stream).description(stream)
 
     describe = describe_stream
 
     async def bounds(self, stream: str) -> dict[int, list[Bounds]]:
-        return {
-            streamlet: [
-                Bounds(Position(1, 1, 0), Position(1, 1, len(counts) * CHUNK_BYTES), 0, sum(counts))
-                for counts in entries
-            ]
-            for streamlet, entries in self.chunks.items()
-        }
+        return self.stream(stream).bounds()
+
+    async def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
+        return [self.stream(stream).locate(query) for query in queries]
+
+    async def segments(
+        self, stream: str, streamlet_id: int, entry: int, start: Position, end: Position
+    ) -> list[SegmentBounds]:
+        found = self.stream(stream)
+        found.require(streamlet_id, start)
+        counts = found.chunks[streamlet_id][entry]
+        first, last = (sum(counts[: place.offset // CHUNK_BYTES]) for place in (start, end))
+        return [SegmentBounds(start, end, first, last, end.offset - start.offset, 1, resident=True)]
+
+    async def commit(self, application_id: str, stream: str, positions: Mapping[EntryId, Position]) -> None:
+        self.commits += 1
+        if self.commit_error is not None:
+            raise self.commit_error
+        self.committed[application_id, stream] = dict(positions)
 
     async def read_range(
-        self, stream: str, streamlet_id: int, entry: int, start: Position, end: Position
+        self,
+        stream: str,
+        streamlet_id: int,
+        entry: int,
+        start: Position,
+        end: Position,
+        *,
+        settings: ConsumerSettings,
     ) -> AsyncIterator[Chunk]:
         self.read_ranges_open += 1
+        self.shared_memory.add(settings.shared_memory)
         try:
-            counts = self.chunks[streamlet_id][entry]
+            found = self.stream(stream)
+            found.require(streamlet_id, start)
+            counts = found.chunks[streamlet_id][entry]
             for index in range(start.offset // CHUNK_BYTES, end.offset // CHUNK_BYTES):
+                found.require(streamlet_id, at(index))
                 first = sum(counts[:index])
                 batch = pa.RecordBatch.from_arrays([pa.array(range(first, first + counts[index]))], schema=SCHEMA)
                 fields: dict[str, Any] = dict.fromkeys(ChunkHeader._fields, 0)
                 fields |= {"first_record": first, "record_count": counts[index], "payload_bytes": 8 * counts[index]}
-                at, after = (Position(1, 1, number * CHUNK_BYTES) for number in (index, index + 1))
-                yield Chunk(batch, ChunkHeader(**fields), at, after, EntryId(self.stream_id, streamlet_id, entry))
+                of = EntryId(found.stream_id, streamlet_id, entry)
+                yield Chunk(batch, ChunkHeader(**fields), at(index), at(index + 1), of, self.intact)
         finally:
             self.read_ranges_open -= 1
 

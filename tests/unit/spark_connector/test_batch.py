@@ -6,19 +6,21 @@ import pickle
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from kera.core.errors import InvalidArgument, UnknownStream
+from kera.core.errors import InvalidArgument, SchemaMismatch, UnknownStream
 from kera.spark_connector.batch import KeraBatchReader
-from kera.spark_connector.columns import columns_of
-from kera.spark_connector.planning import KeraPartition
+from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
+from kera.spark_connector.partition import KeraPartition
 from kera.spark_connector.source import KeraDataSource
-from tests.unit.spark_connector.fakes import CHUNK_BYTES, SCHEMA, FakeClient
+from tests.unit.spark_connector.fakes import CHUNK_BYTES, SCHEMA, FakeClient, FakeStream, at
 
-NEEDED = {"kera.bootstrap.servers": "h:1", "path": "numbers"}
+BOOTSTRAP = {"kera.bootstrap.servers": "h:1"}
+NEEDED = {**BOOTSTRAP, "path": "numbers"}
 COLUMNS = columns_of(SCHEMA, typed=True)
 
 
 def reader(**options: str) -> KeraBatchReader:
-    made = KeraDataSource({**NEEDED, **options}).reader(COLUMNS)
+    named = {"subscribe", "subscribePattern", "assign"} & set(options)
+    made = KeraDataSource({**(BOOTSTRAP if named else NEEDED), **options}).reader(COLUMNS)
     assert isinstance(made, KeraBatchReader)
     return made
 
@@ -48,19 +50,74 @@ def test_the_columns_are_asked_of_the_cluster(cluster: FakeClient) -> None:
         KeraDataSource({**NEEDED, "path": "nothing"}).schema()
 
 
+def test_headers_are_a_column_when_they_are_asked_for(cluster: FakeClient) -> None:
+    cluster.streams["plain"] = FakeStream(8, {0: [[]]}, typed=False)
+    plain = {**NEEDED, "path": "plain"}
+
+    assert KeraDataSource(plain).schema() == RECORD_COLUMNS
+    assert KeraDataSource({**plain, "includeHeaders": "true"}).schema()[-1] == HEADERS_COLUMN
+    with pytest.raises(InvalidArgument, match="includeHeaders: a typed stream"):
+        KeraDataSource({**NEEDED, "includeHeaders": "true"}).schema()
+
+
 def test_everything_that_is_there_is_read(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2, 3]], 1: [[1]]}
 
     assert read(reader()) == [0, 1, 2, 3, 4, 0]
 
 
+def test_several_streams_are_read_as_one(cluster: FakeClient) -> None:
+    cluster.chunks = {0: [[2]], 1: [[1]]}
+    cluster.streams["numbers-2"] = FakeStream(8, {0: [[3]]})
+    cluster.streams["others"] = FakeStream(9, {0: [[9]]}, typed=False)
+
+    assert read(reader(subscribe="numbers,numbers-2")) == [0, 1, 0, 0, 1, 2]
+    assert read(reader(subscribePattern="numbers.*")) == [0, 1, 0, 0, 1, 2]
+    assert read(reader(assign='{"numbers": [1], "numbers-2": [0]}')) == [0, 0, 1, 2]
+
+
+def test_streams_with_other_columns_are_not_mixed(cluster: FakeClient) -> None:
+    cluster.streams["others"] = FakeStream(9, {0: [[9]]}, typed=False)
+    made = reader(subscribe="numbers,others")
+
+    with pytest.raises(SchemaMismatch, match="'numbers' and 'others' do not have the same columns"):
+        made.partitions()
+    with pytest.raises(SchemaMismatch, match="'numbers' and 'others'"):
+        KeraDataSource({**BOOTSTRAP, "subscribe": "numbers,others"}).schema()
+
+
+def test_a_stream_that_is_not_there_is_named(cluster: FakeClient) -> None:
+    cluster.streams["clicks"] = FakeStream(9, {0: [[9]]})
+
+    with pytest.raises(UnknownStream, match=r"clikcs.*did you mean '?clicks"):
+        reader(subscribe="numbers,clikcs").partitions()
+
+
 def test_given_offsets_bound_what_is_read_and_their_records_are_counted(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2, 3, 4]], 1: [[1]]}
     made = reader(startingOffsets=places(1, 0), endingOffsets=places(2, 1))
 
-    assert [part.records for part in made.partitions() if isinstance(part, KeraPartition)] == [3, 1]
+    assert [part.piece.records for part in made.partitions() if isinstance(part, KeraPartition)] == [3, 1]
     assert read(made) == [2, 3, 4, 0]
     assert cluster.read_ranges_open == 0
+
+
+def test_times_bound_what_is_read(cluster: FakeClient) -> None:
+    cluster.chunks = {0: [[2000, 3000, 4000]], 1: [[1000, 5000]]}
+    made = reader(startingTimestamp="2", endingTimestamp="5")  # ms; a record's time is its number in µs
+
+    (partition,) = made.partitions()  # of the other streamlet, both times are in one chunk
+    assert isinstance(partition, KeraPartition)
+    assert (partition.piece.start, partition.piece.end, partition.piece.records) == (at(1), at(2), 3000)
+
+
+def test_shared_memory_goes_along_to_the_tasks(cluster: FakeClient) -> None:
+    cluster.chunks = {0: [[2]], 1: [[1]]}
+
+    read(reader())
+    read(reader(sharedMemory="never"))
+
+    assert cluster.shared_memory == {"auto", "never"}
 
 
 @pytest.mark.usefixtures("cluster")

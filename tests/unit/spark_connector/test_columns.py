@@ -9,7 +9,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch
-from kera.spark_connector.columns import RECORD_COLUMNS, Shaper, check_columns, columns_of
+from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, check_columns, columns_of
 
 DEFAULT_SCHEMA = pa.schema(
     [
@@ -30,6 +30,9 @@ def records(**columns: list[Any]) -> pa.RecordBatch:
     count = len(next(iter(columns.values())))
     arrays = [pa.array(columns.get(field.name, [None] * count), field.type) for field in DEFAULT_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
+
+
+WITH_HEADERS = StructType([*RECORD_COLUMNS, HEADERS_COLUMN])
 
 
 def shape(batch: pa.RecordBatch, wanted: StructType = RECORD_COLUMNS, **fields: int) -> pa.RecordBatch:
@@ -55,7 +58,7 @@ def test_a_record_has_kafkas_columns_and_its_place_in_the_stream() -> None:
         headers=[[("h", b"1"), ("g", None)], None],
     )
 
-    shaped = shape(batch, streamlet_id=3, entry=1, first_record=100)
+    shaped = shape(batch, WITH_HEADERS, streamlet_id=3, entry=1, first_record=100)
 
     assert shaped.drop_columns(["timestamp"]).to_pylist() == [
         {
@@ -103,7 +106,7 @@ def test_the_key_is_the_first_of_the_keys_or_null(keys: list[Any]) -> None:
 def test_headers_of_a_slice_are_its_own() -> None:
     batch = records(headers=[[("a", b"1")], None, [("b", b"2")], []])
 
-    assert shape(batch.slice(1))["headers"].to_pylist() == [None, [{"key": "b", "value": b"2"}], []]
+    assert shape(batch.slice(1), WITH_HEADERS)["headers"].to_pylist() == [None, [{"key": "b", "value": b"2"}], []]
 
 
 def test_values_are_not_copied() -> None:

@@ -1,6 +1,7 @@
 """What a checkpoint holds comes back as it was, and is refused where it does not belong."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,65 +9,100 @@ from hypothesis import strategies as st
 
 from kera.core.errors import InvalidArgument
 from kera.core.ids import Position
-from kera.spark_connector.offsets import EntryOffset, StreamOffsets, StreamRecreated, parse_places
+from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamOffsets
 
 numbers = st.integers(0, 2**63 - 1)
 entry_offsets = st.builds(EntryOffset, st.builds(Position, numbers, numbers, numbers), numbers)
 streamlets = st.dictionaries(st.integers(0, 2**31), st.lists(entry_offsets, max_size=3).map(tuple), max_size=4)
-offsets = st.builds(StreamOffsets, st.text(), numbers, streamlets, st.none() | streamlets)
+streams = st.dictionaries(st.text(), st.builds(StreamOffsets, numbers, streamlets), max_size=3)
+offsets = st.builds(Offsets, streams, st.none() | streams, st.text())
+
+
+def at(record: int, group: int = 1) -> EntryOffset:
+    return EntryOffset(Position(group, 1, record * 64), record)
+
+
+def backwards(of: dict[str, StreamOffsets]) -> dict[str, StreamOffsets]:
+    return {
+        name: StreamOffsets(stream.stream_id, dict(reversed(list(stream.streamlets.items()))))
+        for name, stream in reversed(list(of.items()))
+    }
 
 
 @given(offsets)
-def test_offsets_survive_the_checkpoint(before: StreamOffsets) -> None:
-    after = StreamOffsets.from_json(json.loads(json.dumps(before.to_json())))
-
-    assert after == before
+def test_offsets_survive_the_checkpoint(before: Offsets) -> None:
+    assert Offsets.from_json(json.loads(json.dumps(before.to_json()))) == before
 
 
-@given(offsets)
-def test_the_same_offsets_give_the_same_text_whatever_their_order(one: StreamOffsets) -> None:
-    backwards = StreamOffsets(one.stream, one.stream_id, dict(reversed(list(one.streamlets.items()))), one.since)
+@given(streams, st.none() | streams)
+def test_the_same_offsets_give_the_same_text_whatever_their_order(
+    there: dict[str, StreamOffsets], since: dict[str, StreamOffsets] | None
+) -> None:
+    one = Offsets(there, since, "readers")
+    other = Offsets(backwards(there), since and backwards(since), "readers")
 
-    assert json.dumps(backwards.to_json()) == json.dumps(one.to_json())
-
-
-def test_offsets_of_another_incarnation_are_refused_with_the_way_out() -> None:
-    of_seven = StreamOffsets("flights", 7, {})
-
-    of_seven.require(7)
-    with pytest.raises(StreamRecreated, match=r"deleted and created again.*new checkpointLocation") as caught:
-        of_seven.require(9)
-    assert caught.value.attributes == {"stream": "flights", "checkpoint_stream_id": 7, "stream_id": 9}
+    assert one == other
+    assert json.dumps(one.to_json()) == json.dumps(other.to_json())
 
 
-@pytest.mark.parametrize(
-    "document", [{}, {"stream": "s", "stream_id": 1}, {"stream": "s", "stream_id": 1, "streamlets": {"0": [[1, 2]]}}]
+@given(
+    st.dictionaries(st.text(), st.builds(StreamOffsets, numbers, st.dictionaries(numbers, st.tuples(entry_offsets))))
 )
-def test_a_checkpoint_of_another_source_is_refused(document: dict[str, object]) -> None:
-    with pytest.raises(InvalidArgument, match="not of the kera source"):
-        StreamOffsets.from_json(document)
+def test_places_by_lane_are_the_offsets_again(there: dict[str, StreamOffsets]) -> None:
+    with_lanes = {name: stream for name, stream in there.items() if stream.streamlets}
+
+    assert Offsets.of(Offsets(there).places(), Offsets(there).stream_ids()) == Offsets(with_lanes)
 
 
-def test_what_progress_shows_can_be_given_as_starting_offsets() -> None:
-    shown = StreamOffsets("flights", 7, {0: (EntryOffset(Position(1, 2, 64), 10),)}).to_json()
+def test_the_text_is_the_documented_one() -> None:
+    stream = StreamOffsets(7, {1: (at(2),), 0: (at(3), at(4, group=2))})
+    written = Offsets({"flights": stream}, {"flights": StreamOffsets(7, {0: (at(0),)})}, "spark-kera-source-1a2b3c4d")
 
-    assert parse_places("startingOffsets", json.dumps(shown), "flights").streamlets == {0: (Position(1, 2, 64),)}
+    assert json.dumps(written.to_json()) == (
+        '{"version": 2, "streams": {"flights": {"stream_id": 7, "streamlets":'
+        ' {"0": [[1, 1, 192, 3], [2, 1, 256, 4]], "1": [[1, 1, 128, 2]]}}},'
+        ' "since": {"flights": {"stream_id": 7, "streamlets": {"0": [[1, 1, 0, 0]]}}},'
+        ' "group": "spark-kera-source-1a2b3c4d"}'
+    )
+
+
+def test_lanes_come_in_order() -> None:
+    there = {"b": StreamOffsets(8, {0: (at(1),)}), "a": StreamOffsets(7, {1: (at(2),), 0: (at(3), at(4))})}
+
+    assert list(Offsets(there).lanes()) == [
+        (Lane("a", 0, 0), at(3)),
+        (Lane("a", 0, 1), at(4)),
+        (Lane("a", 1, 0), at(2)),
+        (Lane("b", 0, 0), at(1)),
+    ]
+
+
+def test_a_checkpoint_of_version_1_is_read() -> None:
+    document = {"stream": "flights", "stream_id": 7, "streamlets": {"0": [[1, 1, 128, 2]], "1": [[2, 1, 64, 1]]}}
+    of_version_1 = {"flights": StreamOffsets(7, {0: (at(2),), 1: (at(1, group=2),)})}
+
+    assert Offsets.from_json(document) == Offsets(of_version_1)
+    assert Offsets.from_json({**document, "since": document["streamlets"]}) == Offsets(of_version_1, of_version_1)
 
 
 @pytest.mark.parametrize(
-    "text",
+    "document",
     [
-        "[]",
-        '{"trains": {"0": -2}}',
-        '{"flights": {"0": -2}, "trains": {"0": -2}}',
-        '{"flights": {"x": -2}}',
-        '{"flights": {"0": 17}}',
-        '{"flights": {"0": [[1, 2]]}}',
-        '{"flights": {"0": ["soon"]}}',
+        {},
+        {"stream": "s", "stream_id": 1},
+        {"stream": "s", "stream_id": 1, "streamlets": {"0": [[1, 2]]}},
+        {"version": 2},
+        {"version": 2, "streams": []},
+        {"version": 2, "streams": {"s": {"streamlets": {}}}},
+        {"version": 2, "streams": {"s": {"stream_id": 7, "streamlets": {"zero": []}}}},
+        {"version": 2, "streams": {"s": {"stream_id": 7, "streamlets": {"0": [[1, 2, 3]]}}}},
     ],
 )
-def test_offsets_that_name_no_place_are_refused_with_the_option_and_the_text(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="option startingOffsets") as caught:
-        parse_places("startingOffsets", text, "flights")
+def test_a_checkpoint_of_another_source_is_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"not of the kera source.*checkpointLocation of its own"):
+        Offsets.from_json(document)
 
-    assert text in str(caught.value) or repr(text) in str(caught.value)
+
+def test_a_checkpoint_of_a_later_version_is_refused_as_such() -> None:
+    with pytest.raises(InvalidArgument, match=r"offsets of version 3; this connector reads up to 2.*newer connector"):
+        Offsets.from_json({"version": 3, "streams": {}})

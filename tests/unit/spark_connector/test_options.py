@@ -1,53 +1,93 @@
-"""Options are checked before anything runs, and an error says how to get out."""
+"""Options are checked before anything runs, and an error names the option, its value and the way out."""
+
+import json
+from typing import Any
 
 import pytest
 
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, StreamletOutOfRange, UnknownStream
 from kera.core.ids import Position
-from kera.spark_connector.offsets import EARLIEST_PLACES, LATEST_PLACES
-from kera.spark_connector.options import KNOWN, KeraOptions, parse_options
+from kera.spark_connector.admission import Limits
+from kera.spark_connector.options import (
+    READING,
+    ReadOptions,
+    Subscription,
+    choice,
+    duration_ms,
+    flag,
+    parse_read_options,
+    take,
+    whole_number,
+)
+from kera.spark_connector.places import Time, Where
 
-NEEDED = {"kera.bootstrap.servers": "127.0.0.1:7400", "subscribe": "flights"}
+BOOTSTRAP = {"kera.bootstrap.servers": "127.0.0.1:7400"}
+NEEDED = {**BOOTSTRAP, "subscribe": "flights"}
+OFFSETS = '{"flights": {"0": -2}}'
+TIMES = '{"flights": {"0": 1000}}'
 
 
-def parse(**more: str) -> KeraOptions:
-    return parse_options({**NEEDED, **more})
+def parse(**more: str) -> ReadOptions:
+    return parse_read_options({**NEEDED, **more})
+
+
+def reads(**which: str) -> Subscription:
+    return parse_read_options({**BOOTSTRAP, **which}).subscription
+
+
+# --- names --------------------------------------------------------------------------------------------------
 
 
 def test_defaults_are_those_of_the_kafka_source() -> None:
     options = parse()
 
-    assert options.stream == "flights"
-    assert options.batch_starting == EARLIEST_PLACES
-    assert options.batch_ending == LATEST_PLACES
-    assert options.stream_starting == LATEST_PLACES
-    assert options.records_per_trigger_max is None
+    assert options.bootstrap == "127.0.0.1:7400"
+    assert options.subscription == Subscription(names=("flights",))
+    assert options.batch_starting == Where("startingOffsets", "earliest")
+    assert options.batch_ending == Where("endingOffsets", "latest")
+    assert options.stream_starting == Where("startingOffsets", "latest")
+    assert options.limits == Limits(None, None, None, 900_000)
+    assert (options.partitions_min, options.records_per_partition_max) == (None, None)
+    assert (options.fail_on_data_loss, options.include_headers) == (True, False)
+    assert (options.group_id, options.group_id_prefix) == (None, "spark-kera-source")
+    assert (options.shared_memory, options.metadata) == ("auto", None)
+
+
+def test_every_option_is_taken() -> None:
+    options = parse(
+        maxOffsetsPerTrigger="1000",
+        maxBytesPerTrigger="5000000",
+        minOffsetsPerTrigger="10",
+        maxTriggerDelay="5m",
+        minPartitions="8",
+        maxRecordsPerPartition="100",
+        failOnDataLoss="false",
+        includeHeaders="TRUE",
+        groupIdPrefix="reports",
+        sharedMemory="Never",
+    )
+
+    assert options.limits == Limits(1000, 5_000_000, 10, 300_000)
+    assert (options.partitions_min, options.records_per_partition_max) == (8, 100)
+    assert (options.fail_on_data_loss, options.include_headers) == (False, True)
+    assert (options.group_id_prefix, options.shared_memory) == ("reports", "never")
+    assert options.given == {*NEEDED} | {
+        "maxOffsetsPerTrigger",
+        "maxBytesPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "minPartitions",
+        "maxRecordsPerPartition",
+        "failOnDataLoss",
+        "includeHeaders",
+        "groupIdPrefix",
+        "sharedMemory",
+    }
 
 
 def test_names_are_taken_in_any_case_as_spark_hands_them_over_in_lower_case() -> None:
-    assert parse(maxoffsetspertrigger="10").records_per_trigger_max == 10
-    assert parse(MAXOffsetsPerTrigger="10").records_per_trigger_max == 10
-
-
-def test_the_stream_may_be_the_path_given_to_load() -> None:
-    assert parse_options({"kera.bootstrap.servers": "h:1", "path": "flights"}).stream == "flights"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"subscribe": "flights"}, "kera.bootstrap.servers is missing"),
-        ({"kera.bootstrap.servers": "h:1"}, "name the stream once"),
-        ({**NEEDED, "path": "flights"}, "name the stream once"),
-        ({**NEEDED, "subscribe": "a,b"}, "one stream per DataFrame"),
-        ({**NEEDED, "maxOffsetsPerTrigger": "0"}, "whole number from 1"),
-        ({**NEEDED, "maxOffsetsPerTrigger": "many"}, "whole number from 1"),
-        ({**NEEDED, "startingOffsets": "soon"}, "startingOffsets: must be 'earliest', 'latest' or a JSON object"),
-    ],
-)
-def test_a_wrong_option_is_named_with_what_it_should_be(options: dict[str, str], words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words):
-        parse_options(options)
+    assert parse(maxoffsetspertrigger="10").limits.records_max == 10
+    assert parse(MAXOffsetsPerTrigger="10").limits.records_max == 10
 
 
 @pytest.mark.parametrize(
@@ -55,10 +95,16 @@ def test_a_wrong_option_is_named_with_what_it_should_be(options: dict[str, str],
     [
         ("startingOffset", "startingOffsets"),
         ("starting_offsets", "startingOffsets"),
+        ("startingTimestamps", "startingTimestamp"),
         ("bootstrap.servers", "kera.bootstrap.servers"),
         ("kafka.bootstrap.servers", "kera.bootstrap.servers"),
+        ("kafka.group.id", "kera.group.id"),
         ("suscribe", "subscribe"),
+        ("subscribe_pattern", "subscribePattern"),
         ("maxOffsetPerTriger", "maxOffsetsPerTrigger"),
+        ("failOnDataloss ", "failOnDataLoss"),
+        ("minPartition", "minPartitions"),
+        ("shared_memory", "sharedMemory"),
     ],
 )
 def test_an_unknown_option_gets_a_suggestion(typed: str, meant: str) -> None:
@@ -66,28 +112,314 @@ def test_an_unknown_option_gets_a_suggestion(typed: str, meant: str) -> None:
         parse(**{typed: "x"})
 
 
+@pytest.mark.parametrize("name", READING)
+def test_each_name_with_a_letter_missing_is_found_again(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"unknown option .*: did you mean") as caught:
+        parse(**{name[:-1]: "x"})
+
+    assert f"did you mean {name}?" in str(caught.value)
+
+
 def test_an_option_like_no_other_gets_the_list_of_all() -> None:
-    with pytest.raises(InvalidArgument, match="known are") as caught:
+    with pytest.raises(InvalidArgument, match="unknown option zzz: known are") as caught:
         parse(zzz="1")
 
-    assert all(name in str(caught.value) for name in KNOWN)
+    assert all(name in str(caught.value) for name in READING)
 
 
-def test_what_makes_no_sense_in_a_batch_query_is_refused() -> None:
-    for wrong in ({"startingOffsets": "latest"}, {"endingOffsets": "earliest"}, {"maxOffsetsPerTrigger": "1"}):
-        with pytest.raises(InvalidArgument, match=next(iter(wrong))):
-            parse(**wrong).check_batch()
-    parse(startingOffsets="earliest", endingOffsets="latest").check_batch()
+@pytest.mark.parametrize("name", ["stream", "txnAppId", "TXNVERSION"])
+def test_an_option_for_writing_is_refused_as_such(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"does not apply here: .*(for writing|to write to)") as caught:
+        parse(**{name: "x"})
+
+    assert caught.value.attributes["option"].lower() == name.lower()
 
 
-def test_a_streaming_query_has_no_end() -> None:
-    with pytest.raises(InvalidArgument, match="endingOffsets"):
-        parse(endingOffsets="latest").check_streaming()
-    parse(startingOffsets="earliest", maxOffsetsPerTrigger="5").check_streaming()
+def test_other_uses_can_say_what_does_not_apply_to_them() -> None:
+    assert take({"STREAM": "a"}, ("stream",)) == {"stream": "a"}
+    with pytest.raises(InvalidArgument, match="option subscribe does not apply here: use stream"):
+        take({"Subscribe": "a"}, ("stream",), elsewhere={"subscribe": "use stream"})
+
+
+# --- values -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"subscribe": "flights"}, "option kera.bootstrap.servers is missing: .*as in 127.0.0.1:7400"),
+        ({**NEEDED, "kera.bootstrap.servers": " "}, "option kera.bootstrap.servers is missing"),
+        (
+            {**NEEDED, "maxOffsetsPerTrigger": "0"},
+            "option maxOffsetsPerTrigger: must be a whole number from 1; it is '0'",
+        ),
+        ({**NEEDED, "maxOffsetsPerTrigger": "many"}, "whole number from 1; it is 'many'"),
+        ({**NEEDED, "maxBytesPerTrigger": "1.5"}, "option maxBytesPerTrigger: must be a whole number"),
+        ({**NEEDED, "minOffsetsPerTrigger": "-1"}, "option minOffsetsPerTrigger: must be a whole number"),
+        ({**NEEDED, "minPartitions": "²"}, "option minPartitions: must be a whole number"),
+        ({**NEEDED, "maxRecordsPerPartition": ""}, "option maxRecordsPerPartition: must be a whole number"),
+        (
+            {**NEEDED, "maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"},
+            "option minOffsetsPerTrigger: must be at most maxOffsetsPerTrigger, which is 5; it is '6'",
+        ),
+        ({**NEEDED, "minOffsetsPerTrigger": "6", "maxTriggerDelay": "10"}, "number with a unit.*as in 10s; it is '10'"),
+        (
+            {**NEEDED, "maxTriggerDelay": "10s"},
+            "option maxTriggerDelay: is for minOffsetsPerTrigger, which is not given",
+        ),
+        ({**NEEDED, "failOnDataLoss": "no"}, "option failOnDataLoss: must be true or false; it is 'no'"),
+        ({**NEEDED, "includeHeaders": "yes"}, "option includeHeaders: must be true or false; it is 'yes'"),
+        ({**NEEDED, "sharedMemory": "nevr"}, "auto or always or never: did you mean never\\?; it is 'nevr'"),
+        ({**NEEDED, "metadata": "stream"}, "streams or partitions: did you mean streams\\?; it is 'stream'"),
+        ({**NEEDED, "kera.group.id": "a b"}, "option kera.group.id: must be 1 to 200 letters.*; it is 'a b'"),
+        ({**NEEDED, "kera.group.id": ".."}, "option kera.group.id: must be"),
+        ({**NEEDED, "groupIdPrefix": "x" * 192}, "option groupIdPrefix: must be 1 to 191 letters"),
+        (
+            {**NEEDED, "groupIdPrefix": "a", "kera.group.id": "b"},
+            "option groupIdPrefix: has no meaning where kera.group.id gives the whole name",
+        ),
+        (
+            {**NEEDED, "startingOffsets": "soon"},
+            "option startingOffsets: must be 'earliest', 'latest' or a JSON object",
+        ),
+        ({**NEEDED, "startingTimestamp": "soon"}, 'option startingTimestamp: "soon" is no time'),
+        ({**NEEDED, "endingOffsetsByTimestamp": "1000"}, "option endingOffsetsByTimestamp: must have the form"),
+        (
+            {**NEEDED, "startingOffsetsByTimestampStrategy": "latest"},
+            "option startingOffsetsByTimestampStrategy: is for startingTimestamp and startingOffsetsByTimestamp",
+        ),
+        (
+            {**NEEDED, "startingOffsets": "earliest", "startingOffsetsByTimestampStrategy": "latest"},
+            "option startingOffsetsByTimestampStrategy: is for",
+        ),
+        (
+            {**NEEDED, "startingTimestamp": "0", "startingOffsetsByTimestampStrategy": "earliest"},
+            "option startingOffsetsByTimestampStrategy: must be error or latest.*; it is 'earliest'",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_it_should_be(options: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        parse_read_options(options)
+
+    assert caught.value.attributes["option"] in str(caught.value)
+
+
+def test_values_are_read_whatever_their_case() -> None:
+    assert whole_number("n", " 12 ") == 12
+    assert (flag("f", "True"), flag("f", " false ")) == (True, False)
+    assert choice("c", "AUTO", ("auto", "never")) == "auto"
+    assert duration_ms("d", "10s") == 10_000
+
+
+# --- which streams ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("which", "subscription"),
+    [
+        ({"subscribe": "b, a,,b"}, Subscription(names=("a", "b"))),
+        ({"path": "flights"}, Subscription(names=("flights",))),
+        ({"subscribePattern": "fl.*"}, Subscription(pattern="fl.*")),
+        ({"assign": '{"a": [2, 0, 2], "b": [1]}'}, Subscription(assign={"a": (0, 2), "b": (1,)})),
+        ({"metadata": "streams"}, Subscription(pattern=".*", may_be_empty=True)),
+        ({"metadata": "streams", "subscribePattern": "a.*"}, Subscription(pattern="a.*", may_be_empty=True)),
+        ({"metadata": "streams", "subscribe": "a"}, Subscription(names=("a",))),
+    ],
+)
+def test_streams_are_named_in_one_of_four_ways(which: dict[str, str], subscription: Subscription) -> None:
+    assert reads(**which) == subscription
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ({}, r"exactly one of subscribe, subscribePattern, assign, or .load\(\"name\"\); none is given"),
+        ({"metadata": "partitions"}, "none is given"),
+        ({"subscribe": "a", "path": "b"}, "exactly one of .*; given are path, subscribe"),
+        ({"subscribe": "a", "subscribePattern": "b"}, "given are subscribe, subscribePattern"),
+        ({"subscribePattern": "a", "assign": "{}"}, "given are assign, subscribePattern"),
+        ({"subscribe": " , "}, "option subscribe: names no stream; it is ','"),
+        ({"path": "a,b"}, "load takes one stream; for several use option subscribe"),
+        ({"subscribePattern": "a("}, r"option subscribePattern: is no regular expression .*; it is 'a\('"),
+        ({"subscribePattern": ""}, r"option subscribePattern: is empty; \.\* fits every name"),
+        ({"assign": "a"}, r'option assign: must have the form {"stream": \[0, 1\]}; it is \'a\''),
+        ({"assign": "[]"}, "option assign: must have the form"),
+        ({"assign": "{}"}, "option assign: must have the form"),
+        ({"assign": '{"a": []}'}, "stream 'a' has no list of streamlets"),
+        ({"assign": '{"a": 0}'}, "stream 'a' has no list of streamlets"),
+        ({"assign": '{"a": ["0"]}'}, "a streamlet of 'a' is no number from 0"),
+        ({"assign": '{"a": [true]}'}, "a streamlet of 'a' is no number from 0"),
+        ({"assign": '{"a": [-1]}'}, "a streamlet of 'a' is no number from 0"),
+    ],
+)
+def test_streams_must_be_named_in_exactly_one_way(which: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        reads(**which)
+
+
+def test_a_pattern_selects_the_streams_whose_whole_name_fits() -> None:
+    subscription = reads(subscribePattern="fl.*|trains")
+
+    assert subscription.select(["trains", "flights", "old-flights", "trains2", "fl"]) == ["fl", "flights", "trains"]
+    assert subscription.missing(["boats"]) == []
+    with pytest.raises(UnknownStream, match=r"no stream fits the pattern 'fl\.\*\|trains'.*there are boats"):
+        subscription.require(["boats"])
+
+
+def test_a_list_of_streams_may_be_empty() -> None:
+    assert reads(metadata="streams").require([]) == []
+    with pytest.raises(UnknownStream, match="no stream is called 'flights'"):
+        reads(metadata="streams", subscribe="flights").require([])
+
+
+def test_named_streams_that_are_not_there_are_missing() -> None:
+    for subscription in (reads(subscribe="flights,trains"), reads(assign='{"flights": [0], "trains": [0]}')):
+        assert subscription.select(["boats", "flights"]) == ["flights"]
+        assert subscription.missing(["boats", "flights"]) == ["trains"]
+        assert subscription.require(["flights", "trains", "boats"]) == ["flights", "trains"]
+        with pytest.raises(UnknownStream, match="no stream is called 'trains': did you mean train\\?") as caught:
+            subscription.require(["flights", "train"])
+        assert caught.value.attributes == {"stream": "trains"}
+
+
+def test_assigned_streamlets_are_those_and_no_others() -> None:
+    subscription = reads(assign='{"flights": [3, 1]}')
+
+    assert subscription.streamlets("flights", range(4)) == [1, 3]
+    assert reads(subscribe="flights").streamlets("flights", range(2)) == [0, 1]
+    with pytest.raises(StreamletOutOfRange, match="option assign: stream 'flights' has no streamlet 3; it has 0 to 2"):
+        subscription.streamlets("flights", range(3))
+
+
+# --- where it begins and ends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("begin", "offsets"), [("starting", "batch_starting"), ("ending", "batch_ending")])
+def test_a_time_goes_before_times_and_these_before_offsets(begin: str, offsets: str) -> None:
+    options = {f"{begin}Offsets": OFFSETS, f"{begin}OffsetsByTimestamp": TIMES, f"{begin}Timestamp": "2000"}
+
+    where: Where = getattr(parse(**options), offsets)
+    assert (where.option, where.everywhere) == (f"{begin}Timestamp", Time(epoch_us=2_000_000))
+    del options[f"{begin}Timestamp"]
+    where = getattr(parse(**options), offsets)
+    assert (where.option, where.streams) == (f"{begin}OffsetsByTimestamp", {"flights": {0: Time(epoch_us=10**6)}})
+    del options[f"{begin}OffsetsByTimestamp"]
+    where = getattr(parse(**options), offsets)
+    assert (where.option, where.streams) == (f"{begin}Offsets", {"flights": {0: "earliest"}})
+
+
+def test_what_another_option_goes_before_must_still_be_right() -> None:
+    with pytest.raises(InvalidArgument, match="option startingOffsets: must be"):
+        parse(startingTimestamp="0", startingOffsets="soon")
+
+
+def test_a_time_behind_the_end_is_an_error_unless_the_strategy_says_latest() -> None:
+    assert parse(startingTimestamp="0").stream_starting.behind == "error"
+    assert parse(startingOffsetsByTimestamp=TIMES).stream_starting.behind == "error"
+    latest = parse(startingTimestamp="0", startingOffsetsByTimestampStrategy="Latest")
+    assert latest.stream_starting.behind == "latest"
+    assert parse(endingTimestamp="0").batch_ending.behind == "latest"
 
 
 def test_offsets_in_json_have_the_shape_of_kafkas() -> None:
-    starting = parse(startingOffsets='{"flights": {"0": -2, "1": [[1, 2, 64], "latest"]}}').starting
+    starting = parse(startingOffsets='{"flights": {"0": -2, "1": [[1, 2, 64], "latest"]}}').stream_starting
 
-    assert starting is not None
-    assert starting.streamlets == {0: "earliest", 1: (Position(1, 2, 64), "latest")}
+    assert starting.streams == {"flights": {0: "earliest", 1: [Position(1, 2, 64), "latest"]}}
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "startingOffsetsByTimestamp", "endingOffsets"])
+@pytest.mark.parametrize(
+    ("which", "named", "words"),
+    [
+        ({"subscribe": "flights"}, {"flihgts": {"0": -1}}, "'flihgts', which is not subscribed: did you mean flights"),
+        ({"subscribe": "flights,trains"}, {"flights": {"0": -1}}, "must name every stream .*it leaves out trains"),
+        ({"subscribePattern": "fl.*"}, {"trains": {"0": -1}}, "'trains', which is not subscribed"),
+        ({"assign": '{"a": [0, 2]}'}, {"a": {"0": -1}}, r"of stream 'a' these are \[0, 2\], it names \[0\]"),
+        ({"assign": '{"a": [0]}'}, {"a": {"0": -1, "1": -1}}, r"these are \[0\], it names \[0, 1\]"),
+    ],
+)
+def test_json_must_name_what_is_subscribed(
+    option: str, which: dict[str, str], named: dict[str, Any], words: str
+) -> None:
+    if "Timestamp" in option:
+        named = {stream: dict.fromkeys(streamlets, 1000) for stream, streamlets in named.items()}
+
+    with pytest.raises(InvalidArgument, match=f"option {option}: .*{words}"):
+        parse_read_options({**BOOTSTRAP, **which, option: json.dumps(named)})
+
+
+def test_streams_of_a_pattern_need_not_be_named() -> None:
+    options = parse_read_options(
+        {**BOOTSTRAP, "subscribePattern": ".*", "startingOffsets": OFFSETS, "endingOffsets": OFFSETS}
+    )
+
+    assert (options.batch_starting.unnamed, options.batch_ending.unnamed) == ("earliest", "latest")
+    assert parse(startingOffsets=OFFSETS).batch_starting.unnamed is None
+
+
+# --- batch and streaming ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"startingOffsets": "latest"}, "option startingOffsets: a batch query cannot start at latest"),
+        ({"endingOffsets": "earliest"}, "option endingOffsets: a batch query cannot end at earliest"),
+        ({"maxOffsetsPerTrigger": "1"}, "option maxOffsetsPerTrigger: bounds the micro-batches .*leave it out"),
+        ({"maxBytesPerTrigger": "1"}, "option maxBytesPerTrigger: bounds the micro-batches .*spark.readStream"),
+        ({"minOffsetsPerTrigger": "1"}, "option minOffsetsPerTrigger: bounds the micro-batches"),
+        ({"minOffsetsPerTrigger": "1", "maxTriggerDelay": "1s"}, "option (min|maxTrigger)"),
+        ({"kera.group.id": "a"}, "option kera.group.id: names the cursor that a streaming query stores"),
+        ({"groupIdPrefix": "a"}, "option groupIdPrefix: names the cursor"),
+        ({"metadata": "streams", "minPartitions": "3"}, "option minPartitions: has no meaning with metadata=streams"),
+        (
+            {"metadata": "streams", "startingOffsets": "earliest"},
+            "option startingOffsets: has no meaning with metadata",
+        ),
+    ],
+)
+def test_what_makes_no_sense_in_a_batch_query_is_refused(wrong: dict[str, str], words: str) -> None:
+    options = parse(**wrong)
+
+    with pytest.raises(InvalidArgument, match=words):
+        options.check_batch()
+
+
+def test_what_makes_sense_in_a_batch_query_is_taken() -> None:
+    parse(
+        startingOffsets="earliest", endingOffsets="latest", minPartitions="9", maxRecordsPerPartition="9"
+    ).check_batch()
+    parse(startingTimestamp="-2h", endingTimestamp="-1h", failOnDataLoss="false", sharedMemory="always").check_batch()
+    parse(metadata="partitions", startingOffsets="earliest", includeHeaders="true").check_batch()
+    parse(metadata="streams").check_batch()
+    parse(startingOffsets="latest", startingTimestamp="0").check_batch()  # the time goes before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endingOffsets", "latest"),
+        ("endingOffsetsByTimestamp", TIMES),
+        ("endingTimestamp", "0"),
+        ("metadata", "partitions"),
+    ],
+)
+def test_what_makes_no_sense_in_a_streaming_query_is_refused(name: str, value: str) -> None:
+    options = parse(**{name: value})
+
+    with pytest.raises(InvalidArgument, match=f"option {name}: .*leave it out, or read a batch with spark.read"):
+        options.check_streaming()
+
+
+def test_what_makes_sense_in_a_streaming_query_is_taken() -> None:
+    parse(startingOffsets="latest", maxOffsetsPerTrigger="5", minPartitions="3", groupIdPrefix="a").check_streaming()
+    parse(minOffsetsPerTrigger="5", maxTriggerDelay="1h", maxRecordsPerPartition="3").check_streaming()
+    parse(**{"kera.group.id": "reports", "maxBytesPerTrigger": "9"}).check_streaming()
+
+
+def test_the_cursor_has_the_name_that_is_given_or_stored_or_a_new_one() -> None:
+    assert parse(**{"kera.group.id": "reports"}).group("spark-kera-source-0", "1a2b3c4d") == "reports"
+    assert parse().group("spark-kera-source-0", "1a2b3c4d") == "spark-kera-source-0"
+    assert parse(groupIdPrefix="reports").group("", "1a2b3c4d") == "reports-1a2b3c4d"
+    assert parse().group("", "1a2b3c4d") == "spark-kera-source-1a2b3c4d"

@@ -5,22 +5,25 @@ Spark's offsets travel as JSON and its readers as pickles; the helpers here do t
 
 import json
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import LongType, StructType
 
-from kera.core.errors import DataLost, InvalidArgument, SchemaMismatch
+from kera.core.errors import DataLost, InvalidArgument, SchemaMismatch, Unavailable, UnknownStream
+from kera.core.ids import EntryId
 from kera.spark_connector.columns import columns_of
 from kera.spark_connector.offsets import StreamRecreated
-from kera.spark_connector.planning import KeraPartition
+from kera.spark_connector.partition import KeraPartition
 from kera.spark_connector.source import KeraDataSource
 from kera.spark_connector.streaming import KeraStreamReader
-from tests.unit.spark_connector.fakes import SCHEMA, FakeClient
+from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, FakeStream, at
 
-NEEDED = {"kera.bootstrap.servers": "h:1", "subscribe": "numbers"}
+BOOTSTRAP = {"kera.bootstrap.servers": "h:1"}
+NEEDED = {**BOOTSTRAP, "subscribe": "numbers"}
 COLUMNS = columns_of(SCHEMA, typed=True)
 ALL = ReadAllAvailable()
 
@@ -33,7 +36,9 @@ def launch(cluster: FakeClient) -> Iterator[Launch]:  # noqa: ARG001  # it is wh
     readers = []
 
     def launch(columns: StructType = COLUMNS, **options: str) -> KeraStreamReader:
-        source: KeraDataSource = pickle.loads(pickle.dumps(KeraDataSource({**NEEDED, **options})))
+        source: KeraDataSource = pickle.loads(
+            pickle.dumps(KeraDataSource({**(BOOTSTRAP if "subscribePattern" in options else NEEDED), **options}))
+        )
         reader = source.streamReader(columns)
         assert isinstance(reader, KeraStreamReader)
         readers.append(reader)
@@ -57,7 +62,7 @@ def read(reader: KeraStreamReader, start: dict[str, Any], end: dict[str, Any]) -
     for partition in reader.partitions(stored(start), stored(end)):
         assert isinstance(partition, KeraPartition)
         for batch in in_worker.read(pickle.loads(pickle.dumps(partition))):
-            found += [(partition.entry.streamlet_id, number) for number in batch["n"].to_pylist()]
+            found += [(partition.piece.entry.streamlet_id, number) for number in batch["n"].to_pylist()]
     return found
 
 
@@ -154,7 +159,7 @@ def test_the_reported_latest_offset_is_not_limited(launch: Launch, cluster: Fake
 
     reported = reader.reportLatestOffset()
     assert reported is not None
-    assert reported["streamlets"]["0"][0][3] == 8
+    assert reported["streams"]["numbers"]["streamlets"]["0"][0][3] == 8
 
 
 def test_available_now_stops_at_what_was_there(launch: Launch, cluster: FakeClient) -> None:
@@ -184,26 +189,6 @@ def test_a_checkpoint_of_an_earlier_incarnation_is_refused_wherever_it_appears(
         launch().partitions(start, end)
 
 
-def test_a_stream_that_changes_under_a_task_is_not_read(launch: Launch, cluster: FakeClient) -> None:
-    cluster.chunks[0][0] += [4]
-    reader = launch(startingOffsets="earliest")
-    (partition,) = reader.partitions(reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ALL))
-    cluster.stream_id = 9
-
-    with pytest.raises(StreamRecreated, match="while it was read"):
-        list(reader.read(partition))
-
-
-def test_a_task_that_gets_fewer_records_than_planned_fails(launch: Launch, cluster: FakeClient) -> None:
-    cluster.chunks[0][0] += [4]
-    reader = launch(startingOffsets="earliest")
-    (partition,) = reader.partitions(reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ALL))
-    cluster.chunks[0][0][0] = 3
-
-    with pytest.raises(DataLost, match="gave 3 of the 4 records"):
-        list(reader.read(partition))
-
-
 def test_what_is_wrong_shows_at_the_first_call_and_not_when_the_reader_is_made(launch: Launch) -> None:
     reader = launch(endingOffsets="latest")
     with pytest.raises(InvalidArgument, match="endingOffsets"):
@@ -212,3 +197,180 @@ def test_what_is_wrong_shows_at_the_first_call_and_not_when_the_reader_is_made(l
     reader = launch(StructType().add("m", LongType()))
     with pytest.raises(SchemaMismatch, match="no column 'm'"):
         reader.initialOffset()
+
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+def test_spark_is_told_of_one_limit_and_all_of_them_hold(launch: Launch, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4, 4, 4, 4]
+    assert launch(maxBytesPerTrigger="128").getDefaultReadLimit() == ReadMaxBytes(128)
+    assert launch(minOffsetsPerTrigger="9").getDefaultReadLimit() == ReadMinRows(9)
+    reader = launch(startingOffsets="earliest", maxOffsetsPerTrigger="12", maxBytesPerTrigger="128")
+
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+
+    assert len(read(reader, reader.initialOffset(), end)) == 8  # two chunks of 64 bytes
+
+
+def test_a_micro_batch_waits_for_enough_records_or_long_enough(
+    launch: Launch, cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    reader = launch(startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5m")
+    limit = reader.getDefaultReadLimit()
+    start = stored(reader.latestOffset(reader.initialOffset(), limit))
+
+    cluster.chunks[0][0] += [9]
+    assert reader.latestOffset(start, limit) == start
+    now_s += 301
+    late = stored(reader.latestOffset(start, limit))
+    assert len(read(reader, start, late)) == 9
+    cluster.chunks[0][0] += [9]
+    assert reader.latestOffset(late, limit) == late
+    cluster.chunks[1][0] += [1]
+    assert len(read(reader, late, reader.latestOffset(late, limit))) == 10
+
+
+def test_available_now_does_not_wait_for_enough_records(launch: Launch, cluster: FakeClient) -> None:
+    reader = launch(startingOffsets="earliest", minOffsetsPerTrigger="10")
+    reader.prepareForTriggerAvailableNow()
+    limit = reader.getDefaultReadLimit()
+    start = stored(reader.latestOffset(reader.initialOffset(), limit))
+    cluster.chunks[0][0] += [9]
+    reader.prepareForTriggerAvailableNow()
+
+    assert len(read(reader, start, reader.latestOffset(start, limit))) == 9
+
+
+# -- streams that come and go --------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_begins_to_match_is_read_from_its_first_record_also_after_a_restart(
+    launch: Launch, cluster: FakeClient
+) -> None:
+    cluster.chunks[0][0] += [1]
+    reader = launch(subscribePattern="numbers.*")  # from latest
+    first = stored(reader.latestOffset(reader.initialOffset(), ALL))
+    cluster.streams["numbers-2"] = FakeStream(8, {0: [[2]]})
+    second = stored(reader.latestOffset(first, ALL))
+    cluster.streams["numbers-2"].chunks[0][0] += [2]
+
+    assert read(reader, first, second) == [(0, 0), (0, 1)]
+    again = launch(subscribePattern="numbers.*")
+    assert read(again, first, second) == [(0, 0), (0, 1)]
+    assert read(again, second, again.latestOffset(second, ALL)) == [(0, 2), (0, 3)]
+
+
+def test_available_now_leaves_out_streams_that_come_later(launch: Launch, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [1]
+    reader = launch(subscribePattern="numbers.*", startingOffsets="earliest")
+    reader.prepareForTriggerAvailableNow()
+    cluster.streams["numbers-2"] = FakeStream(8, {0: [[2]]})
+
+    end = stored(reader.latestOffset(reader.initialOffset(), ALL))
+    end = stored(reader.latestOffset(end, ALL))
+
+    assert reader.latestOffset(end, ALL) == end
+    assert set(end["streams"]) <= {"numbers", "numbers-2"}
+    assert read(reader, reader.initialOffset(), end) == [(0, 0)]
+
+
+def test_what_is_gone_ends_a_query_or_is_left_out_with_one_warning(
+    launch: Launch, cluster: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.chunks[0][0] += [2, 2, 2]
+    strict, lenient = launch(startingOffsets="earliest"), launch(startingOffsets="earliest", failOnDataLoss="false")
+    start = strict.initialOffset()
+    assert lenient.initialOffset()["streams"] == start["streams"]
+    first = strict.latestOffset(start, ReadMaxRows(2))
+    cluster.streams["numbers"].removed[0] = 2
+
+    with pytest.raises(DataLost):
+        strict.latestOffset(first, ALL)
+    second = stored(lenient.latestOffset(first, ALL))
+    assert read(lenient, first, second) == [(0, 4), (0, 5)]
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) >= 1
+
+    del cluster.streams["numbers"]
+    with pytest.raises(UnknownStream):
+        strict.latestOffset(second, ALL)
+    gone = lenient.latestOffset(second, ALL)
+    assert lenient.partitions(second, stored(gone)) == []
+
+
+def test_a_stream_that_was_made_again_is_read_anew_when_a_loss_may_be(launch: Launch, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    reader = launch(startingOffsets="earliest", failOnDataLoss="false")
+    first = stored(reader.latestOffset(reader.initialOffset(), ALL))
+    cluster.streams["numbers"] = FakeStream(9, {0: [[3]], 1: [[]]})
+
+    second = stored(reader.latestOffset(first, ALL))
+
+    assert read(reader, first, second) == [(0, 0), (0, 1), (0, 2)]
+
+
+# -- the named cursor ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_is_stored_under_a_name_that_stays(launch: Launch, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    reader = launch(startingOffsets="earliest", groupIdPrefix="etl")
+    end = stored(reader.latestOffset(reader.initialOffset(), ALL))
+    assert cluster.committed == {}
+
+    reader.commit(end)
+
+    ((group, stream), positions), *_ = cluster.committed.items()
+    assert (group[:4], len(group), stream) == ("etl-", 12, "numbers")
+    assert positions == {EntryId(7, 0, 0): at(1), EntryId(7, 1, 0): at(0)}
+    again = launch(startingOffsets="earliest", groupIdPrefix="another")
+    cluster.chunks[1][0] += [1]
+    again.commit(stored(again.latestOffset(end, ALL)))
+    assert {name for name, _ in cluster.committed} == {group}
+
+
+def test_a_given_name_is_used_as_it_is(launch: Launch, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    reader = launch(startingOffsets="earliest", **{"kera.group.id": "etl"})
+
+    reader.commit(stored(reader.latestOffset(reader.initialOffset(), ALL)))
+
+    assert set(cluster.committed) == {("etl", "numbers")}
+
+
+def test_the_last_micro_batch_is_stored_though_spark_never_commits_it(launch: Launch, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    reader = launch(startingOffsets="earliest", **{"kera.group.id": "etl"})
+    reader.prepareForTriggerAvailableNow()
+    end = stored(reader.latestOffset(reader.initialOffset(), ALL))
+
+    for _ in range(3):
+        assert reader.latestOffset(end, ALL) == end
+
+    assert cluster.committed["etl", "numbers"][EntryId(7, 0, 0)] == at(1)
+    assert cluster.commits == 1
+
+
+def test_a_cursor_that_cannot_be_stored_is_a_warning(
+    launch: Launch, cluster: FakeClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    cluster.chunks[0][0] += [4]
+    cluster.commit_error = Unavailable("nobody is there")
+    reader = launch(startingOffsets="earliest", **{"kera.group.id": "etl"})
+    end = stored(reader.latestOffset(reader.initialOffset(), ALL))
+
+    reader.commit(end)
+    for _ in range(3):
+        assert reader.latestOffset(end, ALL) == end
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "cursor 'etl' of stream 'numbers' was not stored, the query goes on: nobody is there"
+    ]
+    cluster.commit_error = None
+    now_s += 11
+    reader.latestOffset(end, ALL)
+    assert cluster.committed["etl", "numbers"][EntryId(7, 0, 0)] == at(1)

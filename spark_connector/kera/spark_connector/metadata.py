@@ -1,0 +1,147 @@
+"""``option("metadata", …)``: what there is, and what would be read, as DataFrames.
+
+``streams``     a row per stream that is subscribed, or of all
+``partitions``  a row per partition that a batch query with the same options has now: where its records are, and whether
+                a task on the driver's node would read them in place (push) or get copies (pull)
+
+Made in Spark's planning process; the one task only hands on the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from kera.core.process import node_id
+from kera.spark_connector.batch import plan_batch
+from kera.spark_connector.columns import check_columns
+from kera.spark_connector.options import METADATA, Metadata, ReadOptions, SharedMemory
+from kera.spark_connector.planning import Piece
+from kera.spark_connector.portal import shared
+from kera.spark_connector.survey import SIDE_BY_SIDE_MAX, descriptions
+
+if TYPE_CHECKING:
+    from kera.client import Client, StreamDescription
+
+COLUMNS: dict[Metadata, StructType] = {
+    "streams": StructType(
+        [
+            StructField("name", StringType()),
+            StructField("stream_id", LongType()),
+            StructField("streamlets", IntegerType()),
+            StructField("entries", IntegerType()),
+            StructField("durability", StringType()),
+            StructField("replication", IntegerType()),
+            StructField("records", LongType()),
+            StructField("bytes", LongType()),
+            StructField("typed", BooleanType()),
+            StructField("schema", StringType()),
+        ]
+    ),
+    "partitions": StructType(
+        [
+            StructField("stream", StringType()),
+            StructField("streamlet", IntegerType()),
+            StructField("entry", IntegerType()),
+            StructField("start", ArrayType(LongType())),
+            StructField("end", ArrayType(LongType())),
+            StructField("records", LongType()),
+            StructField("bytes", LongType()),
+            StructField("broker", IntegerType()),
+            StructField("node", StringType()),
+            StructField("access", StringType()),
+        ]
+    ),
+}
+
+
+@dataclass(repr=False)
+class Rows(InputPartition):
+    """All of it."""
+
+    rows: list[dict[str, Any]]
+
+
+class KeraMetadataReader(DataSourceReader):
+    """Gives rows about streams, instead of their records."""
+
+    def __init__(self, options: ReadOptions, kind: Metadata, wanted: StructType) -> None:
+        options.check_batch()
+        check_columns(wanted, COLUMNS[kind], f"option {METADATA}={kind}")
+        self._options = options
+        self._kind = kind
+        self._wanted = wanted
+
+    def partitions(self) -> list[InputPartition]:
+        """One, with the rows."""
+        tell = _streams if self._kind == "streams" else _partitions
+        return [Rows(shared(self._options.bootstrap).call(lambda client: tell(client, self._options)))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows."""
+        if isinstance(partition, Rows):
+            yield pa.RecordBatch.from_pylist(partition.rows, schema=to_arrow_schema(self._wanted, timezone="UTC"))
+
+
+async def _streams(client: Client, options: ReadOptions) -> list[dict[str, Any]]:
+    room = asyncio.Semaphore(SIDE_BY_SIDE_MAX)
+
+    async def row(stream: StreamDescription) -> dict[str, Any]:
+        async with room:
+            bounds = await client.bounds(stream.name)
+        entries = [entry for of_streamlet in bounds.values() for entry in of_streamlet]
+        return {
+            "name": stream.name,
+            "stream_id": stream.stream_id,
+            "streamlets": stream.config.streamlets,
+            "entries": stream.config.entries,
+            "durability": stream.config.durability,
+            "replication": stream.config.replication,
+            "records": sum(entry.next_record - entry.first_record for entry in entries),
+            "bytes": sum(entry.length_bytes for entry in entries),
+            "typed": stream.typed,
+            "schema": stream.schema.to_string(show_field_metadata=False, show_schema_metadata=False),
+        }
+
+    return list(await asyncio.gather(*map(row, await descriptions(client, options.subscription))))
+
+
+async def _partitions(client: Client, options: ReadOptions) -> list[dict[str, Any]]:
+    node = node_id()
+    return [
+        {
+            "stream": piece.stream,
+            "streamlet": piece.entry.streamlet_id,
+            "entry": piece.entry.entry,
+            "start": list(piece.start),
+            "end": list(piece.end),
+            "records": piece.records,
+            "bytes": piece.length_bytes or None,
+            "broker": piece.broker_id or None,
+            "node": piece.node_id or None,
+            "access": access(piece, options.shared_memory, node),
+        }
+        for piece in await plan_batch(client, options, None)
+    ]
+
+
+def access(piece: Piece, shared_memory: SharedMemory, node: str) -> str:
+    """How a task on `node` reads a partition: ``push``, in place in the broker's memory, or ``pull``, as copies."""
+    if shared_memory == "always" or (shared_memory == "auto" and piece.node_id == node):
+        return "push"
+    return "pull"

@@ -1,0 +1,201 @@
+"""Places as users say them in options: words, JSON, times. Pure; what they mean in a stream is up to ``planning``.
+
+    startingOffsets               earliest | latest | {"clicks": {"0": place, "1": [place of entry 0, of entry 1, …]}}
+    startingOffsetsByTimestamp    {"clicks": {"0": time, "1": time}}
+    startingTimestamp             time
+
+A place is "earliest" (or -2), "latest" (or -1), or [group, segment, offset]. A time is in milliseconds since the epoch
+as for Kafka, ISO-8601 (UTC unless it says otherwise), or before now: ``-30s``, ``-15m``, ``-2h``, ``-1d``.
+
+What a query's progress shows can be given as ``startingOffsets``, too: it also says of which incarnation of a stream it
+is, and which record comes next.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from kera.core.errors import InvalidArgument
+from kera.core.ids import Position
+from kera.spark_connector.offsets import EntryOffset
+
+T = TypeVar("T")
+
+_SPAN = re.compile(r"(\d{1,12})\s*(ms|s|m|min|h|d)")
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+EPOCH_MS_MAX = 253_402_300_799_999
+"""End of the year 9999: whoever gives more has not given milliseconds."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """A moment: exactly one of the two is given."""
+
+    epoch_us: int | None = None
+    ago_us: int | None = None
+    """Before now."""
+
+    def at(self, now_us: int) -> int:
+        """Microseconds since the epoch, when it is `now_us`."""
+        return self.epoch_us if self.epoch_us is not None else now_us - (self.ago_us or 0)
+
+
+Place = Literal["earliest", "latest"] | Position | EntryOffset | Time
+"""What a user may say about one entry. (An `EntryOffset`: a position that came with the ordinal of its record.)"""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a query begins or ends."""
+
+    option: str
+    """The option that says so, for errors; also when it is that option's default."""
+    everywhere: Place | None = None
+    """One place for all entries of all streams; else `streams` says where."""
+    streams: Mapping[str, Mapping[int, Place | list[Place]]] | None = None
+    """Per stream and streamlet one place for all of its entries, or a list with one for each."""
+    unnamed: Literal["earliest", "latest"] | None = None
+    """The place in a stream that `streams` does not name; None: naming it is required."""
+    behind: Literal["error", "latest"] = "latest"
+    """What a time means that no record of a streamlet is at or after."""
+    stream_ids: Mapping[str, int] = field(default_factory=dict)
+    """The incarnation of streams that the places are of, where the text says so."""
+
+    @property
+    def by_time(self) -> bool:
+        """Whether times say where, and not offsets."""
+        said = (
+            [self.everywhere]
+            if self.streams is None
+            else [row for rows in self.streams.values() for row in rows.values()]
+        )
+        return any(isinstance(place, Time) for place in said)
+
+
+def parse_where(option: str, text: str) -> Where:
+    """``earliest``, ``latest``, or JSON, also such as a query's progress shows; raises `InvalidArgument`."""
+    word = text.strip().lower()
+    if word == "earliest":
+        return Where(option, "earliest")
+    if word == "latest":
+        return Where(option, "latest")
+    document = _document(option, text, "must be 'earliest', 'latest' or a JSON object", '{"clicks": {"0": place, ...}}')
+    stream_ids = {}
+    if isinstance(document.get("streams"), dict) and isinstance(document.get("version"), int):
+        shown = document["streams"]
+    elif isinstance(document.get("stream"), str) and isinstance(document.get("streamlets"), dict):  # version 1
+        shown = {document["stream"]: document}
+    else:
+        return Where(option, streams=_streams(option, text, document, _places))
+    for name, stream in shown.items():
+        if not isinstance(stream, dict) or not isinstance(stream.get("stream_id"), int):
+            raise _refused(option, text, f"stream {name!r} has no stream_id: it is not what a query's progress shows")
+        stream_ids[name] = stream["stream_id"]
+    streamlets = {name: stream.get("streamlets") for name, stream in shown.items()}
+    return Where(option, streams=_streams(option, text, streamlets, _places), stream_ids=stream_ids)
+
+
+def parse_times(option: str, text: str) -> Where:
+    """JSON with a time per streamlet, as ``startingOffsetsByTimestamp`` has; raises `InvalidArgument`."""
+    document = _document(option, text, "must be a JSON object", '{"clicks": {"0": time, ...}}')
+    return Where(option, streams=_streams(option, text, document, _time))
+
+
+def parse_time(option: str, text: str) -> Time:
+    """One time; raises `InvalidArgument`."""
+    try:
+        return _time(text)
+    except ValueError as error:
+        raise _refused(option, text, str(error)) from None
+
+
+def span_ms(text: str) -> int | None:
+    """``500ms``, ``10s``, ``5m`` (or ``5min``), ``1h``, ``1d`` in milliseconds; None for anything else."""
+    match = _SPAN.fullmatch(text.strip().lower())
+    return int(match[1]) * _UNITS_MS[match[2]] if match else None
+
+
+def _document(option: str, text: str, otherwise: str, form: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _refused(option, text, otherwise) from None
+    if not isinstance(document, dict) or not document:
+        raise _refused(option, text, f"must have the form {form}")
+    return document
+
+
+def _streams(
+    option: str, text: str, document: Mapping[str, Any], value_of: Callable[[Any], T]
+) -> dict[str, dict[int, T]]:
+    streams: dict[str, dict[int, T]] = {}
+    for name, rows in document.items():
+        if not isinstance(rows, dict) or not rows:
+            raise _refused(option, text, f'stream {name!r} must have its streamlets, as in {{"{name}": {{"0": ...}}}}')
+        streams[name] = {}
+        for streamlet, value in rows.items():
+            try:
+                number = _streamlet(streamlet)
+                if number in streams[name]:
+                    raise ValueError("is named twice")
+                streams[name][number] = value_of(value)
+            except ValueError as error:
+                raise _refused(option, text, f"stream {name!r}, streamlet {streamlet!r}: {error}") from None
+    return streams
+
+
+def _streamlet(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        raise ValueError("a streamlet is a number from 0")
+    return int(text)
+
+
+def _places(value: Any) -> Place | list[Place]:
+    return [_place(item) for item in value] if isinstance(value, list) else _place(value)
+
+
+def _place(value: Any) -> Place:
+    if not isinstance(value, bool) and value in ("earliest", -2):
+        return "earliest"
+    if not isinstance(value, bool) and value in ("latest", -1):
+        return "latest"
+    if isinstance(value, list) and len(value) in (3, 4) and all(type(part) is int and part >= 0 for part in value):
+        position = Position(*value[:3])
+        return EntryOffset(position, value[3]) if len(value) == 4 else position
+    raise ValueError(
+        f"{json.dumps(value)} is no place: use earliest, latest or, in a list with one per entry,"
+        " [group, segment, offset]"
+    )
+
+
+def _time(value: Any) -> Time:
+    text = value.strip() if isinstance(value, str) else value
+    if isinstance(text, str) and re.fullmatch(r"[0-9]{1,20}", text):
+        text = int(text)
+    if type(text) is int and 0 <= text <= EPOCH_MS_MAX:
+        return Time(epoch_us=text * 1000)
+    if isinstance(text, str) and text.startswith("-"):
+        ago_ms = span_ms(text[1:])
+        if ago_ms is not None:
+            return Time(ago_us=ago_ms * 1000)
+    elif isinstance(text, str):
+        try:
+            moment = dt.datetime.fromisoformat(text)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+            return Time(epoch_us=(moment - _EPOCH) // dt.timedelta(microseconds=1))
+        except (ValueError, OverflowError):
+            pass
+    raise ValueError(
+        f"{json.dumps(value)} is no time: use milliseconds since the epoch, ISO-8601 as in 2026-01-31T12:00:00Z, or a"
+        " time before now as in -15m (ms, s, m, h, d)"
+    )
+
+
+def _refused(option: str, text: str, problem: str) -> InvalidArgument:
+    return InvalidArgument(f"option {option}: {problem}; it is {text!r}", option=option, value=text)

@@ -1,0 +1,55 @@
+"""Which records a query or a micro-batch takes, and how they are cut into partitions. Pure: no connection, no clock,
+no type of Spark, so that another engine can use it through a service.
+
+What it has to know of the cluster is brought by ``survey``, as `Now`. Where a decision needs an answer that only
+brokers have, there are two functions: the first says what to ask, the second decides.
+
+    a batch        questions ─(locate)─► resolve ─► start, end ─► ranges ─► to_ask ─(segments)─► cut
+
+    a micro-batch  next_ends ─► [cap] ─► waiting ─► admission.decide ─(locate)─► limited ─► conclude ─► the checkpoint
+                   revise(start, end) ─► ranges ─► to_ask ─(segments)─► cut
+
+Invariants:
+
+* the end of a micro-batch is never before its start, in any entry;
+* the same two offsets from the checkpoint give the same records, or an error, whenever they are planned;
+* partitions cover the records between start and end exactly once, and each is at one broker.
+"""
+
+from kera.spark_connector.planning.advancing import (
+    Advance,
+    Planned,
+    cap,
+    conclude,
+    limited,
+    next_ends,
+    revise,
+    waiting,
+)
+from kera.spark_connector.planning.cutting import Cutting, Piece, Range, cut, ranges, to_ask
+from kera.spark_connector.planning.now import Now, StreamNow, heads, starts
+from kera.spark_connector.planning.settling import Question, questions, resolve
+
+__all__ = [
+    "Advance",
+    "Cutting",
+    "Now",
+    "Piece",
+    "Planned",
+    "Question",
+    "Range",
+    "StreamNow",
+    "cap",
+    "conclude",
+    "cut",
+    "heads",
+    "limited",
+    "next_ends",
+    "questions",
+    "ranges",
+    "resolve",
+    "revise",
+    "starts",
+    "to_ask",
+    "waiting",
+]

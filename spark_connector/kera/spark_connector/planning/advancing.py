@@ -1,0 +1,235 @@
+"""How far a micro-batch goes, whatever has become of the streams since the last one.
+
+Losses are errors that say how to get out, or, without ``failOnDataLoss``, warnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
+from kera.spark_connector.admission import Waiting
+from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamRecreated
+from kera.spark_connector.planning.cutting import ranges
+from kera.spark_connector.planning.now import Bounds, Now, bounds_of, find_bounds, first_of, heads
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Between which places a micro-batch may be."""
+
+    start: Offsets
+    """Where it begins: the end before it, brought up to now. Has the lanes that are read, no others."""
+    heads: Offsets
+    """How far it may go; nowhere behind `start`, and with the same lanes."""
+    warnings: tuple[str, ...] = ()
+    """What is lost, in words for the log; empty unless a loss may be."""
+
+
+class _Losses:
+    """Losses are errors, or warnings."""
+
+    def __init__(self, *, fail: bool) -> None:
+        self._fail = fail
+        self.warnings: list[str] = []
+
+    def add(self, error: KeraError) -> None:
+        if self._fail:
+            raise error
+        self.warnings.append(error.message)
+
+
+def next_ends(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> Advance:
+    """What there is behind `start` (from the checkpoint, or where the query begins).
+
+    * A stream, streamlet or entry that `start` does not know begins at what is there: it is new.
+    * One that is gone, or no longer subscribed: `UnknownStream` (a streamlet: `InvalidArgument`); without
+      `fail_on_data_loss` it is left out, with a warning.
+    * A stream that was deleted and created again: `StreamRecreated`; without `fail_on_data_loss` it begins anew.
+    * Records that are gone: `DataLost`; without `fail_on_data_loss` it goes on behind them.
+    * A head that lies before the start, as after a restart of a broker: nothing is new, nothing goes back.
+    """
+    losses = _Losses(fail=fail_on_data_loss)
+    begin = _still_there(start, now, losses)
+    ends: dict[Lane, EntryOffset] = {}
+    for lane, head in heads(now).lanes():
+        begin.setdefault(lane, first_of(bounds_of(now, lane)))
+        ends[lane] = _later(begin[lane], head)
+    ids = {name: stream.stream_id for name, stream in now.items()}
+    return Advance(Offsets.of(begin, ids), Offsets.of(ends, ids), tuple(losses.warnings))
+
+
+def _still_there(offsets: Offsets, now: Now, losses: _Losses) -> dict[Lane, EntryOffset]:
+    """`offsets` in the lanes that are still there, brought up to where these begin now."""
+    for name, stream in sorted(offsets.streams.items()):
+        if name not in now:
+            losses.add(_deleted(name))
+        elif stream.stream_id != now[name].stream_id:
+            losses.add(_recreated(name, stream.stream_id, now[name].stream_id))
+    found: dict[Lane, EntryOffset] = {}
+    for lane, offset in offsets.lanes():
+        if lane.stream not in now or offsets.streams[lane.stream].stream_id != now[lane.stream].stream_id:
+            continue
+        there = find_bounds(now, lane)
+        if there is None:
+            losses.add(_unassigned(lane))
+        else:
+            found[lane] = _on(lane, offset, there, losses)
+    return found
+
+
+def _on(lane: Lane, offset: EntryOffset, there: Bounds, losses: _Losses) -> EntryOffset:
+    """`offset`, but not before all that is there.
+
+    A checkpoint may name the end of groups that have been emptied and let go since: nothing is lost then, but no broker
+    has the place any more.
+    """
+    if offset.position >= there.start:
+        return offset
+    if offset.record != there.first_record:
+        losses.add(_lost(lane, offset, there))
+    return first_of(there)
+
+
+def _later(start: EntryOffset, head: EntryOffset) -> EntryOffset:
+    # Where no record is new the start stays as it is: the end of a full segment and the start of the next one are the
+    # same place with two names. (Behind the start of a segment there is a record, whatever the ordinals say: they begin
+    # anew when a broker is lost.)
+    renamed = head.record == start.record and head.position.offset == 0
+    return start if head.position <= start.position or renamed else head
+
+
+def _deleted(name: str) -> KeraError:
+    return UnknownStream(
+        f"stream '{name}' is in the checkpoint, but was deleted, or is no longer subscribed. To go on without it set"
+        " failOnDataLoss to false",
+        stream=name,
+    )
+
+
+def _recreated(name: str, before: int, stream_id: int) -> KeraError:
+    return StreamRecreated(
+        f"stream '{name}' was deleted and created again: the checkpoint belongs to its incarnation {before}, now it is"
+        f" {stream_id}. Its offsets mean nothing in the new stream: start the query with a new checkpointLocation, or"
+        " set failOnDataLoss to false to go on with all of the new one",
+        stream=name,
+        checkpoint_stream_id=before,
+        stream_id=stream_id,
+    )
+
+
+def _unassigned(lane: Lane) -> KeraError:
+    return InvalidArgument(
+        f"{lane} is in the checkpoint, but is no longer assigned. Assign it, start the query with a new"
+        " checkpointLocation, or set failOnDataLoss to false to go on without it",
+        option="assign",
+        **lane._asdict(),
+    )
+
+
+def _lost(lane: Lane, offset: EntryOffset, there: Bounds) -> KeraError:
+    gone = there.first_record - offset.record
+    what = f"{gone} records of" if gone > 0 else "an unknown number of records of"
+    return DataLost(
+        f"{what} {lane} are gone before they were read, from {tuple(offset.position)} on: it starts at"
+        f" {tuple(there.start)} now. Let retention keep more, or set failOnDataLoss to false to go on behind them",
+        lost_from=tuple(offset.position),
+        available_from=tuple(there.start),
+        records=max(gone, 0),
+        **lane._asdict(),
+    )
+
+
+def cap(advance: Advance, target: Offsets) -> Advance:
+    """`advance`, but nowhere beyond `target`: what ``availableNow`` may read.
+
+    Of streams that are not in `target`, or are others by now, nothing may be read.
+    """
+    ids, allowed, begin = advance.start.stream_ids(), target.places(), advance.start.places()
+    ends: dict[Lane, EntryOffset] = {}
+    for lane, head in advance.heads.lanes():
+        same = lane in allowed and target.streams[lane.stream].stream_id == ids[lane.stream]
+        ends[lane] = max(begin[lane], min(head, allowed[lane])) if same else begin[lane]
+    return Advance(advance.start, Offsets.of(ends, ids), advance.warnings)
+
+
+def waiting(advance: Advance, now: Now) -> dict[Lane, Waiting]:
+    """What waits in the lanes where anything does, for `admission.decide`."""
+    found: dict[Lane, Waiting] = {}
+    for piece in ranges(advance.start, advance.heads, now):
+        there = bounds_of(now, piece.lane)
+        estimate, most = max(1, piece.length_bytes), max(1, there.length_bytes)
+        in_one_segment = piece.start.position[:2] == piece.end.position[:2]
+        found[piece.lane] = Waiting(
+            max(1, piece.records), estimate, estimate if in_one_segment else max(estimate, most)
+        )
+    return found
+
+
+def limited(advance: Advance, places: Mapping[Lane, EntryOffset]) -> Offsets:
+    """The end of the micro-batch: the heads, but in the lanes of `places` only up to the place there.
+
+    The lanes are those of `admission.Take.shares`. The end is nowhere before the start or behind the head.
+    """
+    begin = advance.start.places()
+    ends = {
+        lane: max(begin[lane], min(head, places[lane])) if lane in places else head
+        for lane, head in advance.heads.lanes()
+    }
+    return Offsets.of(ends, advance.heads.stream_ids())
+
+
+def conclude(given: Offsets, advance: Advance, end: Offsets, *, group: str = "", first: bool = False) -> Offsets:
+    """What Spark gets to store as the end of the micro-batch.
+
+    `given` itself (the same object) where nothing is new: then give Spark the text back as it came. Else `end` with
+    `group` (or that of `given`), and with `since` where the checkpoint would not say where the micro-batch begins: when
+    it is the `first` one of the query (`given` is what `initialOffset` has said in this launch), and when it does not
+    begin at `given`.
+    """
+    if end.places() == advance.start.places() and not advance.warnings:
+        return given
+    elsewhere = first or advance.start.streams != given.streams
+    return Offsets(end.streams, advance.start.streams if elsewhere else None, group or given.group)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A micro-batch that is in the checkpoint, as far as it can still be read."""
+
+    start: Offsets
+    end: Offsets
+    warnings: tuple[str, ...] = ()
+
+
+def revise(start: Offsets, end: Offsets, now: Now, *, fail_on_data_loss: bool) -> Planned:
+    """What to read of the micro-batch between `start` and `end`, two that Spark has stored; `end.since` goes before
+    `start`. It may have been planned by an earlier launch.
+
+    Raises what `next_ends` raises; without `fail_on_data_loss` what is gone is left out, with a warning.
+    """
+    losses = _Losses(fail=fail_on_data_loss)
+    since = Offsets(start.streams if end.since is None else end.since)
+    before, ids = since.places(), since.stream_ids()
+    begins: dict[Lane, EntryOffset] = {}
+    ends: dict[Lane, EntryOffset] = {}
+    for name, stream in sorted(end.streams.items()):
+        lanes = list(Offsets({name: stream}).lanes())
+        known = ids.get(name) == stream.stream_id
+        if known and all(before.get(lane) == place for lane, place in lanes):
+            continue  # nothing of it is read, so that it does not matter what has become of it
+        if name not in now:
+            losses.add(_deleted(name))
+        elif now[name].stream_id != stream.stream_id:
+            losses.add(_recreated(name, stream.stream_id, now[name].stream_id))
+        else:
+            for lane, place in lanes:
+                there = find_bounds(now, lane)
+                if there is None:
+                    losses.add(_unassigned(lane))
+                    continue
+                begin = before[lane] if known and lane in before else first_of(there)
+                begins[lane] = min(place, _on(lane, begin, there, losses) if begin < place else begin)
+                ends[lane] = place
+    return Planned(Offsets.of(begins, end.stream_ids()), Offsets.of(ends, end.stream_ids()), tuple(losses.warnings))

@@ -1,0 +1,344 @@
+"""How what is read of entries is cut into partitions: where a broker, a group or a segment ends.
+
+Invariants:
+
+* partitions cover each range exactly once, in order; each goes up to where the next one begins, so that whoever reads
+  it notices what has been lost in between;
+* of a batch, none of them spans two brokers, so that each can be read where it is;
+* those of a micro-batch depend on its two ends, the options and the segments, which never change; not on the machine,
+  nor on where brokers are by now. A sink that goes by the number of a partition (as ours does) gets the same rows under
+  the same number when the micro-batch is run again;
+* what is missing between two segments, if anything, is among the records that a partition has to give.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kera.core.ids import EntryId, Position
+from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
+from kera.spark_connector.planning.now import Bounds, Now, SegmentBounds, find_bounds
+
+CUT_BYTES_MIN = 32 << 20
+"""Without options nothing smaller is made by cutting: a task has a price, too."""
+CUT_BYTES_STABLE = 128 << 20
+"""About how large the partitions of a micro-batch are at most, as far as groups end, without options."""
+SIDE_MIN = 4
+"""The end of a group is the better place to cut as long as each side gets at least one part in so many."""
+
+
+class Range(NamedTuple):
+    """What is read of one entry."""
+
+    lane: Lane
+    start: EntryOffset
+    end: EntryOffset
+    length_bytes: int
+    """Estimated from the bounds of the entry, exact within one segment; 0: not known."""
+
+    @property
+    def records(self) -> int:
+        """How many there are; 0 where the ordinals began anew in between, as after the loss of a broker."""
+        return max(self.end.record - self.start.record, 0)
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """Into how many partitions."""
+
+    partitions_min: int | None = None
+    """``minPartitions``: cut, the largest first, until there are so many or nothing can be cut."""
+    records_max: int | None = None
+    """``maxRecordsPerPartition``: as far as segments allow."""
+    parallelism: int = 1
+    """Without the two, in a batch: about how many partitions are good, such as Spark's default parallelism."""
+    stable: bool = False
+    """For a micro-batch, which is cut in the same way whenever it is planned."""
+
+    @property
+    def by_default(self) -> bool:
+        """Whether neither option is given."""
+        return self.partitions_min is None and self.records_max is None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One range of one entry, read by one task. Small, and pickled with the task."""
+
+    stream: str
+    entry: EntryId
+    start: Position
+    end: Position
+    records: int
+    """How many there are between the two."""
+    length_bytes: int
+    """Bytes of its chunks, estimated where segments were not asked for; 0: not known."""
+    typed: bool
+    """Whether the stream has columns of its own."""
+    broker_id: int
+    """The broker that has it as far as known when it was planned; 0: not known."""
+    node_id: str
+    """That broker's node; empty: not known."""
+    fail_on_data_loss: bool
+
+
+def ranges(start: Offsets, end: Offsets, now: Now) -> list[Range]:
+    """The entries that have something between `start` and `end`, in order; no lane twice."""
+    before = start.places()
+    found = []
+    for lane, stop in end.lanes():
+        begin = before.get(lane)
+        if begin is not None and begin.position < stop.position:
+            found.append(Range(lane, begin, stop, _estimated_bytes(begin, stop, find_bounds(now, lane))))
+    return found
+
+
+def _estimated_bytes(start: EntryOffset, end: EntryOffset, there: Bounds | None) -> int:
+    if start.position[:2] == end.position[:2]:
+        return end.position.offset - start.position.offset
+    if there is None or (start.position <= there.start and end.position >= there.end):
+        return there.length_bytes if there else 0
+    records = max(end.record - start.record, 1)
+    return there.length_bytes * records // max(there.next_record - there.first_record, records)
+
+
+def to_ask(ranges: Sequence[Range], now: Now, cutting: Cutting) -> list[Range]:
+    """The ranges whose segments `cut` wants to know (`Client.segments` between their positions); often none.
+
+    Those that are spread over brokers, and those that are so large that they may be cut.
+    """
+    part_bytes = _part_bytes(ranges, cutting)
+
+    def large(there: Range) -> bool:
+        if there.start.position[:2] == there.end.position[:2]:
+            return False
+        if cutting.by_default:  # how large a range is, is an estimate: no base for what has to be stable
+            several_groups = there.start.position.group_id < there.end.position.group_id
+            return several_groups and (cutting.stable or _parts(there.length_bytes, part_bytes) > 1)
+        too_few = cutting.partitions_min is not None and len(ranges) < cutting.partitions_min
+        return too_few or (cutting.records_max is not None and there.records > cutting.records_max)
+
+    def anew(there: Range) -> bool:
+        return there.end.record < there.start.record
+
+    def spread(there: Range) -> bool:
+        return not cutting.stable and len(_brokers(there, now)) > 1
+
+    return [there for there in ranges if large(there) or anew(there) or spread(there)]
+
+
+def cut(
+    ranges: Sequence[Range],
+    now: Now,
+    segments: Mapping[Lane, Sequence[SegmentBounds]],
+    cutting: Cutting,
+    *,
+    fail_on_data_loss: bool,
+) -> list[Piece]:
+    """The partitions: `ranges`, cut where a broker, a group or a segment ends, in order of their lanes.
+
+    `segments`: of the ranges that `to_ask` named, from start to end; a range without any is not cut. Without
+    `partitions_min` and `records_max` only ends of groups are used, and only of ranges that have much more than their
+    part of `parallelism` (a micro-batch: than `CUT_BYTES_STABLE`). With them ends of groups are preferred, and ends of
+    segments are used where it takes them.
+    """
+    parts = [
+        part
+        for there in ranges
+        for part in _at_brokers(there, now, segments.get(there.lane, ()), together=cutting.stable)
+    ]
+    if cutting.by_default:
+        part_bytes = _part_bytes(ranges, cutting)
+        parts = [small for part in parts for small in _in_groups(part, part_bytes)]
+    if cutting.records_max is not None:
+        records_max = cutting.records_max
+        parts = [small for part in parts for small in _bounded(part, records_max)]
+    if cutting.partitions_min is not None:
+        parts = _until(parts, cutting.partitions_min)
+    return [part.piece(now, fail_on_data_loss=fail_on_data_loss) for part in parts]
+
+
+class _Atom(NamedTuple):
+    """What is never cut: mostly a segment, or what of it is in the range."""
+
+    start: Position
+    end: Position
+    records: int
+    length_bytes: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A range, or what was cut from one; at one broker."""
+
+    lane: Lane
+    broker_id: int
+    atoms: Sequence[_Atom]
+    """At least one."""
+
+    @property
+    def records(self) -> int:
+        return sum(atom.records for atom in self.atoms)
+
+    @property
+    def length_bytes(self) -> int:
+        return sum(atom.length_bytes for atom in self.atoms)
+
+    def split(self, places: Iterable[int]) -> list[_Part]:
+        """Cut before the atoms with these indexes (from 1 and ascending)."""
+        edges = itertools.pairwise([0, *places, len(self.atoms)])
+        return [_Part(self.lane, self.broker_id, self._slice(first, after)) for first, after in edges]
+
+    def _slice(self, first: int, after: int) -> Sequence[_Atom]:
+        """Some of the atoms, up to where the next one begins."""
+        atoms = list(self.atoms[first:after])
+        if after < len(self.atoms):
+            atoms[-1] = atoms[-1]._replace(end=self.atoms[after].start)
+        return atoms
+
+    def segment_ends(self) -> range:
+        """The atoms that something may be cut before."""
+        return range(1, len(self.atoms))
+
+    def group_ends(self) -> list[int]:
+        """Those of them that begin a group."""
+        return [
+            place
+            for place in self.segment_ends()
+            if self.atoms[place].start.group_id != self.atoms[place - 1].start.group_id
+        ]
+
+    def piece(self, now: Now, *, fail_on_data_loss: bool) -> Piece:
+        stream = now[self.lane.stream]
+        return Piece(
+            stream=self.lane.stream,
+            entry=EntryId(stream.stream_id, self.lane.streamlet, self.lane.entry),
+            start=self.atoms[0].start,
+            end=self.atoms[-1].end,
+            records=self.records,
+            length_bytes=self.length_bytes,
+            typed=stream.typed,
+            broker_id=self.broker_id,
+            node_id=stream.nodes.get(self.broker_id, ""),
+            fail_on_data_loss=fail_on_data_loss,
+        )
+
+
+def _brokers(there: Range, now: Now) -> list[int]:
+    """The brokers that have the groups of a range, in their order; empty: not known."""
+    assignment = now[there.lane.stream].assignments.get(there.lane.streamlet)
+    if assignment is None:
+        return []
+    holders = [assignment.broker_id]
+    for index, interval in enumerate(assignment.intervals):
+        if index == 0 or interval.first_group_id <= there.start.position.group_id:
+            holders = [interval.broker_id]
+        elif interval.first_group_id <= there.end.position.group_id:
+            holders.append(interval.broker_id)
+    return [broker_id for broker_id, _ in itertools.groupby(holders)]
+
+
+def _at_brokers(there: Range, now: Now, segments: Sequence[SegmentBounds], *, together: bool) -> list[_Part]:
+    """A range as one part per broker that has some of it, or all of it `together`; each in atoms."""
+    if not segments:
+        atom = _Atom(there.start.position, there.end.position, there.records, there.length_bytes)
+        return [_Part(there.lane, next(iter(_brokers(there, now)), 0), [atom])]
+    rows: list[tuple[int, list[_Atom]]] = []
+    record = there.start.record
+    """What the next segment should begin with."""
+    for segment, following in itertools.zip_longest(segments, segments[1:]):
+        # Records that are missing before the first segment, behind the last one or between two count as if a segment
+        # beside them had them, so that reading it says that they are gone. Ordinals that began anew, as after the loss
+        # of a broker, are lower, and say nothing.
+        missing = max(segment.first_record - record, 0) if not rows else 0
+        after = following.first_record if following is not None else there.end.record
+        atom = _Atom(
+            segment.start,
+            segment.end,
+            missing + max(after, segment.next_record) - segment.first_record,
+            segment.length_bytes,
+        )
+        if not rows or (rows[-1][0] != segment.broker_id and not together):
+            rows.append((segment.broker_id, [atom]))
+        elif record == segment.first_record:
+            rows[-1][1].append(atom)
+        else:  # not cut where something may be missing: the task that reads over the gap sees what is there
+            rows[-1][1][-1] = _joined(rows[-1][1][-1], atom)
+        record = segment.next_record
+    # The ends under the names that they have in the checkpoint: the end of a full segment has another one, too.
+    first, last = rows[0][1], rows[-1][1]
+    first[0] = first[0]._replace(start=there.start.position)
+    last[-1] = last[-1]._replace(end=there.end.position)
+    return [_Part(there.lane, broker_id, atoms) for broker_id, atoms in rows]
+
+
+def _joined(one: _Atom, other: _Atom) -> _Atom:
+    return _Atom(one.start, other.end, one.records + other.records, one.length_bytes + other.length_bytes)
+
+
+def _part_bytes(ranges: Sequence[Range], cutting: Cutting) -> int:
+    """How many bytes a partition should have when no option says into how many to cut."""
+    if cutting.stable:
+        return CUT_BYTES_STABLE
+    return max(sum(there.length_bytes for there in ranges) // max(cutting.parallelism, 1), CUT_BYTES_MIN)
+
+
+def _parts(length_bytes: int, part_bytes: int) -> int:
+    return (length_bytes + part_bytes // 2) // part_bytes
+
+
+def _in_groups(part: _Part, part_bytes: int) -> list[_Part]:
+    """`part` cut at ends of groups into parts of about `part_bytes`."""
+    count, places = _parts(part.length_bytes, part_bytes), part.group_ends()
+    if count < 2 or not places:
+        return [part]
+    before = [0, *itertools.accumulate(atom.length_bytes for atom in part.atoms)]
+    """Bytes before each atom."""
+    wanted = [before[-1] * number // count for number in range(1, count)]
+    return part.split(sorted({min(places, key=lambda place: abs(before[place] - at)) for at in wanted}))
+
+
+def _bounded(part: _Part, records_max: int) -> list[_Part]:
+    """`part` cut into parts with at most `records_max` records, or one segment. Groups stay whole where they can."""
+    groups = part.split(part.group_ends())
+    units = [
+        unit
+        for group in groups
+        for unit in ([group] if group.records <= records_max else group.split(group.segment_ends()))
+    ]
+    places: list[int] = []
+    place = records = 0
+    for unit in units:
+        if records and records + unit.records > records_max:
+            places.append(place)
+            records = 0
+        place += len(unit.atoms)
+        records += unit.records
+    return part.split(places)
+
+
+def _until(parts: list[_Part], partitions_min: int) -> list[_Part]:
+    """`parts`, the largest ones cut until there are `partitions_min`, or nothing can be cut."""
+    whole = [part for part in parts if len(part.atoms) == 1]
+    heap = [(-part.length_bytes, part.lane, part.atoms[0].start, part) for part in parts if len(part.atoms) > 1]
+    heapq.heapify(heap)
+    while heap and len(heap) + len(whole) < partitions_min:
+        *_, largest = heapq.heappop(heap)
+        for half in largest.split([_middle(largest)]):
+            if len(half.atoms) > 1:
+                heapq.heappush(heap, (-half.length_bytes, half.lane, half.atoms[0].start, half))
+            else:
+                whole.append(half)
+    return sorted([*whole, *(part for *_, part in heap)], key=lambda part: (part.lane, part.atoms[0].start))
+
+
+def _middle(part: _Part) -> int:
+    """The best place to cut `part` in two."""
+    before = [0, *itertools.accumulate(atom.length_bytes for atom in part.atoms)]
+    total = before[-1]
+    fair = [at for at in part.group_ends() if min(before[at], total - before[at]) * SIDE_MIN >= total]
+    return min(fair or part.segment_ends(), key=lambda place: abs(2 * before[place] - total))

@@ -1,0 +1,174 @@
+"""What the places of the options mean in the streams as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kera.core.errors import DataLost, InvalidArgument
+from kera.core.ids import Position
+from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamRecreated
+from kera.spark_connector.places import Place, Time, Where
+from kera.spark_connector.planning.now import Bounds, Now, StreamNow, bounds_of, first_of, last_of
+
+
+class Question(NamedTuple):
+    """What has to be looked up in an entry, between its `Bounds`.
+
+    With a time: the first chunk from `start` on, but before `end`, that has a record at or after it, else `end`
+    (`Client.locate` with all three). Without one, `start` and `end` are the same, a position that a user gave: which
+    ordinal the record there has (`locate` with records_max=1). It raises `InvalidCursor` for one that is no chunk
+    boundary; let that through with the name of the option.
+
+    The answer is the place as an `EntryOffset` either way.
+    """
+
+    lane: Lane
+    start: Position
+    end: Position
+    timestamp_us: int | None
+
+
+def questions(where: Where, now: Now, *, now_us: int) -> list[Question]:
+    """What `resolve` needs to know to say what `where` means now.
+
+    Raises `InvalidArgument`, naming the option, where streams, streamlets or entries do not match those there are, and
+    `StreamRecreated` for offsets of an earlier stream of the name.
+    """
+    asked = (_question(lane, place, bounds_of(now, lane), now_us) for lane, place in _spelled(where, now).items())
+    return [question for question in asked if question is not None]
+
+
+def resolve(
+    where: Where, now: Now, answers: Mapping[Question, EntryOffset], *, now_us: int, fail_on_data_loss: bool = True
+) -> Offsets:
+    """The places that `where` means; `answers` has one for each of `questions` (with the same arguments).
+
+    A position before all that is there: `DataLost`, or what is there when a loss may be. One beyond the head:
+    `InvalidArgument` that names the option, or the head. A time that no record of a streamlet is at or after:
+    `InvalidArgument`, or the end of the streamlet, as `where` says.
+    """
+    places: dict[Lane, EntryOffset] = {}
+    behind: dict[tuple[str, int], bool] = {}
+    """Per streamlet that is asked for by time: whether none of its entries has such a record."""
+    for lane, place in _spelled(where, now).items():
+        there = bounds_of(now, lane)
+        question = _question(lane, place, there, now_us)
+        if question is not None:
+            places[lane] = answers[question]
+        elif isinstance(place, str):
+            places[lane] = first_of(there) if place == "earliest" else last_of(there)
+        elif isinstance(place, Time):  # nothing is there
+            places[lane] = last_of(there)
+        else:
+            places[lane] = _at_the_bounds(where, lane, place, there, fail_on_data_loss=fail_on_data_loss)
+        if isinstance(place, Time):
+            streamlet = (lane.stream, lane.streamlet)
+            behind[streamlet] = behind.get(streamlet, True) and places[lane].position >= there.end
+            if places[lane].position >= there.end:
+                places[lane] = last_of(there)
+    if where.behind == "error":
+        for (stream, number), nothing in behind.items():
+            if nothing:
+                raise InvalidArgument(
+                    f"option {where.option}: no record of streamlet {number} of stream '{stream}' is at or after that"
+                    " time. To begin at the end of such streamlets set startingOffsetsByTimestampStrategy to latest",
+                    option=where.option,
+                    stream=stream,
+                    streamlet=number,
+                )
+    return Offsets.of(places, {name: stream.stream_id for name, stream in now.items()})
+
+
+def _question(lane: Lane, place: Place, there: Bounds, now_us: int) -> Question | None:
+    if isinstance(place, Time):
+        return Question(lane, there.start, there.end, place.at(now_us)) if there.start < there.end else None
+    if isinstance(place, str):
+        return None
+    position = _position(place)
+    return Question(lane, position, position, None) if there.start < position < there.end else None
+
+
+def _position(place: Position | EntryOffset) -> Position:
+    return place.position if isinstance(place, EntryOffset) else place
+
+
+def _at_the_bounds(
+    where: Where, lane: Lane, place: Position | EntryOffset, there: Bounds, *, fail_on_data_loss: bool
+) -> EntryOffset:
+    """What a position means that is nowhere between the bounds."""
+    position = _position(place)
+    if position >= there.end:
+        if position > there.end and fail_on_data_loss:
+            raise InvalidArgument(
+                f"option {where.option}: {tuple(position)} is behind the end of {lane}, which is"
+                f" {tuple(there.end)}. Use latest, or set failOnDataLoss to false to take the end",
+                option=where.option,
+                **lane._asdict(),
+            )
+        return last_of(there)
+    read_all = isinstance(place, EntryOffset) and place.record == there.first_record
+    oldest = position.group_id == 0
+    if position < there.start and fail_on_data_loss and not read_all and not oldest:
+        raise DataLost(
+            f"option {where.option}: {tuple(position)} of {lane} is not there any more: it starts at"
+            f" {tuple(there.start)} now. Use earliest, or set failOnDataLoss to false to take what is there",
+            option=where.option,
+            lost_from=tuple(position),
+            available_from=tuple(there.start),
+            **lane._asdict(),
+        )
+    return first_of(there)
+
+
+def _spelled(where: Where, now: Now) -> dict[Lane, Place]:
+    """`where` spelled out: one place for each entry that is read."""
+    spelled: dict[Lane, Place] = {}
+    for name in sorted(set(where.streams or ()).difference(now)):
+        raise InvalidArgument(
+            f"option {where.option}: names stream '{name}', which does not exist or is not read", option=where.option
+        )
+    for name, stream in sorted(now.items()):
+        said_of = where.stream_ids.get(name, stream.stream_id)
+        if said_of != stream.stream_id:
+            raise StreamRecreated(
+                f"option {where.option}: stream '{name}' was deleted and created again: the offsets are of its"
+                f" incarnation {said_of}, now it is {stream.stream_id}. They mean nothing in the new stream: use"
+                " earliest, latest or offsets of this one",
+                stream=name,
+                stream_id=stream.stream_id,
+                option=where.option,
+            )
+        for streamlet, row in _rows(where, stream).items():
+            for entry, place in enumerate(row):
+                spelled[Lane(name, streamlet, entry)] = place
+    return spelled
+
+
+def _rows(where: Where, stream: StreamNow) -> dict[int, list[Place]]:
+    everywhere = where.everywhere if where.streams is None or stream.name in where.streams else where.unnamed
+    named = (where.streams or {}).get(stream.name)
+    if named is None and everywhere is not None:
+        return {streamlet: [everywhere] * len(entries) for streamlet, entries in sorted(stream.bounds.items())}
+    if named is None:
+        raise InvalidArgument(f"option {where.option}: must name stream '{stream.name}', too", option=where.option)
+    if set(named) != set(stream.bounds):
+        raise InvalidArgument(
+            f"option {where.option}: must name each streamlet: of stream '{stream.name}' these are"
+            f" {sorted(stream.bounds)}, it names {sorted(named)}",
+            option=where.option,
+            stream=stream.name,
+        )
+    rows: dict[int, list[Place]] = {}
+    for streamlet, entries in sorted(stream.bounds.items()):
+        said = named[streamlet]
+        rows[streamlet] = said if isinstance(said, list) else [said] * len(entries)
+        if len(rows[streamlet]) != len(entries):
+            raise InvalidArgument(
+                f"option {where.option}: streamlet {streamlet} of stream '{stream.name}' has {len(entries)} entries,"
+                f" {len(rows[streamlet])} places are given",
+                option=where.option,
+                stream=stream.name,
+                streamlet=streamlet,
+            )
+    return rows

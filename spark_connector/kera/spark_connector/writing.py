@@ -1,0 +1,160 @@
+"""The writers: ``df.write.format("kera")`` and ``df.writeStream.format("kera")``.
+
+Rows are stored while the tasks run, and readers see them at once: streams have no transactions. What makes it exact is
+that each task writes under a name that is the same whenever the same work is done again, and finds what was stored
+under it (``writing_lane``, where the proof is):
+
+* a streaming query: its id, which is kept in the checkpoint, and the number of the partition give the producer id, the
+  number of the micro-batch its epoch. A micro-batch that is run again adds what is missing, and nothing else; one that
+  is complete adds nothing. A task of an earlier micro-batch that is still alive is shut out by the later one's epoch;
+* a batch query: a random id, made once on the driver, so that tasks may be run again; or, with ``txnAppId`` and
+  ``txnVersion``, that, so that the whole write may be.
+
+So there is nothing to do for `commit` but to say what happened, and nothing for `abort`: what is stored stays, and the
+repeat finds it.
+
+Left to the query: to give each partition the same rows when it is run again, in any order. Spark sees to that unless
+rows depend on chance or time; and unless it cuts the partitions in another way (see docs/spark.md). Then rows are
+written at least once, and the driver logs a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from kera.core.errors import UnknownStream, invariant
+from kera.core.telemetry import get_logger
+from kera.spark_connector.portal import Portal, shared
+from kera.spark_connector.writing_columns import check
+from kera.spark_connector.writing_options import WriteOptions, parse_write_options
+from kera.spark_connector.writing_task import Name, TaskWriter, Written, no_such_stream
+
+if TYPE_CHECKING:
+    from kera.client import Client
+
+LOOK_UP_TIMEOUT_MS = 10_000
+"""How long a query goes on trying to reach the coordinator before it starts."""
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+"""Local properties that Spark gives to all tasks of a micro-batch."""
+
+log = get_logger("kera.spark")
+
+
+class KeraBatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame once."""
+
+    def __init__(self, options: Mapping[str, str], given: StructType, *, overwrite: bool) -> None:
+        """Made on the driver. Raises what is wrong with options and columns."""
+        self._options = parse_write_options(options)
+        self._options.check_batch(overwrite=overwrite)
+        self._given = given
+        self._name = self._options.app_id or uuid.uuid4().hex
+        check_target(self._options, given)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Store the rows of one partition; runs in an executor's Python worker."""
+        name = task_name("batch", self._name, _context().partitionId(), self._options.version)
+        return write_rows(self._options, self._given, name, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All is stored."""
+        report(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What is stored stays."""
+
+
+class KeraStreamWriter(DataSourceStreamArrowWriter):
+    """Writes micro-batches, each exactly once."""
+
+    def __init__(self, options: Mapping[str, str], given: StructType, *, overwrite: bool) -> None:
+        """Made on the driver, for each micro-batch anew. Raises what is wrong with options and columns."""
+        self._options = parse_write_options(options)
+        self._options.check_streaming(overwrite=overwrite)
+        self._given = given
+        check_target(self._options, given)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Store the rows of one partition; runs in an executor's Python worker."""
+        context = _context()
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        invariant(query and batch, "Spark tells tasks of a streaming query its id and the micro-batch")
+        name = task_name("query", str(query), context.partitionId(), int(str(batch)))
+        return write_rows(self._options, self._given, name, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """All is stored."""
+        report(messages, batch=batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """What is stored stays."""
+
+
+def task_name(kind: str, name: str, partition: int, version: int) -> Name:
+    """The name under which a partition is written, in whatever process. `version` counts the batches of `name`."""
+    digest = blake2b("\0".join((kind, name, str(partition))).encode(), digest_size=8).digest()
+    return Name(
+        producer_id=1 << 63 | int.from_bytes(digest) >> 1, producer_epoch=version + 1, keyless=partition + version
+    )
+
+
+def check_target(options: WriteOptions, given: StructType) -> None:
+    """Raise what is wrong with the columns `given`, or that there is no such stream."""
+    if options.stream is None:
+        check(given, None)
+        return
+    name = options.stream
+
+    with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
+        try:
+            description = portal.call(lambda client: client.admin.describe_stream(name))
+        except UnknownStream as error:
+            raise no_such_stream(name) from error
+    check(given, description)
+
+
+def write_rows(
+    options: WriteOptions, given: StructType, name: Name, iterator: Iterator[pa.RecordBatch]
+) -> WriterCommitMessage:
+    """Store all rows under `name`."""
+    portal = shared(options.bootstrap)
+
+    async def begin(client: Client) -> TaskWriter:
+        return TaskWriter(client, given, options.stream, name)
+
+    task = portal.call(begin)
+    try:
+        for batch in iterator:
+            portal.call(lambda _, batch=batch: task.write(batch))  # type: ignore[misc]
+        return portal.call(lambda _: task.finish())
+    finally:
+        portal.call(lambda _: task.close())
+
+
+def report(messages: Sequence[WriterCommitMessage | None], **about: object) -> None:
+    """Say on the driver what tasks have found."""
+    done = [message for message in messages if isinstance(message, Written)]
+    surplus = sum(message.surplus for message in done)
+    if surplus:
+        log.warning(
+            "earlier attempts have stored rows that the last one did not have: the query is not deterministic, or its"
+            " partitions were cut in another way. No row is missing; some may be there more than once",
+            rows=surplus,
+            **about,
+        )
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    invariant(context is not None, "rows are written in tasks")
+    return context  # type: ignore[return-value]

@@ -1,0 +1,111 @@
+"""Options of the format ``kera`` for writing. All checks that need no connection happen here.
+
+What both directions have in common (``kera.bootstrap.servers``, how names and numbers are read) is in ``options``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kera.core.errors import InvalidArgument
+from kera.spark_connector import options as reading
+from kera.spark_connector.options import BOOTSTRAP, PATH, bootstrap_of, take
+
+STREAM = "stream"
+APP_ID = "txnAppId"
+VERSION = "txnVersion"
+
+KNOWN = (BOOTSTRAP, PATH, STREAM, APP_ID, VERSION)
+SPARKS_OWN = ("checkpointLocation", "queryName")
+"""Spark hands over these, too: they are for itself."""
+FOR_READING = {
+    **dict.fromkeys((reading.SUBSCRIBE, reading.PATTERN, reading.ASSIGN), f"is for reading; to write, use {STREAM}"),
+    **dict.fromkeys(
+        (
+            reading.STARTING,
+            reading.STARTING_BY_TIME,
+            reading.STARTING_TIME,
+            reading.STRATEGY,
+            reading.ENDING,
+            reading.ENDING_BY_TIME,
+            reading.ENDING_TIME,
+            reading.RECORDS_MAX,
+            reading.BYTES_MAX,
+            reading.RECORDS_MIN,
+            reading.DELAY_MAX,
+            reading.PARTITIONS_MIN,
+            reading.PARTITION_RECORDS_MAX,
+            reading.FAIL_ON_DATA_LOSS,
+            reading.HEADERS,
+            reading.GROUP,
+            reading.GROUP_PREFIX,
+            reading.SHARED_MEMORY,
+            reading.METADATA,
+        ),
+        "is for reading",
+    ),
+}
+VERSION_MAX = (1 << 32) - 2
+"""It becomes the epoch of a producer, from 1, which has 32 bits."""
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What a query asks for; see the table in docs/spark.md."""
+
+    bootstrap: str
+    """host:port of one or more coordinators, separated by commas."""
+    stream: str | None
+    """Where to; None: each row says it, in its column ``stream``."""
+    app_id: str | None
+    """Under which name a batch is written; None: under one that nobody will use again."""
+    version: int
+    """Which of the batches of this name it is."""
+
+    def check_batch(self, *, overwrite: bool) -> None:
+        """Raise `InvalidArgument` for what cannot be done by a batch query."""
+        if overwrite:
+            raise InvalidArgument('a stream only grows: use .mode("append")', mode="overwrite")
+
+    def check_streaming(self, *, overwrite: bool) -> None:
+        """Raise `InvalidArgument` for what cannot be done by a streaming query."""
+        if overwrite:
+            raise InvalidArgument(
+                "output mode complete would replace what the stream has, and a stream only grows: use append,"
+                f" or foreachBatch and in it df.write with {APP_ID} and {VERSION}",
+                mode="complete",
+            )
+        if self.app_id is not None:
+            raise InvalidArgument(
+                f"option {APP_ID} is for batch queries; a streaming query is known by its checkpoint", option=APP_ID
+            )
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Check `options` and give them types; raises `InvalidArgument`. `check_batch` or `check_streaming` follows."""
+    own = {name.lower() for name in SPARKS_OWN}
+    given = take(
+        {name: text for name, text in options.items() if name.lower() not in own}, KNOWN, elsewhere=FOR_READING
+    )
+    names = [given[name].strip() for name in (STREAM, PATH) if given.get(name, "").strip()]
+    if len(names) > 1:
+        raise InvalidArgument(
+            f'name the stream once: .option("{STREAM}", "name") or the argument of save() or start()', option=STREAM
+        )
+    app_id = given.get(APP_ID, "").strip() or None
+    if (app_id is None) != (VERSION not in given):
+        missing = APP_ID if app_id is None else VERSION
+        raise InvalidArgument(f"options {APP_ID} and {VERSION} go together; {missing} is missing", option=missing)
+    return WriteOptions(bootstrap_of(given), names[0] if names else None, app_id, _version(given))
+
+
+def _version(given: Mapping[str, str]) -> int:
+    text = given.get(VERSION, "0").strip()
+    if not (text.isascii() and text.isdigit()) or int(text) > VERSION_MAX:
+        raise InvalidArgument(
+            f"option {VERSION}: must be a whole number from 0 to {VERSION_MAX}; it is {text!r}",
+            option=VERSION,
+            value=text,
+        )
+    return int(text)

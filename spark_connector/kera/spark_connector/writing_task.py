@@ -1,0 +1,232 @@
+"""One task's rows on their way: split by stream and streamlet, gathered into chunks, handed to a lane each.
+
+    Spark ─► batch ─► parts by stream, streamlet ─► gathered until a chunk is full ─► lane ─► broker
+                                                    └────── bounded together ──────────┘
+
+When a chunk is full depends on nothing but the rows that came before: so an attempt that gets the same rows in the same
+order makes the same chunks, and finds them stored without a look at single rows. The lanes of a task send side by side,
+each of them one chunk at a time (``writing_lane`` says why).
+
+Lives on the event loop of a portal. Memory: what is gathered is at most `GATHERED_BYTES_MAX` and one batch of Spark's,
+what is queued at most `QUEUED_BYTES_MAX` and as much again, whatever the number of streamlets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from kera.core.errors import ProducerFenced, SchemaMismatch, UnknownStream
+from kera.spark_connector.writing_columns import Columns
+from kera.spark_connector.writing_lane import Lane
+from kera.spark_connector.writing_log import StreamletLog
+
+if TYPE_CHECKING:
+    from kera.client import Appender, Client
+
+CHUNK_BYTES = 1 << 20
+"""Rows are gathered until they are so many bytes; a chunk is at most twice as large."""
+CHUNKS_PER_SEGMENT = 8
+"""A chunk does not begin in one segment and end in the next: of smaller segments, chunks are smaller, too."""
+GATHERED_BYTES_MAX = 32 << 20
+QUEUED_BYTES_MAX = 32 << 20
+
+
+@dataclass(frozen=True)
+class Name:
+    """Under which name a task writes: the same for all attempts, and for nothing else."""
+
+    producer_id: int
+    producer_epoch: int
+    keyless: int
+    """Rows without a key go to this streamlet, modulo their number."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task has done."""
+
+    appended: int
+    """Rows that this attempt has stored."""
+    found: int
+    """Rows that an earlier one had stored."""
+    surplus: int
+    """Rows that an earlier one had stored and this one did not have: the query is not deterministic."""
+
+
+class _Outlet:
+    """The rows for one streamlet."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.gathered: list[pa.RecordBatch] = []
+        self.gathered_bytes = 0
+        self.sending: asyncio.Task[None] | None = None
+
+
+class _Target:
+    """A stream that rows go to."""
+
+    def __init__(self, appender: Appender, columns: Columns) -> None:
+        self.appender = appender
+        self.columns = columns
+        self.outlets: dict[int, _Outlet] = {}
+        segment_bytes = appender.stream.segment_bytes_min
+        self.chunk_bytes = min(CHUNK_BYTES, segment_bytes // CHUNKS_PER_SEGMENT) if segment_bytes else CHUNK_BYTES
+
+
+class TaskWriter:
+    """See the head of this module."""
+
+    def __init__(self, client: Client, given: StructType, stream: str | None, name: Name) -> None:
+        """`stream` None: each row names it."""
+        self._client = client
+        self._given = given
+        self._stream = stream
+        self._name = name
+        self._targets: dict[str, _Target] = {}
+        self._columns: Columns | None = None
+        self._gathered_bytes = 0
+        self._progressed = asyncio.Event()
+
+    async def write(self, batch: pa.RecordBatch) -> None:
+        """Take the rows of a batch, and wait while too many are on their way."""
+        for part in (await self._shaper()).parts(batch):
+            target = await self._target(part.stream or self._stream or "")
+            appender = target.appender
+            rows = appender.conform(part.rows)
+            streamlets = appender.stream.config.streamlets
+            placed = (
+                appender.split(rows, self._name.keyless % streamlets)
+                if part.streamlet is None
+                else [(part.streamlet, rows)]
+            )
+            for streamlet, some in placed:
+                outlet = self._outlet(target, streamlet)
+                self._gather(outlet, some)
+                if outlet.gathered_bytes >= target.chunk_bytes:
+                    self._send(outlet)
+        if self._gathered_bytes > GATHERED_BYTES_MAX:
+            self._send_all()
+        while self._queued_bytes() > QUEUED_BYTES_MAX:
+            self._progressed.clear()
+            await self._progressed.wait()
+            self._raise()
+        self._raise()
+
+    async def finish(self) -> Written:
+        """Wait until all rows are stored."""
+        self._send_all()
+        outlets = self._outlets()
+        sending = [outlet.sending for outlet in outlets if outlet.sending is not None]
+        if sending:
+            await asyncio.wait(sending, return_when=asyncio.FIRST_EXCEPTION)
+        self._raise()
+        lanes = [outlet.lane for outlet in outlets]
+        return Written(
+            sum(lane.appended for lane in lanes),
+            sum(lane.found for lane in lanes),
+            sum(lane.surplus for lane in lanes),
+        )
+
+    async def close(self) -> None:
+        """Send nothing more."""
+        sending = [outlet.sending for outlet in self._outlets() if outlet.sending is not None]
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+
+    # -- where rows go ---------------------------------------------------------------------------------------------
+
+    async def _shaper(self) -> Columns:
+        if self._columns is None:
+            self._columns = (await self._target(self._stream)).columns if self._stream else Columns(self._given, None)
+        return self._columns
+
+    async def _target(self, stream: str) -> _Target:
+        target = self._targets.get(stream)
+        if target is None:
+            try:
+                appender = await self._client.appender(
+                    stream,
+                    producer_id=self._name.producer_id,
+                    producer_epoch=self._name.producer_epoch,
+                    chunk_bytes_max=2 * CHUNK_BYTES,
+                )
+            except UnknownStream as error:
+                raise no_such_stream(stream) from error
+            described = appender.stream
+            if self._stream is None and described.typed:
+                raise SchemaMismatch(
+                    f"stream '{stream}' has a schema of its own: write to it by naming it in the query,"
+                    " not in a column",
+                    stream=stream,
+                )
+            columns = self._columns or Columns(self._given, described if self._stream else None)
+            target = self._targets[stream] = _Target(appender, columns)
+        return target
+
+    def _outlet(self, target: _Target, streamlet: int) -> _Outlet:
+        outlet = target.outlets.get(streamlet)
+        if outlet is None:
+            lane = Lane(
+                StreamletLog(self._client, target.appender, streamlet),
+                ignored=target.columns.ignored,
+                progressed=self._progressed.set,
+            )
+            outlet = target.outlets[streamlet] = _Outlet(lane)
+        return outlet
+
+    def _outlets(self) -> list[_Outlet]:
+        return [outlet for target in self._targets.values() for outlet in target.outlets.values()]
+
+    # -- gathering and sending -------------------------------------------------------------------------------------
+
+    def _gather(self, outlet: _Outlet, rows: pa.RecordBatch) -> None:
+        outlet.gathered.append(rows)
+        outlet.gathered_bytes += rows.nbytes
+        self._gathered_bytes += rows.nbytes
+
+    def _send(self, outlet: _Outlet) -> None:
+        if not outlet.gathered:
+            return
+        gathered = outlet.gathered
+        outlet.lane.add(gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered))
+        self._gathered_bytes -= outlet.gathered_bytes
+        outlet.gathered, outlet.gathered_bytes = [], 0
+        if outlet.lane.waits and (outlet.sending is None or outlet.sending.done()):
+            self._raise()  # what has failed is not tried again
+            outlet.sending = asyncio.get_running_loop().create_task(outlet.lane.drain())
+            outlet.sending.add_done_callback(lambda _: self._progressed.set())
+
+    def _send_all(self) -> None:
+        for outlet in self._outlets():
+            self._send(outlet)
+
+    def _queued_bytes(self) -> int:
+        return sum(outlet.lane.queued_bytes for outlet in self._outlets())
+
+    def _raise(self) -> None:
+        """Raise what has ended the sending."""
+        for outlet in self._outlets():
+            if outlet.sending is None or not outlet.sending.done():
+                continue
+            error = outlet.sending.exception()
+            if isinstance(error, ProducerFenced):
+                raise ProducerFenced(
+                    "a later batch of this query, or a higher txnVersion of this txnAppId, has been written already:"
+                    f" this one is out of date ({error.message})",
+                    **error.attributes,
+                ) from error
+            if error is not None:
+                raise error
+
+
+def no_such_stream(name: str) -> UnknownStream:
+    """The error for a stream that rows cannot be written to, as there is none."""
+    return UnknownStream(f"there is no stream '{name}'; create it first: kera stream create {name}", stream=name)

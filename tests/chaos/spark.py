@@ -1,0 +1,309 @@
+"""Kill a Spark job, its workers and its broker again and again: ``make chaos-spark ROUNDS=30``.
+
+A producer writes numbers to a stream, some of them twice. A Spark job in processes of its own reads them, drops what it
+has seen (a stateful shuffle), and writes the others to another stream. A round waits until more has come out, and kills
+one of these at a random moment, with SIGKILL:
+
+* ``driver``: Spark's driver with its JVM, which is started again with the same checkpoint. Its Python workers may live
+  on for a moment, and write;
+* ``worker``: one of the Python processes that belong to the job: tasks, or the one that plans. A query that ends of it
+  is started again;
+* ``broker``: the broker of both streams, which is started again with what is in its memory.
+
+Promised, and checked at the end: every number that was sent has come out, exactly once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from kera.client import Client, Producer
+from kera.client.local_cluster import RunningCluster
+from kera.core.settings import KIB, MIB
+from kera.core.telemetry import configure_logging
+from tests.integration.support import BROKER, keeping_cluster, tell, until
+
+ROOT = Path(__file__).parents[2]
+SOURCE, TARGET = "in", "out"
+STREAMLETS_IN, STREAMLETS_OUT = 4, 3
+VALUE_BYTES = 1000
+"""Of 64 KiB segments chunks of 8 KiB are made: so the rows of a task are many chunks per streamlet."""
+RECORDS_PER_S = 300
+BACKLOG = 8_000
+"""Numbers that are sent and have not come out."""
+PAUSE_S = 0.1
+REPEATED = 0.1
+"""Of the numbers, sent once more later."""
+SEGMENT_BYTES = 64 * KIB
+ARENA_BYTES = 128 * MIB
+ROUND_TIMEOUT_S = 600.0
+END_TIMEOUT_S = 900.0
+KINDS = ("driver", "worker", "broker")
+
+
+class Wrong(Exception):
+    """A promise was broken."""
+
+
+class Job:
+    """The Spark job, whichever launch of it."""
+
+    def __init__(self, bootstrap: str, folder: Path) -> None:
+        self._argv = [
+            sys.executable,
+            "-m",
+            "tests.chaos.spark_job",
+            bootstrap,
+            SOURCE,
+            TARGET,
+            str(folder / "checkpoint"),
+        ]
+        self._log_path = folder / "job.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.launches = 0
+
+    def start(self) -> None:
+        """Start it, again if it has ended."""
+        with self._log_path.open("a") as log:
+            self._process = subprocess.Popen(
+                self._argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.launches += 1
+
+    def keep_alive(self) -> None:
+        """Start it again if it has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+
+    def kill(self) -> None:
+        """The driver and its JVM, without a chance to say goodbye."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def workers(self) -> list[int]:
+        """The Python processes that Spark has started, in the order of their ids."""
+        if self._process is None:
+            return []
+        parents = _parents()
+        found = []
+        for pid in parents:
+            above = parents.get(pid)
+            while above is not None and above != self._process.pid:
+                above = parents.get(above)
+            if above is not None and b"python" in _command(pid):
+                found.append(pid)
+        return sorted(found)
+
+    def log_tail(self) -> str:
+        """The end of what it has said."""
+        return self._log_path.read_text(errors="replace")[-6000:]
+
+
+def _parents() -> dict[int, int]:
+    """The parent of each process of this machine."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return parents
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+class Load:
+    """Sends numbers until it is told to stop."""
+
+    def __init__(self, producer: Producer, dice: random.Random) -> None:
+        self._producer = producer
+        self._dice = dice
+        self.sent = 0
+        """So many numbers, from 0."""
+        self.limit = BACKLOG
+        """It waits when it has sent so many: a slow machine is not to be buried."""
+        self.stopping = False
+
+    async def run(self) -> None:
+        """Send, and have all of it acknowledged at the end."""
+        while not self.stopping:
+            if self.sent >= self.limit:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            numbers = [self.sent]
+            self.sent += 1
+            if self._dice.random() < REPEATED:
+                numbers.append(self._dice.randrange(self.sent))
+            for number in numbers:
+                value = b"%d:" % number
+                await self._producer.drain()
+                self._producer.send(SOURCE, value.ljust(VALUE_BYTES, b"."), keys=b"%d" % (number % 1000))
+            await asyncio.sleep(1 / RECORDS_PER_S)
+        await self._producer.flush()
+
+
+async def count(client: Client) -> int:
+    """Records that have come out."""
+    return sum(entry.next_record for entries in (await client.bounds(TARGET)).values() for entry in entries)
+
+
+@contextlib.asynccontextmanager
+async def loading(client: Client, dice: random.Random) -> AsyncIterator[Load]:
+    """A load that runs meanwhile."""
+    async with client.producer(chunk_bytes_max=8 * KIB, linger_ms=20, delivery_timeout_ms=120_000) as producer:
+        await producer.prepare(SOURCE)
+        load = Load(producer, dice)
+        running = asyncio.create_task(load.run())
+        try:
+            yield load
+        finally:
+            load.stopping = True
+            await running
+
+
+async def run(rounds: int, seed: int, cluster: RunningCluster, job: Job) -> str:
+    """All rounds, and the end; gives what there is to say. Raises `Wrong`."""
+    dice = random.Random(seed)
+    begun_s = time.monotonic()
+    killed: Counter[str] = Counter()
+    async with await Client.connect(cluster.bootstrap) as client:
+        await client.admin.create_stream(SOURCE, streamlets=STREAMLETS_IN)
+        await client.admin.create_stream(TARGET, streamlets=STREAMLETS_OUT)
+        async with loading(client, random.Random(seed + 1)) as load:
+            job.start()
+            order = [KINDS[number % len(KINDS)] for number in range(rounds)]
+            dice.shuffle(order)
+            for number, kind in enumerate(order, start=1):
+                await more(client, job, load, dice.randrange(1, 2 * RECORDS_PER_S))
+                await asyncio.sleep(dice.random())  # sleep: a moment is what is wanted
+                await kill(kind, cluster, job, dice)
+                killed[kind] += 1
+                if number % 5 == 0 or number == rounds:
+                    print(
+                        f"round {number}: {time.monotonic() - begun_s:.0f} s; killed {dict(killed)};"
+                        f" {job.launches} launches; {load.sent:,} numbers in, {await count(client):,} out",
+                        flush=True,
+                    )
+            load.stopping = True
+        sent = load.sent
+        await all_out(client, job, sent)
+        found = await numbers(client)
+        more_than_once = {number: times for number, times in found.items() if times > 1}
+        missing = set(range(sent)) - set(found)
+        if more_than_once or missing or len(found) != sent:
+            raise Wrong(
+                f"{sent} numbers sent, {found.total()} came out; more than once:"
+                f" {dict(list(more_than_once.items())[:9])}"
+                f" ({len(more_than_once)}), missing: {sorted(missing)[:9]} ({len(missing)})"
+            )
+        return f"{rounds} rounds, {sent:,} numbers, {job.launches} launches, {time.monotonic() - begun_s:.0f} s"
+
+
+async def more(client: Client, job: Job, load: Load, records: int) -> None:
+    """Wait until so many more records have come out."""
+    wanted = await count(client) + records
+
+    async def reached() -> None:
+        while (out := await count(client)) < wanted:
+            load.limit = out + BACKLOG
+            await asyncio.to_thread(job.keep_alive)
+            await asyncio.sleep(PAUSE_S)
+
+    try:
+        await asyncio.wait_for(reached(), ROUND_TIMEOUT_S)
+    except TimeoutError:
+        raise Wrong(f"nothing comes out any more:\n{job.log_tail()}") from None
+
+
+async def kill(kind: str, cluster: RunningCluster, job: Job, dice: random.Random) -> None:
+    """Kill one, and start again what does not do so by itself."""
+    if kind == "driver":
+        await asyncio.to_thread(job.kill)
+        job.start()
+    elif kind == "broker":
+        await asyncio.to_thread(cluster.kill, BROKER)
+        await asyncio.to_thread(cluster.restart, BROKER)
+    else:
+        await until(lambda: bool(job.workers()), ROUND_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(dice.choice(job.workers()), signal.SIGKILL)
+
+
+async def all_out(client: Client, job: Job, sent: int) -> None:
+    """Wait until all is out; that it is not too much is seen afterwards."""
+
+    async def reached() -> None:
+        while await count(client) < sent:
+            await asyncio.to_thread(job.keep_alive)
+            await asyncio.sleep(PAUSE_S)
+
+    try:
+        await asyncio.wait_for(reached(), END_TIMEOUT_S)
+    except TimeoutError:
+        raise Wrong(f"{await count(client)} of {sent} numbers came out, and no more:\n{job.log_tail()}") from None
+
+
+async def numbers(client: Client) -> Counter[int]:
+    """What has come out."""
+    found: Counter[int] = Counter()
+    async with client.consumer(TARGET, start="earliest", end="latest") as consumer:
+        async for record in consumer:
+            found[int((record.value or b"").partition(b":")[0])] += 1
+    return found
+
+
+def run_all(rounds: int, seed: int, folder: Path) -> str:
+    """A cluster, a job, all rounds. Raises `Wrong`."""
+    with keeping_cluster(folder / "cluster", arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as cluster:
+        job = Job(cluster.bootstrap, folder)
+        try:
+            return asyncio.run(run(rounds, seed, cluster, job))
+        except BaseException:
+            tell(cluster)
+            raise
+        finally:
+            job.kill()
+
+
+def main() -> int:
+    """Run, and say how it went."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the moments; printed")
+    parser.add_argument("--keep", type=Path, help="folder for logs and checkpoint, which stays")
+    arguments = parser.parse_args()
+    configure_logging("error", daemon="chaos")  # that clients try again is what is wanted
+    print(f"{arguments.rounds} rounds, seed {arguments.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="kera-chaos-") as temporary:
+        folder = arguments.keep or Path(temporary)
+        try:
+            told = run_all(arguments.rounds, arguments.seed, folder)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+            print(f"FAILED: {error!r}")
+            print(f"again: make chaos-spark ROUNDS={arguments.rounds} CHAOS_ARGS='--seed {arguments.seed}'")
+            return 1
+    print(f"PASSED: every number came out exactly once: {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

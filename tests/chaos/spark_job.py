@@ -1,0 +1,79 @@
+"""The Spark job of ``tests.chaos.spark``, in a process of its own, to be killed: stream in, stream out.
+
+Each number once: records come with duplicates, go through a stateful shuffle, and leave each partition in an order that
+is another one each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.spark.support import with_kera
+
+PARTITIONS = 3
+RECORDS_PER_TRIGGER = 2_000
+TASK_ATTEMPTS = 8
+
+
+def start(spark: SparkSession, bootstrap: str, source: str, target: str, checkpoint: Path) -> StreamingQuery:
+    """The query. Started again with the same checkpoint it goes on."""
+    records = (
+        spark.readStream.format("kera")
+        .option("kera.bootstrap.servers", bootstrap)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", RECORDS_PER_TRIGGER)
+        .load(source)
+    )
+    number = F.split(F.col("value").cast("string"), ":")[0].cast("long")
+    once = records.select(number.alias("number"), "value").dropDuplicates(["number"])
+    rows = once.select("value", F.concat(F.lit("k"), F.col("number") % 97).alias("key"))
+    return (
+        rows.mapInArrow(shuffled, rows.schema)
+        .writeStream.format("kera")
+        .option("kera.bootstrap.servers", bootstrap)
+        .option("checkpointLocation", str(checkpoint))
+        .start(target)
+    )
+
+
+def shuffled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition in another order each time, as if they came from machines that are not equally fast."""
+    rows = list(batches)
+    if rows:
+        table = pa.Table.from_batches(rows)
+        yield from table.take(pa.array(np.random.default_rng().permutation(len(table)))).combine_chunks().to_batches()
+
+
+def main() -> None:
+    """Run until somebody kills it, or the query fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("bootstrap", "source", "target"):
+        parser.add_argument(name)
+    parser.add_argument("checkpoint", type=Path)
+    arguments = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master(f"local[2,{TASK_ATTEMPTS}]").appName("chaos")
+    for name, value in {
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }.items():
+        builder = builder.config(name, value)
+    spark = with_kera(builder.getOrCreate())
+    start(spark, arguments.bootstrap, arguments.source, arguments.target, arguments.checkpoint).awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

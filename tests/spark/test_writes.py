@@ -1,0 +1,440 @@
+"""``df.write.format("kera")`` and ``df.writeStream.format("kera")``: what comes in, and that nothing comes twice."""
+
+import asyncio
+import contextlib
+import datetime
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from kera.client import Client, Record
+from kera.client.partitioner import streamlet_of
+from tests.chaos import spark_job
+from tests.spark.support import Kera, wait_until
+
+UTC = datetime.UTC
+STREAMLETS = 4
+
+
+def written(kera: Kera, stream: str) -> list[Record]:
+    """All records of a stream, in the order of each entry."""
+
+    async def read(client: Client) -> list[Record]:
+        async with client.consumer(stream, start="earliest", end="latest") as consumer:
+            return [record async for record in consumer]
+
+    return sorted(kera.run(read), key=lambda record: (record.streamlet, record.entry, record.offset))
+
+
+def numbers(kera: Kera, stream: str) -> Counter[int]:
+    """The values of a stream as numbers."""
+    return Counter(int(record.value or b"") for record in written(kera, stream))
+
+
+def save(kera: Kera, frame: DataFrame, stream: str | None, *, mode: str = "append", **options: str) -> None:
+    writer = frame.write.format("kera").option("kera.bootstrap.servers", kera.bootstrap).mode(mode)
+    writer.options(**options).save(stream)
+
+
+def counting(kera: Kera, rows: int, partitions: int = 2) -> DataFrame:
+    """Rows with the texts of 0, 1, … as values."""
+    return kera.spark.range(rows, numPartitions=partitions).select(F.col("id").cast("string").alias("value"))
+
+
+def failing_once(kera: Kera, stream: str, folder: Path, *, after: int) -> Callable[[DataFrame], DataFrame]:
+    """Has one task of a query fail, once, when it has given some of its rows, and `after` of all have been written."""
+    bootstrap, marker = kera.bootstrap, folder / "has-failed"
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in range(10):  # small ones (`small_batches`), or the JVM would hold back all that it was given
+            yield next(batches)
+        with contextlib.suppress(FileExistsError):
+            marker.touch(exist_ok=False)
+            wait_until(lambda: stored(bootstrap, stream) > after, "the first rows", 120)
+            raise RuntimeError("this task fails once")
+        yield from batches
+
+    return lambda frame: frame.mapInArrow(check, frame.schema)
+
+
+@pytest.fixture
+def small_batches(kera: Kera) -> Iterator[None]:
+    """Rows go between the JVM and Python a thousand at a time."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = kera.spark.conf.get(name)
+    kera.spark.conf.set(name, "1000")
+    yield
+    kera.spark.conf.set(name, str(before))
+
+
+def stored(bootstrap: str, stream: str) -> int:
+    """How many records a stream has."""
+
+    async def count() -> int:
+        async with await Client.connect(bootstrap) as client:
+            return sum(entry.next_record for entries in (await client.bounds(stream)).values() for entry in entries)
+
+    return asyncio.run(count())
+
+
+def shuffled(frame: DataFrame) -> DataFrame:
+    """The rows of each partition in another order each time, as after a shuffle between machines."""
+    return frame.mapInArrow(spark_job.shuffled, frame.schema)
+
+
+class Texts:
+    """A folder of text files, one per micro-batch, whose lines are numbers."""
+
+    def __init__(self, kera: Kera, folder: Path) -> None:
+        self._kera = kera
+        self._input = folder / "input"
+        self._input.mkdir()
+        self.checkpoint = folder / "checkpoint"
+        self._files = 0
+
+    def add(self, found: Iterable[int]) -> None:
+        """One micro-batch more."""
+        draft = self._input / f".{self._files}"
+        draft.write_text("".join(f"{number}\n" for number in found))
+        draft.rename(self._input / f"{self._files:04}.txt")
+        self._files += 1
+
+    def frame(self) -> DataFrame:
+        reader = self._kera.spark.readStream.format("text").option("maxFilesPerTrigger", 1)
+        return reader.load(str(self._input))
+
+    def write(self, frame: DataFrame, stream: str | None, **options: str) -> None:
+        """Write all there is to a stream, and stop."""
+        query = self.writer(frame, **options).start(stream)
+        query.awaitTermination()
+
+    def writer(self, frame: DataFrame, **options: str) -> DataStreamWriter:
+        writer = frame.writeStream.format("kera").option("kera.bootstrap.servers", self._kera.bootstrap)
+        return writer.options(**options).option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True)
+
+    def forget_last_commit(self) -> int:
+        """Make Spark take the last micro-batch for one that was not finished; gives its number."""
+        commits = self.checkpoint / "commits"
+        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+        return last
+
+
+@pytest.fixture
+def texts(kera: Kera, tmp_path: Path) -> Texts:
+    return Texts(kera, tmp_path)
+
+
+# --- columns -----------------------------------------------------------------------------------------------
+
+
+def test_records_come_in_with_all_that_their_columns_say(kera: Kera, stream: str) -> None:
+    kera.create(stream)
+    when = datetime.datetime(2024, 1, 31, 12, 30, 15, 123456, tzinfo=UTC)
+    frame = kera.spark.createDataFrame(
+        [
+            (bytearray(b"1"), "a", when, [Row(key="h", value=bytearray(b"x"))]),
+            (None, None, when, None),
+        ],
+        "value binary, key string, timestamp timestamp, headers array<struct<key: string, value: binary>>",
+    )
+
+    save(kera, frame.coalesce(1), stream)
+
+    first, second = written(kera, stream)
+    micros = int(when.timestamp()) * 1_000_000 + 123456
+    assert (first.value, first.key, first.timestamp_us, first.headers) == (b"1", b"a", micros, {"h": b"x"})
+    assert (second.value, second.key, second.timestamp_us, second.headers) == (None, None, micros, {})
+
+
+def test_rows_with_a_key_go_where_a_producer_would_send_them(kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=STREAMLETS)
+    frame = counting(kera, 200).withColumn("key", F.concat(F.lit("k"), F.col("value") % 10))
+
+    save(kera, frame, stream)
+
+    records = written(kera, stream)
+    assert numbers(kera, stream) == Counter(range(200))
+    assert all(record.streamlet == streamlet_of(record.key or b"", STREAMLETS) for record in records)
+    assert all(record.key == b"k%d" % (int(record.value or b"") % 10) for record in records)
+
+
+def test_rows_without_a_key_go_to_one_streamlet_per_partition(kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=STREAMLETS)
+
+    save(kera, counting(kera, 90, partitions=3), stream)
+
+    records = written(kera, stream)
+    assert numbers(kera, stream) == Counter(range(90))
+    assert Counter(record.streamlet for record in records) == {0: 30, 1: 30, 2: 30}
+    assert all(record.streamlet == int(record.value or b"") // 30 for record in records), "and in order"
+
+
+def test_a_typed_stream_takes_its_own_columns(kera: Kera, stream: str) -> None:
+    schema = pa.schema([("user", pa.string()), pa.field("n", pa.uint32(), nullable=False), ("at", pa.timestamp("ms"))])
+    kera.create(stream, schema=schema, key_column="user", streamlets=2)
+    frame = kera.spark.range(100).select(F.col("id").alias("n"), F.concat(F.lit("u"), F.col("id") % 5).alias("user"))
+
+    save(kera, frame, stream)
+
+    rows = [record.row for record in written(kera, stream)]
+    assert sorted((row["n"], row["user"], row["at"]) for row in rows if row) == [
+        (n, f"u{n % 5}", None) for n in range(100)
+    ]
+
+
+def test_rows_say_to_which_stream_and_streamlet_they_go(kera: Kera, stream: str) -> None:
+    for name in (stream, stream + "-other"):
+        kera.create(name, streamlets=2)
+    other = F.col("value") % 2 == 1
+    frame = counting(kera, 40).select(
+        "value",
+        F.when(other, stream + "-other").otherwise(stream).alias("stream"),
+        F.when(other, 1).alias("streamlet").cast("int"),
+        F.lit("k").alias("key"),
+    )
+    try:
+        save(kera, frame, None)
+
+        assert numbers(kera, stream) == Counter(range(0, 40, 2))
+        records = written(kera, stream + "-other")
+        assert sorted(int(record.value or b"") for record in records) == list(range(1, 40, 2))
+        assert {record.streamlet for record in records} == {1}
+    finally:
+        kera.delete(stream + "-other")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("cast(id as int) as value", "column 'value' has to be binary or string for stream"),
+        ("cast(id as string) as valeu", "has no column 'valeu': did you mean 'value'?"),
+        ("cast(id as string) as key", "needs a column 'value'"),
+    ],
+)
+def test_columns_that_do_not_fit_are_told_before_the_query_runs(
+    kera: Kera, stream: str, column: str, message: str
+) -> None:
+    kera.create(stream)
+
+    with pytest.raises(PySparkException) as raised:
+        save(kera, kera.spark.range(3).selectExpr(column), stream)
+    assert message in str(raised.value)
+    assert written(kera, stream) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"mode": "overwrite"}, 'a stream only grows: use .mode("append")'),
+        ({"mode": "ignore"}, "Append"),
+        ({"txnAppId": "a"}, "txnVersion is missing"),
+        ({"subscribe": "a"}, "to write, use stream"),
+    ],
+)
+def test_what_cannot_be_is_refused(kera: Kera, stream: str, how: dict[str, str], message: str) -> None:
+    kera.create(stream)
+
+    with pytest.raises(PySparkException) as raised:
+        save(kera, counting(kera, 3), stream, **how)
+    assert message in str(raised.value)
+
+
+def test_a_stream_that_is_not_there_is_named(kera: Kera, stream: str) -> None:
+    with pytest.raises(PySparkException, match=f"there is no stream '{stream}'; create it first: kera stream create"):
+        save(kera, counting(kera, 3), stream)
+    with pytest.raises(PySparkException, match=f"there is no stream '{stream}'; create it first: kera stream create"):
+        save(kera, counting(kera, 3).withColumn("stream", F.lit(stream)), None)
+
+
+def test_a_null_where_the_stream_takes_none_is_an_error(kera: Kera, stream: str) -> None:
+    kera.create(stream, schema=pa.schema([pa.field("n", pa.int64(), nullable=False)]))
+
+    with pytest.raises(PySparkException, match="column 'n' takes no nulls"):
+        save(kera, kera.spark.sql("select cast(null as bigint) n"), stream)
+
+
+def test_a_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
+    kera.create(stream)
+
+    save(kera, counting(kera, 0), stream)
+
+    assert written(kera, stream) == []
+
+
+def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=2)
+    frame = kera.spark.range(3000, numPartitions=2).select(
+        F.rpad(F.col("id").cast("string"), 2000, " ").alias("value"), F.col("id").cast("string").alias("key")
+    )
+
+    save(kera, frame, stream)
+
+    assert numbers(kera, stream) == Counter(range(3000))
+
+
+# --- batches again -----------------------------------------------------------------------------------------
+
+
+def test_two_writes_of_the_same_rows_are_two_writes(kera: Kera, stream: str) -> None:
+    kera.create(stream)
+    for _ in range(2):
+        save(kera, counting(kera, 10), stream)
+
+    assert numbers(kera, stream) == Counter(dict.fromkeys(range(10), 2))
+
+
+def test_a_write_with_a_transaction_adds_its_rows_once(kera: Kera, stream: str) -> None:
+    kera.create(stream)
+    for version in ("7", "7", "8", "8"):
+        save(kera, counting(kera, 50), stream, txnAppId="job", txnVersion=version)
+
+    assert numbers(kera, stream) == Counter(dict.fromkeys(range(50), 2))
+    with pytest.raises(PySparkException, match="higher txnVersion of this txnAppId"):
+        save(kera, counting(kera, 50), stream, txnAppId="job", txnVersion="7")
+    assert numbers(kera, stream).total() == 100
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("reordered", [False, True])
+def test_a_write_that_failed_in_the_middle_is_completed_by_its_repeat(
+    kera: Kera, stream: str, tmp_path: Path, *, reordered: bool
+) -> None:
+    kera.create(stream, streamlets=3)
+    frame = counting(kera, 50_000).select(F.rpad("value", 100, " ").alias("value"), F.col("value").alias("key"))
+    # More than the other task has: so some are of the one that fails.
+    frame = failing_once(kera, stream, tmp_path, after=25_000)(shuffled(frame) if reordered else frame)
+    with pytest.raises(PySparkException, match="this task fails once"):
+        save(kera, frame, stream, txnAppId="job", txnVersion="1")
+    assert numbers(kera, stream).total() > 25_000
+
+    save(kera, frame, stream, txnAppId="job", txnVersion="1")
+
+    assert numbers(kera, stream) == Counter(range(50_000))
+
+
+# --- streaming ---------------------------------------------------------------------------------------------
+
+
+def test_a_streaming_query_writes_each_micro_batch(kera: Kera, stream: str, texts: Texts) -> None:
+    kera.create(stream, streamlets=2)
+    for first in (0, 100, 200):
+        texts.add(range(first, first + 100))
+    texts.write(texts.frame(), stream)
+    texts.add(range(300, 400))
+    texts.write(texts.frame(), stream)
+
+    assert numbers(kera, stream) == Counter(range(400))
+    assert len({record.streamlet for record in written(kera, stream)}) == 2, "keyless rows of batches are spread"
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+def test_a_micro_batch_that_is_run_again_adds_nothing(
+    kera: Kera, stream: str, texts: Texts, *, reordered: bool
+) -> None:
+    kera.create(stream, streamlets=2)
+    frame = texts.frame().repartition(2, "value").withColumn("key", F.col("value"))
+    for first in (0, 500):
+        texts.add([*range(first, first + 500), *range(first, first + 50)])
+    texts.write(frame, stream)
+    before = written(kera, stream)
+    assert texts.forget_last_commit() == 1
+
+    texts.write(shuffled(frame) if reordered else frame, stream)
+
+    assert (texts.checkpoint / "commits" / "1").exists(), "it was run again"
+    assert written(kera, stream) == before
+    texts.add(range(1000, 1100))
+    texts.write(frame, stream)
+    twice = [*range(50), *range(500, 550)]
+    assert numbers(kera, stream) == Counter([*range(1100), *twice])
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_micro_batch_that_failed_in_the_middle_is_completed(
+    kera: Kera, stream: str, texts: Texts, tmp_path: Path
+) -> None:
+    kera.create(stream, streamlets=2)
+    texts.add(range(40_000))
+    frame = shuffled(texts.frame().repartition(2, "value").select(F.rpad("value", 100, " ").alias("value")))
+    frame = failing_once(kera, stream, tmp_path, after=21_000)(frame)
+    with pytest.raises(StreamingQueryException, match="this task fails once"):
+        texts.write(frame, stream)
+    assert numbers(kera, stream).total() > 21_000
+
+    texts.write(frame, stream)
+
+    assert numbers(kera, stream) == Counter(range(40_000))
+
+
+def test_a_query_that_would_replace_what_was_written_is_refused(kera: Kera, stream: str, texts: Texts) -> None:
+    kera.create(stream)
+    texts.add([1, 2, 2])
+    counts = texts.frame().groupBy("value").count().select("value")
+
+    query = texts.writer(counts).outputMode("complete").start(stream)
+    with pytest.raises(StreamingQueryException, match="use append, or foreachBatch"):
+        query.awaitTermination()
+
+
+def test_updates_are_written_by_batches_with_the_number_of_the_micro_batch(
+    kera: Kera, stream: str, texts: Texts
+) -> None:
+    kera.create(stream)
+    counts = texts.frame().groupBy("value").count()
+    frame = counts.select(F.to_json(F.struct("value", "count")).alias("value"), F.col("value").alias("key"))
+
+    def write(batch: DataFrame, number: int) -> None:
+        for _ in range(2):  # as after a restart
+            save(kera, batch, stream, txnAppId=stream, txnVersion=str(number))
+
+    for _ in range(2):
+        texts.add([1, 2, 2])
+    writer = frame.writeStream.outputMode("update").foreachBatch(write).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(texts.checkpoint)).start().awaitTermination()
+
+    found = [json.loads(record.value or b"") for record in written(kera, stream)]
+    assert sorted((each["value"], each["count"]) for each in found) == [("1", 1), ("1", 2), ("2", 2), ("2", 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "there is no stream 'nowhere'; create it first: kera stream create nowhere"),
+        ({"txnAppId": "a", "txnVersion": "1"}, "known by its checkpoint"),
+        ({"startingOffsets": "earliest"}, "option startingOffsets does not apply here"),
+    ],
+)
+def test_a_streaming_query_that_cannot_be_written_ends_with_the_reason(
+    texts: Texts, options: dict[str, str], message: str
+) -> None:
+    texts.add([1])
+
+    with pytest.raises(StreamingQueryException) as raised:
+        texts.write(texts.frame(), "nowhere", **options)
+    assert message in str(raised.value)
+
+
+def test_what_was_read_can_be_written_as_it_is(kera: Kera, stream: str, tmp_path: Path) -> None:
+    copy = stream + "-copy"
+    kera.create(stream, streamlets=2)
+    kera.create(copy, streamlets=2)
+    sent = kera.send(stream, range(300))
+    frame = kera.stream(stream, startingOffsets="earliest", includeHeaders="true").drop("stream")
+    writer = frame.writeStream.format("kera").option("kera.bootstrap.servers", kera.bootstrap)
+    try:
+        writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start(copy).awaitTermination()
+
+        found = [(record.streamlet, record.key, record.value) for record in written(kera, copy)]
+        assert sorted(found) == sorted((record.streamlet, record.key, record.value) for record in sent)
+    finally:
+        kera.delete(copy)

@@ -1,0 +1,38 @@
+"""A job of somebody who has only installed the wheel: run by test_wheel.py, with the Python of another environment.
+
+It reads a stream up to its end into files, and prints as one line of JSON what they have, and from where KerA was
+imported: by the driver, and by the Python workers of the executors.
+"""
+
+import json
+import sys
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
+
+
+def imported_from() -> str:
+    """Where this process has the connector from."""
+    import kera.spark_connector
+
+    return str(kera.spark_connector.__file__)
+
+
+def main() -> None:
+    """Read, and tell."""
+    bootstrap, stream, folder = sys.argv[1:]
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.memory", "512m").getOrCreate()
+    reader = spark.readStream.format("kera").option("kera.bootstrap.servers", bootstrap)
+    frame = reader.option("startingOffsets", "earliest").load(stream)
+    worker = F.udf(imported_from)()
+    writer = frame.select(F.col("value").cast("string"), worker.alias("worker")).writeStream.format("parquet")
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
+    writer.start(f"{folder}/output").awaitTermination()
+    found = spark.read.parquet(f"{folder}/output").collect()
+    values, workers = sorted(row.value for row in found), sorted({row.worker for row in found})
+    sys.stdout.write(json.dumps({"values": values, "workers": workers, "driver": imported_from()}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,410 @@
+"""Micro-batches follow each other without gap or overlap, ends never go back, and each loss is named."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
+from kera.core.ids import Position
+from kera.spark_connector.admission import Limits, Take, Waiting, decide
+from kera.spark_connector.offsets import EntryOffset, Offsets, StreamOffsets, StreamRecreated
+from kera.spark_connector.planning import (
+    Advance,
+    Now,
+    Planned,
+    cap,
+    conclude,
+    heads,
+    limited,
+    next_ends,
+    ranges,
+    revise,
+    starts,
+    waiting,
+)
+from tests.unit.spark_connector.worlds import RECORD_BYTES, at, entry, lane, now_of, offsets, stream_now
+
+
+def both(*streams: Offsets) -> Offsets:
+    return Offsets({name: stream for part in streams for name, stream in part.streams.items()})
+
+
+def stored(end: Offsets) -> Offsets:
+    """As it comes back from the checkpoint."""
+    return Offsets.from_json(json.loads(json.dumps(end.to_json())))
+
+
+# --- what is new --------------------------------------------------------------------------------------------
+
+
+def test_an_end_is_the_head_of_each_entry() -> None:
+    now = now_of(stream_now({0: [entry(8), entry(6)]}), stream_now({0: [entry(4)]}, "trains", 8))
+    start = both(offsets((at(8), at(2))), offsets((at(1),), name="trains", stream_id=8))
+
+    advance = next_ends(start, now, fail_on_data_loss=True)
+
+    assert advance == Advance(start, both(offsets((at(8), at(6))), offsets((at(4),), name="trains", stream_id=8)))
+
+
+def test_an_end_never_goes_back_in_any_entry() -> None:
+    advance = next_ends(offsets((at(8), at(2))), now_of(stream_now({0: [entry(5), entry(6)]})), fail_on_data_loss=True)
+
+    assert advance.heads == offsets((at(8), at(6)))
+
+
+def test_the_start_stays_where_only_the_name_of_the_place_has_changed() -> None:
+    start = offsets((EntryOffset(Position(1, 1, 640), 10),))
+    bounds = entry(10)._replace(end=Position(1, 2, 0))
+
+    advance = next_ends(start, now_of(stream_now({0: [bounds]})), fail_on_data_loss=True)
+
+    assert conclude(start, advance, advance.heads) is start
+
+
+@pytest.mark.parametrize("before", [900, 5])
+def test_an_entry_that_lost_its_ordinals_with_its_broker_is_still_read(before: int) -> None:
+    """The groups go on, the ordinals begin anew."""
+    bounds = entry(5, group=2)._replace(start=Position(1, 1, 0))
+    now = now_of(stream_now({0: [bounds]}))
+
+    advance = next_ends(offsets((at(before),)), now, fail_on_data_loss=True)
+
+    assert advance.heads == offsets((at(5, group=2),))
+    assert waiting(advance, now)[lane()].records == 1
+
+
+def test_a_stream_and_a_streamlet_that_are_new_begin_at_what_is_there() -> None:
+    now = now_of(stream_now({0: [entry(8)], 1: [entry(5, first=3)]}), stream_now({0: [entry(4)]}, "trains", 8))
+
+    advance = next_ends(offsets((at(8),)), now, fail_on_data_loss=True)
+
+    assert advance.start == both(offsets((at(8),), (at(3),)), offsets((at(0),), name="trains", stream_id=8))
+    assert advance.heads == heads(now)
+    assert advance.warnings == ()
+
+
+def test_a_place_in_groups_that_were_let_go_empty_moves_on_to_what_is_there() -> None:
+    now = now_of(stream_now({0: [entry(10, first=4, group=3)]}))
+    read_all = offsets((EntryOffset(Position(1, 2, 640), 4),))
+
+    advance = next_ends(read_all, now, fail_on_data_loss=True)
+
+    assert advance == Advance(offsets((at(4, group=3),)), offsets((at(14, group=3),)))
+
+
+# --- what is gone -------------------------------------------------------------------------------------------
+
+HERE = stream_now({0: [entry(8)], 1: [entry(8)]})
+BEFORE = offsets((at(2),), (at(3),))
+LOSSES: dict[str, tuple[Now, type[KeraError], str, dict[str, Any]]] = {
+    "deleted": (
+        {},
+        UnknownStream,
+        "stream 'flights' is in the checkpoint, but was deleted, or is no longer subscribed.*failOnDataLoss to false",
+        {"stream": "flights"},
+    ),
+    "recreated": (
+        now_of(stream_now({0: [entry(8)], 1: [entry(8)]}, stream_id=9)),
+        StreamRecreated,
+        "deleted and created again: .*incarnation 7, now it is 9.*new checkpointLocation.*failOnDataLoss to false",
+        {"stream": "flights", "checkpoint_stream_id": 7, "stream_id": 9},
+    ),
+    "truncated": (
+        now_of(stream_now({0: [entry(8)], 1: [entry(6, first=5)]})),
+        DataLost,
+        "2 records of stream 'flights', streamlet 1, entry 0 are gone .*retention keep more.*failOnDataLoss to false",
+        {"stream": "flights", "streamlet": 1, "entry": 0, "records": 2}
+        | {"lost_from": (1, 1, 192), "available_from": (1, 1, 320)},
+    ),
+    "lost with its ordinals": (
+        now_of(stream_now({0: [entry(8)], 1: [entry(1, group=2)]})),
+        DataLost,
+        "an unknown number of records of stream 'flights', streamlet 1, entry 0 are gone",
+        {"stream": "flights", "streamlet": 1, "entry": 0, "records": 0}
+        | {"lost_from": (1, 1, 192), "available_from": (2, 1, 0)},
+    ),
+    "unassigned": (
+        now_of(stream_now({0: [entry(8)]})),
+        InvalidArgument,
+        "streamlet 1, entry 0 is in the checkpoint, but is no longer assigned.*failOnDataLoss to false",
+        {"option": "assign", "stream": "flights", "streamlet": 1, "entry": 0},
+    ),
+}
+AFTER = {
+    "deleted": Offsets({}),
+    "recreated": offsets((at(0),), (at(0),), stream_id=9),
+    "truncated": offsets((at(2),), (at(5),)),
+    "lost with its ordinals": offsets((at(2),), (at(0, group=2),)),
+    "unassigned": offsets((at(2),)),
+}
+"""Where it goes on when a loss may be."""
+
+
+@pytest.mark.parametrize("what", LOSSES)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda now: next_ends(BEFORE, now, fail_on_data_loss=True),
+        lambda now: revise(BEFORE, heads(now_of(HERE)), now, fail_on_data_loss=True),
+    ],
+    ids=["next_ends", "revise"],
+)
+def test_a_loss_is_an_error_that_says_what_and_how_to_get_out(what: str, ask: Callable[[Now], object]) -> None:
+    now, error, words, attributes = LOSSES[what]
+
+    with pytest.raises(error, match=words) as caught:
+        ask(now)
+
+    assert caught.value.attributes == attributes
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_where_a_loss_may_be_it_is_a_warning_once_and_the_query_goes_on(what: str) -> None:
+    now = LOSSES[what][0]
+
+    advance = next_ends(BEFORE, now, fail_on_data_loss=False)
+
+    assert advance.start == AFTER[what]
+    assert advance.heads == heads(now)
+    (warning,) = advance.warnings
+    assert "flights" in warning
+    end = stored(conclude(BEFORE, advance, advance.heads))
+    assert end.since == advance.start.streams, "or a restart would begin elsewhere"
+    again = next_ends(end, now, fail_on_data_loss=True)
+    assert again.warnings == ()
+    assert conclude(end, again, again.heads) is end
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_a_loss_is_put_down_also_when_nothing_is_new(what: str) -> None:
+    advance = next_ends(BEFORE, LOSSES[what][0], fail_on_data_loss=False)
+
+    assert conclude(BEFORE, advance, advance.start).streams == AFTER[what].streams
+
+
+# --- what is stored -----------------------------------------------------------------------------------------
+
+NOW = now_of(stream_now({0: [entry(8), entry(6)]}))
+
+
+def test_nothing_new_gives_the_start_back() -> None:
+    start = Offsets(heads(NOW).streams, offsets((at(0), at(0))).streams, "readers")
+    advance = next_ends(start, NOW, fail_on_data_loss=True)
+
+    assert conclude(start, advance, advance.heads, group="others", first=True) is start
+
+
+def test_an_empty_stream_that_has_joined_is_not_yet_put_down() -> None:
+    start = heads(NOW)
+    advance = next_ends(start, {**NOW, **now_of(stream_now({0: [entry(0)]}, "trains", 8))}, fail_on_data_loss=True)
+
+    assert conclude(start, advance, advance.heads) is start
+
+
+def test_only_the_first_end_says_where_the_query_began() -> None:
+    start = offsets((at(1), at(2)))
+    advance = next_ends(start, NOW, fail_on_data_loss=True)
+
+    first = conclude(start, advance, advance.heads, group="readers", first=True)
+    assert first == Offsets(heads(NOW).streams, start.streams, "readers")
+    more = now_of(stream_now({0: [entry(9), entry(6)]}))
+    assert conclude(first, next_ends(first, more, fail_on_data_loss=True), heads(more)) == Offsets(
+        heads(more).streams, None, "readers"
+    )
+
+
+def test_the_first_end_with_a_new_stream_says_where_that_began() -> None:
+    start = heads(NOW)
+    trains = stream_now({0: [entry(4, first=2)]}, "trains", 8)
+    advance = next_ends(start, {**NOW, **now_of(trains)}, fail_on_data_loss=True)
+
+    end = stored(conclude(start, advance, advance.heads))
+
+    assert end.since == both(start, offsets((at(2),), name="trains", stream_id=8)).streams
+    planned = revise(start, end, {**NOW, **now_of(trains)}, fail_on_data_loss=True)
+    assert [(item.lane, item.start) for item in ranges(planned.start, planned.end, {**NOW, **now_of(trains)})] == [
+        (lane(stream="trains"), at(2))
+    ]
+
+
+# --- available now ------------------------------------------------------------------------------------------
+
+
+def test_available_now_reads_no_further_than_its_target() -> None:
+    advance = Advance(offsets((at(1), at(1))), offsets((at(9), at(1))))
+
+    assert cap(advance, offsets((at(5), at(4)))).heads == offsets((at(5), at(1)))
+
+
+def test_available_now_does_not_go_back_to_its_target() -> None:
+    advance = Advance(offsets((at(7),)), offsets((at(9),)))
+
+    assert cap(advance, offsets((at(5),))).heads == offsets((at(7),))
+
+
+def test_available_now_reads_nothing_of_streams_that_came_later() -> None:
+    start = both(offsets((at(0),)), offsets((at(0),), name="trains", stream_id=8))
+    advance = Advance(start, both(offsets((at(9),)), offsets((at(9),), name="trains", stream_id=8)))
+
+    assert cap(advance, offsets((at(5),))).heads == both(
+        offsets((at(5),)), offsets((at(0),), name="trains", stream_id=8)
+    )
+    assert cap(advance, both(offsets((at(5),), stream_id=6), offsets((at(5),), name="trains", stream_id=8))).heads == (
+        both(offsets((at(0),)), offsets((at(5),), name="trains", stream_id=8))
+    )
+
+
+# --- how much waits -----------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_counted_by_ordinals_and_bytes_are_exact_in_one_segment() -> None:
+    advance = next_ends(offsets((at(3), at(6))), NOW, fail_on_data_loss=True)
+
+    assert waiting(advance, NOW) == {lane(0, 0): Waiting(5, 5 * RECORD_BYTES, 5 * RECORD_BYTES)}
+
+
+def test_over_segments_bytes_are_estimated_from_all_of_the_entry() -> None:
+    bounds = entry(100)._replace(end=Position(3, 1, 0), length_bytes=100_000)
+    now = now_of(stream_now({0: [bounds]}))
+
+    assert waiting(next_ends(offsets((at(75),)), now, fail_on_data_loss=True), now) == {
+        lane(): Waiting(25, 25_000, 100_000)
+    }
+    assert waiting(next_ends(starts(now), now, fail_on_data_loss=True), now) == {lane(): Waiting(100, 100_000, 100_000)}
+
+
+def test_a_limited_end_is_between_start_and_head() -> None:
+    advance = Advance(offsets((at(2), at(2), at(2))), offsets((at(9), at(9), at(9))))
+
+    end = limited(advance, {lane(0, 0): at(5), lane(0, 1): at(1)})
+
+    assert end == offsets((at(5), at(2), at(9)))
+    assert limited(advance, {lane(0, 2): at(11)}) == advance.heads
+
+
+# --- a micro-batch that is planned again --------------------------------------------------------------------
+
+
+def test_what_was_planned_is_planned_again_from_where_it_began() -> None:
+    end = Offsets(offsets((at(7), at(6))).streams, offsets((at(2), at(6))).streams)
+
+    planned = revise(offsets((at(4), at(4))), stored(end), NOW, fail_on_data_loss=True)
+
+    assert planned == Planned(offsets((at(2), at(6))), offsets((at(7), at(6))))
+
+
+def test_of_a_stream_that_gives_nothing_it_does_not_matter_what_has_become_of_it() -> None:
+    start = both(offsets((at(4), at(4))), offsets((at(9),), name="trains", stream_id=8))
+    end = both(offsets((at(7), at(6))), offsets((at(9),), name="trains", stream_id=8))
+
+    planned = revise(start, end, NOW, fail_on_data_loss=True)
+
+    assert planned == Planned(offsets((at(4), at(4))), offsets((at(7), at(6))))
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_of_what_was_planned_only_what_is_there_is_read_where_a_loss_may_be(what: str) -> None:
+    now = LOSSES[what][0]
+
+    planned = revise(BEFORE, heads(now_of(HERE)), now, fail_on_data_loss=False)
+
+    assert len(planned.warnings) == 1
+    expected = {
+        "deleted": [],
+        "recreated": [],
+        "truncated": [(lane(0), at(2), at(8)), (lane(1), at(5), at(8))],
+        "lost with its ordinals": [(lane(0), at(2), at(8))],
+        "unassigned": [(lane(0), at(2), at(8))],
+    }
+    found = ranges(planned.start, planned.end, now)
+    assert [(item.lane, item.start, item.end) for item in found] == expected[what]
+
+
+def test_of_what_was_planned_and_is_gone_nothing_is_read_where_a_loss_may_be() -> None:
+    now = now_of(stream_now({0: [entry(3, first=9)]}))
+
+    planned = revise(offsets((at(2),)), offsets((at(5),)), now, fail_on_data_loss=False)
+
+    assert (planned.start, planned.end) == (offsets((at(5),)), offsets((at(5),)))
+    (warning,) = planned.warnings
+    assert warning.startswith("7 records of stream 'flights', streamlet 0, entry 0 are gone")
+
+
+def test_a_query_that_begins_later_than_its_first_micro_batch_ended_reads_nothing() -> None:
+    """Spark asks again where a query begins when it is killed in a first micro-batch without a record."""
+    planned = revise(offsets((at(7), at(6))), offsets((at(2), at(6))), NOW, fail_on_data_loss=True)
+
+    assert ranges(planned.start, planned.end, NOW) == []
+
+
+# --- all together -------------------------------------------------------------------------------------------
+
+says = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans(), st.booleans()), min_size=1, max_size=30
+)
+
+
+@given(says, st.integers(1, 40))
+def test_micro_batches_cover_streams_exactly_whatever_the_brokers_say(
+    rounds: list[tuple[int, int, bool, bool]], records_max: int
+) -> None:
+    """A dumb model: every record that a partition covers is put on a list; none may be missing or come twice.
+
+    Heads go forth and back, the second stream joins late and goes out of sight, and launches end after planning.
+    """
+    checkpoint = offsets((at(0),))
+    seen: dict[str, list[int]] = {"flights": [], "trains": []}
+    most = {"flights": 0, "trains": 0}
+    first = True
+    for head, other, joined, restarted in rounds:
+        now = dict(now_of(stream_now({0: [entry(head)]})))
+        if joined or "trains" in checkpoint.streams:
+            now |= now_of(stream_now({0: [entry(other)]}, "trains", 8))
+            most["trains"] = max(most["trains"], other)
+        most["flights"] = max(most["flights"], head)
+        advance = next_ends(checkpoint, now, fail_on_data_loss=True)
+        decision = decide(waiting(advance, now), Limits(records_max=records_max), waited_ms=0)
+        assert isinstance(decision, Take)
+        begin = advance.start.places()
+        places = {
+            where: at(begin[where].record + share.records_max)
+            for where, share in decision.shares.items()
+            if share.records_max is not None
+        }
+        end = limited(advance, places)
+        assert all(begin[where] <= place for where, place in end.lanes())
+        following = conclude(checkpoint, advance, end, first=first)
+        if following is checkpoint:
+            continue
+        planned = revise(
+            offsets((at(0),)) if first and restarted else checkpoint, stored(following), now, fail_on_data_loss=True
+        )
+        for item in ranges(planned.start, planned.end, now):
+            seen[item.lane.stream] += range(item.start.record, item.end.record)
+        checkpoint, first = stored(following), False
+
+    for stream, records in seen.items():
+        assert records == list(range(len(records)))
+        assert len(records) <= most[stream]
+
+
+@given(st.data())
+def test_ends_are_never_before_starts(data: st.DataObject) -> None:
+    lanes = data.draw(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=4))
+    start = Offsets({"flights": StreamOffsets(7, {0: tuple(at(record, group + 1) for record, group, *_ in lanes)})})
+    now = now_of(
+        stream_now({0: [entry(records, first=record, group=group + 1) for record, group, records, _ in lanes[::-1]]})
+    )
+    target = offsets(tuple(at(record) for *_, record in lanes))
+
+    advance = cap(next_ends(start, now, fail_on_data_loss=False), target)
+    end = limited(advance, {lane(0, number): at(number) for number in range(len(lanes))})
+
+    assert dict(advance.start.lanes()).keys() == dict(end.lanes()).keys()
+    begin = advance.start.places()
+    for where, place in end.lanes():
+        assert begin[where] <= place <= max(begin[where], advance.heads.places()[where])

@@ -1,0 +1,68 @@
+"""The cursor of a query is stored stream by stream, and one that fails does not keep the others from it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kera.core.errors import Unavailable
+from kera.core.ids import EntryId
+from kera.spark_connector import cursor
+from kera.spark_connector.offsets import EntryOffset, Offsets, StreamOffsets
+from tests.unit.spark_connector.fakes import FakeClient, at
+
+DONE = Offsets(
+    {
+        "numbers": StreamOffsets(7, {0: (EntryOffset(at(1), 4),), 2: (EntryOffset(at(3), 6),)}),
+        "other": StreamOffsets(8, {0: (EntryOffset(at(0), 0),)}),
+    }
+)
+
+
+class Failing(FakeClient):
+    """Has no answer for the stream "numbers"."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__({})
+        self.error = error
+
+    async def commit(self, application_id: str, stream: str, positions: Any) -> None:
+        if stream == "numbers":
+            if self.error is None:
+                await asyncio.Event().wait()
+            else:
+                raise self.error
+        await super().commit(application_id, stream, positions)
+
+
+async def test_every_entry_is_stored() -> None:
+    client = FakeClient({})
+
+    assert await cursor.store(client, "etl", DONE) == {}  # type: ignore[arg-type]
+
+    assert client.committed == {
+        ("etl", "numbers"): {EntryId(7, 0, 0): at(1), EntryId(7, 2, 0): at(3)},
+        ("etl", "other"): {EntryId(8, 0, 0): at(0)},
+    }
+
+
+async def test_a_failure_is_told_and_the_others_are_stored() -> None:
+    client = Failing(Unavailable("gone"))
+
+    assert await cursor.store(client, "etl", DONE) == {"numbers": "gone"}  # type: ignore[arg-type]
+
+    assert set(client.committed) == {("etl", "other")}
+
+
+async def test_it_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "STORE_TIMEOUT_S", 0.01)
+
+    failures = await cursor.store(Failing(None), "etl", DONE)  # type: ignore[arg-type]
+
+    assert list(failures) == ["numbers"]
+    assert "no answer" in failures["numbers"]
+
+
+async def test_a_defect_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await cursor.store(Failing(ZeroDivisionError()), "etl", DONE)  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""The driver asks each question once, many side by side but not all, and says in the user's words what is wrong."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from kera.client import ChunkPlace, ChunkQuery
+from kera.core.errors import InvalidArgument, InvalidCursor, UnknownStream
+from kera.spark_connector.admission import Share
+from kera.spark_connector.offsets import EntryOffset, Lane
+from kera.spark_connector.options import ReadOptions, parse_read_options
+from kera.spark_connector.planning import next_ends, starts
+from kera.spark_connector.survey import SIDE_BY_SIDE_MAX, boundaries, settle, survey
+from tests.unit.spark_connector.fakes import Bounds, FakeClient, FakeStream, at
+
+
+def options(**given: str) -> ReadOptions:
+    return parse_read_options({"kera.bootstrap.servers": "h:1", **given})
+
+
+class CountingClient(FakeClient):
+    """Knows how many questions there were, and how many at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__({0: [[1]]})
+        self.asked: list[str] = []
+        self.at_once = self.at_once_max = 0
+
+    async def list_streams(self) -> list[Any]:
+        self.asked.append("list")
+        return await super().list_streams()
+
+    async def bounds(self, stream: str) -> dict[int, list[Bounds]]:
+        self.asked.append(f"bounds of {stream}")
+        self.at_once += 1
+        self.at_once_max = max(self.at_once_max, self.at_once)
+        try:
+            await asyncio.sleep(0)  # sleep: lets the others begin
+            return await super().bounds(stream)
+        finally:
+            self.at_once -= 1
+
+    async def locate(self, stream: str, queries: Any) -> list[ChunkPlace]:
+        self.asked.append(f"locate in {stream}")
+        return await super().locate(stream, queries)
+
+
+async def test_streams_are_looked_at_side_by_side_but_not_all_at_once() -> None:
+    client = CountingClient()
+    client.streams = {f"s{number}": FakeStream(number, {0: [[1]]}) for number in range(3 * SIDE_BY_SIDE_MAX)}
+
+    now = await survey(client, options(subscribePattern="s.*").subscription)  # type: ignore[arg-type]
+
+    assert list(now) == sorted(client.streams)
+    assert client.at_once_max == SIDE_BY_SIDE_MAX
+    assert len(client.asked) == 1 + len(client.streams)
+
+
+async def test_named_streams_are_not_listed_unless_one_is_missing() -> None:
+    client = CountingClient()
+    client.streams["other"] = FakeStream(8, {0: [[1]]})
+    await survey(client, options(subscribe="numbers").subscription, begins=True)  # type: ignore[arg-type]
+    assert client.asked == ["bounds of numbers"]
+
+    named = options(subscribe="numbers,ohter").subscription
+    assert list(await survey(client, named)) == ["numbers"]  # type: ignore[arg-type]
+    with pytest.raises(UnknownStream, match=r"ohter.*other"):
+        await survey(client, named, begins=True)  # type: ignore[arg-type]
+
+
+async def test_only_assigned_streamlets_are_looked_at() -> None:
+    client = FakeClient({0: [[1]], 1: [[2]], 2: [[3]]})
+
+    now = await survey(client, options(assign='{"numbers": [2, 0]}').subscription)  # type: ignore[arg-type]
+
+    assert {streamlet: entries[0].next_record for streamlet, entries in now["numbers"].bounds.items()} == {0: 1, 2: 3}
+
+
+async def test_all_boundaries_of_a_stream_are_one_question_and_the_nearest_counts() -> None:
+    client = CountingClient()
+    client.chunks = {0: [[2] * 10], 1: [[2] * 10]}
+    subscription = options(subscribe="numbers").subscription
+    now = await survey(client, subscription)  # type: ignore[arg-type]
+    advance = next_ends(starts(now), now, fail_on_data_loss=True)
+    client.asked.clear()
+    shares = {Lane("numbers", 0, 0): Share(8, 64 * 3), Lane("numbers", 1, 0): Share(5, None)}
+
+    found = await boundaries(client, advance, shares)  # type: ignore[arg-type]
+
+    assert found == {Lane("numbers", 0, 0): EntryOffset(at(3), 6), Lane("numbers", 1, 0): EntryOffset(at(2), 4)}
+    assert client.asked == ["locate in numbers"]
+
+
+async def test_a_place_that_is_none_is_refused_in_the_name_of_its_option() -> None:
+    class Strict(FakeClient):
+        async def locate(self, stream: str, queries: Any) -> list[ChunkPlace]:  # noqa: ARG002
+            query: ChunkQuery
+            for query in queries:
+                raise InvalidCursor(f"{tuple(query.start)} is no start of a chunk")
+            return []
+
+    client = Strict({0: [[2, 2]]})
+    given = options(subscribe="numbers", startingOffsets=json.dumps({"numbers": {"0": [[1, 1, 7]]}}))
+    now = await survey(client, given.subscription)  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidArgument, match=r"option startingOffsets: .*\(1, 1, 7\)"):
+        await settle(client, given.batch_starting, now, now_us=0, fail_on_data_loss=True)  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""A task gives the records of its partition: all of them, in batches of a good size, and no others."""
+
+import logging
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+
+from kera.core.errors import DataLost
+from kera.core.ids import EntryId
+from kera.spark_connector.columns import columns_of
+from kera.spark_connector.offsets import StreamRecreated
+from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.planning import Piece
+from kera.spark_connector.worker import BATCH_RECORDS, MemoryReused, read_partition
+from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, at
+
+COLUMNS = columns_of(SCHEMA, typed=True)
+
+
+def partition(chunks: int, records: int, *, stream_id: int = 7, fail_on_data_loss: bool = True) -> KeraPartition:
+    """The first `chunks` of streamlet 0."""
+    return KeraPartition(
+        Piece(
+            stream="numbers",
+            entry=EntryId(stream_id, 0, 0),
+            start=at(0),
+            end=at(chunks),
+            records=records,
+            length_bytes=0,
+            typed=True,
+            broker_id=1,
+            node_id="here",
+            fail_on_data_loss=fail_on_data_loss,
+        )
+    )
+
+
+def read(of: InputPartition, **options: Any) -> list[pa.RecordBatch]:
+    return list(read_partition("h:1", of, COLUMNS, options.get("shared_memory", "auto")))
+
+
+def numbers(batches: list[pa.RecordBatch]) -> list[int]:
+    return [number for batch in batches for number in batch["n"].to_pylist()]
+
+
+def test_small_chunks_are_put_together(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [BATCH_RECORDS // 2] * 5
+
+    batches = read(partition(5, BATCH_RECORDS // 2 * 5))
+
+    assert [batch.num_rows for batch in batches] == [BATCH_RECORDS, BATCH_RECORDS, BATCH_RECORDS // 2]
+
+
+def test_a_stream_that_changes_under_a_task_is_not_read(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    cluster.stream_id = 9
+
+    with pytest.raises(StreamRecreated, match="while it was read"):
+        read(partition(1, 4))
+
+
+def test_a_task_that_gets_fewer_records_than_planned_fails(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [3]
+
+    with pytest.raises(DataLost, match="gave 3 of the 4 records"):
+        read(partition(1, 4))
+    with pytest.raises(DataLost, match="gave 3 of the 4 records"):  # for no reason that anyone has said
+        read(partition(1, 4, fail_on_data_loss=False))
+
+
+def test_what_is_gone_fails_the_task_or_is_skipped_with_one_warning(
+    cluster: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.chunks[0][0] += [2, 2, 2]
+    cluster.streams["numbers"].removed[0] = 2
+
+    with pytest.raises(DataLost):
+        read(partition(3, 6))
+    assert numbers(read(partition(3, 6, fail_on_data_loss=False))) == [4, 5]
+    (warning,) = caplog.records
+    assert "gave 2 of the 6 records" in warning.getMessage()
+
+
+def test_of_a_stream_that_is_gone_nothing_is_read_when_a_loss_may_be(
+    cluster: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.chunks[0][0] += [4]
+    assert read(partition(1, 4, stream_id=5, fail_on_data_loss=False)) == []
+    del cluster.streams["numbers"]
+    assert read(partition(1, 4, fail_on_data_loss=False)) == []
+
+    assert ["gave 0 of the 4 records" in record.getMessage() for record in caplog.records] == [True, True]
+
+
+def test_memory_that_was_used_again_while_spark_took_it_fails_the_task_so_that_it_is_tried_again(
+    cluster: FakeClient,
+) -> None:
+    cluster.chunks[0][0] += [4]
+    cluster.intact = False
+    batches = read_partition("h:1", partition(1, 4), COLUMNS, "auto")
+
+    assert next(batches).num_rows == 4
+    with pytest.raises(MemoryReused) as caught:
+        next(batches)
+    assert caught.value.retriable
+
+
+def test_what_was_taken_is_let_go_before_the_next_is_waited_for(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [BATCH_RECORDS] * 2
+    batches = read_partition("h:1", partition(2, BATCH_RECORDS * 2), COLUMNS, "auto")
+
+    held = pa.total_allocated_bytes()
+    assert numbers([next(batches)])[-1] == BATCH_RECORDS - 1
+    assert numbers([next(batches)])[-1] == 2 * BATCH_RECORDS - 1
+    assert list(batches) == []
+    assert pa.total_allocated_bytes() <= held
+
+
+def test_how_a_partition_was_read_is_logged(cluster: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.chunks[0][0] += [1, 1, 1]
+    with caplog.at_level(logging.DEBUG, logger="kera.spark_connector"):
+        read(partition(3, 3))
+
+    assert "3 chunks, 3 of them in the broker's memory" in caplog.text

@@ -1,0 +1,73 @@
+"""What may be said about a write, and what the errors say."""
+
+import pytest
+
+from kera.core.errors import InvalidArgument
+from kera.spark_connector.writing_options import VERSION_MAX, WriteOptions, parse_write_options
+
+SERVERS = {"kera.bootstrap.servers": "127.0.0.1:7400"}
+
+
+def parse(**options: str) -> WriteOptions:
+    return parse_write_options({**SERVERS, **options})
+
+
+def test_the_stream_is_an_option_or_the_argument_of_save_or_neither() -> None:
+    assert parse(stream="clicks").stream == "clicks"
+    assert parse(path="clicks").stream == "clicks"
+    assert parse().stream is None
+    assert parse(path="  ").stream is None
+
+
+def test_names_are_taken_in_any_case() -> None:
+    assert parse_write_options({"KERA.BOOTSTRAP.SERVERS": "a:1", "STREAM": "s"}) == WriteOptions("a:1", "s", None, 0)
+
+
+def test_what_spark_adds_for_itself_is_left_to_it() -> None:
+    assert parse(checkpointlocation="/tmp/c", queryname="q", stream="s").stream == "s"
+
+
+def test_a_transaction_has_an_id_and_a_version() -> None:
+    options = parse(txnAppId="daily", txnVersion="20240131")
+
+    assert (options.app_id, options.version) == ("daily", 20240131)
+    assert parse(txnAppId="daily", txnVersion="0").version == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stream": "a", "path": "b"}, "name the stream once"),
+        ({"txnAppId": "a"}, "txnVersion is missing"),
+        ({"txnVersion": "1"}, "txnAppId is missing"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, f"whole number from 0 to {VERSION_MAX}; it is '-1'"),
+        ({"txnAppId": "a", "txnVersion": str(VERSION_MAX + 1)}, "whole number from 0"),
+        ({"txnAppId": "a", "txnVersion": "one"}, "it is 'one'"),
+        ({"steam": "a"}, "unknown option steam: did you mean stream?"),
+        ({"subscribe": "a"}, "option subscribe does not apply here: is for reading; to write, use stream"),
+        ({"startingoffsets": "earliest"}, "option startingOffsets does not apply here: is for reading"),
+        ({"kera.bootstrap.servers": " "}, "option kera.bootstrap.servers is missing"),
+    ],
+)
+def test_what_cannot_be_is_an_error_that_says_how_to_get_out(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        parse(**options)
+
+    assert message in raised.value.message
+
+
+def test_a_stream_is_never_overwritten() -> None:
+    with pytest.raises(InvalidArgument, match=r'use \.mode\("append"\)'):
+        parse().check_batch(overwrite=True)
+    with pytest.raises(InvalidArgument, match="use append, or foreachBatch"):
+        parse().check_streaming(overwrite=True)
+    parse().check_batch(overwrite=False)
+    parse().check_streaming(overwrite=False)
+
+
+def test_a_streaming_query_has_an_identity_of_its_own() -> None:
+    options = parse(txnAppId="a", txnVersion="1")
+
+    options.check_batch(overwrite=False)
+    with pytest.raises(InvalidArgument, match="known by its checkpoint"):
+        options.check_streaming(overwrite=False)

@@ -1,0 +1,242 @@
+"""A task's rows on their way, with appenders in memory."""
+
+# ruff: noqa: ARG002  # the real client decides on the parameters
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from kera.client import Appended, StreamDescription
+from kera.client.partitioner import streamlet_of
+from kera.core.errors import KeraError, ProducerFenced, SchemaMismatch, Unavailable, UnknownStream
+from kera.core.ids import EntryId, Position
+from kera.spark_connector import writing_task
+from kera.spark_connector.writing import task_name
+from kera.spark_connector.writing_task import Name, TaskWriter
+from tests.unit.client.support import description
+
+GIVEN = StructType([StructField("value", BinaryType()), StructField("key", BinaryType())])
+STREAMLETS = 3
+SEGMENT_BYTES = 64 << 10
+NAME = Name(1 << 63, 1, keyless=4)
+
+
+class Chunk(NamedTuple):
+    batch: pa.RecordBatch
+    header: Any
+    next: Position
+
+
+class Header(NamedTuple):
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+
+
+class FakeAppender:
+    """Keeps what is appended; stands for `kera.client.Appender`."""
+
+    def __init__(self, client: "FakeClient", stream: StreamDescription, name: Name) -> None:
+        self._client = client
+        self.stream = stream
+        self.producer_id, self.producer_epoch = name.producer_id, name.producer_epoch
+        self.chunk_bytes_max = 1 << 20
+
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    def split(self, rows: pa.RecordBatch, keyless: int) -> list[tuple[int, pa.RecordBatch]]:
+        found: dict[int, list[int]] = {}
+        for at, keys in enumerate(rows["keys"].to_pylist() if "keys" in rows.schema.names else [None] * len(rows)):
+            found.setdefault(streamlet_of(keys[0], STREAMLETS) if keys else keyless, []).append(at)
+        return [(streamlet, rows.take(pa.array(at))) for streamlet, at in sorted(found.items())]
+
+    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> Appended:
+        await self._client.open.wait()
+        if streamlet_id in self._client.errors:
+            raise self._client.errors[streamlet_id]
+        chunks = self._client.chunks.setdefault((self.stream.name, streamlet_id), [])
+        duplicate = sequence < len(chunks)
+        if not duplicate:
+            chunks.append(rows)
+        return Appended(rows.num_rows, duplicate, EntryId(7, streamlet_id, 0), Position(1, 1, sequence))
+
+
+class FakeClient:
+    """A cluster with the streams ``s`` and ``t``."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+        self.errors: dict[int, KeraError] = {}
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def appender(
+        self, stream: str, *, producer_id: int, producer_epoch: int, chunk_bytes_max: int
+    ) -> FakeAppender:
+        if stream not in ("s", "t", "typed"):
+            raise UnknownStream("no", stream=stream)
+        schema = pa.schema([("n", pa.int64())]) if stream == "typed" else None
+        made = description(SEGMENT_BYTES, name=stream, streamlets=STREAMLETS, schema=schema)
+        return FakeAppender(self, made, Name(producer_id, producer_epoch, 0))
+
+    async def read_range(
+        self, stream: str, streamlet_id: int, entry: int, start: Position, end: None, *, settings: object
+    ) -> AsyncIterator[Chunk]:
+        batch = self.chunks[stream, streamlet_id][start.offset]
+        yield Chunk(batch, Header(NAME.producer_id, NAME.producer_epoch, start.offset), start._replace(offset=-1))
+
+    def values(self) -> Counter[bytes]:
+        return Counter(
+            value for chunks in self.chunks.values() for chunk in chunks for value in chunk["value"].to_pylist()
+        )
+
+
+@pytest.fixture
+async def client() -> FakeClient:
+    return FakeClient()
+
+
+def task(client: FakeClient, given: StructType = GIVEN, stream: str | None = "s", name: Name = NAME) -> TaskWriter:
+    return TaskWriter(client, given, stream, name)  # type: ignore[arg-type]
+
+
+def batch(numbers: range, *, keyed: bool = True, size: int = 100) -> pa.RecordBatch:
+    values = [(b"%d" % number).ljust(size) for number in numbers]
+    keys = [b"%d" % number if keyed else None for number in numbers]
+    return pa.record_batch({"value": pa.array(values, pa.binary()), "key": pa.array(keys, pa.binary())})
+
+
+async def write(made: TaskWriter, *batches: pa.RecordBatch) -> writing_task.Written:
+    try:
+        for each in batches:
+            await made.write(each)
+        return await made.finish()
+    finally:
+        await made.close()
+
+
+async def test_all_rows_are_written_once_and_the_same_attempt_again_adds_nothing(client: FakeClient) -> None:
+    batches = [batch(range(start, start + 700)) for start in range(0, 7000, 700)]
+    expected = Counter(value for each in batches for value in each["value"].to_pylist())
+
+    first = await write(task(client), *batches)
+    assert (first.appended, first.found, first.surplus) == (7000, 0, 0)
+    assert client.values() == expected
+    assert min(len(chunks) for chunks in client.chunks.values()) > 5, "each streamlet got many chunks"
+    again = await write(task(client), *batches)
+
+    assert (again.appended, again.found, again.surplus) == (0, 7000, 0)
+    assert client.values() == expected
+
+
+async def test_chunks_depend_on_nothing_but_the_rows_before_them(client: FakeClient) -> None:
+    other = FakeClient()
+    other.open.clear()
+    batches = [batch(range(start, start + 700)) for start in range(0, 7000, 700)]
+    await write(task(client), *batches)
+
+    made = task(other)
+    for each in batches:
+        await made.write(each)
+    other.open.set()  # nothing was answered before
+    await made.finish()
+
+    for place, chunks in client.chunks.items():
+        assert sum(chunk.num_rows for chunk in other.chunks[place]) == sum(chunk.num_rows for chunk in chunks)
+        assert [chunk.num_rows for chunk in other.chunks[place]] == [chunk.num_rows for chunk in chunks]
+
+
+async def test_rows_without_a_key_go_to_the_streamlet_of_the_task(client: FakeClient) -> None:
+    await write(task(client), batch(range(10), keyed=False))
+
+    assert list(client.chunks) == [("s", NAME.keyless % STREAMLETS)]
+
+
+async def test_a_task_waits_while_too_much_is_on_its_way(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing_task, "QUEUED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(writing_task, "GATHERED_BYTES_MAX", 50_000)
+    client.open.clear()
+    made = task(client)
+    done = 0
+
+    async def run() -> None:
+        nonlocal done
+        for start in range(0, 10_000, 100):
+            await made.write(batch(range(start, start + 100)))
+            done += 1
+
+    running = asyncio.create_task(run())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert 0 < done * 100 * 116 < 300_000
+    client.open.set()
+    await running
+    written = await made.finish()
+
+    assert written.appended == 10_000
+
+
+async def test_what_fails_ends_the_task_with_its_error(client: FakeClient) -> None:
+    client.errors[0] = Unavailable("gone")
+    with pytest.raises(Unavailable, match="gone"):
+        await write(task(client), *(batch(range(start, start + 1000)) for start in range(0, 20_000, 1000)))
+
+    client.errors[0] = ProducerFenced("by 9", producer_epoch=9)
+    with pytest.raises(ProducerFenced, match=r"a later batch of this query.*out of date \(by 9\)"):
+        await write(task(client), batch(range(100)))
+
+
+async def test_rows_name_their_streams(client: FakeClient) -> None:
+    given = StructType([GIVEN.fields[0], StructField("stream", StringType()), StructField("streamlet", IntegerType())])
+    rows = pa.record_batch(
+        {
+            "value": [b"a", b"b", b"c"],
+            "stream": ["s", "t", "s"],
+            "streamlet": pa.array([2, 0, None], pa.int32()),
+        }
+    )
+
+    await write(task(client, given, None), rows)
+
+    found = {place: [chunk["value"].to_pylist() for chunk in chunks] for place, chunks in client.chunks.items()}
+    assert found == {("s", 2): [[b"a"]], ("t", 0): [[b"b"]], ("s", NAME.keyless % STREAMLETS): [[b"c"]]}
+
+
+@pytest.mark.parametrize(
+    ("stream", "error", "message"),
+    [
+        ("nowhere", UnknownStream, "there is no stream 'nowhere'; create it first: kera stream create nowhere"),
+        ("typed", SchemaMismatch, "stream 'typed' has a schema of its own"),
+    ],
+)
+async def test_streams_that_rows_cannot_go_to_are_named(
+    client: FakeClient, stream: str, error: type[KeraError], message: str
+) -> None:
+    given = StructType([GIVEN.fields[0], StructField("stream", StringType())])
+
+    with pytest.raises(error, match=message):
+        await write(task(client, given, None), pa.record_batch({"value": [b"a"], "stream": [stream]}))
+
+
+async def test_a_task_without_rows_writes_nothing(client: FakeClient) -> None:
+    written = await write(task(client))
+
+    assert (written.appended, written.found, client.chunks) == (0, 0, {})
+
+
+def test_the_name_of_a_task_is_the_same_for_the_same_work_and_for_nothing_else() -> None:
+    name = task_name("query", "q", 3, 10)
+
+    assert name == task_name("query", "q", 3, 10)
+    assert name.producer_epoch == 11
+    later = task_name("query", "q", 3, 11)
+    assert (later.producer_id, later.producer_epoch) == (name.producer_id, 12)
+    others = [task_name("batch", "q", 3, 10), task_name("query", "p", 3, 10), task_name("query", "q", 4, 10)]
+    assert len({name.producer_id, *(other.producer_id for other in others)}) == 4
+    assert all(1 << 63 <= each.producer_id < 1 << 64 for each in (name, *others))

@@ -1,0 +1,137 @@
+"""Streams as planning sees them, without a cluster: entries made of segments, and what brokers say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kera.core.ids import Position
+from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamOffsets
+from kera.spark_connector.planning import Now, StreamNow
+
+SCHEMA = pa.schema([("n", pa.int64())])
+RECORD_BYTES = 64
+
+
+class Bounds(NamedTuple):
+    start: Position
+    end: Position
+    first_record: int
+    next_record: int
+    length_bytes: int
+
+
+class Segment(NamedTuple):
+    start: Position
+    end: Position
+    first_record: int
+    next_record: int
+    length_bytes: int
+    broker_id: int
+
+
+class Interval(NamedTuple):
+    first_group_id: int
+    broker_id: int
+
+
+class Assignment(NamedTuple):
+    broker_id: int
+    intervals: tuple[Interval, ...] = ()
+
+
+def at(record: int, group: int = 1) -> EntryOffset:
+    """A place in an entry with one segment per group."""
+    return EntryOffset(Position(group, 1, record * RECORD_BYTES), record)
+
+
+def entry(records: int, *, first: int = 0, group: int = 1) -> Bounds:
+    """An entry with `records` records in one segment."""
+    start, end = at(first, group), at(first + records, group)
+    return Bounds(start.position, end.position, start.record, end.record, records * RECORD_BYTES)
+
+
+def stream_now(
+    bounds: Mapping[int, Sequence[Bounds]],
+    name: str = "flights",
+    stream_id: int = 7,
+    assignments: Mapping[int, Assignment] | None = None,
+    nodes: Mapping[int, str] | None = None,
+) -> StreamNow:
+    return StreamNow(name, stream_id, True, SCHEMA, bounds, assignments or {}, nodes or {})
+
+
+def now_of(*streams: StreamNow) -> Now:
+    return {stream.name: stream for stream in streams}
+
+
+def offsets(*rows: tuple[EntryOffset, ...], name: str = "flights", stream_id: int = 7) -> Offsets:
+    """One row of places per streamlet."""
+    return Offsets({name: StreamOffsets(stream_id, dict(enumerate(rows)))})
+
+
+class Log:
+    """An entry as a list of segments: (group, broker, records of each chunk)."""
+
+    def __init__(self, segments: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        self.layout = segments
+        self.segments: list[Segment] = []
+        self.boundaries: list[EntryOffset] = []
+        """Each chunk boundary, under one of its names."""
+        record = 0
+        numbers: dict[int, int] = {}
+        for group, broker_id, chunks in segments:
+            numbers[group] = numbers.get(group, 0) + 1
+            start = EntryOffset(Position(group, numbers[group], 0), record)
+            offset = 0
+            self.boundaries.append(start)
+            for records in chunks:
+                record += records
+                offset += records * RECORD_BYTES
+                self.boundaries.append(EntryOffset(Position(group, numbers[group], offset), record))
+            self.segments.append(
+                Segment(
+                    start.position, Position(group, numbers[group], offset), start.record, record, offset, broker_id
+                )
+            )
+
+    def between(self, start: EntryOffset, end: EntryOffset) -> list[Segment]:
+        """The segments of a range, clipped to it, as `Client.segments` gives them."""
+        return list(self._between(start, end))
+
+    def _between(self, start: EntryOffset, end: EntryOffset) -> Iterator[Segment]:
+        for segment in self.segments:
+            first = max(EntryOffset(segment.start, segment.first_record), start)
+            last = min(EntryOffset(segment.end, segment.next_record), end)
+            if first < last and first.record < last.record:
+                length_bytes = last.position.offset - first.position.offset
+                yield Segment(first.position, last.position, first.record, last.record, length_bytes, segment.broker_id)
+
+    @property
+    def bounds(self) -> Bounds:
+        first, last = self.segments[0], self.segments[-1]
+        length_bytes = sum(segment.length_bytes for segment in self.segments)
+        return Bounds(first.start, last.end, first.first_record, last.next_record, length_bytes)
+
+    @property
+    def assignment(self) -> Assignment:
+        intervals: list[Interval] = []
+        for segment in self.segments:
+            if not intervals or intervals[-1].broker_id != segment.broker_id:
+                intervals.append(Interval(segment.start.group_id, segment.broker_id))
+        return Assignment(intervals[-1].broker_id, tuple(intervals))
+
+    def records_of(self, start: Position, end: Position) -> list[int]:
+        """The ordinals that a reader gets between the two."""
+        return [
+            record
+            for before, after in zip(self.boundaries, self.boundaries[1:], strict=False)
+            if before.position[:2] == after.position[:2] and start <= before.position and after.position <= end
+            for record in range(before.record, after.record)
+        ]
+
+
+def lane(streamlet: int = 0, entry: int = 0, stream: str = "flights") -> Lane:  # the part of a lane
+    return Lane(stream, streamlet, entry)
