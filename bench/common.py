@@ -73,6 +73,15 @@ class Figures:
         """The middle of the samples so far."""
         return statistics.median(self._samples[name][1])
 
+    def unit(self, name: str) -> str:
+        """Of the samples."""
+        return self._samples[name][0]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all samples, in the order in which they came."""
+        return list(self._samples)
+
     def print(self) -> None:
         """To standard output."""
         print(f"## {self._head['bench']}\n\n{describe(self._head['machine'])}\n")
@@ -128,7 +137,7 @@ def _file_system(path: Path) -> str:
 
 
 class Broker:
-    """A cluster of one broker that keeps what it has."""
+    """A cluster of one broker, to look at."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -169,12 +178,16 @@ def _get(url: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def broker(data_dir: Path, *, arena_bytes: int, segment_bytes: int, **settings: object) -> AsyncIterator[Broker]:
-    """A running one."""
+async def broker(
+    data_dir: Path | None, *, arena_bytes: int, segment_bytes: int, backups: int = 0, **settings: object
+) -> AsyncIterator[Broker]:
+    """A running one; `data_dir` None: it keeps nothing, and has all in memory as long as that has room."""
     cluster = LocalCluster(
         data_dir=data_dir,
         arena_bytes=arena_bytes,
         segment_bytes=segment_bytes,
+        backups=backups,
+        backup_memory_bytes=arena_bytes,
         broker_settings={"metrics_port": 0, **settings},
     )
     async with cluster:

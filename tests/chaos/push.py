@@ -1,0 +1,494 @@
+"""Kill whoever has to do with push, mid-batch, again and again: ``make chaos-push ROUNDS=100``.
+
+A producer writes all the time, and two consumers follow in the broker's memory, each a process (`push_consumer`), while
+that memory is so small that its slots are used again all the time. A round does one thing, in turn:
+
+* ``consumer``: one is killed with SIGKILL, with chunks in its hands; it goes on after the last that it has told of.
+* ``broker``: it is killed, and started again with its memory; consumers and producer go on.
+* ``frozen``: a consumer that holds chunks is stopped with SIGSTOP; the broker is killed and started again, and gives
+  the slots which that consumer had leased to other segments, as it may after ``reader_grace_ms``. Then it wakes.
+* ``executor``: a Spark job reads another stream; of its Python workers, one that has the broker's memory mapped is
+  killed. (In a cluster of its own, with more memory and without the consumers.)
+
+Promised, and checked: no wrong byte is ever given out as intact, and consumers look twice at each; who wakes too late
+is told, and the bytes have indeed changed; every record comes exactly once after the cursor, in order; Spark's results
+are exact; and after each round, when all consumers are gone, no slot is leased.
+With the same seed it is done at the same moments, as far as a scheduler lets it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import mmap
+import os
+import random
+import secrets
+import signal
+import struct
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kera.broker.arena import HEAD_BYTES, ROW_BYTES
+from kera.client import EARLIEST, Client, Position
+from kera.client.local_cluster import RunningCluster
+from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.settings import KIB, MIB
+from kera.core.telemetry import configure_logging
+from tests.chaos.kill import Wrong, leaves
+from tests.integration.support import (
+    BROKER,
+    Load,
+    arena_of,
+    keeping_cluster,
+    load,
+    metric,
+    metrics,
+    tell,
+    until,
+    value_of,
+)
+
+STREAM, SPARK_STREAM = "s", "spark"
+STREAMLETS = 2
+CONSUMERS = 2
+KINDS = ("consumer", "broker", "frozen", "executor")
+SMALL = {"arena_bytes": 4 * MIB, "segment_bytes": 64 * KIB}
+"""64 slots, which the load goes through within seconds."""
+LARGE = {"arena_bytes": 64 * MIB, "segment_bytes": 256 * KIB}
+"""For Spark: what it holds at a time is more than a reader may of the other one, so that most would be pulled."""
+READER_GRACE_MS = 500
+SPARK_RECORDS = 30_000
+CHUNKS_MIN = 10
+"""A consumer has told of so many before something happens, and of so many after it."""
+ROUND_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 24 * 3600.0
+LINE_BYTES_MAX = 1 << 20
+PAUSE_S = 0.002
+
+_GENERATION = struct.Struct("<Q")
+_LEASES_AT = 14 * 4
+
+
+# -- the processes -----------------------------------------------------------------------------------------------
+
+
+class Process:
+    """One that tells in lines of JSON."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, module: str, *arguments: str) -> Process:
+        """Start it. It does not outlive us."""
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", module, *arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"},
+                limit=LINE_BYTES_MAX,
+            )
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def send_line(self, text: str) -> None:
+        """To its standard input."""
+        if self._process.stdin is not None:
+            self._process.stdin.write(text.encode() + b"\n")
+
+    async def line(self) -> dict[str, Any] | None:
+        """What it tells next; None when it has ended. Raises `Wrong` if it has found something."""
+        if self._process.stdout is None:
+            return None
+        line = await self._process.stdout.readline()
+        if not line.endswith(b"\n"):  # killed while it wrote, perhaps
+            return None
+        found: dict[str, Any] = json.loads(line)
+        if "wrong" in found:
+            raise Wrong(found["wrong"])
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Wait for its end."""
+        return await self._process.wait()
+
+    async def end(self) -> None:
+        """By force, if it still runs."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await self._process.wait()
+
+
+class Followed:
+    """A consumer over all its processes: what it has told of, and where it goes on."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._process: Process | None = None
+        self._following: asyncio.Task[int] | None = None
+        self.positions: dict[int, list[Position]] = {at: [EARLIEST] for at in range(STREAMLETS)}
+        self.due = {at: at for at in range(STREAMLETS)}
+        self.seen: Counter[str] = Counter()
+        """chunks, pushed, overwritten, changed."""
+
+    async def start(self) -> None:
+        """From where the last one has stopped."""
+        task = {"bootstrap": self._bootstrap, "stream": STREAM, "positions": self.positions, "due": self.due}
+        self._process = await Process.start("tests.chaos.push_consumer", json.dumps(task))
+        self._following = asyncio.create_task(self._follow(self._process))
+
+    async def _follow(self, process: Process) -> int:
+        """Until its end; returns its code."""
+        while (line := await process.line()) is not None:
+            if "overwritten" in line:
+                self.seen["overwritten"] += 1
+                self.seen["changed"] += line["changed"]
+            elif "first" in line:
+                self._take(line)
+        return await process.ended()
+
+    def _take(self, line: dict[str, Any]) -> None:
+        streamlet = line["streamlet"]
+        if line["first"] != self.due[streamlet]:
+            raise Wrong(f"{streamlet}: record {line['first']} came where {self.due[streamlet]} was due")
+        self.due[streamlet] += line["count"] * STREAMLETS
+        self.positions[streamlet] = [Position(*line["next"])]
+        self.seen["chunks"] += 1
+        self.seen["pushed"] += line["pushed"]
+
+    def check(self) -> None:
+        """Raise what it has found."""
+        if self._following is not None and self._following.done():
+            raise Wrong(f"a consumer has ended by itself, with code {self._following.result()}")
+
+    async def go_on(self, chunks: int = CHUNKS_MIN, *, pushed: bool = True) -> None:
+        """Wait until it has told of so many more."""
+        name = "pushed" if pushed else "chunks"
+        wanted = self.seen[name] + chunks
+
+        def enough() -> bool:
+            self.check()
+            return self.seen[name] >= wanted
+
+        await until(enough, ROUND_TIMEOUT_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the process."""
+        self._running().signal(number)
+
+    async def kill(self) -> None:
+        """End it, and take what it had told of."""
+        self.signal(signal.SIGKILL)
+        await self._ended()
+
+    async def stop(self) -> None:
+        """Have it close its client and end."""
+        if self._process is None:
+            return
+        self._process.send_line("stop")
+        if code := await self._ended():
+            raise Wrong(f"a consumer that was told to stop ended with code {code}")
+
+    async def _ended(self) -> int:
+        process, following = self._running(), self._following
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            code = await (process.ended() if following is None else following)
+        self._process = self._following = None
+        return code
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        if self._following is not None:
+            self._following.cancel()
+        if self._process is not None:
+            await self._process.end()
+
+    def _running(self) -> Process:
+        if self._process is None:
+            raise Wrong("the consumer does not run")
+        return self._process
+
+
+class Slots:
+    """Generations and leases of the arena's slots, as its file says."""
+
+    def __init__(self, arena: Path) -> None:
+        with arena.open("rb") as file:
+            self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        head = json.loads(self._memory[:HEAD_BYTES].rstrip(b"\0"))
+        self._count: int = head["slots"]
+
+    def generations(self) -> list[int]:
+        """Of all slots."""
+        return [_GENERATION.unpack_from(self._memory, HEAD_BYTES + at * ROW_BYTES)[0] for at in range(self._count)]
+
+    def leased(self) -> list[int]:
+        """The slots that somebody holds."""
+        rows = range(HEAD_BYTES, HEAD_BYTES + self._count * ROW_BYTES, ROW_BYTES)
+        return [at for at, row in enumerate(rows) if struct.unpack_from("<I", self._memory, row + _LEASES_AT)[0]]
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------
+
+
+class Chaos:
+    """The rounds with one cluster."""
+
+    def __init__(self, cluster: RunningCluster, moments: random.Random, writer: Load) -> None:
+        self._cluster = cluster
+        self._moments = moments
+        self._writer = writer
+        self._consumers = [Followed(cluster.bootstrap) for _ in range(CONSUMERS)]
+        self._spark: Process | None = None
+        self.frozen = 0
+        """Rounds in which somebody woke too late."""
+        self.spark_seen: Counter[str] = Counter()
+        """jobs of which a worker was killed, pushed bytes, pulled bytes."""
+
+    @property
+    def seen(self) -> Counter[str]:
+        """What all consumers have told, and what Spark was given."""
+        return sum((each.seen for each in self._consumers), self.spark_seen)
+
+    async def round(self, kind: str) -> None:
+        """Do one of `KINDS` while everything runs, end all consumers, and look at what they leave."""
+        if kind != "executor":
+            await asyncio.gather(*(each.start() for each in self._consumers))
+            await asyncio.gather(*(each.go_on() for each in self._consumers))
+            await asyncio.sleep(self._moments.random() * 0.1)  # sleep: a moment is what is wanted
+        await getattr(self, f"_{kind}")()
+        await self._all_released()
+
+    async def _consumer(self) -> None:
+        killed, *others = self._moments.sample(self._consumers, CONSUMERS)
+        await self._until_leased()
+        await killed.kill()
+        await asyncio.gather(*(each.go_on() for each in others))
+
+    async def _broker(self) -> None:
+        await self._until_leased()
+        await asyncio.to_thread(self._cluster.kill, BROKER)
+        await asyncio.to_thread(self._cluster.restart, BROKER)
+        await asyncio.gather(*(each.go_on() for each in self._consumers))
+
+    async def _frozen(self) -> None:
+        sleeper, *others = self._moments.sample(self._consumers, CONSUMERS)
+        slots = Slots(arena_of(self._cluster))
+        await self._until_leased()
+        for each in others:
+            await each.stop()  # what is leased now is the sleeper's
+        await sleeper.go_on()
+        await until(lambda: bool(slots.leased()), ROUND_TIMEOUT_S)
+        sleeper.signal(signal.SIGSTOP)
+        before, overwritten = slots.generations(), sleeper.seen["overwritten"]
+        held = slots.leased()
+        await asyncio.to_thread(self._cluster.kill, BROKER)
+        await asyncio.to_thread(self._cluster.restart, BROKER)
+        try:
+            await until(lambda: all(slots.generations()[at] > before[at] for at in held), ROUND_TIMEOUT_S)
+        finally:
+            sleeper.signal(signal.SIGCONT)
+        await sleeper.go_on()
+        if held:
+            await until(lambda: sleeper.seen["overwritten"] > overwritten, ROUND_TIMEOUT_S)
+            self.frozen += 1
+
+    async def _executor(self) -> None:
+        if self._spark is None:
+            arguments = (self._cluster.bootstrap, SPARK_STREAM, str(STREAMLETS))
+            self._spark = await Process.start("tests.chaos.push_spark", *arguments)
+            async with asyncio.timeout(ROUND_TIMEOUT_S):
+                await self._spark.line()
+        killed = False
+        before = metrics(self._cluster)
+        while not killed:
+            self._spark.send_line("read")
+            answer = asyncio.create_task(self._spark.line())
+            killed = await self._kill_worker(self._spark.pid, answer)
+            async with asyncio.timeout(ROUND_TIMEOUT_S):
+                found = await answer
+            if found != {"records": SPARK_RECORDS}:
+                raise Wrong(f"of {SPARK_RECORDS} records Spark has {found}")
+        after = metrics(self._cluster)
+        self.spark_seen["jobs"] += 1
+        self.spark_seen["pushed bytes"] += after["push_bytes_total"] - before["push_bytes_total"]
+        self.spark_seen["pulled bytes"] += after["bytes_read_total"] - before["bytes_read_total"]
+
+    async def _kill_worker(self, of: int, answer: asyncio.Task[Any]) -> bool:
+        """Kill a process below `of` that reads in the broker's memory; false if the job was faster."""
+        arena = str(arena_of(self._cluster))
+        while not answer.done():
+            readers = await asyncio.to_thread(mapping, of, arena)
+            if readers:
+                await asyncio.sleep(self._moments.random() * 0.3)  # sleep: a moment is what is wanted
+                if not answer.done():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(self._moments.choice(readers), signal.SIGKILL)
+                        return True
+            await asyncio.sleep(0.01)
+        return False
+
+    # -- what is common --------------------------------------------------------------------------------------
+
+    async def _until_leased(self) -> None:
+        """Somebody holds what was pushed."""
+        slots = Slots(arena_of(self._cluster))
+        await until(lambda: bool(slots.leased()), ROUND_TIMEOUT_S)
+
+    async def _all_released(self) -> None:
+        await asyncio.gather(*(each.stop() for each in self._consumers))
+        try:
+            await until(lambda: metric(self._cluster, "arena_slots_leased") == 0, ROUND_TIMEOUT_S)
+        except TimeoutError:
+            raise Wrong(f"{metric(self._cluster, 'arena_slots_leased')} slots stay leased by nobody") from None
+
+    async def read_to_end(self) -> None:
+        """All that was sent has come."""
+        await asyncio.gather(*(each.start() for each in self._consumers))
+        for each in self._consumers:
+
+            def all_there(each: Followed = each) -> bool:
+                each.check()
+                return sum((each.due[at] - at) // STREAMLETS for at in each.due) == self._writer.sent
+
+            await until(all_there, ROUND_TIMEOUT_S)
+        await self._all_released()
+
+    async def close(self) -> None:
+        """Leave no process behind."""
+        for each in self._consumers:
+            await each.close()
+        if self._spark is not None:
+            await self._spark.end()
+
+
+def mapping(root: int, path: str) -> list[int]:
+    """The processes below `root` that have the file `path` mapped."""
+    found = []
+    for process in psutil.Process(root).children(recursive=True):
+        with contextlib.suppress(OSError):
+            if path in Path(f"/proc/{process.pid}/maps").read_text():
+                found.append(process.pid)
+    return sorted(found)
+
+
+@contextlib.asynccontextmanager
+async def chaos(cluster: RunningCluster, moments: random.Random, *, spark: bool) -> AsyncIterator[Chaos]:
+    """Streams, load, consumers."""
+    async with await Client.connect(cluster.bootstrap) as client, client.producer(chunk_bytes_max=4 * KIB) as producer:
+        await client.admin.create_stream(STREAM, streamlets=STREAMLETS, group_segments=2)
+        await producer.prepare(STREAM)
+        if spark:
+            await client.admin.create_stream(SPARK_STREAM, streamlets=STREAMLETS)
+            await producer.prepare(SPARK_STREAM)
+            for number in range(SPARK_RECORDS):
+                producer.send(SPARK_STREAM, value_of(number), streamlet=number % STREAMLETS)
+                if number % 100 == 0:
+                    await producer.drain()
+            await producer.flush()
+        async with load(producer, STREAM, STREAMLETS, timeout_s=RUN_TIMEOUT_S, pause_s=PAUSE_S) as writer:
+            made = Chaos(cluster, moments, writer)
+            try:
+                yield made
+                writer.stopping = True
+                await until(lambda: len(writer.deliveries) == writer.sent, ROUND_TIMEOUT_S)
+                await made.read_to_end()
+            finally:
+                await made.close()
+
+
+async def run(cluster: RunningCluster, rounds: int, moments: random.Random, kinds: Sequence[str]) -> Counter[str]:
+    """All rounds, and the end; returns what was seen. Raises `Wrong`."""
+    begun_s = time.monotonic()
+    async with chaos(cluster, moments, spark="executor" in kinds) as made:
+        for number in range(1, rounds + 1):
+            kind = kinds[number % len(kinds)]
+            await made.round(kind)
+            seen = ", ".join(f"{name} {count:,}" for name, count in sorted(made.seen.items()))
+            print(f"round {number}, {kind}: {time.monotonic() - begun_s:.0f} s; {seen}", flush=True)
+    seen_in_all = made.seen
+    if made.frozen and not seen_in_all["changed"]:
+        raise Wrong("nobody's memory was used again: the rounds have shown nothing")
+    for pushed, pulled in (
+        (seen_in_all["pushed"], seen_in_all["chunks"] - seen_in_all["pushed"]),
+        (seen_in_all["pushed bytes"], seen_in_all["pulled bytes"]),
+    ):
+        if pushed < pulled:
+            raise Wrong(f"{pushed:,} were pushed and {pulled:,} pulled: the rounds have shown little")
+    return seen_in_all
+
+
+@contextlib.contextmanager
+def cluster_of(directory: Path, size: dict[str, int]) -> Iterator[RunningCluster]:
+    """With `SMALL` or `LARGE` memory."""
+    with keeping_cluster(directory, reader_grace_ms=READER_GRACE_MS, **size) as cluster:
+        try:
+            yield cluster
+        except BaseException:
+            tell(cluster)
+            raise
+
+
+def main() -> int:
+    """Run, and say how it went."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the moments; printed")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    arguments = parser.parse_args()
+    configure_logging("error", daemon="chaos")  # that clients try again is what is wanted
+    print(f"{arguments.rounds} rounds, seed {arguments.seed}, {', '.join(arguments.kinds)}", flush=True)
+    failures: list[Exception] = []
+    seen: Counter[str] = Counter()
+    kinds = [kind for kind in arguments.kinds if kind != "executor"]
+    executors = arguments.rounds * (len(arguments.kinds) - len(kinds)) // len(arguments.kinds)
+    phases = [(SMALL, kinds, arguments.rounds - executors), (LARGE, ["executor"], executors)]
+    moments = random.Random(arguments.seed)
+    try:
+        for size, of, rounds in phases:
+            if rounds:
+                with (
+                    tempfile.TemporaryDirectory(prefix="kera-chaos-") as directory,
+                    cluster_of(Path(directory), size) as cluster,
+                ):
+                    seen += asyncio.run(run(cluster, rounds, moments, of))
+    except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
+        failures = list(leaves(errors))
+    for failure in failures:
+        print(f"FAILED: {failure!r}")
+    if failures:
+        repeat = f"--seed {arguments.seed} --kinds {' '.join(arguments.kinds)}"
+        print(f"again: make chaos-push ROUNDS={arguments.rounds} CHAOS_ARGS='{repeat}'")
+        return 1
+    print(
+        f"PASSED: {seen['chunks']:,} chunks, {seen['pushed']:,} of them pushed, each once, with all bytes;"
+        f" {seen['overwritten']:,} were overwritten after a crash, and known to be; {seen['jobs']:,} jobs of Spark,"
+        f" {seen['pushed bytes'] / 1e6:,.0f} MB pushed meanwhile and {seen['pulled bytes'] / 1e6:,.0f} MB pulled"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
