@@ -78,7 +78,7 @@ class Progress:
         self._batch = report["batchId"]
         self.late += sum(operator["numRowsDroppedByWatermark"] for operator in report["stateOperators"])
         ends = [json.loads(source["endOffset"]) for source in report["sources"]]
-        lanes = next(end["streamlets"].values() for end in ends if end["stream"] == "flights")
+        lanes = next(end["streams"]["flights"]["streamlets"].values() for end in ends if "flights" in end["streams"])
         processed = sum(records for lane in lanes for _, _, _, records in lane)
         started = dt.datetime.fromisoformat(report["timestamp"]).timestamp()
         finished = started + report["durationMs"]["triggerExecution"] / 1000
