@@ -217,7 +217,7 @@ def test_a_broker_that_dies_is_told_and_ends_the_others(start_dev: StartDev, aro
     assert dev.process.returncode == 1
     first, *tail = errors.splitlines()
     assert first == "kera: error: broker-2 was killed by SIGKILL; stopping the others. The end of its log:"
-    assert any("info ready" in line and "broker_id=2" in line for line in tail)
+    assert any("info ready" in line and "broker_id=" in line for line in tail)  # 1 or 2: who registers first
     assert not any(exists(pid) for pid in pids.values())
     assert around.left() == []
 
