@@ -1,7 +1,8 @@
 """Streams of KerA in Spark: ``spark.readStream.format("kera")`` and ``spark.read.format("kera")``.
 
-A Python Data Source (Spark 4.3 or newer) that is found without registration (see ``pyspark_kera``). It plans offsets
-on the driver and yields the chunks' Arrow batches from the executors' Python workers.
+A Python Data Source (Spark 4.3 or newer) that is found without registration (see ``pyspark_kera``), and an engine for
+Spark's JVM that takes its place for reading where its jar is loaded. Both plan offsets with the code here; they differ
+in who reads the chunks: Python workers, which yield Arrow batches, or the JVM itself.
 
 ==============  ======================================================================================
 `options`       what a user may say, checked, with the names of Spark's Kafka source
@@ -12,11 +13,28 @@ on the driver and yields the chunks' Arrow batches from the executors' Python wo
 `survey`        what planning has to know of the cluster
 `portal`        calls from Spark's synchronous code into the asynchronous client
 `source`        the data source; `batch` and `streaming` are its two readers, `worker` the executors' side
+`engine`        how the columnar engine comes to Spark
+`service`       what the columnar engine asks: `pieces` is what it is told, `routing` whom it is sent to
 ==============  ======================================================================================
 
-Only `KeraDataSource` is public: options and columns are documented in docs/spark.md.
+Only what is here is public: options and columns are documented in docs/spark.md.
 """
 
-from kera.spark_connector.source import KeraDataSource
+from __future__ import annotations
 
-__all__ = ["KeraDataSource"]
+from typing import TYPE_CHECKING, Any
+
+from kera.spark_connector.engine import configure, jar_path, register
+
+if TYPE_CHECKING:
+    from kera.spark_connector.source import KeraDataSource
+
+__all__ = ["KeraDataSource", "configure", "jar_path", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KeraDataSource":  # late: it needs pyspark, and takes its time
+        from kera.spark_connector.source import KeraDataSource
+
+        return KeraDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

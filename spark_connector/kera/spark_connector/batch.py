@@ -17,15 +17,20 @@ from kera.spark_connector.options import ReadOptions
 from kera.spark_connector.partition import KeraPartition
 from kera.spark_connector.planning import Piece, ranges
 from kera.spark_connector.portal import shared
-from kera.spark_connector.survey import require_columns, settle, split, survey
+from kera.spark_connector.survey import cutting_of_batch, require_columns, settle, split, survey
 from kera.spark_connector.worker import read_partition
 
 if TYPE_CHECKING:
     from kera.client import Client
 
 
-async def plan_batch(client: Client, options: ReadOptions, wanted: StructType | None) -> list[Piece]:
-    """What a batch query reads, as the streams are now. `wanted`: its columns, if they are to be checked."""
+async def plan_batch(
+    client: Client, options: ReadOptions, wanted: StructType | None, *, parallelism: int | None = None
+) -> list[Piece]:
+    """What a batch query reads, as the streams are now.
+
+    `wanted`: its columns, if they are to be checked; `parallelism`: Spark's default one, if it is known.
+    """
     now = await survey(client, options.subscription, begins=True)
     if wanted is not None:
         require_columns(wanted, now)
@@ -33,7 +38,7 @@ async def plan_batch(client: Client, options: ReadOptions, wanted: StructType | 
     loss = options.fail_on_data_loss
     start = await settle(client, options.batch_starting, now, now_us=now_us, fail_on_data_loss=loss)
     end = await settle(client, options.batch_ending, now, now_us=now_us, fail_on_data_loss=loss)
-    return await split(client, ranges(start, end, now), now, options)
+    return await split(client, ranges(start, end, now), now, options, cutting=cutting_of_batch(options, parallelism))
 
 
 class KeraBatchReader(DataSourceReader):

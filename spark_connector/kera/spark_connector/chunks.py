@@ -54,10 +54,10 @@ async def chunks(
             if piece.fail_on_data_loss:
                 raise
             losses.reasons.append(error.message)
-            available = _available_from(error)
-            if available is None or available <= start:
+            place = available_from(error)
+            if place is None or place <= start:
                 return
-            start = available
+            start = place
 
 
 async def _require_incarnation(client: Client, piece: Piece) -> None:
@@ -66,14 +66,20 @@ async def _require_incarnation(client: Client, piece: Piece) -> None:
     if description.stream_id != stream_id:  # it may be the client that remembers an earlier one
         description = await client.admin.describe_stream(piece.stream)
     if description.stream_id != stream_id:
-        raise StreamRecreated(
-            f"stream '{piece.stream}' was deleted and created again while it was read: it was incarnation"
-            f" {stream_id}, now it is {description.stream_id}",
-            stream=piece.stream,
-            stream_id=description.stream_id,
-        )
+        raise recreated(piece.stream, stream_id, description.stream_id)
 
 
-def _available_from(error: KeraError) -> Position | None:
+def recreated(stream: str, before: int, stream_id: int) -> StreamRecreated:
+    """The stream that was planned is another one now."""
+    return StreamRecreated(
+        f"stream '{stream}' was deleted and created again while it was read: it was incarnation {before}, now it is"
+        f" {stream_id}",
+        stream=stream,
+        stream_id=stream_id,
+    )
+
+
+def available_from(error: KeraError) -> Position | None:
+    """Where what is there goes on, behind what is gone; None: nowhere that is known."""
     place = error.attributes.get("available_from")
     return Position(*place) if isinstance(error, DataLost) and place else None

@@ -45,6 +45,7 @@ GROUP = "kera.group.id"
 GROUP_PREFIX = "groupIdPrefix"
 SHARED_MEMORY = "sharedMemory"
 METADATA = "metadata"
+ENGINE = "engine"
 
 READING = (
     BOOTSTRAP,
@@ -71,6 +72,7 @@ READING = (
     GROUP_PREFIX,
     SHARED_MEMORY,
     METADATA,
+    ENGINE,
 )
 """All names, in their canonical case."""
 
@@ -83,7 +85,7 @@ _OF_STREAMS = {
     **dict.fromkeys((GROUP, GROUP_PREFIX), "names the cursor that a streaming query stores"),
 }
 """What has no meaning in a batch query, and why."""
-_OF_STREAM_LISTS = {BOOTSTRAP, METADATA, *_WHICH}
+_OF_STREAM_LISTS = {BOOTSTRAP, METADATA, ENGINE, *_WHICH}
 """All that ``metadata=streams`` looks at."""
 _OF_WRITING = {
     "stream": f"it names the stream to write to; to read one, use {SUBSCRIBE}",
@@ -100,7 +102,14 @@ _GROUP = re.compile(r"[A-Za-z0-9._-]+")
 
 SharedMemory = Literal["auto", "always", "never"]
 Metadata = Literal["streams", "partitions"]
-_AUTO: SharedMemory = "auto"
+Engine = Literal["auto", "python", "columnar"]
+_AUTO: Literal["auto"] = "auto"
+
+LOAD_ENGINE = (
+    "To have it, make the session with kera.spark_connector.configure(builder), or start Spark with"
+    " --jars $(python -m kera.spark_connector jar)"
+)
+"""How the columnar engine comes to Spark; for errors and warnings."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +203,8 @@ class ReadOptions:
     group_id_prefix: str
     shared_memory: SharedMemory
     metadata: Metadata | None
+    engine: Engine
+    """Who reads: Spark's JVM, in columns, or Python."""
     given: frozenset[str]
     """Names of the options that were given, in their canonical case."""
 
@@ -238,6 +249,15 @@ class ReadOptions:
                 problem = "lists what there is now" if name == METADATA else "a streaming query has no end"
                 raise _wrong(name, f"{problem}: leave it out, or read a batch with spark.read")
 
+    def check_engine(self) -> None:
+        """Raise `InvalidArgument` when Spark comes to Python, and must not: the JVM would have taken the query."""
+        if self.engine == "columnar" and self.metadata is None:
+            raise _wrong(
+                ENGINE,
+                f"the columnar engine is not on Spark's class path. {LOAD_ENGINE}. Or leave the option out",
+                self.engine,
+            )
+
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Check `options` and give them types; raises `InvalidArgument`.
@@ -266,6 +286,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         group_id_prefix=_group_prefix(given),
         shared_memory=value(SHARED_MEMORY, _shared_memory, _AUTO),
         metadata=metadata,
+        engine=value(ENGINE, _engine, _AUTO),
         given=frozenset(given),
     )
 
@@ -411,6 +432,10 @@ def _metadata(option: str, text: str) -> Metadata:
 
 def _shared_memory(option: str, text: str) -> SharedMemory:
     return cast("SharedMemory", choice(option, text, ("auto", "always", "never")))
+
+
+def _engine(option: str, text: str) -> Engine:
+    return cast("Engine", choice(option, text, ("auto", "python", "columnar")))
 
 
 # --- shared with the options for writing --------------------------------------------------------------------------

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import queue
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
@@ -54,11 +56,16 @@ class Portal:
 
     def call(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """What `work` gives when it is awaited on the portal's loop."""
+        return self.begin(work)()
+
+    def begin(self, work: Callable[[Client], Awaitable[T]]) -> Callable[[], T]:
+        """Have `work` awaited on the portal's loop meanwhile. What comes back gives its outcome, and waits for it."""
 
         async def run() -> T:
             return await work(await self._connected())
 
-        return self._submit(run())
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        return functools.partial(_outcome, future)
 
     def iterate(self, work: Callable[[Client], AsyncGenerator[T, None]], ahead: int) -> Iterator[T]:
         """What `work` yields, up to `ahead` items of it fetched before they are asked for.
@@ -99,7 +106,7 @@ class Portal:
             return
         if self._client is not None:
             with contextlib.suppress(Exception):  # the process is on its way out: there is nobody to tell
-                self._submit(self._client.close())
+                asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -114,14 +121,15 @@ class Portal:
                 self._client = await Client.connect(self._bootstrap, settings)
         return self._client
 
-    def _submit(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except InternalError:
-            raise
-        except KeraError as error:
-            # Spark shows users the whole traceback, and this error says all there is to know in one line.
-            raise error.with_traceback(None) from None
+
+def _outcome(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except InternalError:
+        raise
+    except KeraError as error:
+        # Spark shows users the whole traceback, and this error says all there is to know in one line.
+        raise error.with_traceback(None) from None
 
 
 def shared(bootstrap: str) -> Portal:
@@ -131,3 +139,12 @@ def shared(bootstrap: str) -> Portal:
         if key not in _shared:
             _shared[key] = Portal(bootstrap)
         return _shared[key]
+
+
+def close_shared() -> None:
+    """Close the portals that `shared` has made in this process: it is about to end."""
+    with _shared_lock:
+        mine = [key for key in _shared if key[0] == os.getpid()]
+        portals = [_shared.pop(key) for key in mine]
+    for portal in portals:
+        portal.close()

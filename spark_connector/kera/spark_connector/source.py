@@ -7,6 +7,7 @@ the options' text: connections belong to the processes that use them (``portal``
 from __future__ import annotations
 
 import contextlib
+import logging
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -21,7 +22,7 @@ from kera.core.errors import InvalidArgument
 from kera.spark_connector.batch import KeraBatchReader
 from kera.spark_connector.columns import columns_of_all
 from kera.spark_connector.metadata import COLUMNS, KeraMetadataReader
-from kera.spark_connector.options import HEADERS, parse_read_options
+from kera.spark_connector.options import ENGINE, HEADERS, LOAD_ENGINE, ReadOptions, parse_read_options
 from kera.spark_connector.portal import Portal
 from kera.spark_connector.streaming import KeraStreamReader
 from kera.spark_connector.survey import descriptions
@@ -29,6 +30,12 @@ from kera.spark_connector.writing import KeraBatchWriter, KeraStreamWriter
 
 LOOK_UP_TIMEOUT_MS = 5_000
 """How long `load` goes on trying to reach the coordinator: somebody waits who may have mistyped the address."""
+
+
+_told = False
+"""Whether this process has said that the columnar engine is not there."""
+
+log = logging.getLogger(__name__)
 
 
 class KeraDataSource(DataSource):
@@ -42,26 +49,21 @@ class KeraDataSource(DataSource):
     def schema(self) -> StructType:
         """The streams' own columns, or the columns of a record; asked of the cluster."""
         options = parse_read_options(self.options)
-        if options.metadata is not None:
-            return COLUMNS[options.metadata]
-        gone = not options.fail_on_data_loss  # a query that goes on from its checkpoint without a stream comes by here
-        with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
-            streams = portal.call(lambda client: descriptions(client, options.subscription, may_be_gone=gone))
-        if options.include_headers and any(stream.typed for stream in streams):
-            raise InvalidArgument(
-                f"option {HEADERS}: a typed stream has its own columns and no headers", option=HEADERS
-            )
-        return columns_of_all(streams, headers=options.include_headers)
+        options.check_engine()
+        return columns_of_options(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``. `schema` may be some of the columns: the user's ``.schema(...)``."""
         options = parse_read_options(self.options)
         if options.metadata is not None:
             return KeraMetadataReader(options, options.metadata, schema)
+        _tell_of_engine(options)
         return KeraBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
+        with contextlib.suppress(InvalidArgument):  # the reader says it: see there
+            _tell_of_engine(parse_read_options(self.options))
         return KeraStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
@@ -71,3 +73,40 @@ class KeraDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001 - as above
         """For ``df.writeStream``."""
         return KeraStreamWriter(self.options, schema, overwrite=overwrite)
+
+
+class RegisteredDataSource(KeraDataSource):
+    """The same under the name that the columnar engine looks for, where both have to be in one session: Spark refuses
+    to register a name that a jar has.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """See above."""
+        return "kera_python"
+
+
+def columns_of_options(options: ReadOptions) -> StructType:
+    """The columns that the options stand for, whichever engine reads; asked of the cluster."""
+    if options.metadata is not None:
+        return COLUMNS[options.metadata]
+    gone = not options.fail_on_data_loss  # a query that goes on from its checkpoint without a stream comes by here
+    with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
+        streams = portal.call(lambda client: descriptions(client, options.subscription, may_be_gone=gone))
+    if options.include_headers and any(stream.typed for stream in streams):
+        raise InvalidArgument(f"option {HEADERS}: a typed stream has its own columns and no headers", option=HEADERS)
+    return columns_of_all(streams, headers=options.include_headers)
+
+
+def _tell_of_engine(options: ReadOptions) -> None:
+    """Spark asks for a reader of Python: that is slower than need be, unless somebody has wanted it."""
+    global _told  # noqa: PLW0603 - it is one per process
+    options.check_engine()
+    if options.engine == "auto" and not _told:
+        _told = True
+        log.warning(
+            "the columnar engine of the kera source is not loaded, so that Python reads, which is slower. %s, or say"
+            " option(%r, 'python')",
+            LOAD_ENGINE,
+            ENGINE,
+        )

@@ -12,6 +12,7 @@ What Spark does that is easy to get wrong, and what follows from it here:
 * it may ask `partitions` for an empty range, and for one that an earlier launch has planned;
 * it says `commit` of a micro-batch when it plans the next one, so never of the last one of a query with
   ``availableNow``. But when it asks what is behind an end, that end is done: if nothing is, the cursor is stored then;
+* what is done is stored while the next micro-batch is being read: nobody waits for that but the one that stores next;
 * it has no read limit with several bounds. So `getDefaultReadLimit` gives one of those in the options, and
   `latestOffset` knows the others; ``ReadAllAvailable`` means none of them (as with ``Trigger.Once``).
 """
@@ -22,7 +23,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,23 +42,29 @@ from pyspark.sql.types import StructType
 from kera.core.errors import DataLost, KeraError
 from kera.spark_connector.admission import Limits, Wait, decide
 from kera.spark_connector.cursor import store
-from kera.spark_connector.offsets import Offsets
+from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
 from kera.spark_connector.options import ReadOptions, parse_read_options
 from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.pieces import as_json
 from kera.spark_connector.planning import (
+    Advance,
     Now,
     Piece,
+    Tail,
+    behind_latest,
     cap,
     conclude,
     heads,
     limited,
+    moved,
     next_ends,
     ranges,
     revise,
+    tails,
     waiting,
 )
 from kera.spark_connector.portal import Portal
-from kera.spark_connector.survey import boundaries, require_columns, settle, split, survey
+from kera.spark_connector.survey import boundaries, cutting_of_micro_batch, require_columns, settle, split, survey
 from kera.spark_connector.worker import read_partition
 
 if TYPE_CHECKING:
@@ -76,11 +83,14 @@ log = logging.getLogger(__name__)
 class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads streams as they grow, in micro-batches."""
 
-    def __init__(self, options: Mapping[str, str], wanted: StructType) -> None:
+    def __init__(
+        self, options: Mapping[str, str], wanted: StructType, *, initial: dict[str, Any] | None = None
+    ) -> None:
+        """`initial`: what `initialOffset` has said in this launch, if another reader was asked before."""
         self._given = dict(options)
         self._wanted = wanted
         self._portal: Portal | None = None
-        self._initial: dict[str, Any] | None = None
+        self._initial = initial
         """Where the query begins; asked for once."""
         self._target: Offsets | None = None
         """With ``availableNow``: where the query ends."""
@@ -94,6 +104,10 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The cursor as it was last stored, or tried to be."""
         self._store_again_s: float | None = None
         """When that may be tried again; None: it is stored."""
+        self._storing: Callable[[], dict[str, str]] | None = None
+        """The outcome of the storing that may still be going on."""
+        self._real_time: tuple[dict[str, Any], Advance] | None = None
+        """Where the micro-batch in real-time mode begins: as it was said, and as it is."""
         self._warned: tuple[str, ...] = ()
         """The warnings that were said last: planning comes to the same ones again and again."""
 
@@ -102,6 +116,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Not in the constructor: Spark hides the error of a reader that could not be made behind one of its own.
         options = parse_read_options(self._given)
         options.check_streaming()
+        options.check_engine()
         return options
 
     # -- where it begins and ends ------------------------------------------------------------------------------
@@ -147,6 +162,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._repeated(lambda: self._open().call(lambda client: self._plan(client, start, given, limits)))
         if end == start:
             self._store(given)
+            self._stored_all()  # Spark may stop the query here; and there is nothing else to do
             return start
         return end
 
@@ -177,21 +193,61 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """At least one per entry with records between the two."""
+        return [KeraPartition(piece) for piece in self.pieces(start, end)]
+
+    def pieces(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
+        """What the partitions are."""
         if start == end:
             return []
         begin, finish = Offsets.from_json(start), Offsets.from_json(end)
+        options = self._options
 
         async def plan(client: Client) -> list[Piece]:
             now = await self._survey(client)
-            planned = revise(begin, finish, now, fail_on_data_loss=self._options.fail_on_data_loss)
+            planned = revise(begin, finish, now, fail_on_data_loss=options.fail_on_data_loss)
             self._warn(planned.warnings)
-            return await split(client, ranges(planned.start, planned.end, now), now, self._options, stable=True)
+            found = ranges(planned.start, planned.end, now)
+            return await split(client, found, now, options, cutting=cutting_of_micro_batch(options))
 
-        return [KeraPartition(piece) for piece in self._repeated(lambda: self._open().call(plan))]
+        return self._repeated(lambda: self._open().call(plan))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one partition; runs in an executor's Python worker."""
         return read_partition(self._options.bootstrap, partition, self._wanted, self._options.shared_memory)
+
+    def as_json(self, pieces: Sequence[Piece | Tail]) -> list[dict[str, Any]]:
+        """`pieces` for the columnar engine."""
+        return self._open().call(lambda client: as_json(client, pieces, self._options))
+
+    # -- real-time mode, of which Spark has nothing for Python -------------------------------------------------
+
+    def real_time_pieces(self, start: dict[str, Any]) -> list[Tail]:
+        """What the tasks of a micro-batch that begins at `start` read: all entries there are, without an end."""
+        now, advance = self._open().call(lambda client: self._advance(client, start))
+        return tails(advance.start, now, fail_on_data_loss=self._options.fail_on_data_loss)
+
+    def merged(self, start: dict[str, Any], places: list[tuple[Lane, EntryOffset]]) -> dict[str, Any]:
+        """The end of the micro-batch that began at `start`, when its tasks have come to `places`."""
+        given = Offsets.from_json(start)
+        if self._real_time is not None and self._real_time[0] == start:
+            _, advance = self._real_time
+        else:  # another reader has planned it
+            _, advance = self._open().call(lambda client: self._advance(client, start))
+        end = moved(advance, places)
+        concluded = conclude(given, advance, end, group=self._group(given.group), first=start == self._initial)
+        return start if concluded is given else concluded.to_json()
+
+    async def _advance(self, client: Client, start: dict[str, Any]) -> tuple[Now, Advance]:
+        now = await self._survey(client)
+        advance = next_ends(Offsets.from_json(start), now, fail_on_data_loss=self._options.fail_on_data_loss)
+        self._warn(advance.warnings)
+        self._heads = advance.heads
+        self._real_time = start, advance
+        return now, advance
+
+    def lag(self, consumed: dict[str, Any] | None) -> dict[str, str]:
+        """How far `consumed` is behind the streams, as far as these are known."""
+        return behind_latest(None if consumed is None else Offsets.from_json(consumed), self._heads)
 
     # -- what is done ------------------------------------------------------------------------------------------
 
@@ -201,6 +257,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the connections."""
+        self._stored_all()
         if self._portal is not None:
             self._portal.close()
             self._portal = None
@@ -209,14 +266,23 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         done = replace(done, since=None)
         if done == self._stored and (self._store_again_s is None or time.monotonic() < self._store_again_s):
             return
+        self._stored_all()
         group = self._group(done.group)
         self._stored, self._store_again_s = done, None
+        self._storing = self._open().begin(lambda client: store(client, group, done))
+
+    def _stored_all(self) -> None:
+        """Wait for what is being stored."""
+        if self._storing is None:
+            return
+        storing, self._storing = self._storing, None
         try:
-            failures = self._open().call(lambda client: store(client, group, done))
+            failures = storing()
         except KeraError as error:
             failures = {"": error.message}
         if failures:
             self._store_again_s = time.monotonic() + CURSOR_PAUSE_S
+        group = self._group("" if self._stored is None else self._stored.group)
         for stream, reason in failures.items():
             log.warning("cursor '%s' of stream '%s' was not stored, the query goes on: %s", group, stream, reason)
 

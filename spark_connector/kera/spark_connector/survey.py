@@ -103,16 +103,25 @@ async def boundaries(client: Client, advance: Advance, shares: Mapping[Lane, Sha
 
 
 async def split(
-    client: Client, ranges: Sequence[Range], now: Now, options: ReadOptions, *, stable: bool = False
+    client: Client, ranges: Sequence[Range], now: Now, options: ReadOptions, *, cutting: Cutting
 ) -> list[Piece]:
-    """`ranges` as partitions; `stable`: see `Cutting`."""
+    """`ranges` as partitions."""
     loss = options.fail_on_data_loss
-    # Spark does not tell a Python source its default parallelism. Of a local session it is this; else there is
-    # ``minPartitions``.
-    cores = len(os.sched_getaffinity(0))
-    cutting = Cutting(options.partitions_min, options.records_per_partition_max, cores, stable)
     segments = await _segments(client, ranges, now, cutting, fail_on_data_loss=loss)
     return cut(ranges, now, segments, cutting, fail_on_data_loss=loss)
+
+
+def cutting_of_batch(options: ReadOptions, parallelism: int | None) -> Cutting:
+    """How a batch is cut. `parallelism`: Spark's default; None: not known."""
+    # Spark does not tell a Python source its default parallelism. Of a local session it is the number of cores; else
+    # there is ``minPartitions``.
+    parallelism = parallelism or len(os.sched_getaffinity(0))
+    return Cutting(options.partitions_min, options.records_per_partition_max, parallelism)
+
+
+def cutting_of_micro_batch(options: ReadOptions) -> Cutting:
+    """How a micro-batch is cut."""
+    return Cutting(options.partitions_min, options.records_per_partition_max, stable=True)
 
 
 def require_columns(wanted: StructType, now: Now) -> None:

@@ -120,7 +120,8 @@ async def _gathered(
     gathered: list[ChunkBatch] = []
     records = length_bytes = 0
     async with contextlib.aclosing(chunks(client, piece, settings, losses)) as source:
-        async for chunk in source:
+        async for fetched in source:
+            chunk = _from_first_record(fetched, piece)
             if gathered and chunk.header.first_record != gathered[-1].header.first_record + gathered[-1].batch.num_rows:
                 yield gathered  # records are gone in between: a batch numbers those that follow each other
                 gathered = []
@@ -134,3 +135,15 @@ async def _gathered(
                 records = length_bytes = 0
     if gathered:
         yield gathered
+
+
+def _from_first_record(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:
+    """`chunk` without the records that a micro-batch before has given, if it is the one that the piece begins with."""
+    header = chunk.header
+    given = min(piece.first_record - header.first_record, header.record_count)
+    if given <= 0 or chunk.start != piece.start:
+        return chunk
+    return chunk._replace(
+        batch=chunk.batch.slice(given),
+        header=header._replace(first_record=header.first_record + given, record_count=header.record_count - given),
+    )

@@ -42,6 +42,7 @@ FOR_READING = {
             reading.GROUP_PREFIX,
             reading.SHARED_MEMORY,
             reading.METADATA,
+            reading.ENGINE,
         ),
         "is for reading",
     ),

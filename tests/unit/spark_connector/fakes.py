@@ -7,12 +7,21 @@ Every chunk has `CHUNK_BYTES`, and an entry has one segment.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from kera.client import ChunkPlace, ChunkQuery, ClientSettings, ConsumerSettings, SegmentBounds
+from kera.client import (
+    Assignment,
+    BrokerDescription,
+    ChunkPlace,
+    ChunkQuery,
+    ClientSettings,
+    ConsumerSettings,
+    SegmentBounds,
+    StreamConfig,
+    StreamDescription,
+)
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import DataLost, KeraError, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -20,6 +29,17 @@ from kera.core.schema import DEFAULT_SCHEMA
 
 SCHEMA = pa.schema([("n", pa.int64())])
 CHUNK_BYTES = 64
+BROKER = BrokerDescription(
+    broker_id=1,
+    node_id="here",
+    grpc_address="10.0.0.1:7500",
+    frames_address="broker-1.invalid:7501",
+    frames_unix_path="/run/frames",
+    segment_bytes=1 << 20,
+    arena_bytes=1 << 24,
+    alive=True,
+    push_unix_path="/run/push",
+)
 
 
 class Bounds(NamedTuple):
@@ -54,18 +74,28 @@ class FakeStream:
     typed: bool = True
     removed: dict[int, int] = field(default_factory=dict)
     """Per streamlet."""
+    broker: BrokerDescription = BROKER
 
-    def description(self, name: str) -> Any:
-        schema = SCHEMA if self.typed else DEFAULT_SCHEMA
-        entries = max(map(len, self.chunks.values()))
-        return SimpleNamespace(
-            name=name,
+    def description(self, name: str) -> StreamDescription:
+        return StreamDescription(
             stream_id=self.stream_id,
-            schema=schema,
+            name=name,
+            config=StreamConfig(
+                streamlets=len(self.chunks),
+                brokers=1,
+                entries=max(map(len, self.chunks.values())),
+                group_segments=16,
+                durability="leader",
+                codec="none",
+            ),
+            schema=SCHEMA if self.typed else DEFAULT_SCHEMA,
+            schema_id=1,
             typed=self.typed,
-            config=SimpleNamespace(streamlets=len(self.chunks), entries=entries, durability="leader", replication=0),
-            assignments={streamlet: SimpleNamespace(broker_id=1, intervals=()) for streamlet in self.chunks},
-            brokers={1: SimpleNamespace(broker_id=1, node_id="here")},
+            key_column=None,
+            timestamp_column=None,
+            assignments={streamlet: Assignment(self.broker.broker_id, 1, 1) for streamlet in self.chunks},
+            created_us=0,
+            brokers={self.broker.broker_id: self.broker},
         )
 
     def bounds(self) -> dict[int, list[Bounds]]:

@@ -86,6 +86,7 @@ def test_each_entry_with_records_becomes_a_partition() -> None:
             entry=EntryId(7, 0, 0),
             start=at(0).position,
             end=at(9).position,
+            first_record=0,
             records=9,
             length_bytes=9 * RECORD_BYTES,
             typed=True,
@@ -93,7 +94,7 @@ def test_each_entry_with_records_becomes_a_partition() -> None:
             node_id="node-b",
             fail_on_data_loss=False,
         ),
-        Piece("flights", EntryId(7, 1, 0), at(2).position, at(3).position, 1, RECORD_BYTES, True, 0, "", False),
+        Piece("flights", EntryId(7, 1, 0), at(2).position, at(3).position, 2, 1, RECORD_BYTES, True, 0, "", False),
     ]
 
 

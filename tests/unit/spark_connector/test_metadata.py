@@ -67,7 +67,17 @@ def test_partitions_are_those_that_a_batch_would_read(cluster: FakeClient) -> No
 
 def test_a_broker_on_the_same_node_pushes_unless_it_must_not() -> None:
     piece = Piece(
-        "s", EntryId(1, 0, 0), at(0), at(1), 1, 64, typed=False, broker_id=1, node_id=node_id(), fail_on_data_loss=True
+        stream="s",
+        entry=EntryId(1, 0, 0),
+        start=at(0),
+        end=at(1),
+        first_record=0,
+        records=1,
+        length_bytes=64,
+        typed=False,
+        broker_id=1,
+        node_id=node_id(),
+        fail_on_data_loss=True,
     )
 
     assert access(piece, "auto", node_id()) == "push"

@@ -50,7 +50,7 @@ def test_defaults_are_those_of_the_kafka_source() -> None:
     assert (options.partitions_min, options.records_per_partition_max) == (None, None)
     assert (options.fail_on_data_loss, options.include_headers) == (True, False)
     assert (options.group_id, options.group_id_prefix) == (None, "spark-kera-source")
-    assert (options.shared_memory, options.metadata) == ("auto", None)
+    assert (options.shared_memory, options.metadata, options.engine) == ("auto", None, "auto")
 
 
 def test_every_option_is_taken() -> None:
@@ -423,3 +423,22 @@ def test_the_cursor_has_the_name_that_is_given_or_stored_or_a_new_one() -> None:
     assert parse().group("spark-kera-source-0", "1a2b3c4d") == "spark-kera-source-0"
     assert parse(groupIdPrefix="reports").group("", "1a2b3c4d") == "reports-1a2b3c4d"
     assert parse().group("", "1a2b3c4d") == "spark-kera-source-1a2b3c4d"
+
+
+# --- the engine ---------------------------------------------------------------------------------------------
+
+
+def test_the_columnar_engine_is_not_to_be_had_from_python() -> None:
+    with pytest.raises(InvalidArgument, match="option engine: the columnar engine is not on") as caught:
+        parse(engine="columnar").check_engine()
+    assert "kera.spark_connector.configure(builder)" in caught.value.message
+    assert "--jars $(python -m kera.spark_connector jar)" in caught.value.message
+
+    for engine in ("auto", "python", "Python"):
+        parse(engine=engine).check_engine()
+    parse(metadata="partitions", engine="columnar").check_engine()  # which is always up to Python
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="option engine: must be auto or python or columnar: did you mean"):
+        parse(engine="columns")

@@ -321,6 +321,7 @@ def test_what_is_done_is_stored_under_a_name_that_stays(launch: Launch, cluster:
     assert cluster.committed == {}
 
     reader.commit(end)
+    reader.stop()  # which waits for it
 
     ((group, stream), positions), *_ = cluster.committed.items()
     assert (group[:4], len(group), stream) == ("etl-", 12, "numbers")
@@ -328,6 +329,7 @@ def test_what_is_done_is_stored_under_a_name_that_stays(launch: Launch, cluster:
     again = launch(startingOffsets="earliest", groupIdPrefix="another")
     cluster.chunks[1][0] += [1]
     again.commit(stored(again.latestOffset(end, ALL)))
+    again.stop()
     assert {name for name, _ in cluster.committed} == {group}
 
 
@@ -336,6 +338,7 @@ def test_a_given_name_is_used_as_it_is(launch: Launch, cluster: FakeClient) -> N
     reader = launch(startingOffsets="earliest", **{"kera.group.id": "etl"})
 
     reader.commit(stored(reader.latestOffset(reader.initialOffset(), ALL)))
+    reader.stop()
 
     assert set(cluster.committed) == {("etl", "numbers")}
 

@@ -19,7 +19,9 @@ from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, at
 COLUMNS = columns_of(SCHEMA, typed=True)
 
 
-def partition(chunks: int, records: int, *, stream_id: int = 7, fail_on_data_loss: bool = True) -> KeraPartition:
+def partition(
+    chunks: int, records: int, *, first_record: int = 0, stream_id: int = 7, fail_on_data_loss: bool = True
+) -> KeraPartition:
     """The first `chunks` of streamlet 0."""
     return KeraPartition(
         Piece(
@@ -27,6 +29,7 @@ def partition(chunks: int, records: int, *, stream_id: int = 7, fail_on_data_los
             entry=EntryId(stream_id, 0, 0),
             start=at(0),
             end=at(chunks),
+            first_record=first_record,
             records=records,
             length_bytes=0,
             typed=True,
@@ -51,6 +54,20 @@ def test_small_chunks_are_put_together(cluster: FakeClient) -> None:
     batches = read(partition(5, BATCH_RECORDS // 2 * 5))
 
     assert [batch.num_rows for batch in batches] == [BATCH_RECORDS, BATCH_RECORDS, BATCH_RECORDS // 2]
+
+
+def test_what_a_micro_batch_before_has_given_of_the_first_chunk_is_left_out(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [5, 2, 5]
+
+    assert numbers(read(partition(3, 9, first_record=3))) == [3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert numbers(read(partition(3, 7, first_record=5))) == [5, 6, 7, 8, 9, 10, 11]
+
+
+def test_of_a_later_chunk_nothing_is_left_out(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [5, 2, 5]
+    cluster.streams["numbers"].removed[0] = 1
+
+    assert numbers(read(partition(3, 9, first_record=6, fail_on_data_loss=False))) == [5, 6, 7, 8, 9, 10, 11]
 
 
 def test_a_stream_that_changes_under_a_task_is_not_read(cluster: FakeClient) -> None:

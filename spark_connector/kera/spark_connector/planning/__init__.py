@@ -9,6 +9,8 @@ brokers have, there are two functions: the first says what to ask, the second de
     a micro-batch  next_ends ─► [cap] ─► waiting ─► admission.decide ─(locate)─► limited ─► conclude ─► the checkpoint
                    revise(start, end) ─► ranges ─► to_ask ─(segments)─► cut
 
+    real-time      next_ends ─► tails ─(tasks)─► moved ─► conclude ─► the checkpoint
+
 Invariants:
 
 * the end of a micro-batch is never before its start, in any entry;
@@ -27,7 +29,9 @@ from kera.spark_connector.planning.advancing import (
     waiting,
 )
 from kera.spark_connector.planning.cutting import Cutting, Piece, Range, cut, ranges, to_ask
+from kera.spark_connector.planning.lag import behind_latest
 from kera.spark_connector.planning.now import Now, StreamNow, heads, starts
+from kera.spark_connector.planning.real_time import Tail, moved, tails
 from kera.spark_connector.planning.settling import Question, questions, resolve
 
 __all__ = [
@@ -39,17 +43,21 @@ __all__ = [
     "Question",
     "Range",
     "StreamNow",
+    "Tail",
+    "behind_latest",
     "cap",
     "conclude",
     "cut",
     "heads",
     "limited",
+    "moved",
     "next_ends",
     "questions",
     "ranges",
     "resolve",
     "revise",
     "starts",
+    "tails",
     "to_ask",
     "waiting",
 ]

@@ -173,10 +173,11 @@ def limited(advance: Advance, places: Mapping[Lane, EntryOffset]) -> Offsets:
     The lanes are those of `admission.Take.shares`. The end is nowhere before the start or behind the head.
     """
     begin = advance.start.places()
-    ends = {
-        lane: max(begin[lane], min(head, places[lane])) if lane in places else head
-        for lane, head in advance.heads.lanes()
-    }
+    ends: dict[Lane, EntryOffset] = {}
+    for lane, head in advance.heads.lanes():
+        place = min(head, places.get(lane, head))
+        # By position alone: of two places in one chunk, neither is the end of a micro-batch.
+        ends[lane] = place if place.position > begin[lane].position else begin[lane]
     return Offsets.of(ends, advance.heads.stream_ids())
 
 

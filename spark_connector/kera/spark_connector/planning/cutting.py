@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kera.core.errors import NotAccepted
 from kera.core.ids import EntryId, Position
 from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
 from kera.spark_connector.planning.now import Bounds, Now, SegmentBounds, find_bounds
@@ -73,8 +74,11 @@ class Piece:
     entry: EntryId
     start: Position
     end: Position
+    first_record: int
+    """Ordinal of the first record that it has to give: of the chunk that begins exactly at `start`, those before it are
+    left out. They are there when a micro-batch of real-time mode has ended within that chunk."""
     records: int
-    """How many there are between the two."""
+    """How many it has to give."""
     length_bytes: int
     """Bytes of its chunks, estimated where segments were not asked for; 0: not known."""
     typed: bool
@@ -87,14 +91,28 @@ class Piece:
 
 
 def ranges(start: Offsets, end: Offsets, now: Now) -> list[Range]:
-    """The entries that have something between `start` and `end`, in order; no lane twice."""
+    """The entries that have something between `start` and `end`, in order; no lane twice.
+
+    A start may be within a chunk. An end may not: raises `NotAccepted` where that can be seen.
+    """
     before = start.places()
     found = []
     for lane, stop in end.lanes():
         begin = before.get(lane)
-        if begin is not None and begin.position < stop.position:
-            found.append(Range(lane, begin, stop, _estimated_bytes(begin, stop, find_bounds(now, lane))))
+        if begin is None or begin >= stop:
+            continue
+        if begin.position == stop.position:
+            raise _ends_within_a_chunk(lane, stop)
+        found.append(Range(lane, begin, stop, _estimated_bytes(begin, stop, find_bounds(now, lane))))
     return found
+
+
+def _ends_within_a_chunk(lane: Lane, end: EntryOffset) -> NotAccepted:
+    return NotAccepted(
+        f"{lane}: the micro-batch ends within the chunk at {tuple(end.position)}, at record {end.record}, as those of"
+        " real-time mode may. Run the query in real-time mode until that micro-batch is done",
+        **lane._asdict(),
+    )
 
 
 def _estimated_bytes(start: EntryOffset, end: EntryOffset, there: Bounds | None) -> int:
@@ -167,6 +185,7 @@ class _Atom(NamedTuple):
 
     start: Position
     end: Position
+    first_record: int
     records: int
     length_bytes: int
 
@@ -219,6 +238,7 @@ class _Part:
             entry=EntryId(stream.stream_id, self.lane.streamlet, self.lane.entry),
             start=self.atoms[0].start,
             end=self.atoms[-1].end,
+            first_record=self.atoms[0].first_record,
             records=self.records,
             length_bytes=self.length_bytes,
             typed=stream.typed,
@@ -245,7 +265,8 @@ def _brokers(there: Range, now: Now) -> list[int]:
 def _at_brokers(there: Range, now: Now, segments: Sequence[SegmentBounds], *, together: bool) -> list[_Part]:
     """A range as one part per broker that has some of it, or all of it `together`; each in atoms."""
     if not segments:
-        atom = _Atom(there.start.position, there.end.position, there.records, there.length_bytes)
+        start, end = there.start, there.end
+        atom = _Atom(start.position, end.position, start.record, there.records, there.length_bytes)
         return [_Part(there.lane, next(iter(_brokers(there, now)), 0), [atom])]
     rows: list[tuple[int, list[_Atom]]] = []
     record = there.start.record
@@ -256,10 +277,12 @@ def _at_brokers(there: Range, now: Now, segments: Sequence[SegmentBounds], *, to
         # of a broker, are lower, and say nothing.
         missing = max(segment.first_record - record, 0) if not rows else 0
         after = following.first_record if following is not None else there.end.record
+        begun = _given_before(there.start, segment) if not rows else 0
         atom = _Atom(
             segment.start,
             segment.end,
-            missing + max(after, segment.next_record) - segment.first_record,
+            segment.first_record,
+            missing + max(after, segment.next_record) - segment.first_record - begun,
             segment.length_bytes,
         )
         if not rows or (rows[-1][0] != segment.broker_id and not together):
@@ -271,13 +294,20 @@ def _at_brokers(there: Range, now: Now, segments: Sequence[SegmentBounds], *, to
         record = segment.next_record
     # The ends under the names that they have in the checkpoint: the end of a full segment has another one, too.
     first, last = rows[0][1], rows[-1][1]
-    first[0] = first[0]._replace(start=there.start.position)
+    first[0] = first[0]._replace(start=there.start.position, first_record=there.start.record)
     last[-1] = last[-1]._replace(end=there.end.position)
     return [_Part(there.lane, broker_id, atoms) for broker_id, atoms in rows]
 
 
+def _given_before(start: EntryOffset, segment: SegmentBounds) -> int:
+    """How many records of the chunk at `start` a micro-batch before has given; `segment` is the first of the range."""
+    within = segment.start == start.position and segment.first_record < start.record < segment.next_record
+    return start.record - segment.first_record if within else 0
+
+
 def _joined(one: _Atom, other: _Atom) -> _Atom:
-    return _Atom(one.start, other.end, one.records + other.records, one.length_bytes + other.length_bytes)
+    records, length_bytes = one.records + other.records, one.length_bytes + other.length_bytes
+    return _Atom(one.start, other.end, one.first_record, records, length_bytes)
 
 
 def _part_bytes(ranges: Sequence[Range], cutting: Cutting) -> int:

@@ -1,0 +1,130 @@
+"""How the columnar engine comes to Spark: its jar, and a session that has it.
+
+    spark = configure(SparkSession.builder).getOrCreate()
+
+Nothing of Spark is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kera.core.errors import KeraError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BuilderT = TypeVar("BuilderT")
+
+JAR = Path(__file__).parent / "jars" / "kera-spark-connector.jar"
+JARS = "spark.jars"
+PYTHON = "spark.kera.python"
+"""The Python that plans; see `service`."""
+_REMOTE = "spark.remote"
+_API_MODE = "spark.api.mode"
+_CLASS = "kera.spark.KeraSource"
+_PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
+"""What Spark takes as it is, be it for a path or for a URI."""
+_NEVER = re.compile(r"[,*?\[\]{}\\]")
+"""What Spark sees as a list of jars, or as a pattern for several, however it is written."""
+
+
+class EngineMissing(KeraError):
+    """This installation has no columnar engine, or Spark cannot be given it this way."""
+
+    code = "engine_missing"
+
+
+def jar_path() -> Path:
+    """The jar of the columnar engine, for ``spark.jars`` or ``--jars``. Raises `EngineMissing`."""
+    if not JAR.is_file():
+        raise EngineMissing(
+            f"there is no {JAR}: this installation has no columnar engine. In a source tree, build it with `make jar`;"
+            " else install a wheel that has it",
+            path=str(JAR),
+        )
+    return JAR
+
+
+def configure(builder: BuilderT) -> BuilderT:
+    """`builder` (``SparkSession.builder``), so that its session reads with the columnar engine.
+
+    It adds the jar to ``spark.jars``, and says which Python plans: this one, unless ``spark.kera.python`` or
+    PYSPARK_PYTHON alone does. Call it behind ``config("spark.jars", …)``, which replaces what is there.
+
+    Raises `EngineMissing` when there is no jar, for Spark Connect, whose server has to have the jar, and when Spark's
+    JVM runs already without it: jars are taken only at its start.
+    """
+    given = _given(builder)
+    _require_classic(builder, given)
+    _require_no_other_jvm()
+    jar = _as_spark_takes_it(jar_path())
+    jars = [each for each in given.get(JARS, "").split(",") if each.strip()]
+    if jar not in jars:
+        jars.append(jar)
+    _set(builder, JARS, ",".join(jars))
+    # PYSPARK_DRIVER_PYTHON may be anything that brings up a driver, such as a notebook.
+    if PYTHON not in given and (not os.environ.get("PYSPARK_PYTHON") or os.environ.get("PYSPARK_DRIVER_PYTHON")):
+        _set(builder, PYTHON, sys.executable)
+    return builder
+
+
+def register(spark: SparkSession) -> None:
+    """Tell `spark` of the Python data source, where Spark does not find it by itself: it does not look for data sources
+    when there is a space in the path of Python. With the columnar engine and without.
+    """
+    from pyspark.errors import AnalysisException
+
+    from kera.spark_connector.source import KeraDataSource, RegisteredDataSource
+
+    try:
+        spark.dataSource.register(KeraDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        spark.dataSource.register(RegisteredDataSource)
+
+
+def _given(builder: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in builder._options.items()}  # noqa: SLF001 - it has no other way
+
+
+def _set(builder: Any, name: str, value: str) -> None:
+    builder.config(name, value)
+
+
+def _require_classic(builder: Any, given: dict[str, str]) -> None:
+    remote = _REMOTE in given or "SPARK_REMOTE" in os.environ or "SPARK_CONNECT_MODE_ENABLED" in os.environ
+    if remote or given.get(_API_MODE) == "connect" or type(builder).__module__.startswith("pyspark.sql.connect"):
+        raise EngineMissing(
+            "this is a session of Spark Connect: the columnar engine belongs to its server. Start that with"
+            " --jars $(python -m kera.spark_connector jar)"
+        )
+
+
+def _require_no_other_jvm() -> None:
+    core = sys.modules.get("pyspark.core.context")
+    jvm = None if core is None else core.SparkContext._jvm  # noqa: SLF001 - it has no other way
+    if jvm is None:
+        return
+    try:
+        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_CLASS)
+    except Exception as error:  # whichever way Spark wraps "there is no such class"
+        raise EngineMissing(
+            "Spark runs in this process already, without the columnar engine, and takes no jars any more: configure the"
+            " builder of the first session that a process makes"
+        ) from error
+
+
+def _as_spark_takes_it(path: Path) -> str:
+    if _NEVER.search(str(path)):
+        raise EngineMissing(
+            f"Spark cannot be given a jar whose path has one of , * ? [ ] {{ }} \\ in it: copy {path} elsewhere, and"
+            f" name it in {JARS}",
+            path=str(path),
+        )
+    return str(path) if _PLAIN.fullmatch(str(path)) else path.as_uri()

@@ -1,0 +1,156 @@
+"""What the columnar engine gets to know of what a task reads, as JSON; and where a task is best run."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ipaddress
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kera.core.errors import UnknownStream
+from kera.core.schema import schema_to_bytes
+from kera.spark_connector.options import ReadOptions, SharedMemory
+from kera.spark_connector.planning import Piece, Tail
+
+if TYPE_CHECKING:
+    from kera.client import BrokerDescription, Client, StreamDescription
+
+RESOLVE_TIMEOUT_S = 1.0
+"""Planning waits no longer for what a host's addresses are."""
+_LOCAL_NAMES = {"", "localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
+
+RESOLVE_AGAIN_S = 60.0
+"""A host without addresses is looked up again then."""
+
+_addresses: dict[str, tuple[str, ...]] = {}
+"""Of hosts, as far as known; asked for once per process."""
+_unknown_until_s: dict[str, float] = {}
+"""Hosts without addresses, and when to ask again."""
+
+
+async def as_json(client: Client, pieces: Sequence[Piece | Tail], options: ReadOptions) -> list[dict[str, Any]]:
+    """`pieces` for the columnar engine, in their order."""
+    streams = {name: await _described(client, name) for name in {piece.stream for piece in pieces}}
+    schemas = {name: _schema(stream) for name, stream in streams.items()}
+    brokers = [_broker(piece, streams[piece.stream]) for piece in pieces]
+    known = {broker.broker_id: broker for broker in brokers if broker is not None}
+    hosts = dict(zip(known, await asyncio.gather(*map(hosts_of, known.values())), strict=True))
+    shared = {
+        "shared_memory": options.shared_memory,
+        "bootstrap": options.bootstrap,
+        "settings": settings(options.shared_memory),
+    }
+    return [
+        _document(piece)
+        | schemas[piece.stream]
+        | shared
+        | {
+            "broker": None if broker is None else broker_as_json(broker),
+            "hosts": [] if broker is None else hosts[broker.broker_id],
+        }
+        for piece, broker in zip(pieces, brokers, strict=True)
+    ]
+
+
+def broker_as_json(broker: BrokerDescription) -> dict[str, Any]:
+    """How a broker is reached."""
+    return {
+        "broker_id": broker.broker_id,
+        "node_id": broker.node_id,
+        "frames_address": broker.frames_address,
+        "frames_unix_path": broker.frames_unix_path,
+        "push_unix_path": broker.push_unix_path,
+    }
+
+
+def settings(shared_memory: SharedMemory) -> dict[str, Any]:
+    """What the client's settings say about reading. Raises `InvalidSettings`."""
+    from kera.client import ClientSettings, ConsumerSettings
+
+    client, consumer = ClientSettings.load(), ConsumerSettings.load(shared_memory=shared_memory)
+    return {
+        "fetch_bytes_max": int(consumer.fetch_bytes_max),
+        "prefetch_bytes_max": int(consumer.prefetch_bytes_max),
+        "request_timeout_ms": client.request_timeout_ms,
+        "connect_timeout_ms": client.connect_timeout_ms,
+        "verify_checksums": consumer.verify_checksums,
+        "transport": client.transport,
+        "application_id": consumer.application_id,
+    }
+
+
+async def hosts_of(broker: BrokerDescription) -> list[str]:
+    """The names and addresses under which Spark may know a broker's host; none of them means "this one"."""
+    names = [_host(broker.frames_address), _host(broker.grpc_address), broker.node_id.partition("/")[0]]
+    found = await asyncio.gather(*map(_resolved, dict.fromkeys(names)))
+    candidates = [*names, *(address for addresses in found for address in addresses)]
+    return [host for host in dict.fromkeys(candidates) if not _is_local(host)]
+
+
+async def _described(client: Client, name: str) -> StreamDescription | None:
+    # Planning has just asked the coordinator for it. What has gone since is up to the tasks, which ask again.
+    try:
+        return await client.describe(name)
+    except UnknownStream:
+        return None
+
+
+def _schema(stream: StreamDescription | None) -> dict[str, Any]:
+    if stream is None:
+        return {"schema": "", "schema_id": 0}
+    return {"schema": base64.b64encode(schema_to_bytes(stream.schema)).decode(), "schema_id": stream.schema_id}
+
+
+def _broker(piece: Piece | Tail, stream: StreamDescription | None) -> BrokerDescription | None:
+    if stream is None or stream.stream_id != piece.entry.stream_id:
+        return None
+    return stream.broker_of(piece.entry.streamlet_id, piece.start)
+
+
+def _document(piece: Piece | Tail) -> dict[str, Any]:
+    if isinstance(piece, Piece):
+        bounds = {"end": list(piece.end), "records": piece.records, "bytes": piece.length_bytes}
+    else:
+        bounds = {"end": None, "records": 0, "bytes": 0}
+    return bounds | {
+        "stream": piece.stream,
+        "stream_id": piece.entry.stream_id,
+        "streamlet": piece.entry.streamlet_id,
+        "entry": piece.entry.entry,
+        "start": list(piece.start),
+        "first_record": piece.first_record,
+        "typed": piece.typed,
+        "fail_on_data_loss": piece.fail_on_data_loss,
+    }
+
+
+def _host(address: str) -> str:
+    """The host of ``host:port``."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _is_local(host: str) -> bool:
+    if host.lower() in _LOCAL_NAMES:
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified or address.is_link_local
+
+
+async def _resolved(host: str) -> tuple[str, ...]:
+    if not host or _is_local(host):
+        return ()
+    if host not in _addresses and _unknown_until_s.get(host, 0.0) <= time.monotonic():
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError, UnicodeError):
+            _unknown_until_s[host] = time.monotonic() + RESOLVE_AGAIN_S
+        else:
+            _addresses[host] = tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+    return _addresses.get(host, ())

@@ -1,0 +1,205 @@
+"""Where a task of the columnar engine goes on reading, when its broker does not give it what it asked for.
+
+Such a task reads by itself, and asks here after each failure, each move, and when it does not know a broker. What it
+gets to hear is what the client of Python would do (`kera.client`): how long to wait, whom to ask next, when it is over.
+
+    failed ─► decide ─► Again(pause) ─(wait, ask the coordinator)─► broker
+                  └───► Skip(to)     ─(records are gone, and may be)─► broker, with what is lost
+                  └───► End          ─(nothing is left, and may be)
+                  └───► the error
+
+The wait is over before the answer is given. A broker that cannot be reached is looked for by this process, too: it is
+the client that reports it to the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kera.core.errors import KeraError, Unavailable, Uncertain, error_from_wire
+from kera.core.ids import Position
+from kera.spark_connector.chunks import GONE, available_from, recreated
+from kera.spark_connector.pieces import broker_as_json
+
+if TYPE_CHECKING:
+    from kera.client import Client, StreamDescription
+    from kera.client.retry import Patience
+
+READERS_MAX = 10_000
+"""So many are remembered. Who is forgotten is as patient as at the beginning."""
+DESCRIBE_TIMEOUT_S = 2.0
+"""After it, what was known before has to do: brokers know better than stale metadata."""
+LOOK_TIMEOUT_S = 5.0
+"""A broker that gives no sign of life is not waited for any longer."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a task asks."""
+
+    reader: str
+    stream: str
+    stream_id: int
+    streamlet: int
+    entry: int
+    position: Position
+    end: Position | None
+    fail_on_data_loss: bool
+    progressed: bool
+    """Whether anything came since it asked the last time."""
+    error: KeraError | None
+    """What went wrong; None: nothing did."""
+
+    @staticmethod
+    def of(params: Mapping[str, Any]) -> Asked:
+        """From its JSON."""
+        failed, end = params.get("failed"), params.get("end")
+        return Asked(
+            reader=str(params["reader"]),
+            stream=str(params["stream"]),
+            stream_id=int(params["stream_id"]),
+            streamlet=int(params["streamlet"]),
+            entry=int(params["entry"]),
+            position=Position(*params["position"]),
+            end=None if end is None else Position(*end),
+            fail_on_data_loss=bool(params["fail_on_data_loss"]),
+            progressed=bool(params.get("progressed")),
+            error=None if failed is None else _error(failed["error"]),
+        )
+
+
+def _error(document: Mapping[str, Any]) -> KeraError:
+    return error_from_wire(
+        str(document["code"]), str(document.get("message", "")), dict(document.get("attributes") or {})
+    )
+
+
+@dataclass(frozen=True)
+class Again:
+    """Ask the broker that has it, after a pause."""
+
+    pause_s: float
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Go on at a later place: what is before it is gone."""
+
+    to: Position
+    reason: str
+
+
+@dataclass(frozen=True)
+class End:
+    """Nothing more can be read."""
+
+    reason: str
+
+
+def decide(asked: Asked, error: KeraError, patience: Patience, now_s: float) -> Again | Skip | End:
+    """What follows from `error`; raises it when that is the end of the task."""
+    pause_s = patience.failed(error, now_s)
+    if pause_s is not None:
+        return Again(pause_s)
+    if asked.fail_on_data_loss or not isinstance(error, GONE):
+        raise error
+    to = available_from(error)
+    if to is None or to <= asked.position or (asked.end is not None and to >= asked.end):
+        return End(error.message)
+    return Skip(to, error.message)
+
+
+class Router:
+    """Answers tasks about the streams of one cluster. Belongs to the event loop of its client."""
+
+    def __init__(self) -> None:
+        self._patience: OrderedDict[str, Patience] = OrderedDict()
+        """By reader, the one that has asked last at the end."""
+        self._seen: dict[str, StreamDescription] = {}
+        """Streams as they were last seen."""
+        self._looking: set[asyncio.Task[None]] = set()
+
+    async def route(self, client: Client, asked: Asked) -> dict[str, Any]:
+        """Where to go on; raises what ends the task."""
+        from kera.client.retry import of_broker
+
+        patience = self._patience_of(asked)
+        if asked.progressed:
+            patience.succeeded()
+        reasons: list[str] = []
+        error = None if asked.error is None else of_broker(asked.error)
+        while True:
+            try:
+                if error is not None:
+                    step = decide(asked, error, patience, asyncio.get_running_loop().time())
+                    if isinstance(step, End):
+                        return {"end": True, "lost": "; ".join([*reasons, step.reason])}
+                    if isinstance(step, Skip):
+                        asked = replace(asked, position=step.to)
+                        reasons.append(step.reason)
+                        patience.succeeded()
+                    else:
+                        if isinstance(error, (Unavailable, Uncertain)) and patience.attempt == 1:
+                            self._look_for(client, asked)
+                        await asyncio.sleep(random.uniform(step.pause_s / 2, step.pause_s))
+                stream = await self._stream(client, asked, anew=error is not None)
+                broker = stream.broker_of(asked.streamlet, asked.position)
+                if broker is None:
+                    raise Unavailable(f"the broker of stream {asked.stream!r} is not known", stream=asked.stream)
+            except KeraError as failure:
+                if failure is error:
+                    raise
+                error = failure
+                continue
+            answer = {"broker": broker_as_json(broker), "position": list(asked.position)}
+            return answer | ({"lost": "; ".join(reasons)} if reasons else {})
+
+    def _patience_of(self, asked: Asked) -> Patience:
+        known = self._patience.pop(asked.reader, None)
+        if known is None:
+            from kera.client import ClientSettings
+            from kera.client.retry import Patience
+
+            known = Patience(ClientSettings.load())
+        self._patience[asked.reader] = known
+        if len(self._patience) > READERS_MAX:
+            self._patience.popitem(last=False)
+        return known
+
+    async def _stream(self, client: Client, asked: Asked, *, anew: bool) -> StreamDescription:
+        """The stream, of exactly the incarnation that is asked about. Raises `StreamRecreated`, `UnknownStream`."""
+        name = asked.stream
+        try:
+            async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
+                known = await (client.admin.describe_stream(name) if anew else client.describe(name))
+                if known.stream_id != asked.stream_id and not anew:  # it may be the client that remembers
+                    known = await client.admin.describe_stream(name)
+        except (TimeoutError, Unavailable, Uncertain):
+            seen = self._seen.get(name)
+            if seen is None or seen.stream_id != asked.stream_id:
+                raise Unavailable(f"the coordinator does not say where stream {name!r} is", stream=name) from None
+            return seen
+        if known.stream_id != asked.stream_id:
+            raise recreated(name, asked.stream_id, known.stream_id)
+        self._seen[name] = known
+        return known
+
+    def _look_for(self, client: Client, asked: Asked) -> None:
+        """Have the client go to the broker meanwhile: if it is not there, the coordinator hears of it."""
+        from kera.client import ChunkQuery
+
+        async def look() -> None:
+            query = ChunkQuery(asked.streamlet, asked.entry, asked.position, asked.position, bytes_max=0)
+            with contextlib.suppress(KeraError, TimeoutError):
+                async with asyncio.timeout(LOOK_TIMEOUT_S):
+                    await client.locate(asked.stream, [query])
+
+        task = asyncio.get_running_loop().create_task(look())
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)

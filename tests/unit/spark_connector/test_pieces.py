@@ -1,0 +1,122 @@
+"""The columnar engine is told all that a task needs, and where it is best run."""
+
+import asyncio
+import base64
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kera.client import BrokerDescription
+from kera.core.schema import schema_from_bytes
+from kera.spark_connector import pieces as pieces_module
+from kera.spark_connector.batch import plan_batch
+from kera.spark_connector.options import parse_read_options
+from kera.spark_connector.pieces import as_json, hosts_of
+from kera.spark_connector.planning import Piece
+from tests.unit.spark_connector.fakes import BROKER, CHUNK_BYTES, SCHEMA, FakeClient, at
+
+OPTIONS = parse_read_options({"kera.bootstrap.servers": "h:1", "subscribe": "numbers", "sharedMemory": "never"})
+
+
+@pytest.fixture(autouse=True)
+def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
+    """What is known of hosts."""
+    known: dict[str, tuple[str, ...]] = {"broker-1.invalid": ("10.0.0.1", "127.0.1.1"), "here": ()}
+    monkeypatch.setattr(pieces_module, "_addresses", known)
+    return known
+
+
+async def planned(cluster: Any) -> list[Piece]:
+    return await plan_batch(cluster, OPTIONS, None)
+
+
+async def documents(cluster: Any, found: list[Piece]) -> list[dict[str, Any]]:
+    return await as_json(cluster, found, OPTIONS)
+
+
+async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_CONSUMER_APPLICATION_ID", "etl")
+    monkeypatch.setenv("KERA_CLIENT_TRANSPORT", "tcp")
+    cluster.chunks = {0: [[2, 3]], 1: [[]]}
+
+    (document,) = await documents(cluster, await planned(cluster))
+
+    assert schema_from_bytes(base64.b64decode(document.pop("schema"))) == SCHEMA
+    assert document == {
+        "stream": "numbers",
+        "stream_id": 7,
+        "streamlet": 0,
+        "entry": 0,
+        "start": list(at(0)),
+        "end": list(at(2)),
+        "first_record": 0,
+        "records": 5,
+        "bytes": 2 * CHUNK_BYTES,
+        "typed": True,
+        "schema_id": 1,
+        "fail_on_data_loss": True,
+        "shared_memory": "never",
+        "bootstrap": "h:1",
+        "settings": {
+            "fetch_bytes_max": 2 << 20,
+            "prefetch_bytes_max": 8 << 20,
+            "request_timeout_ms": 10_000,
+            "connect_timeout_ms": 5_000,
+            "verify_checksums": True,
+            "transport": "tcp",
+            "application_id": "etl",
+        },
+        "broker": {
+            "broker_id": 1,
+            "node_id": "here",
+            "frames_address": "broker-1.invalid:7501",
+            "frames_unix_path": "/run/frames",
+            "push_unix_path": "/run/push",
+        },
+        "hosts": ["broker-1.invalid", "10.0.0.1", "here"],
+    }
+
+
+async def test_of_a_stream_that_has_gone_or_is_another_one_no_broker_is_known(cluster: FakeClient) -> None:
+    cluster.chunks = {0: [[2]], 1: [[]]}
+    found = await planned(cluster)
+
+    cluster.stream_id = 8
+    (document,) = await documents(cluster, found)
+    assert (document["stream_id"], document["broker"], document["hosts"]) == (7, None, [])
+    del cluster.streams["numbers"]
+    (document,) = await documents(cluster, found)
+    assert (document["broker"], document["schema"]) == (None, "")
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "0.0.0.0:1", "[::]:1", "169.254.1.2:1", ""]
+)
+async def test_no_host_stands_for_this_one(address: str) -> None:
+    broker = broker_at(address)
+
+    assert await hosts_of(broker) == ["here"]
+
+
+def broker_at(address: str) -> BrokerDescription:
+    return replace(BROKER, frames_address=address, grpc_address=address)
+
+
+async def test_a_host_that_is_unknown_is_looked_up_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(host)
+        raise OSError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(pieces_module, "_unknown_until_s", {})
+    broker = broker_at("somewhere:1")
+
+    for _ in range(2):
+        assert await hosts_of(broker) == ["somewhere", "here"]
+    assert asked == ["somewhere"]
+    monkeypatch.setattr(pieces_module, "_unknown_until_s", {"somewhere": 0.0})
+    await hosts_of(broker)
+    assert asked == ["somewhere"] * 2

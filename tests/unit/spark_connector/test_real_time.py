@@ -1,0 +1,182 @@
+"""In real-time mode a micro-batch ends where its tasks are: no record is given twice or left out, whatever follows."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.core.errors import InvalidArgument, NotAccepted
+from kera.core.ids import EntryId
+from kera.spark_connector.offsets import EntryOffset, Offsets
+from kera.spark_connector.planning import (
+    Advance,
+    Cutting,
+    Piece,
+    Tail,
+    behind_latest,
+    cap,
+    conclude,
+    cut,
+    heads,
+    limited,
+    moved,
+    next_ends,
+    ranges,
+    revise,
+    tails,
+    to_ask,
+    waiting,
+)
+from tests.unit.spark_connector.worlds import (
+    Log,
+    at,
+    entry,
+    lane,
+    now_of,
+    offsets,
+    stream_now,
+)
+
+
+def within(chunk: EntryOffset, record: int) -> EntryOffset:
+    """A place in the chunk that begins at `chunk`."""
+    return EntryOffset(chunk.position, record)
+
+
+def advance_of(*rows: tuple[EntryOffset, ...]) -> Advance:
+    return Advance(offsets(*rows), offsets(*rows))
+
+
+def test_each_entry_there_is_becomes_a_task() -> None:
+    now = now_of(stream_now({0: [entry(9)], 1: [entry(3, first=2), entry(0)]}))
+    advance = next_ends(offsets((at(4),)), now, fail_on_data_loss=True)
+
+    assert tails(advance.start, now, fail_on_data_loss=False) == [
+        Tail("flights", EntryId(7, 0, 0), at(4).position, 4, typed=True, fail_on_data_loss=False),
+        Tail("flights", EntryId(7, 1, 0), at(2).position, 2, typed=True, fail_on_data_loss=False),
+        Tail("flights", EntryId(7, 1, 1), at(0).position, 0, typed=True, fail_on_data_loss=False),
+    ]
+
+
+def test_the_micro_batch_ends_where_its_tasks_are() -> None:
+    advance = advance_of((at(4),), (at(2),))
+
+    end = moved(advance, [(lane(0), within(at(4), 6))])
+
+    assert end == offsets((within(at(4), 6),), (at(2),))
+
+
+def test_it_never_ends_before_its_start() -> None:
+    advance = advance_of((within(at(4), 6),))
+
+    assert moved(advance, [(lane(0), at(3))]) == advance.start
+    assert moved(advance, [(lane(0), at(4))]) == advance.start
+    assert moved(advance, [(lane(0), within(at(4), 5))]) == advance.start
+
+
+def test_a_place_in_an_entry_that_is_not_read_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="stream 'flights', streamlet 5, entry 0 is not read"):
+        moved(advance_of((at(4),)), [(lane(5), at(5))])
+
+
+def test_the_end_keeps_the_group_and_the_start_stays_the_same_object_where_nothing_came() -> None:
+    given_ = Offsets(offsets((at(4),)).streams, group="etl")
+    advance = Advance(Offsets(given_.streams), Offsets(given_.streams))
+
+    assert conclude(given_, advance, moved(advance, [])) is given_
+    end = conclude(given_, advance, moved(advance, [(lane(0), within(at(4), 5))]))
+    assert (end.group, end.since) == ("etl", None)
+    assert conclude(given_, advance, moved(advance, [(lane(0), at(5))]), first=True).since == given_.streams
+
+
+# -- a micro-batch behind one of real-time mode ----------------------------------------------------------------
+
+
+def test_what_has_been_given_of_a_chunk_is_left_out_behind_it() -> None:
+    log = Log([(1, 1, [5, 2, 5])])
+    now = now_of(stream_now({0: [log.bounds]}))
+    start = within(log.boundaries[1], 6)
+    advance = next_ends(offsets((start,)), now, fail_on_data_loss=True)
+
+    assert waiting(advance, now)[lane()].records == 6
+    found = ranges(advance.start, advance.heads, now)
+    (piece,) = cut(found, now, {}, Cutting(stable=True), fail_on_data_loss=True)
+    assert (piece.start, piece.first_record, piece.records) == (start.position, 6, 6)
+
+
+def test_nothing_goes_back_to_the_begin_of_a_chunk() -> None:
+    now = now_of(stream_now({0: [entry(4)]}))
+    start = offsets((within(at(4), 6),))  # as after a restart of a broker that had not told its backups
+
+    advance = next_ends(start, now, fail_on_data_loss=True)
+
+    assert advance.start == advance.heads == start
+    assert cap(advance, heads(now)).heads == start
+    assert limited(advance, {lane(): at(4)}) == start
+    assert revise(start, start, now, fail_on_data_loss=True).end == Offsets({})
+    assert conclude(start, advance, advance.heads) is start
+
+
+def test_a_micro_batch_cannot_end_within_the_chunk_that_it_begins_in() -> None:
+    now = now_of(stream_now({0: [entry(9)]}))
+    start, end = offsets((within(at(4), 6),)), offsets((within(at(4), 7),))
+
+    with pytest.raises(NotAccepted, match=r"ends within the chunk at .*real-time mode until") as caught:
+        ranges(start, end, now)
+    assert caught.value.attributes["streamlet"] == 0
+    assert ranges(end, start, now) == []
+
+
+@given(
+    groups=st.lists(
+        st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3
+    ),
+    data=st.data(),
+)
+def test_from_any_record_on_partitions_cover_the_rest_exactly_once(
+    groups: list[list[list[int]]], data: st.DataObject
+) -> None:
+    log = Log([(number, 1 + number % 2, chunks) for number, group in enumerate(groups, 1) for chunks in group])
+    now = now_of(stream_now({0: [log.bounds]}, assignments={0: log.assignment}))
+    last = log.bounds.next_record
+    record = data.draw(st.integers(0, last - 1))
+    begun = max(place for place in log.boundaries if place.record <= record)
+    start = within(begun, record)
+    cutting = Cutting(
+        data.draw(st.none() | st.integers(1, 6)),
+        data.draw(st.none() | st.integers(1, 6)),
+        stable=data.draw(st.booleans()),
+    )
+
+    advance = next_ends(offsets((start,)), now, fail_on_data_loss=True)
+    found = ranges(advance.start, advance.heads, now)
+    segments = {each.lane: log.between(begun, each.end) for each in to_ask(found, now, cutting)}
+    planned = cut(found, now, segments, cutting, fail_on_data_loss=True)
+
+    assert [records_of(log, piece) for piece in planned] == [piece.records for piece in planned]
+    assert sum(piece.records for piece in planned) == last - record
+    assert [piece.start for piece in planned] == sorted(piece.start for piece in planned)
+
+
+def records_of(log: Log, piece: Piece) -> int:
+    """How many a task gives, which leaves out what comes before the first one in the chunk at its start."""
+    begun = {place.position: place.record for place in log.boundaries}.get(piece.start, piece.first_record)
+    assert begun <= piece.first_record
+    return len([each for each in log.records_of(piece.start, piece.end) if each >= piece.first_record])
+
+
+# -- how far it is behind --------------------------------------------------------------------------------------
+
+
+def test_the_lag_is_that_of_the_entries_that_are_known() -> None:
+    assert behind_latest(offsets((at(4),), (at(2),)), offsets((at(9),), (at(2),), (at(7),))) == {
+        "minOffsetsBehindLatest": "0",
+        "maxOffsetsBehindLatest": "5",
+        "avgOffsetsBehindLatest": "2.5",
+    }
+    assert behind_latest(offsets((at(4),)), offsets((at(3),)))["maxOffsetsBehindLatest"] == "0"
+
+
+def test_there_is_no_lag_where_nothing_is_known() -> None:
+    assert behind_latest(None, offsets((at(4),))) == {}
+    assert behind_latest(offsets((at(4),)), None) == {}
+    assert behind_latest(offsets((at(4),), stream_id=8), offsets((at(4),))) == {}

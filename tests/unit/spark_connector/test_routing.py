@@ -1,0 +1,257 @@
+"""A task of the columnar engine is sent where the client would go, after as long a wait, and told when it is over."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kera.client import ClientSettings
+from kera.client.retry import Patience
+from kera.core.errors import (
+    CorruptChunk,
+    DataLost,
+    InvalidCursor,
+    KeraError,
+    NotOwner,
+    Recovering,
+    Unavailable,
+    UnknownStream,
+    error_to_attributes,
+)
+from kera.core.ids import Position
+from kera.spark_connector import routing
+from kera.spark_connector.offsets import StreamRecreated
+from kera.spark_connector.routing import Again, Asked, End, Router, Skip, decide
+from tests.unit.spark_connector.fakes import BROKER, FakeClient, at
+
+ADDRESSES = {
+    "broker_id": 1,
+    "node_id": "here",
+    "frames_address": "broker-1.invalid:7501",
+    "frames_unix_path": "/run/frames",
+    "push_unix_path": "/run/push",
+}
+ASKED = Asked("r", "numbers", 7, 0, 0, at(1), at(3), fail_on_data_loss=True, progressed=False, error=None)
+LOST = DataLost("it is gone", lost_from=[1, 1, 64], available_from=list(at(2)))
+
+
+def params(error: KeraError | None = None, **more: Any) -> dict[str, Any]:
+    """What a task says that reads the second and the third chunk of streamlet 0."""
+    failed = None
+    if error is not None:
+        document = {"code": error.code, "message": error.message, "retriable": error.retriable}
+        failed = {"broker_id": 1, "error": document | {"attributes": error_to_attributes(error)}}
+    return {
+        "reader": "r",
+        "bootstrap": "h:1",
+        "stream": "numbers",
+        "stream_id": 7,
+        "streamlet": 0,
+        "entry": 0,
+        "position": list(at(1)),
+        "end": list(at(3)),
+        "fail_on_data_loss": True,
+        "shared_memory": "auto",
+        "progressed": False,
+        "failed": failed,
+    } | more
+
+
+def patience() -> Patience:
+    return Patience(ClientSettings(retry_timeout_ms=10_000, recovery_timeout_ms=60_000))
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited, without the wait."""
+    found: list[float] = []
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        found.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
+    return found
+
+
+# -- what follows from an error --------------------------------------------------------------------------------
+
+
+def test_what_may_pass_is_waited_for_until_time_runs_out() -> None:
+    waiting = patience()
+
+    first = decide(ASKED, NotOwner("it has moved"), waiting, 100.0)
+    assert isinstance(first, Again)
+    assert isinstance(decide(ASKED, Unavailable("it is away"), waiting, 105.0), Again)
+    with pytest.raises(Unavailable, match="it is away"):
+        decide(ASKED, Unavailable("it is away"), waiting, 110.0)
+
+
+def test_recovery_takes_as_long_as_it_takes() -> None:
+    waiting = patience()
+
+    for now_s in range(100, 160, 9):
+        assert isinstance(decide(ASKED, Recovering("soon"), waiting, now_s), Again)
+    with pytest.raises(Recovering):
+        decide(ASKED, Recovering("soon"), waiting, 161.0)
+
+
+@pytest.mark.parametrize("error", [LOST, InvalidCursor("no chunk is there"), CorruptChunk("noise")])
+def test_what_no_wait_helps_against_ends_the_task(error: KeraError) -> None:
+    with pytest.raises(type(error)):
+        decide(ASKED, error, patience(), 100.0)
+
+
+def test_what_is_gone_is_skipped_when_a_loss_may_be() -> None:
+    lenient = replace(ASKED, fail_on_data_loss=False)
+
+    assert decide(lenient, LOST, patience(), 100.0) == Skip(at(2), "it is gone")
+    assert decide(replace(lenient, end=None), LOST, patience(), 100.0) == Skip(at(2), "it is gone")
+    assert decide(lenient, InvalidCursor("no chunk"), patience(), 100.0) == End("no chunk")
+    assert decide(replace(lenient, position=at(2)), LOST, patience(), 100.0) == End("it is gone")
+    assert decide(replace(lenient, end=at(2)), LOST, patience(), 100.0) == End("it is gone")
+    with pytest.raises(CorruptChunk):  # it is there
+        decide(lenient, CorruptChunk("noise"), patience(), 100.0)
+
+
+def test_an_error_comes_as_brokers_say_it() -> None:
+    asked = Asked.of(params(LOST))
+
+    assert isinstance(asked.error, DataLost)
+    assert asked.error.attributes["available_from"] == list(at(2))
+    assert (asked.position, asked.end) == (at(1), at(3))
+    assert Asked.of(params(end=None)).end is None
+
+
+async def route(router: Router, cluster: Any, asked: Asked) -> dict[str, Any]:
+    return await router.route(cluster, asked)
+
+
+# -- where to ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_knows_no_broker_is_told_without_a_wait(cluster: FakeClient, pauses: list[float]) -> None:
+    answer = await route(Router(), cluster, Asked.of(params()))
+
+    assert answer == {"broker": ADDRESSES, "position": list(at(1))}
+    assert pauses == []
+
+
+async def test_after_a_failure_it_is_sent_where_the_stream_is_now(cluster: FakeClient, pauses: list[float]) -> None:
+    router = Router()
+    cluster.streams["numbers"].broker = replace(BROKER, broker_id=2, frames_address="broker-2.invalid:7501")
+
+    answer = await route(router, cluster, Asked.of(params(NotOwner("it has moved"))))
+
+    assert answer["broker"]["broker_id"] == 2
+    assert pauses == [0.005]
+
+
+async def test_pauses_grow_until_something_came(cluster: FakeClient, pauses: list[float]) -> None:
+    router = Router()
+    asked = Asked.of(params(NotOwner("it has moved")))
+
+    for _ in range(3):
+        await route(router, cluster, asked)
+    await route(router, cluster, replace(asked, progressed=True))
+    await route(router, cluster, replace(asked, reader="another"))
+    await route(router, cluster, asked)
+
+    assert [pause > 0.005 for pause in pauses] == [False, True, True, False, False, True]
+
+
+async def test_a_stream_that_a_broker_does_not_know_is_elsewhere(cluster: FakeClient, pauses: list[float]) -> None:
+    error = UnknownStream("no such stream here")
+
+    assert (await route(Router(), cluster, Asked.of(params(error))))["broker"] == ADDRESSES
+    assert len(pauses) == 1
+
+    del cluster.streams["numbers"]
+    with pytest.raises(UnknownStream, match="no stream is called 'numbers'"):
+        await route(Router(), cluster, Asked.of(params(error)))
+    lenient = Asked.of(params(error, fail_on_data_loss=False))
+    assert await route(Router(), cluster, lenient) == {
+        "end": True,
+        "lost": "no stream is called 'numbers'",
+    }
+
+
+async def test_another_incarnation_is_not_read(cluster: FakeClient) -> None:
+    cluster.stream_id = 8
+
+    with pytest.raises(StreamRecreated, match="it was incarnation 7, now it is 8"):
+        await route(Router(), cluster, Asked.of(params()))
+    answer = await route(Router(), cluster, Asked.of(params(fail_on_data_loss=False)))
+    assert answer["end"] is True
+
+
+async def test_what_was_skipped_is_said_with_where_to_go_on(cluster: FakeClient) -> None:
+    asked = Asked.of(params(LOST, fail_on_data_loss=False))
+
+    answer = await route(Router(), cluster, asked)
+
+    assert answer == {"broker": ADDRESSES, "position": list(at(2)), "lost": "it is gone"}
+
+
+async def test_a_coordinator_that_is_away_leaves_what_was_known(
+    cluster: FakeClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = Router()
+    await route(router, cluster, Asked.of(params()))
+
+    async def nobody(_: str) -> None:
+        raise Unavailable("nobody is there")
+
+    monkeypatch.setattr(cluster, "describe_stream", nobody)
+    monkeypatch.setattr(cluster, "describe", nobody)
+
+    answer = await route(router, cluster, Asked.of(params(NotOwner("it has moved"))))
+    assert answer["broker"] == ADDRESSES
+    assert len(pauses) == 1
+    monkeypatch.setattr(routing, "decide", only_one_wait(decide))
+    with pytest.raises(Unavailable, match="does not say where stream 'numbers' is"):
+        await route(Router(), cluster, Asked.of(params()))
+
+
+def only_one_wait(decide_: Callable[..., Again | Skip | End]) -> Callable[..., Again | Skip | End]:
+    def decide_once(asked: Asked, error: KeraError, waiting: Patience, now_s: float) -> Again | Skip | End:
+        return decide_(asked, error, waiting, now_s + 1000 * waiting.attempt)
+
+    return decide_once
+
+
+async def test_a_broker_that_is_not_reached_is_looked_for(
+    cluster: FakeClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Position] = []
+
+    async def locate(_: str, queries: list[Any]) -> list[Any]:
+        looked.extend(query.start for query in queries)
+        raise Unavailable("nobody is there")
+
+    monkeypatch.setattr(cluster, "locate", locate)
+    router = Router()
+
+    for error in (NotOwner("it has moved"), Unavailable("it is away"), Unavailable("it is away")):
+        await route(router, cluster, Asked.of(params(error, progressed=True)))
+
+    assert looked == [at(1), at(1)]
+    assert len(pauses) == 3
+
+
+async def test_only_so_many_readers_are_remembered(
+    cluster: FakeClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "READERS_MAX", 2)
+    router = Router()
+    asked = Asked.of(params(NotOwner("it has moved")))
+
+    for reader in ("a", "b", "a", "c", "a", "b"):
+        await route(router, cluster, replace(asked, reader=reader))
+
+    assert [pause > 0.005 for pause in pauses] == [False, False, True, False, True, False]

@@ -1,0 +1,256 @@
+"""Each request of the columnar engine gets one answer, whatever it is; the process itself: tests/integration."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kera.core.errors import InvalidArgument, SchemaMismatch, Unavailable
+from kera.spark_connector import service as service_module
+from kera.spark_connector.columns import columns_of
+from kera.spark_connector.service import Service, serve
+from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, FakeStream, at
+
+OPTIONS = {"kera.bootstrap.servers": "h:1", "subscribe": "numbers", "startingOffsets": "earliest"}
+COLUMNS = columns_of(SCHEMA, typed=True).json()
+ALL = {"type": "all"}
+
+
+@pytest.fixture
+def service(cluster: FakeClient) -> Iterator[Service]:  # noqa: ARG001  # it is what its portals find
+    made = Service()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def handle(service: Service) -> int:
+    return int(service.call("open", {"options": OPTIONS, "schema": COLUMNS})["stream"])
+
+
+def answers_to(*lines: bytes) -> list[dict[str, Any]]:
+    """What is said until the input has ended and all is answered."""
+
+    class Answers(io.BytesIO):
+        def flush(self) -> None:
+            if self.getvalue().count(b"\n") == len(lines):
+                complete.set()
+
+    class Requests(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            line = super().readline(size)
+            if not line:
+                assert complete.wait(60)
+            return line
+
+    complete = threading.Event()
+    answers = Answers()
+    serve(Requests(b"".join(line + b"\n" for line in lines)), answers)
+    return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+
+def request(number: int, method: str, **params: Any) -> bytes:
+    return json.dumps({"id": number, "method": method, "params": params}).encode()
+
+
+# -- lines -------------------------------------------------------------------------------------------------------
+
+
+def test_every_line_is_answered_under_its_number() -> None:
+    answers = answers_to(*(request(number, "hello") for number in range(50)))
+
+    assert sorted(answer["id"] for answer in answers) == list(range(50))
+    assert all(answer["result"]["pid"] for answer in answers)
+
+
+@pytest.mark.parametrize("line", [b"{", b"7", b"\xff\xff", b"", b"[" * 200_000, b'{"id": 1, "method": '])
+def test_what_is_no_request_is_answered_and_the_next_one_is_taken(line: bytes) -> None:
+    bad, good = answers_to(line, request(1, "hello"))
+
+    assert (bad["id"], bad["error"]["type"], bad["error"]["retriable"]) == (None, "ProtocolError", False)
+    assert good["id"] == 1
+
+
+def test_a_line_that_is_too_long_is_refused_and_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "LINE_BYTES_MAX", 100)
+
+    bad, good = answers_to(request(1, "x" * 5000), request(2, "hello"))
+
+    assert "more than 100 bytes" in bad["error"]["message"]
+    assert good["id"] == 2
+
+
+def test_too_many_requests_are_refused_and_what_ends_something_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "REQUESTS_MAX", 2)
+    go_on = threading.Event()
+
+    def wait(*_: Any) -> dict[str, Any]:
+        assert go_on.wait(60)
+        return {}
+
+    def end(*_: Any) -> dict[str, Any]:
+        go_on.set()
+        return {}
+
+    monkeypatch.setattr(Service, "_schema", wait)
+    monkeypatch.setattr(Service, "_close", end)
+
+    answers = answers_to(*(request(number, "schema") for number in range(5)), request(5, "close"))
+
+    refused = [answer for answer in answers if "error" in answer]
+    assert [answer["id"] for answer in refused] == [2, 3, 4]
+    assert all(answer["error"]["type"] == "Unavailable" and answer["error"]["retriable"] for answer in refused)
+    assert {answer["id"] for answer in answers} == set(range(6))
+
+
+@pytest.mark.parametrize("params", [None, 7, [], {"stream": [1]}, {"stream": {}}])
+def test_params_of_another_kind_are_an_error_of_that_request(params: Any) -> None:
+    for method in ("plan", "schema", "route", "merge"):
+        line = json.dumps({"id": 1, "method": method, "params": params}).encode()
+        (answer,) = answers_to(line)
+        assert answer["error"]["type"] in {"TypeError", "KeyError", "InvalidArgument", "AttributeError"}
+
+
+def test_errors_of_the_project_say_what_they_are_and_others_leave_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Service, params: Any) -> dict[str, Any]:
+        raise Unavailable("nobody is there") if params else ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(Service, "_hello", fail)
+
+    (expected,) = answers_to(request(1, "hello", some="thing"))
+    assert expected["error"] == {"type": "Unavailable", "message": "nobody is there", "retriable": True}
+    assert capsys.readouterr().err == ""
+    (unexpected,) = answers_to(request(1, "hello"))
+    assert unexpected["error"]["message"] == "hello failed with ZeroDivisionError: by zero"
+    assert "Traceback" in capsys.readouterr().err
+
+
+# -- methods -----------------------------------------------------------------------------------------------------
+
+
+def test_columns_that_are_not_there_are_found_when_a_query_is_planned(service: Service, cluster: FakeClient) -> None:
+    others = {"options": OPTIONS, "schema": COLUMNS.replace('"n"', '"m"')}
+    with pytest.raises(SchemaMismatch, match="has no column 'm': it has n"):
+        service.call("plan_batch", others)
+    with pytest.raises(SchemaMismatch, match="has no column 'm': it has n"):
+        service.call("initial_offset", service.call("open", others))
+    cluster.streams["others"] = FakeStream(8, {0: [[]]}, typed=False)
+    both = {"options": OPTIONS | {"subscribe": "numbers,others"}, "schema": COLUMNS}
+    with pytest.raises(SchemaMismatch, match="do not have the same columns"):
+        service.call("plan_batch", both)
+
+
+def test_options_are_checked_for_what_they_are_for(service: Service) -> None:
+    of_stream = {"options": OPTIONS | {"maxOffsetsPerTrigger": "7"}, "schema": COLUMNS}
+    of_batch = {"options": OPTIONS | {"endingOffsets": "latest"}, "schema": COLUMNS}
+
+    assert service.call("open", of_stream) == {"stream": 1}
+    assert service.call("plan_batch", of_batch) == {"pieces": []}
+    for method, params in (("plan_batch", of_stream), ("open", of_batch)):
+        with pytest.raises(InvalidArgument, match=r"option (maxOffsetsPerTrigger|endingOffsets)"):
+            service.call(method, params)
+
+
+@pytest.mark.parametrize("engine", ["columnar", "auto"])
+def test_whichever_engine_is_wanted_it_plans(service: Service, cluster: FakeClient, engine: str) -> None:
+    cluster.chunks[0][0] += [4]
+    given = {"options": OPTIONS | {"engine": engine}, "schema": COLUMNS}
+
+    assert service.call("schema", given)["schema"] == COLUMNS
+    assert len(service.call("plan_batch", given)["pieces"]) == 1
+    stream = service.call("open", given)
+    assert service.call("initial_offset", stream)["offset"]
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, {"type": "all"}),
+        ({"maxOffsetsPerTrigger": "7"}, {"type": "max_rows", "value": 7}),
+        ({"maxBytesPerTrigger": "7"}, {"type": "max_bytes", "value": 7}),
+        ({"minOffsetsPerTrigger": "7"}, {"type": "min_rows", "value": 7}),
+    ],
+)
+def test_limits_go_and_come_back(
+    service: Service, cluster: FakeClient, options: dict[str, str], limit: dict[str, Any]
+) -> None:
+    cluster.chunks[0][0] += [4, 4]
+    stream = service.call("open", {"options": OPTIONS | options, "schema": COLUMNS})
+    assert service.call("read_limit", stream) == {"limit": limit}
+    start = service.call("initial_offset", stream)["offset"]
+
+    end = json.loads(service.call("latest_offset", stream | {"start": start, "limit": limit})["offset"])
+
+    first = end["streams"]["numbers"]["streamlets"]["0"][0]
+    assert first == [*(at(1) if limit["type"].startswith("max") else at(2)), 4 if "max" in limit["type"] else 8]
+    with pytest.raises(InvalidArgument, match="no limit of type 'max_files'"):
+        service.call("latest_offset", stream | {"start": start, "limit": {"type": "max_files", "value": 1}})
+
+
+def test_the_start_comes_back_as_it_was_written(service: Service, handle: int, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    initial = service.call("initial_offset", {"stream": handle})["offset"]
+    end = service.call("latest_offset", {"stream": handle, "start": initial, "limit": ALL})["offset"]
+    assert end == json.dumps(json.loads(end))
+
+    odd = json.dumps(json.loads(end), separators=(",", ":"))
+    assert service.call("latest_offset", {"stream": handle, "start": odd, "limit": ALL})["offset"] == odd
+    assert service.call("merge", {"stream": handle, "start": odd, "places": []})["offset"] == odd
+
+
+def test_what_a_query_does_reaches_its_reader(service: Service, handle: int, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    of = {"stream": handle}
+    assert service.call("report_latest_offset", of) == {"offset": None}
+    assert service.call("metrics", of | {"consumed": None}) == {"metrics": {}}
+    initial = service.call("initial_offset", of)["offset"]
+    service.call("prepare_available_now", of)
+    cluster.chunks[1][0] += [9]
+    end = service.call("latest_offset", of | {"start": initial, "limit": ALL})["offset"]
+
+    (piece,) = service.call("plan", of | {"start": initial, "end": end})["pieces"]
+    assert (piece["streamlet"], piece["records"], piece["end"]) == (0, 4, list(at(1)))
+    latest = service.call("report_latest_offset", of)["offset"]
+    assert json.loads(latest)["streams"]["numbers"]["streamlets"]["1"] == [[*at(1), 9]]
+    assert service.call("metrics", of | {"consumed": end})["metrics"]["avgOffsetsBehindLatest"] == "4.5"
+    service.call("commit", of | {"end": end})
+    service.call("close", of)
+    ((_, positions),) = cluster.committed.items()
+    assert sorted(positions.values()) == [at(0), at(1)]
+
+
+def test_real_time_mode_goes_on_within_a_chunk(service: Service, handle: int, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    of = {"stream": handle}
+    initial = service.call("initial_offset", of)["offset"]
+    pieces = service.call("plan_real_time", of | {"start": initial})["pieces"]
+    assert [(piece["streamlet"], piece["end"], piece["first_record"]) for piece in pieces] == [
+        (0, None, 0),
+        (1, None, 0),
+    ]
+
+    places = [["numbers", 0, 0, *at(0), 3], ["numbers", 1, 0, *at(0), 0]]
+    end = service.call("merge", of | {"start": initial, "places": places})["offset"]
+    written = json.loads(end)
+    assert written["streams"]["numbers"]["streamlets"] == {"0": [[*at(0), 3]], "1": [[*at(0), 0]]}
+    assert written["since"] == json.loads(initial)["streams"]
+    assert written["group"] == json.loads(initial)["group"]
+
+    first, _ = service.call("plan_real_time", of | {"start": end})["pieces"]
+    assert (first["start"], first["first_record"]) == (list(at(0)), 3)
+    another = service.call("open", {"options": OPTIONS, "schema": COLUMNS})
+    later = service.call("merge", another | {"start": end, "places": [["numbers", 0, 0, *at(1), 4]]})["offset"]
+    assert json.loads(later)["streams"]["numbers"]["streamlets"]["0"] == [[*at(1), 4]]
+
+
+def test_a_stream_that_is_closed_or_was_never_open_is_named(service: Service, handle: int) -> None:
+    service.call("close", {"stream": handle})
+
+    for stream in (handle, 99):
+        with pytest.raises(InvalidArgument, match=f"no stream {stream} is open"):
+            service.call("plan", {"stream": stream})
