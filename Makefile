@@ -30,12 +30,14 @@ LINT_IMPORTS := $(PY) -c 'from importlinter.cli import lint_imports_command as r
 # would run the first python3 of PATH, and SPARK_HOME would bring in another Spark: both are those of the environment.
 WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pwd)/$(PY)"; \
   export JAVA_HOME PYSPARK_PYTHON; unset SPARK_HOME;
+# The columnar engine is built in place, where an editable install has it, and where spark.jars takes it from.
+BUILD_JAR := spark_connector/jvm/build.py
 # Tests of several coordinators run a ZooKeeper of their own, on that Java.
 WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 
-.PHONY: help setup demo demo-check test test-fast check lint types proto proto-check bench bench-log bench-replication
-.PHONY: bench-recovery bench-migration bench-push chaos-kill chaos-replicas chaos-control chaos-push chaos-spark
-.PHONY: fuzz-log fuzz-replication constraints clean
+.PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-log bench-replication
+.PHONY: bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control chaos-push
+.PHONY: chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
@@ -60,13 +62,18 @@ $(STAMP): pyproject.toml constraints.txt
 	@pwd -P >"$@"
 	@echo "setup: done, run anything with .venv/bin/kera or make <target>"
 
-demo: setup ## Run the demonstration: a cluster, an ingest, Spark reading it. DEMO_ARGS are passed on.
+# Asking whether the jar is current is quick and takes no Java, so it is asked each time.
+jar: setup ## Build the columnar engine of the Spark connector, unless it is current: Java, compiled against Spark.
+	@$(PY) $(BUILD_JAR) --check 2>/dev/null || { \
+	  JAVA_HOME="$$(sh scripts/java.sh --compiler)" && export JAVA_HOME && $(PY) $(BUILD_JAR); }
+
+demo: jar ## Run the demonstration: a cluster, an ingest, Spark reading it. DEMO_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m demo $(DEMO_ARGS)
 
-demo-check: setup ## Run the short form of the demonstration that checks its own results.
+demo-check: jar ## Run the short form of the demonstration that checks its own results.
 	@$(WITH_JAVA) $(PY) -m demo --check
 
-test: setup ## Run all tests, those with Spark too. PYTEST_ARGS are passed on.
+test: jar ## Run all tests, those with Spark too. PYTEST_ARGS are passed on.
 	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-fast: setup ## Run the unit and property tests: no daemons, no Spark.
@@ -106,10 +113,13 @@ bench-recovery: setup ## Measure recovery of a killed broker: its timeline, and 
 bench-migration: setup ## Measure what producers see of streamlets that move; ten minutes. BENCH_ARGS are passed on.
 	@$(PY) -m bench.migration $(BENCH_ARGS)
 
-bench-push: setup ## Measure push against pull: copies, local consumers, Spark; half an hour. BENCH_ARGS are passed to Spark's.
+bench-push: jar ## Measure push against pull: copies, local consumers, Spark; half an hour. BENCH_ARGS are passed to Spark's.
 	@$(PY) -m bench.push_loop
 	@$(PY) -m bench.locality
 	@$(WITH_JAVA) $(PY) -m bench.spark_read $(BENCH_ARGS)
+
+bench-spark: jar ## Measure Spark with both engines, and with Kafka where there is one; a quarter of an hour. BENCH_ARGS.
+	@$(WITH_JAVA) $(PY) -m bench.spark_engines $(BENCH_ARGS)
 
 fuzz-log: setup ## Run the log against a disk that breaks: EXAMPLES random histories of SEED (a new one if it is not given).
 	@seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \
@@ -132,10 +142,13 @@ chaos-replicas: setup ## Kill backups and brokers under load, ROUNDS times, and 
 chaos-control: setup ## Kill and freeze daemons under load, ROUNDS times: the others go on. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.control --rounds $(ROUNDS) $(CHAOS_ARGS)
 
-chaos-push: setup ## Kill consumers, Spark's workers and brokers mid-batch, ROUNDS times. CHAOS_ARGS are passed on.
+chaos-push: jar ## Kill consumers, Spark's workers and brokers mid-batch, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.push --rounds $(ROUNDS) $(CHAOS_ARGS)
 
-chaos-spark: setup ## Kill a job from stream to stream, and its broker, ROUNDS times. CHAOS_ARGS are passed on.
+chaos-columnar: jar ## Kill, stall and starve those who read with the columnar engine, ROUNDS times. CHAOS_ARGS are passed on.
+	@$(WITH_JAVA) $(PY) -m tests.chaos.columnar --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+chaos-spark: jar ## Kill a job from stream to stream, and its broker, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.spark --rounds $(ROUNDS) $(CHAOS_ARGS)
 
 constraints: ## Resolve the newest versions anew and write constraints.txt (then run make check).
@@ -143,5 +156,5 @@ constraints: ## Resolve the newest versions anew and write constraints.txt (then
 
 clean: ## Remove .venv, caches and build outputs.
 	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -rf spark-warehouse metastore_db derby.log
+	rm -rf spark-warehouse metastore_db derby.log spark_connector/kera/spark_connector/jars
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,17 +1,31 @@
 #!/bin/sh
 # Print the home of a Java 17 or newer, which Spark needs: JAVA_HOME="$(sh scripts/java.sh)".
+# With --compiler: of one that has javac too, which `make jar` needs.
 #
 # Looks at JAVA_HOME, then at the java of PATH, then in /usr/lib/jvm (the oldest that is new enough, since that is
-# the one Spark is tested with). When there is none, installs Debian's headless JRE, as root or through a sudo that
-# asks no password. Otherwise says in one line on stderr what to install, and exits with 1.
+# the one Spark is tested with). When there is none, installs Debian's headless JRE (with --compiler: JDK), as root or
+# through a sudo that asks no password. Otherwise says in one line on stderr what to install, and exits with 1.
 set -eu
 
 JAVA_VERSION_MIN=17
 jvm_dir=/usr/lib/jvm
 
-# Print "VERSION HOME" of the java command $1 ("17 /usr/lib/jvm/…"); nothing when it does not run. Java is asked
-# for its home, because the java of PATH may be a shim or a chain of links.
+case "$*" in
+"") kind=jre what="Java" who="Spark" ;;
+--compiler) kind=jdk what="Java compiler" who="make jar" ;;
+*) echo "usage: java.sh [--compiler]" >&2 && exit 2 ;;
+esac
+
+# Print "VERSION HOME" of the java command $1 ("17 /usr/lib/jvm/…"); nothing when it does not run, or has no compiler
+# beside it and one is wanted. Java is asked for its home, because the java of PATH may be a shim or a chain of links.
 describe() {
+    ask "$1" | while read -r version home; do
+        if [ $kind = jre ] || [ -x "$home/bin/javac" ]; then echo "$version $home"; fi
+    done
+}
+
+# The same, with or without a compiler.
+ask() {
     "$1" -XshowSettings:properties -version 2>&1 </dev/null | awk -F ' = ' '
         $1 ~ /^ *java\.specification\.version$/ { version = $2; sub(/^1\./, "", version) }
         $1 ~ /^ *java\.home$/ { home = $2 }
@@ -27,7 +41,7 @@ home_if_usable() {
 find_java() {
     if [ -n "${JAVA_HOME:-}" ]; then
         home_if_usable "$JAVA_HOME/bin/java" && return
-        echo "java: JAVA_HOME=$JAVA_HOME has no Java $JAVA_VERSION_MIN or newer, looking elsewhere" >&2
+        echo "java: JAVA_HOME=$JAVA_HOME has no $what $JAVA_VERSION_MIN or newer, looking elsewhere" >&2
     fi
     if command -v java >/dev/null 2>&1; then
         home_if_usable java && return
@@ -38,13 +52,18 @@ find_java() {
 }
 
 # The Debian package to install: OpenJDK 17, or the distribution's default where that is another one, new enough
-# (its version looks like 2:1.21-75). Prints nothing when there is neither.
+# (its version looks like 2:1.21-75). A compiler comes to the Java that is there, so that there is one. Prints nothing
+# when there is no such package.
 package() {
-    if candidate openjdk-17-jre-headless >/dev/null; then
-        echo openjdk-17-jre-headless
-    elif version=$(candidate default-jre-headless); then
+    there=$(ask java)
+    there=${there%% *}
+    if [ "${there:-0}" -ge "$JAVA_VERSION_MIN" ] && candidate "openjdk-$there-$kind-headless" >/dev/null; then
+        echo "openjdk-$there-$kind-headless"
+    elif candidate "openjdk-17-$kind-headless" >/dev/null; then
+        echo "openjdk-17-$kind-headless"
+    elif version=$(candidate "default-$kind-headless"); then
         version=$(echo "$version" | sed 's/^[0-9]*://; s/^1\.//; s/[^0-9].*//')
-        [ "${version:-0}" -lt "$JAVA_VERSION_MIN" ] || echo default-jre-headless
+        [ "${version:-0}" -lt "$JAVA_VERSION_MIN" ] || echo "default-$kind-headless"
     fi
 }
 
@@ -54,7 +73,7 @@ candidate() {
 }
 
 fail() {
-    echo "java: no Java $JAVA_VERSION_MIN or newer found: $*" >&2
+    echo "java: no $what $JAVA_VERSION_MIN or newer found: $*" >&2
     exit 1
 }
 
@@ -66,7 +85,7 @@ if [ "$(id -u)" = 0 ]; then
 elif command -v sudo >/dev/null 2>&1 && sudo -n true >/dev/null 2>&1; then
     sudo="sudo -n"
 else
-    fail "run 'apt-get install openjdk-17-jre-headless' (or default-jre-headless) as root, or set JAVA_HOME"
+    fail "run 'apt-get install openjdk-17-$kind-headless' (or default-$kind-headless) as root, or set JAVA_HOME"
 fi
 
 # Standard output is the answer alone, so what apt says goes to stderr. A failed update is no reason to stop: the
@@ -74,7 +93,7 @@ fi
 $sudo apt-get update -qq >&2 || true
 package=$(package)
 [ -n "$package" ] || fail "this distribution has no package for it: install one by hand, or set JAVA_HOME"
-echo "java: installing $package, which Spark needs" >&2
+echo "java: installing $package, which $who needs" >&2
 # shellcheck disable=SC2086  # $sudo is empty or two words
 $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >&2 ||
     fail "could not install $package, install it by hand or set JAVA_HOME"

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kera.client.local_cluster import LocalCluster, RunningCluster
+from kera.spark_connector import configure
 from tests.spark.support import Kera, with_kera
 
 HERE = Path(__file__).parent
@@ -25,7 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))  # one session on one worker
+            # One session on one worker; and what starts processes of its own on one, not to be too many at once.
+            own = "spark" not in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("spark-processes" if own else "spark"))
             # Said on import by Spark, which is used without pandas here.
             item.add_marker(pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"))
 
@@ -52,15 +55,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.ui.showConsoleProgress": "false",
     }.items():
         builder = builder.config(name, value)
-    session = with_kera(builder.getOrCreate())
+    session = with_kera(configure(builder).getOrCreate())
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
 
 
 @pytest.fixture
-def kera(spark: SparkSession, cluster: RunningCluster) -> Kera:
-    return Kera(spark, cluster.bootstrap)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Which engine reads; a test that says nothing gets what users get who say nothing."""
+    return str(getattr(request, "param", "auto"))
+
+
+@pytest.fixture
+def kera(spark: SparkSession, cluster: RunningCluster, engine: str) -> Kera:
+    return Kera(spark, cluster.bootstrap, engine)
 
 
 @pytest.fixture

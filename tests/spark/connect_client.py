@@ -79,10 +79,11 @@ def main() -> None:
     parser.add_argument("bootstrap")
     parser.add_argument("stream")
     parser.add_argument("folder")
+    parser.add_argument("options", type=json.loads, help="for reading")
     arguments = parser.parse_args()
     sys.modules["kera"] = None  # type: ignore[assignment]  # importing it is an error from here on
     spark = SparkSession.builder.remote(arguments.remote).getOrCreate()
-    options = {"kera.bootstrap.servers": arguments.bootstrap}
+    options = {"kera.bootstrap.servers": arguments.bootstrap, **arguments.options}
     found = WORK[arguments.work](spark, options, arguments.stream, arguments.folder)
     sys.stdout.write(json.dumps(found) + "\n")
 

@@ -7,19 +7,23 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pyspark.sql import DataFrame, SparkSession
+import pytest
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kera.client import Client, Delivery
-from kera.spark_connector import KeraDataSource
+from kera.spark_connector import register
 
 T = TypeVar("T")
+
+both_engines = pytest.mark.parametrize("engine", ["python", "columnar"], indirect=True)
+"""The same queries have the same outcomes, whichever engine reads: for tests with the fixture `kera`, or `engine`."""
 
 
 def with_kera(spark: SparkSession) -> SparkSession:
     """`spark`, with the connector also where Spark does not look for it: when the path of Python has a space."""
     if " " in sys.executable:
-        spark.dataSource.register(KeraDataSource)
+        register(spark)
     return spark
 
 
@@ -36,9 +40,10 @@ class Sent(NamedTuple):
 class Kera:
     """A cluster as a user of Spark sees it."""
 
-    def __init__(self, spark: SparkSession, bootstrap: str) -> None:
+    def __init__(self, spark: SparkSession, bootstrap: str, engine: str = "auto") -> None:
         self.spark = spark
         self.bootstrap = bootstrap
+        self.engine = engine
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """What `work` gives with a client of the cluster."""
@@ -89,13 +94,17 @@ class Kera:
 
     def read(self, stream: str | None = None, **options: str) -> DataFrame:
         """The stream, or what `options` subscribe to, as a batch."""
-        reader = self.spark.read.format("kera").option("kera.bootstrap.servers", self.bootstrap)
-        return reader.options(**options).load(stream)
+        return self.reader().options(**options).load(stream)
 
     def stream(self, stream: str | None = None, **options: str) -> DataFrame:
         """The same as a stream."""
         reader = self.spark.readStream.format("kera").option("kera.bootstrap.servers", self.bootstrap)
-        return reader.options(**options).load(stream)
+        return reader.option("engine", self.engine).options(**options).load(stream)
+
+    def reader(self) -> DataFrameReader:
+        """What makes a batch of a stream of the cluster, with the engine that is to be used."""
+        reader = self.spark.read.format("kera").option("kera.bootstrap.servers", self.bootstrap)
+        return reader.option("engine", self.engine)
 
     def lag(self, group: str) -> int:
         """How many records a query with this name has left, as ``kera group describe`` shows it."""

@@ -17,7 +17,9 @@ from kera.client import Client
 from kera.core.process import node_id
 from kera.spark_connector import KeraDataSource
 from kera.spark_connector.columns import RECORD_COLUMNS
-from tests.spark.support import Kera, Sent, send_mib, sent
+from tests.spark.support import Kera, Sent, both_engines, send_mib, sent
+
+pytestmark = both_engines
 
 
 @pytest.mark.parametrize("entries", [1, 2])
@@ -160,7 +162,7 @@ def test_starting_and_ending_offsets_bound_what_is_read(kera: Kera, stream: str)
 def test_only_the_columns_of_a_given_schema_are_read(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(3))
-    reader = kera.spark.read.format("kera").option("kera.bootstrap.servers", kera.bootstrap)
+    reader = kera.reader()
 
     frame = reader.schema("offset bigint, value binary").load(stream)
 
@@ -171,7 +173,7 @@ def test_only_the_columns_of_a_given_schema_are_read(kera: Kera, stream: str) ->
 def test_the_stream_may_be_named_by_subscribe(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(3))
-    reader = kera.spark.read.format("kera").option("kera.bootstrap.servers", kera.bootstrap)
+    reader = kera.reader()
 
     assert reader.option("subscribe", stream).load().count() == 3
 
@@ -307,7 +309,7 @@ def test_an_unknown_stream_is_named(kera: Kera, stream: str) -> None:
 
 def test_a_column_that_is_not_there_gets_a_suggestion(kera: Kera, stream: str) -> None:
     kera.create(stream)
-    reader = kera.spark.read.format("kera").option("kera.bootstrap.servers", kera.bootstrap)
+    reader = kera.reader()
 
     with pytest.raises(AnalysisException, match="no column 'vaule': did you mean 'value'"):
         reader.schema("vaule binary").load(stream).collect()

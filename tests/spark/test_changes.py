@@ -17,7 +17,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kera.client import Client
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.ids import Position
-from tests.spark.support import Kera, Sent, sent, start, wait_until
+from tests.spark.support import Kera, Sent, both_engines, sent, start, wait_until
+
+pytestmark = both_engines
 
 STRICT = {"startingOffsets": "earliest"}
 LENIENT = {**STRICT, "failOnDataLoss": "false"}
@@ -203,38 +205,38 @@ def replicated() -> Iterator[RunningCluster]:
 
 @pytest.mark.slow
 def test_a_query_outlives_the_loss_of_a_broker_that_has_replicas(
-    spark: SparkSession, replicated: RunningCluster, tmp_path: Path
+    spark: SparkSession, replicated: RunningCluster, engine: str, stream: str, tmp_path: Path
 ) -> None:
-    kera = Kera(spark, replicated.bootstrap)
-    kera.create("copied", streamlets=2, replication=1)
-    produced = kera.send("copied", range(200), flush_every=20)
-    first, _ = kera.read_new("copied", tmp_path / "later", **STRICT, maxOffsetsPerTrigger="100")
+    kera = Kera(spark, replicated.bootstrap, engine)
+    kera.create(stream, streamlets=2, replication=1)
+    produced = kera.send(stream, range(200), flush_every=20)
+    first, _ = kera.read_new(stream, tmp_path / "later", **STRICT, maxOffsetsPerTrigger="100")
     assert sorted(first) == sorted(produced)
-    with running(kera, tmp_path / "running", subscribe="copied", **STRICT) as (query, found):
+    with running(kera, tmp_path / "running", subscribe=stream, **STRICT) as (query, found):
         wait_for(query, found, produced)
         replicated.kill("broker-1")
-        more = kera.send("copied", range(200, 300), flush_every=20)
+        more = kera.send(stream, range(200, 300), flush_every=20)
         wait_for(query, found, produced + more)
 
-    later, _ = kera.read_new("copied", tmp_path / "later", **STRICT)
+    later, _ = kera.read_new(stream, tmp_path / "later", **STRICT)
     assert sorted(later) == sorted(more)
-    assert sorted(sent(kera.read("copied"))) == sorted(produced + more)
+    assert sorted(sent(kera.read(stream))) == sorted(produced + more)
     replicated.restart("broker-1")
 
 
 @pytest.mark.slow
 def test_what_a_broker_has_lost_for_good_ends_a_query_or_is_left_out(
-    spark: SparkSession, replicated: RunningCluster, tmp_path: Path
+    spark: SparkSession, replicated: RunningCluster, engine: str, stream: str, tmp_path: Path
 ) -> None:
-    kera = Kera(spark, replicated.bootstrap)
-    kera.create("alone", streamlets=2)
-    produced = kera.send("alone", range(100), flush_every=20)
-    found, _ = kera.read_new("alone", tmp_path / "checkpoint", **STRICT)
+    kera = Kera(spark, replicated.bootstrap, engine)
+    kera.create(stream, streamlets=2)
+    produced = kera.send(stream, range(100), flush_every=20)
+    found, _ = kera.read_new(stream, tmp_path / "checkpoint", **STRICT)
     assert sorted(found) == sorted(produced)
-    unread = kera.send("alone", range(100, 200), flush_every=20)
+    unread = kera.send(stream, range(100, 200), flush_every=20)
     lost = {
         streamlet
-        for streamlet, assignment in kera.run(lambda c: c.admin.describe_stream("alone")).assignments.items()
+        for streamlet, assignment in kera.run(lambda c: c.admin.describe_stream(stream)).assignments.items()
         if assignment.broker_id == replicated.ready["broker-1"]["broker_id"]
     }
     assert len(lost) == 1
@@ -242,9 +244,9 @@ def test_what_a_broker_has_lost_for_good_ends_a_query_or_is_left_out(
     replicated.restart("broker-1")  # it comes back with nothing
 
     with pytest.raises(StreamingQueryException, match="are gone before they were read"):
-        kera.read_new("alone", tmp_path / "checkpoint", **STRICT)
-    found, _ = kera.read_new("alone", tmp_path / "checkpoint", **LENIENT)
+        kera.read_new(stream, tmp_path / "checkpoint", **STRICT)
+    found, _ = kera.read_new(stream, tmp_path / "checkpoint", **LENIENT)
     assert sorted(found) == sorted(record for record in unread if record.streamlet not in lost)
-    more = kera.send("alone", range(200, 250), flush_every=20)
-    found, _ = kera.read_new("alone", tmp_path / "checkpoint", **STRICT)
+    more = kera.send(stream, range(200, 250), flush_every=20)
+    found, _ = kera.read_new(stream, tmp_path / "checkpoint", **STRICT)
     assert sorted(found) == sorted(more)

@@ -15,6 +15,7 @@ import pyspark
 import pytest
 
 from kera.client.local_cluster import RunningCluster
+from kera.spark_connector import jar_path
 from tests.spark.support import Kera, Sent, wait_until
 
 pytestmark = [
@@ -30,8 +31,8 @@ SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 """When this process is killed, as by a time-out, nobody ends the server; then the kernel does."""
 
-Work = Callable[[str, str], Any]
-"""A client's work by its name, on a stream; gives what the client has printed."""
+Work = Callable[..., Any]
+"""A client's work by its name, on a stream, with options for reading; gives what the client has printed."""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,8 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 "local[2]",
                 "--class",
                 SERVER,
+                "--jars",
+                jar_path(),
                 *conf,
                 "spark-internal",
             ],
@@ -88,9 +91,10 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def work(remote: str, cluster: RunningCluster, tmp_path: Path) -> Work:
-    def run(name: str, stream: str) -> Any:
+    def run(name: str, stream: str, **options: str) -> Any:
+        folder = tmp_path / "folder"
         done = subprocess.run(
-            [sys.executable, "-I", CLIENT, remote, name, cluster.bootstrap, stream, tmp_path / "folder"],
+            [sys.executable, "-I", CLIENT, remote, name, cluster.bootstrap, stream, folder, json.dumps(options)],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -103,26 +107,32 @@ def work(remote: str, cluster: RunningCluster, tmp_path: Path) -> Work:
     return run
 
 
+engines = pytest.mark.parametrize("engine", ["python", "columnar"])
+"""The server has the jar."""
+
+
 def rows(produced: list[Sent]) -> list[list[Any]]:
     return sorted([record.streamlet, record.offset, record.value.decode()] for record in produced)
 
 
-def test_a_client_of_connect_reads_a_batch(kera: Kera, stream: str, work: Work) -> None:
+@engines
+def test_a_client_of_connect_reads_a_batch(kera: Kera, stream: str, work: Work, engine: str) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(500))
 
-    assert work("batch", stream) == rows(produced)
+    assert work("batch", stream, engine=engine) == rows(produced)
 
 
+@engines
 def test_a_client_of_connect_reads_a_stream_and_goes_on_from_its_checkpoint(
-    kera: Kera, stream: str, work: Work
+    kera: Kera, stream: str, work: Work, engine: str
 ) -> None:
     stream_id = kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(500))
 
-    first = work("streaming", stream)
+    first = work("streaming", stream, engine=engine)
     more = kera.send(stream, range(500, 700))
-    second = work("streaming", stream)
+    second = work("streaming", stream, engine=engine)
 
     assert first["rows"] == rows(produced)
     assert second["rows"] == rows(produced + more)

@@ -7,7 +7,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
-from tests.spark.support import Kera, Sent, send_mib, start, wait_until
+from tests.spark.support import Kera, Sent, both_engines, send_mib, start, wait_until
+
+pytestmark = both_engines
 
 
 def test_available_now_reads_what_is_there_and_a_restart_only_what_is_new(

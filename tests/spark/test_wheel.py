@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZipFile
 
 import pytest
 
+from kera.spark_connector.engine import jar_path
 from tests.spark.support import Kera
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # an index may be slow, and pyspark is large
@@ -50,9 +52,17 @@ class Clean(NamedTuple):
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build: list[str | Path] = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT]
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *build], timeout=PIP_TIMEOUT_S, check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    subprocess.run([*pip, *build], env=os.environ | {"KERA_JAR": "require"}, timeout=PIP_TIMEOUT_S, check=True)
     (built,) = folder.glob("*.whl")
     return built
+
+
+def hatchling(target: str, folder: Path, **environment: str) -> list[Path]:
+    """Build a target into an empty folder."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | environment, timeout=PIP_TIMEOUT_S, check=True)
+    return list(folder.iterdir())
 
 
 def installed(wheel: Path, folder: Path, extras: str = "") -> Clean:
@@ -72,6 +82,33 @@ def test_the_wheel_has_the_namespace_and_where_spark_looks_and_nothing_else(whee
     assert {root for root in roots if not root.endswith(".dist-info")} == {"kera", "pyspark_kera"}
 
 
+def test_the_wheel_has_the_jar_of_this_tree(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        jars = [name for name in archive.namelist() if name.endswith(".jar")]
+
+        assert jars == ["kera/spark_connector/jars/kera-spark-connector.jar"]
+        assert archive.read(jars[0]) == jar_path().read_bytes()
+
+
+def test_a_wheel_can_do_without_the_jar(tmp_path: Path) -> None:
+    (built,) = hatchling("wheel", tmp_path, KERA_JAR="skip")
+
+    with ZipFile(built) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".jar")]
+
+
+def test_the_source_distribution_has_what_the_jar_is_built_from_and_not_the_jar(tmp_path: Path) -> None:
+    (built,) = hatchling("sdist", tmp_path)
+
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    jvm = ROOT / "spark_connector" / "jvm"
+    sources = {path.relative_to(ROOT).as_posix() for path in (jvm / "src").rglob("*") if path.is_file()}
+    assert sources | {"hatch_build.py", "spark_connector/jvm/build.py"} <= names
+    assert not [name for name in names if name.endswith(".jar")]
+
+
 def test_without_extras_there_is_the_client_and_the_command_says_what_it_lacks(wheel: Path, tmp_path: Path) -> None:
     clean = installed(wheel, tmp_path / "clean")
 
@@ -84,7 +121,7 @@ def test_without_extras_there_is_the_client_and_the_command_says_what_it_lacks(w
     assert "pip install 'kera[cli]'" in command.stderr
 
 
-def test_with_its_extras_the_command_works_and_spark_reads_a_stream(
+def test_with_its_extras_the_command_works_and_spark_reads_a_stream_with_both_engines(
     wheel: Path, kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     clean = installed(wheel, tmp_path / "clean", "[cli,spark]")
@@ -94,12 +131,19 @@ def test_with_its_extras_the_command_works_and_spark_reads_a_stream(
     listed = clean.run("kera", "stream", "describe", stream, "--bootstrap", kera.bootstrap)
     broker = clean.run("kera", "broker", "--help")
     job = clean.run("python", "-I", JOB, kera.bootstrap, stream, tmp_path, timeout_s=JOB_TIMEOUT_S)
+    jar = clean.run("python", "-I", "-m", "kera.spark_connector", "jar")
 
     assert stream in listed.stdout, listed.stderr
     assert broker.returncode == 1
     assert "pip install 'kera[server]'" in broker.stderr
     assert job.returncode == 0, job.stderr[-4000:]
     found = json.loads(job.stdout)
-    assert found["values"] == sorted(record.value.decode() for record in produced)
+    values = sorted(record.value.decode() for record in produced)
+    assert found["read"] == {
+        "columnar": {"values": values, "columns": True},
+        "python": {"values": values, "columns": False},
+    }
+    assert found["values"] == values
     assert all(Path(place).is_relative_to(clean.folder) for place in [found["driver"], *found["workers"]])
     assert len(found["workers"]) == 1
+    assert Path(jar.stdout.strip()).is_relative_to(clean.folder), jar.stderr

@@ -1,11 +1,12 @@
 """A job of somebody who has only installed the wheel: run by test_wheel.py, with the Python of another environment.
 
-It reads a stream up to its end into files, and prints as one line of JSON what they have, and from where KerA was
-imported: by the driver, and by the Python workers of the executors.
+It reads a stream with each engine, and up to its end into files. It prints as one line of JSON what it read, what the
+files have, and from where KerA was imported: by the driver, and by the Python workers of the executors.
 """
 
 import json
 import sys
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
@@ -18,11 +19,23 @@ def imported_from() -> str:
     return str(kera.spark_connector.__file__)
 
 
+def read(spark: SparkSession, bootstrap: str, stream: str, engine: str) -> dict[str, Any]:
+    """The values of the stream, read with an engine, and whether they came in columns."""
+    reader = spark.read.format("kera").option("kera.bootstrap.servers", bootstrap).option("engine", engine)
+    frame = reader.load(stream).select(F.col("value").cast("string"))
+    plan: Any = frame._jdf
+    columns = "ColumnarToRow" in plan.queryExecution().executedPlan().toString()
+    return {"values": sorted(row.value for row in frame.collect()), "columns": columns}
+
+
 def main() -> None:
     """Read, and tell."""
+    from kera.spark_connector import configure
+
     bootstrap, stream, folder = sys.argv[1:]
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.driver.memory", "512m").getOrCreate()
+    spark = configure(builder.config("spark.driver.memory", "512m")).getOrCreate()
+    batches = {engine: read(spark, bootstrap, stream, engine) for engine in ("columnar", "python")}
     reader = spark.readStream.format("kera").option("kera.bootstrap.servers", bootstrap)
     frame = reader.option("startingOffsets", "earliest").load(stream)
     worker = F.udf(imported_from)()
@@ -31,7 +44,8 @@ def main() -> None:
     writer.start(f"{folder}/output").awaitTermination()
     found = spark.read.parquet(f"{folder}/output").collect()
     values, workers = sorted(row.value for row in found), sorted({row.worker for row in found})
-    sys.stdout.write(json.dumps({"values": values, "workers": workers, "driver": imported_from()}) + "\n")
+    told = {"read": batches, "values": values, "workers": workers, "driver": imported_from()}
+    sys.stdout.write(json.dumps(told) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCE_ROOTS: list[str] = PYPROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]
 PACKAGES: list[str] = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+BUILD_FOLDERS = {Path("spark_connector/jvm")}  # below a source root, for what is built from it
 
 # Folders without a file of ours. Those whose name starts with a dot are skipped too, but for CI's.
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "metastore_db", "node_modules", "spark-warehouse", "target"}
@@ -231,7 +232,7 @@ def without_docstring(text: str) -> list[str]:
 def unlisted_packages(root: Path) -> list[str]:
     """Folders of Python modules below the source roots that the wheel would leave out."""
     folders = (path.parent.relative_to(root) for name in SOURCE_ROOTS for path in (root / name).rglob("*.py"))
-    listed = [Path(package) for package in PACKAGES]
+    listed = [*map(Path, PACKAGES), *BUILD_FOLDERS]
     return sorted({str(folder) for folder in folders if not any(map(folder.is_relative_to, listed))})
 
 
@@ -269,6 +270,59 @@ def test_what_is_wrong_with_a_package_is_found(tmp_path: Path) -> None:
     assert unlisted_packages(tmp_path) == ["core/kera", "core/kera/stray"]
     assert packages_without_marker(tmp_path) == PACKAGES
     assert namespace_inits(tmp_path) == ["core/kera/__init__.py"]
+
+
+# --- Java ----------------------------------------------------------------------------------------------------
+
+JAVA_COLUMNS_MAX = 120
+JAVA_TYPE = re.compile(
+    r"(?:(?:public|protected|private|abstract|static|final|sealed|non-sealed) )*(?:class|@?interface|record|enum) \w"
+)
+
+
+def badly_laid_out(text: str) -> list[str]:
+    """Lines that are too long, have a tab or end with a space."""
+    return [line for line in text.splitlines() if len(line) > JAVA_COLUMNS_MAX or "\t" in line or line != line.rstrip()]
+
+
+def without_javadoc(text: str) -> list[str]:
+    """Declarations of types with no comment right above them, or above their annotations."""
+    found, documented = [], False
+    for line in map(str.strip, text.splitlines()):
+        if line.endswith("*/"):
+            documented = True
+        elif JAVA_TYPE.match(line):
+            found += [] if documented else [line]
+            documented = False
+        elif not line.startswith("@"):
+            documented = False
+    return found
+
+
+def java() -> list[Path]:
+    return [path for path in files() if path.suffix == ".java"]
+
+
+def test_java_is_laid_out_like_the_rest() -> None:
+    assert violations(java(), badly_laid_out) == []
+
+
+def test_every_java_type_has_a_comment_that_says_what_it_is() -> None:
+    assert violations(java(), without_javadoc) == []
+
+
+@pytest.mark.parametrize("line", ["x" * 121, "int x;\t// tab", "int x; "])
+def test_java_that_is_badly_laid_out_is_found(line: str) -> None:
+    assert badly_laid_out(f"class A {{\n{line}\n}}\n") == [line]
+
+
+@pytest.mark.parametrize(
+    "declaration", ["class A {", "public final class A<T> {", "record A(int b) {}", "private enum A { B }"]
+)
+def test_a_java_type_without_a_comment_is_found(declaration: str) -> None:
+    assert without_javadoc(f"import b.B;\n\n{declaration}\n") == [declaration]
+    assert without_javadoc(f"/** What it is. */\nint a;\n\n    {declaration}\n") == [declaration]
+    assert without_javadoc(f"/**\n * What it is: a class of its own.\n */\n@Evolving\n{declaration}\n") == []
 
 
 # --- pinned dependencies -----------------------------------------------------------------------------------

@@ -1,0 +1,132 @@
+package kera.spark;
+
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.util.zip.CRC32C;
+
+import org.apache.arrow.memory.util.MemoryUtil;
+
+/** One chunk in memory; valid until the reader is asked for the next one or is closed. See {@code docs/format.md}. */
+final class Chunk {
+
+    static final int HEADER_BYTES = 128;
+
+    private static final int PAYLOAD_BYTES_MAX = 1 << 30;
+    private static final int ALIGNMENT_BYTES = 64;
+    private static final int MAGIC = 'K' | 'E' << 8 | 'R' << 16 | 'A' << 24;
+    private static final int VERSION = 1;
+    private static final int HEADER_CRC_AT = 84;
+    private static final int PLACEMENT_AT = 88;
+    private static final int PLACEMENT_CRC_AT = 124;
+
+    /** Header and payload, without padding: direct, little-endian, from 0 to its limit. */
+    final ByteBuffer memory;
+    /** Where the payload begins. */
+    final long payloadAddress;
+    final int payloadBytes;
+    final int recordCount;
+    /** Ordinal of the first record within its entry. */
+    final long firstRecord;
+    final Position start;
+    /** Where the chunk after this one starts. */
+    final Position next;
+    /** Whether it lies in a broker's memory. */
+    final boolean inPlace;
+    /** Keeps the mapping or the buffer reachable. */
+    final Object owner;
+
+    private final Stretch stretch;
+
+    private Chunk(Stretch stretch, int at, ByteBuffer header, Position before) {
+        this.stretch = stretch;
+        payloadBytes = header.getInt(8);
+        recordCount = header.getInt(12);
+        firstRecord = header.getLong(104);
+        memory = stretch.bytes().slice(at, HEADER_BYTES + payloadBytes).order(ByteOrder.LITTLE_ENDIAN);
+        payloadAddress = MemoryUtil.getByteBufferAddress(memory) + HEADER_BYTES;
+        long group = header.getLong(88);
+        int segment = header.getInt(96);
+        boolean follows = group == before.group() && segment == before.segment();
+        start = follows ? before : new Position(group, segment, 0);
+        next = start.plus(chunkBytes(payloadBytes));
+        inPlace = stretch.arena() != null;
+        owner = inPlace ? stretch.arena() : stretch.bytes();
+    }
+
+    /**
+     * The chunk at {@code at} of a stretch, checked. {@code before}: where the one before it ended, or where the
+     * stretch starts. Throws {@link KeraException}: what is there is no chunk, or one of another schema. In a broker's
+     * memory that can also mean that it is not {@link #intact}: to be asked before anything is made of it.
+     */
+    static Chunk open(Stretch stretch, int at, Position before, Piece piece, boolean verifyPayload) {
+        ByteBuffer bytes = stretch.bytes();
+        if (bytes.limit() - at < HEADER_BYTES) {
+            throw corrupt("chunk header cut short at offset " + at);
+        }
+        byte[] copied = new byte[HEADER_BYTES]; // what is checked must be what is used, whatever happens to the memory
+        bytes.get(at, copied);
+        ByteBuffer header = ByteBuffer.wrap(copied).order(ByteOrder.LITTLE_ENDIAN);
+        if (header.getInt(0) != MAGIC) {
+            throw corrupt("no chunk at offset " + at + ": magic is 0x" + Integer.toHexString(header.getInt(0)));
+        }
+        if (checksum(copied, 0, HEADER_CRC_AT) != header.getInt(HEADER_CRC_AT)) {
+            throw corrupt("chunk header at offset " + at + " does not match its checksum");
+        }
+        int version = header.get(4) & 0xFF;
+        if (version != VERSION || header.getShort(6) != HEADER_BYTES) {
+            throw corrupt("chunk at offset " + at + " has format version " + version + ", this program knows "
+                    + VERSION);
+        }
+        if (checksum(copied, PLACEMENT_AT, PLACEMENT_CRC_AT - PLACEMENT_AT) != header.getInt(PLACEMENT_CRC_AT)) {
+            throw corrupt("chunk placement at offset " + at + " does not match its checksum");
+        }
+        long payloadBytes = Integer.toUnsignedLong(header.getInt(8));
+        int rest = bytes.limit() - at - HEADER_BYTES;
+        if (payloadBytes > PAYLOAD_BYTES_MAX || padded(payloadBytes) > rest) {
+            throw corrupt("chunk at offset " + at + " is cut short: " + rest + " of " + padded(payloadBytes)
+                    + " payload bytes");
+        }
+        if (verifyPayload) {
+            CRC32C crc = new CRC32C();
+            crc.update(bytes.slice(at + HEADER_BYTES, (int) padded(payloadBytes)));
+            if ((int) crc.getValue() != header.getInt(80)) {
+                throw corrupt("chunk payload at offset " + at + " does not match its checksum (stream "
+                        + header.getLong(16) + ", streamlet " + header.getInt(24) + ", sequence " + header.getLong(48)
+                        + ")");
+            }
+        }
+        if (header.getInt(28) != piece.schemaId) {
+            throw new KeraException("SchemaMismatch", "chunk has schema " + Integer.toUnsignedString(header.getInt(28))
+                    + ", the stream was known with " + piece.schemaId + "; open it again", false);
+        }
+        return new Chunk(stretch, at, header, before);
+    }
+
+    /** Length of the whole chunk: header, payload, padding. */
+    int chunkBytes() {
+        return chunkBytes(payloadBytes);
+    }
+
+    /** Whether the bytes are still this chunk's. To be asked after they were looked at; true for copies. */
+    boolean intact() {
+        return stretch.intact();
+    }
+
+    private static int chunkBytes(int payloadBytes) {
+        return HEADER_BYTES + (int) padded(payloadBytes);
+    }
+
+    private static long padded(long payloadBytes) {
+        return (payloadBytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES;
+    }
+
+    private static int checksum(byte[] bytes, int from, int length) {
+        CRC32C crc = new CRC32C();
+        crc.update(bytes, from, length);
+        return (int) crc.getValue();
+    }
+
+    private static KeraException corrupt(String message) {
+        return new KeraException("CorruptChunk", message, false);
+    }
+}

@@ -1,0 +1,51 @@
+package kera.spark;
+
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.util.Optional;
+
+import org.apache.arrow.memory.util.MemoryUtil;
+
+/** What the columnar engine needs where it runs, and what of it is missing. */
+final class Environment {
+    private Environment() {}
+
+    /**
+     * What the driver lacks. It starts the planner, which takes a second when it is the first time. Throws
+     * {@link KeraException} where it did not start in time, and may the next time.
+     */
+    static Optional<String> missing(String python) {
+        return missingForReading().or(() -> missingPlanner(python));
+    }
+
+    /** What a JVM lacks that reads chunks, so an executor. */
+    static Optional<String> missingForReading() {
+        if (ByteOrder.nativeOrder() != ByteOrder.LITTLE_ENDIAN) {
+            return Optional.of("a little-endian processor");
+        }
+        try {
+            // The name alone would not load the class; and without java.nio its initialization fails.
+            Class<?> arrow = Class.forName(MemoryUtil.class.getName());
+            if (ByteBuffer.class.getModule().isOpen("java.nio", arrow.getModule())) {
+                return Optional.empty();
+            }
+        } catch (ClassNotFoundException | LinkageError error) {
+            // as said below
+        }
+        return Optional.of("java.nio is closed to Arrow: start this JVM with"
+                + " --add-opens=java.base/java.nio=ALL-UNNAMED (spark.driver.extraJavaOptions,"
+                + " spark.executor.extraJavaOptions)");
+    }
+
+    private static Optional<String> missingPlanner(String python) {
+        try {
+            Service.shared(python).process();
+            return Optional.empty();
+        } catch (KeraException error) {
+            if (error.retriable()) {
+                throw error; // it was too slow this time
+            }
+            return Optional.of(error.getMessage());
+        }
+    }
+}

@@ -1,0 +1,157 @@
+package kera.spark;
+
+import java.io.IOException;
+import java.util.List;
+import java.util.function.Supplier;
+
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.vectorized.ColumnVector;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * One task's read: a batch per chunk, made where the chunk lies.
+ *
+ * <p>Promises: it gives exactly the records that the piece was planned with, or an error; with
+ * {@code failOnDataLoss=false} those that are left, and a warning. Bytes that a broker has used again before Spark was
+ * through with them are an error, {@code MemoryReused}: Spark runs the task again.
+ */
+final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
+    private static final Logger LOG = LoggerFactory.getLogger(KeraColumnarReader.class);
+
+    private final Piece piece;
+    private final PieceReader reader;
+    /** Null where no column is wanted. */
+    private final Columns columns;
+    /** What Spark has in its hands; null before the first and after the last. */
+    private Chunk taken;
+    private ColumnarBatch batch;
+    private long records;
+    private boolean closed;
+
+    KeraColumnarReader(Piece piece, StructType wanted, Supplier<Service> service) {
+        Environment.missingForReading().ifPresent(missing -> {
+            throw new KeraException("EngineUnavailable", missing, false);
+        });
+        this.piece = piece;
+        this.columns = wanted.isEmpty() ? null : columns(piece, wanted);
+        this.reader = new PieceReader(piece, service, !wanted.isEmpty());
+    }
+
+    private static Columns columns(Piece piece, StructType wanted) {
+        try {
+            return new Columns(piece.schema, piece.typed, wanted, piece.stream, piece.streamlet, piece.entry);
+        } catch (UnsupportedOperationException error) {
+            String way = "; with engine=python it can be read";
+            throw new KeraException("EngineUnavailable", error.getMessage() + way, false);
+        }
+    }
+
+    @Override
+    public boolean next() throws IOException {
+        requireTakenIntact();
+        Chunk chunk = reader.next();
+        if (chunk == null) {
+            requireAll();
+            return false;
+        }
+        take(chunk);
+        taken = chunk;
+        return true;
+    }
+
+    /**
+     * Of a piece without an end: the next chunk, if it comes in time; {@link #get} gives its records. Whether they are
+     * is to be asked by {@link #requireIntact}.
+     */
+    Chunk nextWithin(long timeoutMs) throws IOException {
+        Chunk chunk = reader.nextWithin(timeoutMs);
+        if (chunk != null) {
+            take(chunk);
+        }
+        return chunk;
+    }
+
+    private void take(Chunk chunk) {
+        boolean first = chunk.start.equals(piece.start); // which may begin with records that are not of this piece
+        long before = first ? piece.firstRecord - chunk.firstRecord : 0;
+        int skip = (int) Math.max(0, Math.min(before, chunk.recordCount));
+        try {
+            batch = load(chunk, skip);
+        } catch (RuntimeException error) {
+            requireIntact(chunk); // or what could not be loaded was not the chunk
+            throw error;
+        }
+        records += batch.numRows();
+    }
+
+    private ColumnarBatch load(Chunk chunk, int skip) {
+        return columns == null
+                ? new ColumnarBatch(new ColumnVector[0], chunk.recordCount - skip)
+                : columns.load(chunk, skip);
+    }
+
+    @Override
+    public ColumnarBatch get() {
+        return batch;
+    }
+
+    @Override
+    public CustomTaskMetric[] currentMetricsValues() {
+        return KeraMetrics.of(reader.counters());
+    }
+
+    /** Releases everything, and fails if the last batch was not what Spark took it for. */
+    @Override
+    public void close() throws IOException {
+        if (closed) {
+            return;
+        }
+        closed = true;
+        try (reader; columns) {
+            if (piece.end == null && !reader.losses().isEmpty()) {
+                LOG.warn("failOnDataLoss=false: {}: {}", named(), String.join("; ", reader.losses()));
+            }
+            requireTakenIntact();
+        }
+    }
+
+    private void requireTakenIntact() {
+        Chunk done = taken;
+        taken = null;
+        if (done != null) {
+            requireIntact(done);
+        }
+    }
+
+    /** Fails if the records may not be those of the chunk; to be asked after they were looked at. */
+    void requireIntact(Chunk chunk) {
+        if (!chunk.intact()) {
+            throw new KeraException(
+                    "MemoryReused",
+                    named() + ": its broker is gone, and its memory was used again while Spark took records from it;"
+                            + " the task has to be run again",
+                    true);
+        }
+    }
+
+    private void requireAll() {
+        if (piece.end == null || records == piece.records) {
+            return;
+        }
+        String what = named() + " gave " + records + " of the " + piece.records + " records between "
+                + piece.start + " and " + piece.end;
+        List<String> losses = reader.losses();
+        if (losses.isEmpty() || records > piece.records) {
+            throw new KeraException("DataLost", what, false);
+        }
+        LOG.warn("failOnDataLoss=false: {}; {}", what, String.join("; ", losses));
+    }
+
+    private String named() {
+        return "stream '" + piece.stream + "', streamlet " + piece.streamlet + ", entry " + piece.entry;
+    }
+}

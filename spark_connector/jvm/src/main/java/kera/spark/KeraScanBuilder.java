@@ -1,0 +1,32 @@
+package kera.spark;
+
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.Set;
+
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+
+/** Takes the columns that a query uses out of those that there are. A column is taken whole, with all its fields. */
+final class KeraScanBuilder implements SupportsPushDownRequiredColumns {
+    private KeraQuery query;
+
+    KeraScanBuilder(KeraQuery query) {
+        this.query = query;
+    }
+
+    @Override
+    public void pruneColumns(StructType required) {
+        Set<String> names = new HashSet<>(Arrays.asList(required.fieldNames()));
+        query = query.withWanted(new StructType(Arrays.stream(query.columns().fields())
+                .filter(field -> names.contains(field.name()))
+                .toArray(StructField[]::new)));
+    }
+
+    @Override
+    public Scan build() {
+        return new KeraScan(query);
+    }
+}

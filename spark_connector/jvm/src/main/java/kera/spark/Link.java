@@ -1,0 +1,201 @@
+package kera.spark;
+
+import java.io.EOFException;
+import java.io.IOException;
+import java.io.InterruptedIOException;
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.SocketAddress;
+import java.net.StandardProtocolFamily;
+import java.net.StandardSocketOptions;
+import java.net.UnixDomainSocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.channels.ClosedByInterruptException;
+import java.nio.channels.SelectionKey;
+import java.nio.channels.Selector;
+import java.nio.channels.SocketChannel;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * A connection, of one thread at a time. Every wait has a bound and ends when the thread is interrupted, with an
+ * {@link InterruptedIOException} or a {@link ClosedByInterruptException}. Sending never waits: what the peer does not
+ * take goes out while something is waited for, so two ends that both send cannot block each other.
+ */
+final class Link implements Pool.Idle {
+
+    private final String address;
+    private final SocketChannel channel;
+    private final Selector selector;
+    private final SelectionKey key;
+    private ByteBuffer unsent = ByteBuffer.allocate(0);
+
+    private Link(String address, SocketChannel channel) throws IOException {
+        this.address = address;
+        this.channel = channel;
+        channel.configureBlocking(false);
+        selector = Selector.open();
+        try {
+            key = channel.register(selector, SelectionKey.OP_CONNECT);
+        } catch (IOException | RuntimeException error) {
+            selector.close();
+            throw error;
+        }
+    }
+
+    static Link unix(String path, long timeoutMs) throws IOException {
+        SocketAddress to = UnixDomainSocketAddress.of(path);
+        return connect(path, SocketChannel.open(StandardProtocolFamily.UNIX), to, Deadline.afterMs(timeoutMs));
+    }
+
+    /** To {@code host:port}, with an IPv6 host in brackets; all addresses of a name are tried. */
+    static Link tcp(String address, long timeoutMs) throws IOException {
+        int colon = address.lastIndexOf(':');
+        String host = address.substring(0, Math.max(colon, 0)).replaceAll("^\\[(.*)]$", "$1");
+        int port;
+        try {
+            port = Integer.parseInt(address.substring(colon + 1));
+        } catch (NumberFormatException error) {
+            port = -1;
+        }
+        if (host.isEmpty() || port < 0 || port > 0xFFFF) {
+            throw new IOException("'" + address + "' is no address of the form host:port");
+        }
+        long deadline = Deadline.afterMs(timeoutMs);
+        IOException failure = null;
+        for (InetAddress each : InetAddress.getAllByName(host)) {
+            try {
+                SocketChannel channel = SocketChannel.open().setOption(StandardSocketOptions.TCP_NODELAY, true);
+                return connect(address, channel, new InetSocketAddress(each, port), deadline);
+            } catch (InterruptedIOException | ClosedByInterruptException error) {
+                throw error;
+            } catch (IOException error) {
+                failure = error;
+            }
+        }
+        throw failure == null ? new IOException("cannot connect to " + address + ": it has no address") : failure;
+    }
+
+    private static Link connect(String address, SocketChannel channel, SocketAddress to, long deadline)
+            throws IOException {
+        Link link = null;
+        try {
+            link = new Link(address, channel);
+            if (!channel.connect(to)) {
+                while (!channel.finishConnect()) {
+                    if (Deadline.passed(deadline)) {
+                        throw new IOException("no connection in time");
+                    }
+                    link.await(SelectionKey.OP_CONNECT, deadline);
+                }
+            }
+            return link;
+        } catch (InterruptedIOException | ClosedByInterruptException error) {
+            abandon(link, channel);
+            throw error;
+        } catch (IOException error) {
+            abandon(link, channel);
+            throw new IOException("cannot connect to " + address + ": " + error.getMessage(), error);
+        }
+    }
+
+    private static void abandon(Link link, SocketChannel channel) throws IOException {
+        if (link != null) {
+            link.close();
+        } else {
+            channel.close();
+        }
+    }
+
+    String address() {
+        return address;
+    }
+
+    /** Send all that remains of {@code message}, now or while something is waited for. */
+    void send(ByteBuffer message) throws IOException {
+        ByteBuffer all = message;
+        if (unsent.hasRemaining()) {
+            all = ByteBuffer.allocate(unsent.remaining() + message.remaining()).put(unsent).put(message).flip();
+        }
+        unsent = all;
+        flush();
+    }
+
+    private void flush() throws IOException {
+        try {
+            channel.write(unsent);
+        } catch (ClosedByInterruptException error) {
+            throw error;
+        } catch (IOException error) {
+            throw lost(error.getMessage(), error);
+        }
+    }
+
+    private IOException lost(String reason, IOException cause) {
+        return new IOException("connection to " + address + " was lost: " + reason, cause);
+    }
+
+    /** Read something into {@code into}, which has room; 0: nothing has come in time. */
+    int receive(ByteBuffer into, long deadline) throws IOException {
+        while (true) {
+            requireUninterrupted();
+            if (unsent.hasRemaining()) {
+                flush();
+            }
+            int count;
+            try {
+                count = channel.read(into);
+            } catch (ClosedByInterruptException error) {
+                throw error;
+            } catch (IOException error) {
+                throw lost(error.getMessage(), error);
+            }
+            if (count < 0) {
+                throw lost("closed", new EOFException());
+            }
+            if (count > 0) {
+                return count;
+            }
+            if (Deadline.passed(deadline)) {
+                return 0;
+            }
+            await(unsent.hasRemaining() ? SelectionKey.OP_READ | SelectionKey.OP_WRITE : SelectionKey.OP_READ,
+                    deadline);
+        }
+    }
+
+    private void await(int operations, long deadline) throws IOException {
+        key.interestOps(operations);
+        selector.select(Math.max(1, TimeUnit.NANOSECONDS.toMillis(Deadline.leftNanos(deadline))));
+        selector.selectedKeys().clear();
+        requireUninterrupted();
+    }
+
+    private static void requireUninterrupted() throws InterruptedIOException {
+        if (Thread.currentThread().isInterrupted()) {
+            throw new InterruptedIOException("interrupted while reading");
+        }
+    }
+
+    @Override
+    public boolean usable() {
+        try {
+            return !unsent.hasRemaining() && channel.read(ByteBuffer.allocate(1)) == 0;
+        } catch (IOException error) {
+            return false;
+        }
+    }
+
+    @Override
+    public void close() {
+        try {
+            selector.close();
+        } catch (IOException error) {
+            // Nothing is left to be done about it.
+        }
+        try {
+            channel.close();
+        } catch (IOException error) {
+            // Likewise.
+        }
+    }
+}

@@ -1,0 +1,310 @@
+"""A broker that does what a test says, message by message: its push socket, its memory and its frames.
+
+And a planner's service that answers what it was told beforehand.
+"""
+
+import json
+import mmap
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from kera.client.types import fill_cursor, position_of
+from kera.core.chunk import Placement, encode_chunk, place_chunk
+from kera.core.ids import EntryId, Position
+from kera.core.push import Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
+from kera.core.rpc import api
+from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
+from kera.core.rpc.frames import Kind as FrameKind
+from kera.core.rpc.frames import decode_header, encode_error, encode_frame
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.v1 import broker_pb2, common_pb2, push_pb2
+
+TIMEOUT_S = 20.0
+ENTRY = EntryId(7, 0, 0)
+BROKER_ID = 5
+FIRST = Position(1, 1, 0)
+ROWS_AT = 4096
+SLOTS_AT = 8192
+SLOTS = 4
+SLOT_BYTES = 64 << 10
+
+
+def chunk(
+    first_record: int, *, group: int = 1, segment: int = 1, schema_id: int = 1, payload_bytes: int = 1000
+) -> bytes:
+    """A chunk of ten records, as a broker has it; what is in it is nothing that Arrow would know."""
+    payload = bytes((first_record + at) % 251 for at in range(payload_bytes))
+    made = encode_chunk(
+        pa.py_buffer(payload),
+        record_count=10,
+        stream_id=ENTRY.stream_id,
+        streamlet_id=ENTRY.streamlet_id,
+        schema_id=schema_id,
+        producer_id=1,
+        producer_epoch=1,
+        sequence=first_record // 10,
+        created_us=0,
+        min_timestamp_us=0,
+        max_timestamp_us=0,
+    )
+    placed = bytearray(made.to_bytes())
+    place_chunk(placed, 0, Placement(group, segment, ENTRY.entry, first_record, 1))
+    return bytes(placed)
+
+
+CHUNK_BYTES = len(chunk(0))
+
+
+class FakeBroker:
+    """Listens on a push socket and for frames; the memory is a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.arena_path = folder / "arena"
+        self.arena_bytes = SLOTS_AT + SLOTS * SLOT_BYTES
+        self.arena_path.write_bytes(bytes(self.arena_bytes))
+        with self.arena_path.open("r+b") as file:
+            self.memory = mmap.mmap(file.fileno(), self.arena_bytes)
+        self.hello: dict[str, Any] = {
+            "version": 1,
+            "broker_id": BROKER_ID,
+            "broker_epoch": 1,
+            "arena_path": str(self.arena_path),
+            "arena_bytes": self.arena_bytes,
+            "slots": SLOTS,
+            "slot_bytes": SLOT_BYTES,
+            "slots_at": SLOTS_AT,
+            "rows_at": ROWS_AT,
+            "row_bytes": 64,
+        }
+        self.push_path = folder / "push.sock"
+        self._push = _listening(socket.AF_UNIX, str(self.push_path))
+        self._frames = _listening(socket.AF_INET, ("127.0.0.1", 0))
+        host, port = self._frames.getsockname()
+        self.frames_address = f"{host}:{port}"
+        self._connections: list[socket.socket] = []
+
+    def close(self) -> None:
+        """Be gone."""
+        for each in (self._push, self._frames, *self._connections):
+            each.close()
+        self.memory.close()
+
+    def put(self, slot: int, data: bytes, *, generation: int = 1) -> None:
+        """Have these bytes in a slot."""
+        at = SLOTS_AT + slot * SLOT_BYTES
+        self.memory[at : at + len(data)] = data
+        self.memory[ROWS_AT + slot * 64 : ROWS_AT + slot * 64 + 8] = generation.to_bytes(8, "little")
+
+    def greet(self, **hello: Any) -> "Pushing":
+        """The next reader, which is told who this is."""
+        message = push_pb2.PushHello(**{**self.hello, **hello})
+        return self.greet_with(encode(Kind.HELLO, message.SerializeToString()))
+
+    def greet_with(self, data: bytes) -> "Pushing":
+        """The next reader, which gets these bytes first."""
+        connection = self._accept(self._push)
+        connection.sendall(data)
+        return Pushing(connection)
+
+    def frames(self) -> "Answering":
+        """The next who asks for copies."""
+        return Answering(self._accept(self._frames))
+
+    def _accept(self, listening: socket.socket) -> socket.socket:
+        connection, _ = listening.accept()
+        connection.settimeout(TIMEOUT_S)
+        self._connections.append(connection)
+        return connection
+
+
+def _listening(family: socket.AddressFamily, address: Any) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.bind(address)
+    listening.listen()
+    listening.settimeout(TIMEOUT_S)
+    return listening
+
+
+def run(slot: int, length: int, *, lane: int = 1, generation: int = 1, start: Position = FIRST, **other: int) -> Run:
+    """A run from the beginning of a slot; `other` says what is odd about it."""
+    at = SLOTS_AT + slot * SLOT_BYTES
+    made = Run(lane, slot, generation, at, length, start.segment_id, start.group_id, start.offset, 0)
+    return made._replace(**other)
+
+
+class Pushing:
+    """A push connection, as the broker has it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._messages = self._read()
+
+    def _read(self) -> Iterator[tuple[Kind, bytes]]:
+        decoder = Decoder()
+        while data := self._connection.recv(1 << 16):
+            yield from decoder.feed(data)
+
+    def subscribed(self) -> push_pb2.PushLane:
+        """What the reader wants."""
+        kind, body = next(self._messages)
+        assert kind is Kind.SUBSCRIBE
+        (lane,) = push_pb2.PushSubscribe.FromString(body).lanes
+        return lane
+
+    def returned(self, taken: int, released: Sequence[int]) -> None:
+        """Wait until the reader has taken and released so much, in whatever messages."""
+        slots: list[int] = []
+        while taken > 0 or len(slots) < len(released):
+            kind, body = next(self._messages)
+            if kind is Kind.TAKEN:
+                taken -= taken_of(body)
+            else:
+                assert kind is Kind.RELEASE
+                slots += numbers_of(body)
+        assert (taken, slots) == (0, list(released))
+
+    def is_gone(self) -> bool:
+        """Wait until the reader says something, or, and then this is true, nothing any more."""
+        return next(self._messages, None) is None
+
+    def send(self, data: bytes) -> None:
+        """Push bytes."""
+        self._connection.sendall(data)
+
+    def push(self, *runs: Run) -> None:
+        """Push runs."""
+        self.send(encode_runs(runs))
+
+    def end(
+        self,
+        reason: push_pb2.PushEnd.Reason.ValueType,
+        following: Position,
+        *,
+        lane: int = 1,
+        error: common_pb2.Error | None = None,
+    ) -> None:
+        """End a lane."""
+        message = push_pb2.PushEnd(lane=lane, reason=reason, error=error)
+        fill_cursor(message.next, ENTRY, following)
+        self.send(encode(Kind.END, message.SerializeToString()))
+
+    def hang_up(self) -> None:
+        """Be gone."""
+        self._connection.close()
+
+
+class Answering:
+    """A framed connection, as the broker has it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.request_id = 0
+
+    def asked(self) -> broker_pb2.MultiReadChunksRequest:
+        """The next request."""
+        header = decode_header(memoryview(self._exactly(FRAME_HEADER_BYTES)), 0, BULK_BYTES_MAX)
+        assert (header.kind, header.method) == (FrameKind.REQUEST, api.MULTI_READ_CHUNKS.number)
+        self.request_id = header.request_id
+        return broker_pb2.MultiReadChunksRequest.FromString(self._exactly(header.head_bytes))
+
+    def asked_from(self) -> Position:
+        """Where the range of the next request starts."""
+        (wanted,) = self.asked().ranges
+        return position_of(wanted.start)
+
+    def answer(
+        self,
+        following: Position,
+        data: bytes = b"",
+        *,
+        length: int | None = None,
+        error: common_pb2.Error | None = None,
+        request_id: int | None = None,
+    ) -> None:
+        """Answer it."""
+        self.send(self.frame(following, data, length=length, error=error, request_id=request_id))
+
+    def frame(
+        self,
+        following: Position,
+        data: bytes = b"",
+        *,
+        length: int | None = None,
+        error: common_pb2.Error | None = None,
+        request_id: int | None = None,
+    ) -> bytes:
+        """The bytes of an answer."""
+        message = broker_pb2.MultiReadChunksResponse()
+        row = message.results.add(length_bytes=len(data) if length is None else length, error=error)
+        fill_cursor(row.next, ENTRY, following)
+        number = self.request_id if request_id is None else request_id
+        pieces = encode_frame(
+            FrameKind.REPLY, api.MULTI_READ_CHUNKS, number, message, [data] if data else [], BULK_BYTES_MAX
+        )
+        return b"".join(bytes(piece) for piece in pieces)
+
+    def refuse(self, error: common_pb2.Error, *, request_id: int | None = None) -> None:
+        """Answer with an error frame."""
+        number = self.request_id if request_id is None else request_id
+        self.send(encode_error(api.MULTI_READ_CHUNKS.number, number, error))
+
+    def send(self, data: bytes) -> None:
+        """Send bytes."""
+        self._connection.sendall(data)
+
+    def hang_up(self) -> None:
+        """Be gone, also for a thread that waits for the next request."""
+        self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self._connection.recv(size - len(data))
+            assert more, "the reader is gone"
+            data += more
+        return data
+
+
+def with_checksum(header: bytes) -> bytes:
+    """A frame header whose fields were changed, with a checksum that fits."""
+    return header[:28] + crc32c(header[:28]).to_bytes(4, "little")
+
+
+class FakeService:
+    """A program that the reader takes for the planner's service. It gives the answers it was made with, in order."""
+
+    def __init__(self, folder: Path, *answers: dict[str, Any]) -> None:
+        self.program = folder / "python"
+        self._asked = folder / "asked"
+        self._asked.touch()
+        (folder / "answers").write_text(json.dumps(answers))
+        self.program.write_text(_SERVICE.format(python=sys.executable, folder=str(folder), version=version("kera")))
+        self.program.chmod(0o755)
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        """The requests so far, but for greetings."""
+        return [json.loads(line) for line in self._asked.read_text().splitlines()]
+
+
+_SERVICE = """#!/bin/sh
+''"exec" "{python}" "$0"
+import json, sys
+answers = json.load(open({folder!r} + "/answers"))
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] == "hello":
+        answer = {{"result": {{"version": {version!r}, "pid": 1}}}}
+    else:
+        with open({folder!r} + "/asked", "a") as asked:
+            asked.write(line)
+        answer = answers.pop(0) if request["method"] == "route" else {{"result": {{}}}}
+    print(json.dumps({{"id": request["id"], **answer}}), flush=True)
+"""

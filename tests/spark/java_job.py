@@ -1,0 +1,50 @@
+"""A job of test_java.py and test_standalone.py: reads a stream once per engine it is told, and prints what comes of it.
+
+    java_job.py BOOTSTRAP STREAM ENGINE...
+
+It is started by Spark's JVM (`tests.spark.submitting`), which decides about everything else. The first line it prints
+says which Java that is, once Spark has answered a query of its own; then there is one per read, all of them JSON.
+"""
+
+import json
+import sys
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tests.spark.support import with_kera
+
+
+def report(**found: Any) -> None:
+    """Print one line."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+
+
+def read(spark: SparkSession, bootstrap: str, stream: str, engine: str) -> dict[str, Any]:
+    """The values of the stream, and whether they came in columns; or the error."""
+    reader = spark.read.format("kera").option("kera.bootstrap.servers", bootstrap).option("engine", engine)
+    try:
+        frame = reader.load(stream).selectExpr("streamlet", "cast(value as string)")
+        values = sorted(row.value for row in frame.collect())
+    except PySparkException as error:
+        return {"error": str(error)}
+    plan: Any = frame._jdf  # there is no other way to it
+    return {"values": values, "columns": "ColumnarToRow" in plan.queryExecution().executedPlan().toString()}
+
+
+def main() -> None:
+    """Do as the command line says."""
+    bootstrap, stream, *engines = sys.argv[1:]
+    spark = with_kera(SparkSession.builder.getOrCreate())
+    jvm: Any = spark._jvm
+    assert spark.range(10, numPartitions=2).selectExpr("sum(id % 7) as sum").collect()[0]["sum"] == 24
+    report(java=jvm.System.getProperty("java.specification.version"))
+    for engine in engines:
+        report(engine=engine, **read(spark, bootstrap, stream, engine))
+    report(executors=spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos().__len__() - 1)
+
+
+if __name__ == "__main__":
+    main()

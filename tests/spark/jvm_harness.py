@@ -1,0 +1,64 @@
+"""Small Java programs of the tests, which use the classes of the columnar engine as Spark does.
+
+They lie in ``tests/spark/jvm``, in the engine's own package, and are compiled against its jar, which is built if it
+is not current.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+ROOT = Path(__file__).parents[2]
+SOURCES = Path(__file__).parent / "jvm"
+BUILD = ROOT / "spark_connector" / "jvm" / "build.py"
+JAR = ROOT / "spark_connector" / "kera" / "spark_connector" / "jars" / "kera-spark-connector.jar"
+SPARK_JARS = Path(pyspark.__file__).parent / "jars" / "*"
+OPENED = ("java.base/java.lang", "java.base/java.nio", "java.base/java.util", "java.base/sun.nio.ch")
+"""Of what Spark's scripts open, what is needed here."""
+
+
+def compiled(name: str, folder: Path) -> list[str]:
+    """The command that runs the program `name`, compiled into `folder`; its arguments are to be added."""
+    subprocess.run([sys.executable, str(BUILD)], check=True)
+    javac, java = shutil.which("javac"), shutil.which("java")
+    assert javac is not None
+    assert java is not None
+    path = f"{JAR}:{SPARK_JARS}"
+    subprocess.run(
+        [javac, "--release", "17", "-cp", path, "-d", str(folder), str(SOURCES / f"{name}.java")], check=True
+    )
+    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
+    return [java, "-Xmx512m", *opened, "-cp", f"{folder}:{path}", f"kera.spark.{name}"]
+
+
+class Harness:
+    """A program that answers each line of JSON with one; it runs on until its input ends."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """What it answers to `request`; fails if it does not live to do so."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the program ended with {self._process.wait()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def running(command: Sequence[str]) -> Iterator[Harness]:
+    """The program of `command`, which must end well when it is no longer asked."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield Harness(process)
+    assert process.returncode == 0

@@ -1,0 +1,128 @@
+"""Hosts on one machine, for tests: each has a network, an address and a host name of its own.
+
+A host is a process that waits, in namespaces that are its own. They have no names, nothing of them is seen in the
+machine's own network, and they are gone with the last process in them. The one that waits ends when the process of the
+test does, in whatever way.
+
+The kernel, the files, ``/dev/shm`` and the process ids are the machine's. So these hosts are apart where programs go by
+names and addresses, and together where they try what they can reach.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import NamedTuple
+
+from tests.spark.support import wait_until
+
+NAMESPACES = ("--net", "--uts", "--mount")
+PROGRAMS = ("unshare", "nsenter", "ip", "hostname", "mount")
+TRIAL = (
+    "ip link add name one type veth peer name two && ip link add name three type bridge"
+    " && hostname trial && mount --bind /etc/hosts /etc/hosts"
+)
+NETWORK = "10.77.0."
+"""Only these hosts see it, so that it cannot collide with another one, nor with itself in two runs."""
+SWITCH = "switch"
+"""The bridge between all hosts. It is in the network of the first one, where the machine's firewall has no say."""
+
+
+class Host(NamedTuple):
+    """A host, which is there as long as the block of `hosts`."""
+
+    name: str
+    address: str
+    keeper: int
+    """Id of the process that keeps the namespaces."""
+    network: str
+    """The network's identity, as the links in ``/proc`` have it."""
+
+    @property
+    def enter(self) -> list[str]:
+        """What a command begins with that is to run there. It has the id of the process that is started so."""
+        return ["nsenter", f"--target={self.keeper}", *NAMESPACES, "--"]
+
+    def run(self, *command: str) -> None:
+        """Run a command there, to its end."""
+        subprocess.run([*self.enter, *command], check=True, timeout=30)
+
+
+def why_not() -> str | None:
+    """Why this machine cannot have such hosts; None: it can."""
+    if os.geteuid() != 0:
+        return "only root can make hosts of their own"
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        return f"hosts of their own need programs that are not there: {', '.join(missing)}"
+    trial = subprocess.run(
+        ["unshare", *NAMESPACES, "sh", "-c", TRIAL], capture_output=True, text=True, timeout=30, check=False
+    )
+    return None if trial.returncode == 0 else f"no permission to make hosts of their own: {trial.stderr.strip()}"
+
+
+@contextmanager
+def hosts(*names: str) -> Iterator[list[Host]]:
+    """Hosts that reach each other, by address and by name, and nothing else; at the end all that runs there is killed.
+
+    Processes that were started there should be stopped before: nobody gets to say goodbye.
+    """
+    with ExitStack() as stack, NamedTemporaryFile("w", prefix="kera-hosts-") as table:
+        made = [stack.enter_context(_host(name, f"{NETWORK}{number}")) for number, name in enumerate(names, start=1)]
+        table.writelines(f"{host.address} {host.name}\n" for host in made)
+        table.write("127.0.0.1 localhost\n")
+        table.flush()
+        first = made[0]
+        first.run("ip", "link", "add", "name", SWITCH, "type", "bridge")
+        first.run("ip", "link", "set", SWITCH, "up")
+        for number, host in enumerate(made, start=1):
+            port = f"port-{number}"
+            peer = ["peer", "name", "eth0", "netns", str(host.keeper)]
+            first.run("ip", "link", "add", "name", port, "type", "veth", *peer)
+            first.run("ip", "link", "set", port, "master", SWITCH, "up")
+            host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
+            host.run("ip", "link", "set", "eth0", "up")
+            host.run("ip", "link", "set", "lo", "up")
+            host.run("mount", "--bind", table.name, "/etc/hosts")
+        yield made
+
+
+@contextmanager
+def _host(name: str, address: str) -> Iterator[Host]:
+    # What keeps the namespaces ends with its standard input, and so with this process.
+    keeper = subprocess.Popen(
+        ["unshare", *NAMESPACES, "sh", "-c", 'hostname "$0" && echo ready && exec cat', name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == b"ready\n", f"host {name} could not be made"
+        link = Path(f"/proc/{keeper.pid}/ns/net")
+        with link.open():  # while it is open, no other network is given its identity
+            host = Host(name, address, keeper.pid, str(link.readlink()))
+            assert host.network != str(Path("/proc/self/ns/net").readlink())
+            try:
+                yield host
+            finally:
+                wait_until(lambda: not _kill_all(host), f"the processes on host {name} to end", 10)
+    finally:
+        keeper.communicate()
+
+
+def _kill_all(host: Host) -> bool:
+    """Whether there was a process on the host, besides its keeper."""
+    found = False
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or process.name == str(host.keeper):
+            continue
+        with suppress(OSError):  # it has just ended
+            if str((process / "ns" / "net").readlink()) == host.network:
+                os.kill(int(process.name), signal.SIGKILL)
+                found = True
+    return found

@@ -1,0 +1,452 @@
+"""The columns of the columnar engine: the same names, types and values as those of the Python engine, and no crash."""
+
+import base64
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from kera.core.chunk import HEADER_BYTES, Codec, Placement, encode_chunk, encode_payload, place_chunk, read_header
+from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
+from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, columns_of
+from tests.spark.jvm_harness import Harness, compiled, running
+
+pytestmark = pytest.mark.timeout(180)
+
+ALL_COLUMNS = StructType([*RECORD_COLUMNS, HEADERS_COLUMN])
+FIRST_RECORD = 1000
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    folder = tmp_path_factory.mktemp("columns")
+    with running([*compiled("ColumnsHarness", folder), str(folder)]) as harness:
+        yield harness
+
+
+def records(**columns: Sequence[Any]) -> pa.RecordBatch:
+    count = len(next(iter(columns.values())))
+    columns = {"timestamp": range(count), **columns}
+    arrays = [pa.array(columns.get(field.name, [None] * count), field.type) for field in DEFAULT_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
+
+
+KEYED = records(
+    timestamp=[1, 2, 3_000_000, 4, 5],
+    keys=[[b"a", b"b"], [b"c"], [], None, [None, b"d"]],
+    value=[b"x", None, b"", b"y" * 40, b"z"],
+    headers=[[("h", b"1"), ("g", None)], None, [], [("\u00fc", b"")], [("i", b"2")]],
+)
+
+
+def chunk_of(batch: pa.RecordBatch, codec: Codec = Codec.NONE, *, typed: bool = False) -> bytes:
+    encoded = encode_chunk(
+        encode_payload(batch, codec), record_count=batch.num_rows, stream_id=7, streamlet_id=3, schema_id=1,
+        producer_id=1, producer_epoch=0, sequence=0, created_us=0, min_timestamp_us=0, max_timestamp_us=0, codec=codec,
+        typed=typed,
+    )  # fmt: skip
+    chunk = bytearray(encoded.to_bytes())
+    place_chunk(chunk, 0, Placement(1, 0, 1, FIRST_RECORD, 1))
+    return bytes(chunk)
+
+
+def question(schema: pa.Schema, wanted: StructType, *, typed: bool) -> dict[str, Any]:
+    return {
+        "schema": text(schema_to_bytes(schema)),
+        "typed": typed,
+        "wanted": wanted.jsonValue(),
+        "stream": "events",
+    }
+
+
+def loaded(
+    java: Harness, chunks: Sequence[tuple[bytes, int]], schema: pa.Schema, wanted: StructType, *, typed: bool
+) -> dict[str, Any]:
+    """What the JVM makes of chunks, of each of which some records are skipped."""
+    given = [{"bytes": text(chunk), "skip": skip} for chunk, skip in chunks]
+    return java.ask(method="rows", chunks=given, **question(schema, wanted, typed=typed))
+
+
+def shaped(batch: pa.RecordBatch, chunk: bytes, wanted: StructType, *, typed: bool) -> list[list[Any]]:
+    """What Python makes of the same."""
+    (shaped,) = Shaper(wanted, stream="events", typed=typed).shape([batch], read_header(chunk))
+    columns = [[plain(value) for value in column] for column in shaped.columns]
+    return [list(row) for row in zip(*columns, strict=True)] if columns else [[]] * batch.num_rows
+
+
+def require_same(
+    java: Harness,
+    batch: pa.RecordBatch,
+    wanted: StructType | None = None,
+    *,
+    typed: bool = True,
+    codec: Codec = Codec.NONE,
+) -> list[list[Any]]:
+    if wanted is None:
+        wanted = columns_of(batch.schema, typed=True) if typed else ALL_COLUMNS
+    chunk = chunk_of(batch, codec, typed=typed)
+    answer = loaded(java, [(chunk, 0)], batch.schema, wanted, typed=typed)
+    expected = shaped(batch, chunk, wanted, typed=typed)
+    assert answer == {"batches": [expected]}
+    return expected
+
+
+def plain(value: pa.Scalar) -> Any:
+    """As the program writes it: times as numbers, decimals as text, bytes in Base64, maps and structs as lists."""
+    if not value.is_valid:
+        return None
+    if isinstance(value, pa.ListScalar):  # of a map, too: its entries are structs
+        return [plain(element) for element in value.values]
+    if isinstance(value, pa.StructScalar):
+        return [plain(field) for field in value.values()]
+    if pa.types.is_temporal(value.type):
+        return value.value
+    if pa.types.is_decimal(value.type):
+        return f"{value.as_py():f}"
+    return text(value.as_py()) if pa.types.is_binary(value.type) else value.as_py()
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def of_type(at: pa.DataType, values: Sequence[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(values, at)], names=["a"])
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(KEYED, id="all kinds of keys and headers"),
+        pytest.param(KEYED.slice(1, 3), id="slice"),
+        pytest.param(records(value=[b"a", b"b"]), id="only values"),
+        pytest.param(records(keys=[[b"a"], [b"b"]], value=[b"v" * 1000] * 2), id="one key each"),
+        pytest.param(records(value=[b"%d" % n for n in range(1000)]), id="many"),
+        pytest.param(records(value=[b"%d," % n * n for n in range(300)]), id="several blocks of a codec"),
+        pytest.param(KEYED.slice(0, 0), id="empty"),
+    ],
+)
+def test_records_have_the_columns_that_python_gives(java: Harness, batch: pa.RecordBatch, codec: Codec) -> None:
+    require_same(java, batch, typed=False, codec=codec)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["value"],
+        ["timestamp", "value"],
+        ["headers", "key"],
+        ["offset", "keys", "stream"],
+        ["entry", "streamlet", "offset", "stream"],
+        list(reversed(ALL_COLUMNS.names)),
+        [],
+    ],
+    ids=lambda names: ",".join(names) or "none",
+)
+def test_only_the_columns_wanted_in_the_order_wanted(java: Harness, names: list[str]) -> None:
+    wanted = StructType([ALL_COLUMNS[name] for name in names])
+    for batch in (KEYED, KEYED.slice(0, 0)):
+        require_same(java, batch, wanted, typed=False)
+
+
+def test_the_payload_is_not_looked_at_for_columns_that_are_not_in_it(java: Harness) -> None:
+    chunk = chunk_of(KEYED)
+    broken = chunk[:HEADER_BYTES] + b"\xff" * (len(chunk) - HEADER_BYTES)
+    place = StructType([ALL_COLUMNS[name] for name in ("offset", "stream", "streamlet", "entry")])
+    none = StructType([])
+
+    answer = loaded(java, [(broken, 0)], DEFAULT_SCHEMA, place, typed=False)
+    count = loaded(java, [(broken, 2)], DEFAULT_SCHEMA, none, typed=False)
+
+    assert answer == {"batches": [[[FIRST_RECORD + n, "events", 3, 1] for n in range(5)]]}
+    assert count == {"batches": [[[], [], []]]}
+
+
+@pytest.mark.parametrize("skip", [0, 1, 4, 5])
+def test_skipped_records_are_those_at_the_beginning(java: Harness, skip: int) -> None:
+    chunk = chunk_of(KEYED)
+    whole = shaped(KEYED, chunk, ALL_COLUMNS, typed=False)
+
+    answer = loaded(java, [(chunk, skip), (chunk, 0)], DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)
+
+    assert answer == {"batches": [whole[skip:], whole]}
+
+
+def test_skipping_holds_for_all_types(java: Harness) -> None:
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(values, at) for at, values in TYPES], names=[f"c{n}" for n in range(len(TYPES))]
+    )
+    wanted = columns_of(batch.schema, typed=True)
+    chunk = chunk_of(batch, typed=True)
+
+    answer = loaded(java, [(chunk, 1)], batch.schema, wanted, typed=True)
+
+    assert answer == {"batches": [shaped(batch, chunk, wanted, typed=True)[1:]]}
+
+
+def test_one_reader_loads_chunks_of_all_sizes_in_turn(java: Harness) -> None:
+    batches = [KEYED, KEYED.slice(0, 0), records(value=[b"v"] * 3000), KEYED.slice(2), records(value=[None])]
+    chunks = [(chunk_of(batch, codec), 0) for batch in batches for codec in Codec]
+
+    answer = loaded(java, chunks, DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)
+
+    expected = [shaped(batch, chunk_of(batch), ALL_COLUMNS, typed=False) for batch in batches for _ in Codec]
+    assert answer == {"batches": expected}
+
+
+DAY = date(2024, 2, 29)
+NOW = datetime(2024, 2, 29, 12, 30, 15, tzinfo=UTC)
+LONG_AGO = datetime(1969, 12, 31, tzinfo=UTC)
+LONG_TEXT = "longer than the twelve bytes of a view"
+TYPES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.bool_(), [True, None, False]),
+    (pa.int8(), [-128, None, 127]),
+    (pa.int16(), [-(2**15), None, 2**15 - 1]),
+    (pa.int32(), [-(2**31), None, 2**31 - 1]),
+    (pa.int64(), [-(2**63), None, 2**63 - 1]),
+    (pa.uint8(), [0, None, 255]),
+    (pa.uint16(), [0, None, 2**16 - 1]),
+    (pa.uint32(), [0, None, 2**32 - 1]),
+    (pa.uint64(), [0, None, 2**64 - 1]),
+    (pa.float16(), [1.5, None, -2.25]),
+    (pa.float32(), [1.5, None, -0.1]),
+    (pa.float64(), [1.5, None, 0.1]),
+    (pa.decimal256(5, 2), [Decimal("123.45"), None, Decimal("-0.01")]),
+    (pa.decimal128(10, 2), [Decimal("12345678.90"), None, Decimal("-0.01")]),
+    (pa.decimal128(38, 10), [Decimal("1234567890123456789012345678.0123456789"), None, Decimal(-1)]),
+    (pa.decimal256(38, 0), [Decimal(10**38 - 1), None, Decimal(1 - 10**38)]),
+    (pa.string(), ["", None, "\u00e4\u20ac\U0001f600"]),
+    (pa.large_string(), ["", None, LONG_TEXT]),
+    (pa.string_view(), ["short", None, LONG_TEXT]),
+    (pa.binary(), [b"", None, b"\x00\xff"]),
+    (pa.large_binary(), [b"", None, LONG_TEXT.encode()]),
+    (pa.binary_view(), [b"", None, LONG_TEXT.encode()]),
+    (pa.binary(3), [b"abc", None, b"\x00\xff\x01"]),
+    (pa.date32(), [DAY, None, date(1969, 12, 31)]),
+    (pa.date64(), [DAY, None, date(1969, 12, 31)]),
+    (pa.time32("s"), [time(1, 2, 3), None, time(23, 59, 59)]),
+    (pa.time32("ms"), [time(1, 2, 3, 4000), None, time(0)]),
+    (pa.time64("us"), [time(1, 2, 3, 4), None, time(23, 59, 59, 999999)]),
+    (pa.time64("ns"), [time(1, 2, 3, 4), None, time(0)]),
+    *[
+        (pa.timestamp(unit, tz=tz), [NOW, None, LONG_AGO])
+        for unit in ("s", "ms", "us", "ns")
+        for tz in (None, "UTC", "Europe/Paris")
+    ],
+    *[
+        (pa.duration(unit), [timedelta(days=3, seconds=4), None, timedelta(seconds=-1)])
+        for unit in ("s", "ms", "us", "ns")
+    ],
+    (pa.null(), [None, None, None]),
+    (pa.list_(pa.uint8()), [[1, None, 255], None, []]),
+    (pa.large_list(pa.string()), [["a", None], None, []]),
+    (pa.list_(pa.uint16(), 2), [[1, 2], None, [3, None]]),
+    (pa.map_(pa.string(), pa.uint32()), [[("a", 1), ("b", None)], None, []]),
+    (pa.struct([("x", pa.uint8()), ("y", pa.string_view())]), [{"x": 1, "y": LONG_TEXT}, None, {"x": None}]),
+    (pa.list_(pa.list_(pa.time32("s"))), [[[time(1)], None, []], None, []]),
+    (pa.list_(pa.struct([("x", pa.list_(pa.uint64()))])), [[{"x": [2**64 - 1]}, None], None, [{"x": None}]]),
+    (pa.list_(pa.map_(pa.binary_view(), pa.float16())), [[[(b"k", 0.5)], None], None, [[]]]),
+    (pa.map_(pa.uint8(), pa.list_(pa.string_view())), [[(1, ["a", None]), (2, None)], None, []]),
+    (pa.map_(pa.string(), pa.struct([("x", pa.timestamp("ms"))])), [[("a", {"x": NOW})], None, [("b", None)]]),
+    (pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.int64())))]), [{"m": [("a", [1])]}, None, {"m": None}]),
+    (pa.struct([("s", pa.struct([("n", pa.null()), ("d", pa.date64())]))]), [{"s": {"d": DAY}}, None, {"s": None}]),
+    (pa.large_list(pa.list_(pa.bool_(), 2)), [[[True, None], None], None, [[False, True]]]),
+]
+
+
+@pytest.mark.parametrize(("at", "values"), TYPES, ids=[str(at) for at, _ in TYPES])
+def test_a_typed_column_has_the_type_and_the_values_that_python_gives(
+    java: Harness, at: pa.DataType, values: list[Any]
+) -> None:
+    batch = of_type(at, values)
+    for codec in Codec:
+        require_same(java, batch, codec=codec)
+    require_same(java, of_type(at, values[:1] * 70))  # no nulls, and more values than bits in a word
+    require_same(java, of_type(at, [None] * 3))
+    require_same(java, of_type(at, []))
+    require_same(java, of_type(at, [*values * 5]).slice(4, 9))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_floating_point_numbers_that_are_none(java: Harness, value: float) -> None:
+    for at in (pa.float16(), pa.float32(), pa.float64()):
+        chunk = chunk_of(batch := of_type(at, [value, math.nan]), typed=True)
+        answer = loaded(java, [(chunk, 0)], batch.schema, columns_of(batch.schema, typed=True), typed=True)
+        assert answer == {"batches": [[["Infinity" if value > 0 else "-Infinity"], ["NaN"]]]}
+
+
+def test_columns_that_are_not_wanted_are_passed_over(java: Harness) -> None:
+    names = [f"c{n}" for n in range(len(TYPES))]
+    batch = pa.RecordBatch.from_arrays([pa.array(values, at) for at, values in TYPES], names=names)
+    everything = columns_of(batch.schema, typed=True)
+    for codec in Codec:
+        require_same(java, batch, everything, codec=codec)
+    for name in names:
+        require_same(java, batch, StructType([everything[name]]))
+    require_same(java, batch, StructType([everything[name] for name in reversed(names)]))
+
+
+def test_a_column_that_a_chunk_does_not_have_is_null_or_an_error(java: Harness) -> None:
+    batch = of_type(pa.int32(), [1, 2])
+    wanted = StructType([StructField("new", LongType()), StructField("a", IntegerType())])
+    chunk = chunk_of(batch, typed=True)
+    require_same(java, batch, wanted)
+
+    strict = StructType([StructField("new", LongType(), nullable=False)])
+    answer = loaded(java, [(chunk, 0)], batch.schema, strict, typed=True)
+
+    assert answer["error"].startswith("SchemaMismatch: a chunk of stream 'events' has no column 'new'")
+
+
+def test_fields_of_structs_are_found_by_name(java: Harness) -> None:
+    """Spark asks for those fields of a struct only that a query uses, wherever the struct is."""
+    inner = pa.struct([("a", pa.int32()), ("b", pa.string_view()), ("c", pa.list_(pa.uint8()))])
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([{"a": 1, "b": LONG_TEXT, "c": [1]}, None], inner),
+            pa.array([[{"a": 2, "b": "x", "c": [2, 3]}], []], pa.list_(inner)),
+            pa.array([[("k", {"a": 3, "b": None, "c": None})], None], pa.map_(pa.string(), inner)),
+        ],
+        names=["s", "l", "m"],
+    )
+    pruned = StructType([StructField("c", ArrayType(ShortType()))])
+    wanted = StructType(
+        [
+            StructField("m", MapType(StringType(), pruned)),
+            StructField("l", ArrayType(pruned)),
+            StructField("s", pruned),
+        ]
+    )
+
+    answer = loaded(java, [(chunk_of(batch, typed=True), 0)], batch.schema, wanted, typed=True)
+
+    assert answer == {"batches": [[[[["k", [None]]], [[[2, 3]]], [[1]]], [None, [], None]]]}
+
+    names = StructType([StructField("headers", ArrayType(StructType([StructField("key", StringType())])))])
+    answer = loaded(java, [(chunk_of(KEYED), 0)], DEFAULT_SCHEMA, names, typed=False)
+    assert answer == {"batches": [[[[["h"], ["g"]]], [None], [[]], [[["\u00fc"]]], [[["i"]]]]]}
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "why"),
+    [
+        (pa.timestamp("ns"), 1001, "would lose data"),
+        (pa.timestamp("s", tz="UTC"), 2**62, "would be out of bounds"),
+        (pa.duration("ns"), -1, "would lose data"),
+        (pa.time64("us"), 2**62, "would be out of bounds"),
+        (pa.date64(), 86_400_001, "would lose data"),
+    ],
+    ids=str,
+)
+def test_a_time_that_spark_cannot_hold_is_the_error_that_it_is_in_python(
+    java: Harness, at: pa.DataType, value: int, why: str
+) -> None:
+    column = pa.array([None, value], pa.int64()).view(at)
+    batch = pa.RecordBatch.from_arrays([column], names=["a"])
+    wanted = columns_of(batch.schema, typed=True)
+    chunk = chunk_of(batch, typed=True)
+    with pytest.raises(pa.ArrowInvalid):
+        shaped(batch, chunk, wanted, typed=True)
+
+    answer = loaded(java, [(chunk, 0)], batch.schema, wanted, typed=True)
+
+    assert answer["error"].startswith(f"ArrowInvalid: {at}".split(", tz", 1)[0].split("[day", 1)[0])
+    assert f"{why}: {value}" in answer["error"]
+
+
+def test_what_cannot_be_read_says_so_beforehand(java: Harness) -> None:
+    def why(schema: pa.Schema, wanted: StructType, *, typed: bool = True) -> str | None:
+        answer: str | None = java.ask(method="unsupported", **question(schema, wanted, typed=typed))["unsupported"]
+        return answer
+
+    for at, _ in TYPES:
+        schema = pa.schema([("a", at)])
+        assert why(schema, columns_of(schema, typed=True)) is None
+    assert why(DEFAULT_SCHEMA, ALL_COLUMNS, typed=False) is None
+
+    # Arrow's Java library does not know them.
+    narrow = pa.schema([("a", pa.int32()), ("b", pa.decimal32(5, 2))])
+    assert "128-bit" in str(why(narrow, StructType([StructField("a", IntegerType())])))
+    encoded = pa.schema([("a", pa.dictionary(pa.int8(), pa.string())), ("b", pa.int32())])
+    assert "field 'a'" in str(why(encoded, StructType([StructField("a", StringType())])))
+    assert "field 'a'" in str(why(encoded, StructType([StructField("b", IntegerType())])))
+    text_as_number = why(pa.schema([("a", pa.string())]), StructType([StructField("a", LongType())]))
+    assert text_as_number == "field 'a' has the Arrow type Utf8, which the columnar engine does not read as bigint"
+    bytes_as_array = why(pa.schema([("a", pa.binary())]), StructType([StructField("a", ArrayType(BinaryType()))]))
+    assert "does not read as array<binary>" in str(bytes_as_array)
+
+
+def test_a_chunk_of_other_bytes_is_corrupt(java: Harness) -> None:
+    def error(chunk: bytes) -> str:
+        return str(loaded(java, [(chunk, 0)], DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)["error"])
+
+    chunk = chunk_of(KEYED)
+    garbage = chunk[:HEADER_BYTES] + b"\xff" * (len(chunk) - HEADER_BYTES)
+    other_type = chunk_of(of_type(pa.int32(), [1, 2]))
+    schema = chunk[:HEADER_BYTES] + schema_to_bytes(DEFAULT_SCHEMA)[: len(chunk) - HEADER_BYTES]
+    schema += bytes(len(chunk) - len(schema))
+    fewer = chunk[:HEADER_BYTES] + bytes(encode_payload(KEYED.slice(1)))
+    fewer += bytes(len(chunk) - len(fewer))
+    for corrupt in (garbage, other_type, schema, fewer):
+        assert error(corrupt).startswith("CorruptChunk: chunk payload is no Arrow record batch of the expected schema")
+
+
+def flipped_everywhere(java: Harness, batch: pa.RecordBatch, codec: Codec, *, typed: bool, wanted: StructType) -> int:
+    """Flips single bits, loads and reads each time all that still loads; returns how often that was an error."""
+    chunk = chunk_of(batch, codec, typed=typed)
+    bits = range(8 * read_header(chunk).payload_bytes)
+    flips = bits if len(bits) <= 4_000 else random.Random(batch.num_columns).sample(bits, 4_000)
+    answer = java.ask(
+        method="flip", chunk=text(chunk), flips=list(flips), **question(batch.schema, wanted, typed=typed)
+    )
+    assert "error" not in answer, json.dumps(answer)
+    assert answer["corrupt"] + answer["read"] == len(flips)
+    return int(answer["corrupt"])
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_any_flipped_bit_of_records_is_corrupt_or_harmless(java: Harness, codec: Codec) -> None:
+    batch = pa.concat_batches([KEYED] * 4)
+    assert flipped_everywhere(java, batch, codec, typed=False, wanted=ALL_COLUMNS) > 0
+
+
+@pytest.mark.parametrize(("at", "values"), TYPES, ids=[str(at) for at, _ in TYPES])
+def test_any_flipped_bit_of_a_typed_column_is_corrupt_or_harmless(
+    java: Harness, at: pa.DataType, values: list[Any]
+) -> None:
+    batch = of_type(at, values * 3)
+    wanted = columns_of(batch.schema, typed=True)
+    assert flipped_everywhere(java, batch, Codec.NONE, typed=True, wanted=wanted) > 0
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_loaded_chunk_can_be_read_whatever_becomes_of_its_bytes(java: Harness, codec: Codec) -> None:
+    names = [f"c{n}" for n in range(len(TYPES))]
+    typed = pa.RecordBatch.from_arrays([pa.array(values * 20, at) for at, values in TYPES], names=names)
+    for batch, wanted in ((KEYED, ALL_COLUMNS), (typed, columns_of(typed.schema, typed=True))):
+        chunk = chunk_of(batch, codec, typed=batch is typed)
+        answer = java.ask(
+            method="rows",
+            chunks=[{"bytes": text(chunk)}],
+            scribbles=20,
+            **question(batch.schema, wanted, typed=batch is typed),
+        )
+        assert answer == {"batches": []}

@@ -1,0 +1,969 @@
+"""How the JVM reads a piece: pushed and pulled, of brokers that move, fail and lie.
+
+The readers are the real ones. A Java program (``jvm/Reading.java``) has them do what a test says, without Spark.
+"""
+
+import base64
+import contextlib
+import itertools
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+import kera.spark_connector as connector
+from kera.client import ChunkBatch, Client
+from kera.client.local_cluster import RunningCluster
+from kera.client.types import StreamDescription
+from kera.core.chunk import HEADER_BYTES
+from kera.core.ids import Position
+from kera.core.process import node_id
+from kera.core.push import HEAD, Kind, encode
+from kera.core.settings import KIB, MIB
+from kera.v1 import common_pb2, push_pb2
+from tests.integration.support import BROKER, keeping_cluster, metric
+from tests.spark.fake_broker import (
+    BROKER_ID,
+    CHUNK_BYTES,
+    ENTRY,
+    SLOT_BYTES,
+    SLOTS_AT,
+    TIMEOUT_S,
+    Answering,
+    FakeBroker,
+    FakeService,
+    chunk,
+    run,
+    with_checksum,
+)
+from tests.spark.support import Kera, wait_until
+
+HERE = Path(__file__).parent
+JAR = Path(connector.__file__).parent / "jars" / "kera-spark-connector.jar"
+SPARK_JARS = Path(pyspark.__file__).parent / "jars" / "*"
+SEGMENT_BYTES = 64 * KIB
+PUSHED_AND_PULLED = pytest.mark.parametrize(
+    ("shared_memory", "transport"), [("always", "auto"), ("never", "auto"), ("never", "tcp")]
+)
+Reason = push_pb2.PushEnd
+
+
+class Jvm:
+    """The Java program, and what it answers."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._names = itertools.count(1)
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            self._waiting.pop(answer["id"]).set_result(answer)
+
+    def ask(self, reader: str, op: str, **arguments: Any) -> Future[dict[str, Any]]:
+        """Begin something; its outcome comes."""
+        number = next(self._numbers)
+        future = self._waiting[number] = Future()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"id": number, "reader": reader, "op": op, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return future
+
+    def open(
+        self, piece: dict[str, Any], *, payload_wanted: bool = True, python: Path | str = sys.executable
+    ) -> "Reader":
+        """A reader of `piece`; `python` runs its service."""
+        reader = Reader(self, f"r{next(self._names)}")
+        reader.do("open", piece=piece, payload_wanted=payload_wanted, python=str(python))
+        return reader
+
+
+class Read(NamedTuple):
+    """A chunk as it was read; `crc` is over payload and padding."""
+
+    start: Position
+    next: Position
+    first_record: int
+    records: int
+    crc: int
+
+
+class Answer(NamedTuple):
+    """Chunks that have come."""
+
+    chunks: list[Read]
+    in_place: set[bool]
+    ended: bool
+
+
+class Reader:
+    """A reader of the JVM."""
+
+    def __init__(self, jvm: Jvm, name: str) -> None:
+        self._jvm = jvm
+        self._name = name
+
+    def do(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """Have it do something. What is thrown is a `RuntimeError` with its class and text."""
+        return _outcome(self._jvm.ask(self._name, op, **arguments))
+
+    def begin(self, **arguments: Any) -> "Coming":
+        """Have it begin to read on, see `next`."""
+        return Coming(self._jvm.ask(self._name, "next", **arguments))
+
+    def next(self, **arguments: Any) -> Answer:
+        """Read on: at most `count` chunks; until there are no more, or none comes `within` so many milliseconds."""
+        return self.begin(**arguments).get()
+
+    def close(self) -> dict[str, Any]:
+        """Close it; its counters and losses."""
+        return self.do("close")
+
+    def interrupt(self) -> None:
+        """Interrupt its thread, whose last work this is."""
+        _outcome(self._jvm.ask(self._name, "interrupt"))
+
+
+class Coming:
+    """Chunks that are waited for."""
+
+    def __init__(self, future: Future[dict[str, Any]]) -> None:
+        self._future = future
+
+    def get(self) -> Answer:
+        """See `Reader.next`."""
+        answer = _outcome(self._future)
+        chunks = [
+            Read(Position(*each["start"]), Position(*each["next"]), each["first_record"], each["records"], each["crc"])
+            for each in answer["chunks"]
+        ]
+        assert all(each["intact"] for each in answer["chunks"])
+        return Answer(chunks, {each["in_place"] for each in answer["chunks"]}, answer["ended"])
+
+
+def _outcome(future: Future[dict[str, Any]]) -> dict[str, Any]:
+    answer = future.result(2 * TIMEOUT_S)
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer
+
+
+@pytest.fixture(scope="module")
+def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jvm]:
+    classes = tmp_path_factory.mktemp("classes")
+    source = HERE / "jvm" / "Reading.java"
+    libraries = f"{JAR}:{SPARK_JARS}"
+    warnings = ["-Xlint:all,-path", "-Werror"]
+    subprocess.run(["javac", "--release", "17", *warnings, "-cp", libraries, "-d", classes, source], check=True)
+    opened = ["--add-opens=java.base/java.nio=ALL-UNNAMED", "-Xmx256m", "-XX:+UseSerialGC"]
+    with subprocess.Popen(
+        ["java", *opened, "-cp", f"{classes}:{libraries}", "kera.spark.Reading"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Jvm(process)
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """A broker with memory for 64 small segments, which finds again what it had."""
+    with keeping_cluster(tmp_path_factory.mktemp("cluster"), segment_bytes=SEGMENT_BYTES) as running:
+        yield running
+
+
+@pytest.fixture
+def kera(cluster: RunningCluster) -> Kera:
+    return Kera(cast("SparkSession", None), cluster.bootstrap)  # these tests need none
+
+
+def fill(kera: Kera, stream: str, size: int) -> list[ChunkBatch]:
+    """Make a stream of so many bytes; its chunks as the Python client reads them."""
+    kera.create(stream, streamlets=1)
+    kera.run(lambda client: append(client, stream, size))
+    return kera.run(lambda client: chunks_of(client, stream))
+
+
+async def append(client: Client, stream: str, size: int) -> None:
+    async with client.producer(chunk_bytes_max=8 * KIB) as producer:
+        await producer.prepare(stream)
+        for number in range(size // KIB):
+            producer.send(stream, number.to_bytes(4, "little") * (KIB // 4))
+            await producer.drain()
+
+
+async def chunks_of(client: Client, stream: str) -> list[ChunkBatch]:
+    async with client.consumer(stream, start="earliest", end="latest", shared_memory="never") as consumer:
+        return [each async for each in consumer.batches()]
+
+
+def as_read(chunks: list[ChunkBatch]) -> list[Read]:
+    return [
+        Read(each.start, each.next, each.header.first_record, each.header.record_count, each.header.payload_crc32c)
+        for each in chunks
+    ]
+
+
+def describe(kera: Kera, stream: str) -> StreamDescription:
+    return kera.run(lambda client: client.admin.describe_stream(stream))
+
+
+def piece_of(
+    kera: Kera, stream: str, chunks: list[ChunkBatch], *, endless: bool = False, **other: Any
+) -> dict[str, Any]:
+    """A piece with these chunks, and what comes after them if it is endless; the broker is the first one."""
+    description = describe(kera, stream)
+    (broker,) = description.brokers.values()
+    return piece(
+        chunks[0].start,
+        None if endless else chunks[-1].next,
+        stream=stream,
+        stream_id=description.stream_id,
+        schema_id=description.schema_id,
+        first_record=chunks[0].header.first_record,
+        records=0 if endless else sum(each.header.record_count for each in chunks),
+        bootstrap=kera.bootstrap,
+        broker={
+            "broker_id": broker.broker_id,
+            "node_id": broker.node_id,
+            "frames_address": broker.frames_address,
+            "frames_unix_path": broker.frames_unix_path,
+            "push_unix_path": broker.push_unix_path,
+        },
+        **other,
+    )
+
+
+SETTINGS: dict[str, Any] = {
+    "fetch_bytes_max": 64 * KIB,
+    "prefetch_bytes_max": MIB,
+    "request_timeout_ms": 10_000,
+    "connect_timeout_ms": 5_000,
+    "verify_checksums": True,
+    "transport": "auto",
+    "application_id": "test",
+}
+
+
+def piece(start: Position, end: Position | None, **other: Any) -> dict[str, Any]:
+    """A piece; `other` are its fields, and those of its settings."""
+    settings = {name: other.pop(name, value) for name, value in SETTINGS.items()}
+    return {
+        "stream": "s",
+        "stream_id": ENTRY.stream_id,
+        "streamlet": 0,
+        "entry": 0,
+        "start": list(start),
+        "end": None if end is None else list(end),
+        "first_record": 0,
+        "records": 0,
+        "bytes": 0,
+        "typed": False,
+        "schema": base64.b64encode(b"").decode(),
+        "schema_id": 1,
+        "fail_on_data_loss": True,
+        "shared_memory": "auto",
+        "bootstrap": "",
+        "settings": settings,
+        "hosts": [],
+        **other,
+    }
+
+
+# --- a real broker -------------------------------------------------------------------------------------------
+
+
+@PUSHED_AND_PULLED
+def test_all_chunks_come_as_python_reads_them(
+    jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
+) -> None:
+    chunks = fill(kera, stream, 10 * SEGMENT_BYTES)
+    assert len({each.start[:2] for each in chunks}) > 5
+    reader = jvm.open(piece_of(kera, stream, chunks, shared_memory=shared_memory, transport=transport))
+    answer = reader.next()
+    assert answer.chunks == as_read(chunks)
+    assert answer.ended
+    in_place = shared_memory == "always"
+    assert answer.in_place == {in_place}
+    size = sum(each.header.chunk_bytes for each in chunks)
+    told = reader.close()
+    assert (told["chunks"], told["in_place"], told["pulled"]) == (
+        len(chunks),
+        size if in_place else 0,
+        0 if in_place else size,
+    )
+    assert told["routes"] == 0
+
+
+@PUSHED_AND_PULLED
+def test_a_range_in_the_middle_gives_its_chunks_and_no_others(
+    jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
+) -> None:
+    chunks = fill(kera, stream, 4 * SEGMENT_BYTES)
+    for wanted in (chunks[3:-4], chunks[5:6], chunks[-1:]):
+        reader = jvm.open(piece_of(kera, stream, wanted, shared_memory=shared_memory, transport=transport))
+        assert reader.next().chunks == as_read(wanted)
+        reader.close()
+    nothing = piece_of(kera, stream, chunks[:1], shared_memory=shared_memory, transport=transport)
+    reader = jvm.open({**nothing, "end": nothing["start"]})
+    assert reader.next() == ([], set(), True)
+
+
+def test_pieces_that_follow_each_other_share_a_connection_and_leave_no_lease(
+    jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str
+) -> None:
+    chunks = fill(kera, stream, 4 * SEGMENT_BYTES)
+    wait_until(lambda: metric(cluster, "arena_slots_leased") == 0, "leases of others")
+    idle = metric(cluster, "push_connections")
+    for each in chunks:
+        reader = jvm.open(piece_of(kera, stream, [each], shared_memory="always"))
+        assert reader.next().chunks == as_read([each])
+        reader.close()
+    assert metric(cluster, "push_connections") <= max(idle, 1)
+    wait_until(lambda: metric(cluster, "arena_slots_leased") == 0, "leases")
+
+
+def test_of_many_connections_few_are_kept(jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str) -> None:
+    wanted = piece_of(kera, stream, fill(kera, stream, 8 * KIB), shared_memory="always")
+    readers = [jvm.open(wanted) for _ in range(12)]
+    for reader in readers:
+        assert reader.next(count=1).chunks
+    assert metric(cluster, "push_connections") >= 12
+    for reader in readers:
+        assert reader.next().ended
+    wait_until(lambda: metric(cluster, "push_connections") <= 8, "connections that are closed")
+
+
+def test_who_closes_early_leaves_no_lease(jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str) -> None:
+    chunks = fill(kera, stream, 4 * SEGMENT_BYTES)
+    reader = jvm.open(piece_of(kera, stream, chunks, shared_memory="always"))
+    assert reader.next(count=1).chunks == as_read(chunks[:1])
+    assert metric(cluster, "arena_slots_leased") > 0
+    reader.close()
+    assert reader.close()["chunks"] == 1, "once more does nothing"
+    wait_until(lambda: metric(cluster, "arena_slots_leased") == 0, "leases")
+
+
+def test_when_readers_hold_too_much_the_rest_is_pulled(
+    jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str
+) -> None:
+    chunks = fill(kera, stream, 48 * SEGMENT_BYTES)
+    piece = piece_of(kera, stream, chunks)
+    firsts = {each.start[:2]: each for each in reversed(chunks)}
+    held = []
+    for first in list(firsts.values())[:40]:  # each holds a segment of its own
+        reader = jvm.open(piece_of(kera, stream, [first]))
+        assert reader.next(count=1).chunks == as_read([first])
+        held.append(reader)
+    reader = jvm.open(piece)
+    answer = reader.next()
+    assert answer.chunks == as_read(chunks)
+    assert False in answer.in_place
+    assert metric(cluster, 'push_ends_total{reason="pull"}') >= 1
+    for each in (reader, *held):
+        each.close()
+    wait_until(lambda: metric(cluster, "arena_slots_leased") == 0, "leases")
+
+
+@PUSHED_AND_PULLED
+def test_what_never_ends_gives_what_is_written_meanwhile(
+    jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
+) -> None:
+    chunks = fill(kera, stream, SEGMENT_BYTES)
+    reader = jvm.open(piece_of(kera, stream, chunks, endless=True, shared_memory=shared_memory, transport=transport))
+    assert reader.next(count=len(chunks)).chunks == as_read(chunks)
+    assert reader.next(within=50) == ([], set(), False)
+    waiting = reader.begin(count=1)
+    kera.run(lambda client: append(client, stream, 8 * KIB))
+    assert waiting.get().chunks
+    kera.run(lambda client: append(client, stream, SEGMENT_BYTES))
+    everything = as_read(kera.run(lambda client: chunks_of(client, stream)))
+    seen = reader.next(count=len(everything) - len(chunks) - 1)
+    assert seen.chunks == everything[len(chunks) + 1 :]
+    reader.close()
+
+
+@PUSHED_AND_PULLED
+def test_an_interrupt_ends_the_wait(jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str) -> None:
+    chunks = fill(kera, stream, SEGMENT_BYTES)
+    reader = jvm.open(piece_of(kera, stream, chunks, endless=True, shared_memory=shared_memory, transport=transport))
+    assert reader.next(count=len(chunks)).chunks == as_read(chunks)
+    waiting = reader.begin(count=1)
+    reader.interrupt()
+    with pytest.raises(RuntimeError, match="InterruptedIOException"):
+        waiting.get()
+
+
+@PUSHED_AND_PULLED
+def test_a_broker_that_is_killed_and_comes_back_is_read_on_from(
+    jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str, shared_memory: str, transport: str
+) -> None:
+    chunks = fill(kera, stream, 30 * SEGMENT_BYTES)
+    wanted = piece_of(kera, stream, chunks, shared_memory=shared_memory, transport=transport, prefetch_bytes_max=1)
+    reader = jvm.open(wanted)
+    seen = reader.next(count=5).chunks
+    cluster.kill(BROKER)
+    coming = reader.begin()
+    cluster.restart(BROKER)
+    assert seen + coming.get().chunks == as_read(chunks)
+    assert reader.close()["routes"] >= 1
+
+
+def test_a_broker_that_is_not_known_is_asked_for(jvm: Jvm, kera: Kera, stream: str) -> None:
+    chunks = fill(kera, stream, SEGMENT_BYTES)
+    reader = jvm.open({**piece_of(kera, stream, chunks), "broker": None})
+    assert reader.next().chunks == as_read(chunks)
+    assert reader.close()["routes"] == 1
+
+
+@PUSHED_AND_PULLED
+def test_an_end_that_is_not_there_is_an_error(
+    jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
+) -> None:
+    chunks = fill(kera, stream, SEGMENT_BYTES)
+    wanted = piece_of(kera, stream, chunks, shared_memory=shared_memory, transport=transport)
+    reader = jvm.open({**wanted, "end": [chunks[-1].next.group_id, chunks[-1].next.segment_id + 9, 64]})
+    with pytest.raises(
+        RuntimeError, match=f"InvalidArgument: .* lies behind the end of streamlet 0 of stream '{stream}'"
+    ):
+        reader.next()
+
+
+@PUSHED_AND_PULLED
+def test_an_end_that_is_not_there_is_a_loss_where_that_may_be(
+    jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
+) -> None:
+    chunks = fill(kera, stream, SEGMENT_BYTES)
+    wanted = piece_of(kera, stream, chunks, shared_memory=shared_memory, transport=transport)
+    end = [chunks[-1].next.group_id, chunks[-1].next.segment_id + 9, 64]
+    reader = jvm.open({**wanted, "end": end, "fail_on_data_loss": False})
+    answer = reader.next()
+    assert answer.chunks == as_read(chunks)
+    assert answer.ended
+    (loss,) = reader.close()["losses"]
+    assert "lies behind the end of streamlet 0" in loss
+
+
+@pytest.mark.parametrize(
+    ("broker", "settings", "text"),
+    [
+        ({"node_id": "elsewhere/1"}, {}, "broker 1 is on another node, elsewhere/1"),
+        ({"push_unix_path": ""}, {}, "broker 1 does not push"),
+        ({}, {"transport": "tcp"}, "brokers are to be reached by tcp"),
+    ],
+)
+def test_who_insists_on_shared_memory_is_told_why_there_is_none(
+    jvm: Jvm, kera: Kera, stream: str, broker: dict[str, str], settings: dict[str, str], text: str
+) -> None:
+    wanted = piece_of(
+        kera, stream, fill(kera, stream, SEGMENT_BYTES), shared_memory="always", **cast("dict[str, Any]", settings)
+    )
+    wanted["broker"] |= broker
+    with pytest.raises(RuntimeError, match=f"InvalidArgument: shared_memory is 'always', but {text}"):
+        jvm.open(wanted).next()
+
+
+# --- a broker that does what the test says -------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Sockets need short paths."""
+    path = Path(tempfile.mkdtemp(prefix="kera-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def broker(folder: Path) -> Iterator[FakeBroker]:
+    with contextlib.closing(FakeBroker(folder)) as made:
+        yield made
+
+
+def at(chunks: int) -> Position:
+    """After so many chunks of the first segment."""
+    return Position(1, 1, chunks * CHUNK_BYTES)
+
+
+def place_of(broker: FakeBroker) -> dict[str, Any]:
+    return {
+        "broker_id": BROKER_ID,
+        "node_id": node_id(),
+        "frames_address": broker.frames_address,
+        "frames_unix_path": "",
+        "push_unix_path": str(broker.push_path),
+    }
+
+
+def fake_piece(broker: FakeBroker, chunks: int, **other: Any) -> dict[str, Any]:
+    """The first chunks of the first segment."""
+    return piece(at(0), at(chunks), broker=place_of(broker), **other)
+
+
+def records(answer: Answer) -> list[int]:
+    return [each.first_record for each in answer.chunks]
+
+
+def test_what_was_overwritten_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:
+    chunks = [chunk(10 * number) for number in range(4)]
+    broker.put(0, b"".join(chunks))
+    reader = jvm.open(fake_piece(broker, 4))
+    coming = reader.begin(count=2)
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.push(run(0, 4 * CHUNK_BYTES))
+    assert records(coming.get()) == [0, 10]
+    assert reader.do("intact")["intact"]
+    broker.put(0, chunk(990) * 4, generation=2)
+    assert not reader.do("intact")["intact"]
+    coming = reader.begin()
+    answering = broker.frames()
+    assert answering.asked_from() == at(2)
+    answering.answer(at(4), b"".join(chunks[2:]))
+    answer = coming.get()
+    assert (records(answer), answer.in_place) == ([20, 30], {False})
+    assert pushing.is_gone()
+    assert reader.close()["routes"] == 0
+
+
+def test_what_was_overwritten_before_it_was_looked_at_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:
+    broker.put(0, b"\xff" * CHUNK_BYTES, generation=2)
+    coming = jvm.open(fake_piece(broker, 1)).begin()
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.push(run(0, CHUNK_BYTES))
+    answering = broker.frames()
+    assert answering.asked_from() == at(0)
+    answering.answer(at(1), chunk(0))
+    assert records(coming.get()) == [0]
+
+
+def test_runs_are_taken_and_released_once_and_the_connection_is_used_again(jvm: Jvm, broker: FakeBroker) -> None:
+    chunks = [chunk(10 * number) for number in range(4)]
+    broker.put(0, b"".join(chunks[:2]))
+    broker.put(1, b"".join(chunks[2:]))
+    reader = jvm.open(fake_piece(broker, 4))
+    coming = reader.begin()
+    pushing = broker.greet()
+    lane = pushing.subscribed()
+    assert (lane.start.position, lane.end.position) == (0, 4 * CHUNK_BYTES)
+    first, second = run(0, 2 * CHUNK_BYTES), run(1, 2 * CHUNK_BYTES, start=at(2))
+    pushing.push(first)
+    pushing.push(second)
+    pushing.end(Reason.REACHED, at(4))
+    assert records(coming.get()) == [0, 10, 20, 30]
+    pushing.returned(4 * CHUNK_BYTES, [0, 1])
+    coming = jvm.open(fake_piece(broker, 2)).begin()
+    again = pushing.subscribed()
+    assert again.lane != lane.lane
+    pushing.push(first._replace(lane=again.lane))
+    pushing.end(Reason.REACHED, at(2), lane=again.lane)
+    assert records(coming.get()) == [0, 10]
+    pushing.returned(2 * CHUNK_BYTES, [0])
+
+
+def test_who_closes_early_is_gone(jvm: Jvm, broker: FakeBroker) -> None:
+    broker.put(0, chunk(0) + chunk(10))
+    reader = jvm.open(fake_piece(broker, 4))
+    coming = reader.begin(count=1)
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.push(run(0, 2 * CHUNK_BYTES))
+    assert records(coming.get()) == [0]
+    reader.close()
+    assert pushing.is_gone()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"version": 2},
+        {"slots": 5},
+        {"slots": 0},
+        {"slot_bytes": 0},
+        {"slot_bytes": (1 << 32) - 1, "slots": (1 << 32) - 1, "arena_bytes": (1 << 63) - 1},
+        {"row_bytes": 4},
+        {"rows_at": 4100},
+        {"rows_at": 1 << 63},
+        {"slots_at": (1 << 64) - 64},
+        {"arena_bytes": 1 << 62, "rows_at": 1 << 61},
+        {"arena_path": "/nowhere/at all"},
+    ],
+)
+def test_a_greeting_that_fits_nothing_is_no_way_to_push(jvm: Jvm, broker: FakeBroker, odd: dict[str, Any]) -> None:
+    coming = jvm.open(fake_piece(broker, 1)).begin()
+    broker.greet(**odd)
+    answering = broker.frames()
+    answering.asked()
+    answering.answer(at(1), chunk(0))
+    answer = coming.get()
+    assert (records(answer), answer.in_place) == ([0], {False})
+    coming = jvm.open(fake_piece(broker, 1, shared_memory="always")).begin()
+    broker.greet(**odd)
+    with pytest.raises(RuntimeError, match=r"ProtocolError: .*(no push channel|not as it says)|cannot map the broker"):
+        coming.get()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", id="no message"),
+        pytest.param(HEAD.pack((1 << 20) + 1, Kind.HELLO), id="too long"),
+        pytest.param(encode(Kind.HELLO, b"\x0a\xff\xff\xff\xff\x0f"), id="cut short"),
+        pytest.param(encode(Kind.RUNS, b""), id="no greeting"),
+    ],
+)
+def test_bytes_that_are_no_greeting_are_no_way_to_push(jvm: Jvm, broker: FakeBroker, data: bytes) -> None:
+    coming = jvm.open(fake_piece(broker, 1)).begin()
+    assert broker.greet_with(data).is_gone()
+    answering = broker.frames()
+    answering.asked()
+    answering.answer(at(1), chunk(0))
+    assert records(coming.get()) == [0]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"slot": 4},
+        {"slot": (1 << 32) - 1},
+        {"lane": 2},
+        {"arena_offset": SLOTS_AT - 64},
+        {"arena_offset": SLOTS_AT + SLOT_BYTES - 64},
+        {"arena_offset": (1 << 63) - 64},
+        {"arena_offset": (1 << 64) - 64},
+        {"length_bytes": 0},
+        {"length_bytes": SLOT_BYTES + 64},
+        {"length_bytes": (1 << 32) - 1},
+        {"group_id": 0},
+        {"group_id": 1 << 63},
+        {"offset": (1 << 31) - 64},
+        {"offset": 1 << 31},
+    ],
+)
+def test_a_run_that_cannot_be_ends_the_connection(jvm: Jvm, broker: FakeBroker, odd: dict[str, int]) -> None:
+    broker.put(0, chunk(0))
+    for shared_memory in ("auto", "always"):
+        coming = jvm.open(fake_piece(broker, 1, shared_memory=shared_memory)).begin()
+        pushing = broker.greet()
+        pushing.subscribed()
+        pushing.push(run(0, CHUNK_BYTES)._replace(**odd))
+        assert pushing.is_gone()
+        if shared_memory == "always":
+            with pytest.raises(RuntimeError, match="KeraException: ProtocolError"):
+                coming.get()
+        else:
+            answering = broker.frames()
+            answering.asked()
+            answering.answer(at(1), chunk(0))
+            assert records(coming.get()) == [0]
+
+
+def damaged(at: int) -> bytes:
+    data = bytearray(chunk(0))
+    data[at] ^= 1
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (damaged(0), "no chunk at offset 0"),
+        (damaged(20), "chunk header at offset 0 does not match its checksum"),
+        (damaged(100), "chunk placement at offset 0 does not match its checksum"),
+        (damaged(HEADER_BYTES), "chunk payload at offset 0 does not match its checksum .stream 7, streamlet 0"),
+        (damaged(CHUNK_BYTES - 1), "chunk payload at offset 0 does not match its checksum"),
+        (chunk(0)[:64], "chunk header cut short at offset 0"),
+        (chunk(0)[:-64], "chunk at offset 0 is cut short: 960 of 1024 payload bytes"),
+    ],
+)
+@pytest.mark.parametrize("pushed", [True, False])
+def test_damage_is_seen(jvm: Jvm, broker: FakeBroker, data: bytes, text: str, *, pushed: bool) -> None:
+    broker.put(0, data)
+    coming = jvm.open(fake_piece(broker, 1, shared_memory="always" if pushed else "never")).begin()
+    if pushed:
+        pushing = broker.greet()
+        pushing.subscribed()
+        pushing.push(run(0, len(data)))
+    else:
+        answering = broker.frames()
+        answering.asked()
+        answering.answer(at(1), data)
+    with pytest.raises(RuntimeError, match=f"CorruptChunk: {text}"):
+        coming.get()
+
+
+@pytest.mark.parametrize("how", [{"payload_wanted": False}, {"verify_checksums": False}])
+def test_payloads_that_nobody_wants_verified_are_not(jvm: Jvm, broker: FakeBroker, how: dict[str, bool]) -> None:
+    broker.put(0, damaged(HEADER_BYTES))
+    settings = {name: value for name, value in how.items() if name in SETTINGS}
+    reader = jvm.open(fake_piece(broker, 1, **settings), payload_wanted=how.get("payload_wanted", True))
+    coming = reader.begin(count=1)
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.push(run(0, CHUNK_BYTES))
+    assert records(coming.get()) == [0]
+    reader.close()
+
+
+def test_a_chunk_of_another_schema_is_an_error(jvm: Jvm, broker: FakeBroker) -> None:
+    broker.put(0, chunk(0, schema_id=2))
+    coming = jvm.open(fake_piece(broker, 1)).begin()
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.push(run(0, CHUNK_BYTES))
+    with pytest.raises(RuntimeError, match="SchemaMismatch: chunk has schema 2, the stream was known with 1; open it"):
+        coming.get()
+
+
+def test_a_chunk_that_is_larger_than_what_was_asked_for_comes_all_the_same(jvm: Jvm, broker: FakeBroker) -> None:
+    large = chunk(0, payload_bytes=3 * MIB)
+    end = Position(1, 2, CHUNK_BYTES)
+    reader = jvm.open({**fake_piece(broker, 1, shared_memory="never"), "end": list(end)})
+    coming = reader.begin()
+    answering = broker.frames()
+    assert answering.asked().bytes_max == 64 * KIB
+    answering.answer(Position(1, 1, len(large)), large)
+    assert answering.asked_from() == Position(1, 1, len(large)), "before anybody has looked at the chunks"
+    answering.answer(end, chunk(10, segment=2))
+    starts = [(each.start, each.next) for each in coming.get().chunks]
+    assert starts == [(at(0), Position(1, 1, len(large))), (Position(1, 2, 0), end)]
+
+
+def test_chunks_behind_the_end_are_not_given(jvm: Jvm, broker: FakeBroker) -> None:
+    coming = jvm.open(fake_piece(broker, 1, shared_memory="never")).begin()
+    answering = broker.frames()
+    answering.asked()
+    answering.answer(at(2), chunk(0) + chunk(10))
+    assert records(coming.get()) == [0]
+
+
+# --- what the service is asked -------------------------------------------------------------------------------
+
+
+def unavailable(text: str) -> dict[str, Any]:
+    return {"error": {"type": "Unavailable", "message": text, "retriable": True}}
+
+
+def failed(service: FakeService) -> dict[str, Any]:
+    """What the service was told of the first failure."""
+    (route,) = [each["params"] for each in service.asked if each["method"] == "route"]
+    assert route["failed"]["broker_id"] == BROKER_ID
+    return cast("dict[str, Any]", route["failed"]["error"])
+
+
+MALFORMED = {
+    "no frame": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "no checksum": b"KF\x01\x02" + bytes(28),
+    "head too long": with_checksum(b"KF\x01\x02" + bytes(12) + ((4 << 20) + 1).to_bytes(4, "little") + bytes(12)),
+    "bulk too long": with_checksum(b"KF\x01\x02" + bytes(16) + ((64 << 20) + 1).to_bytes(4, "little") + bytes(8)),
+    "other version": with_checksum(b"KF\x02\x02" + bytes(28)),
+    "no reply": with_checksum(b"KF\x01\x01" + bytes(28)),
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
+def test_bytes_that_are_no_frame_are_a_failure_of_the_broker(
+    jvm: Jvm, broker: FakeBroker, folder: Path, data: bytes
+) -> None:
+    service = FakeService(folder, unavailable("enough"))
+    reader = jvm.open(fake_piece(broker, 1, shared_memory="never"), python=service.program)
+    coming = reader.begin()
+    answering = broker.frames()
+    answering.asked()
+    answering.send(data)
+    with pytest.raises(RuntimeError, match="Unavailable: enough"):
+        coming.get()
+    assert (failed(service)["code"], failed(service)["retriable"]) == ("unavailable", True)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"following": at(1), "data": chunk(0), "length": 64},
+        {"following": at(1), "data": chunk(0), "length": (1 << 32) - 1},
+        {"following": at(0), "data": chunk(0)},
+        {"following": Position(0, 0, 0), "data": chunk(0)},
+        {"following": at(1), "data": chunk(0), "request_id": 77},
+    ],
+)
+def test_an_answer_that_cannot_be_is_a_failure_of_the_broker(
+    jvm: Jvm, broker: FakeBroker, folder: Path, odd: dict[str, Any]
+) -> None:
+    service = FakeService(folder, unavailable("enough"))
+    reader = jvm.open(fake_piece(broker, 1, shared_memory="never"), python=service.program)
+    coming = reader.begin()
+    answering = broker.frames()
+    answering.asked()
+    answering.answer(**odd)
+    with pytest.raises(RuntimeError, match="Unavailable: enough"):
+        coming.get()
+    assert failed(service)["code"] == "unavailable"
+
+
+@pytest.mark.parametrize("how", ["lane", "result", "frame"])
+def test_errors_of_a_broker_are_told_as_they_came(jvm: Jvm, broker: FakeBroker, folder: Path, how: str) -> None:
+    service = FakeService(folder, {"error": {"type": "DataLost", "message": "gone", "retriable": False}})
+    error = common_pb2.Error(code="data_lost", message="gone", attributes={"available": "[1, 2, 0]"})
+    wanted = fake_piece(broker, 1, shared_memory="always" if how == "lane" else "never")
+    coming = jvm.open(wanted, python=service.program).begin()
+    if how == "lane":
+        pushing = broker.greet()
+        pushing.subscribed()
+        pushing.end(Reason.FAILED, at(0), error=error)
+    else:
+        answering = broker.frames()
+        answering.asked()
+        if how == "result":
+            answering.answer(at(0), error=error)
+        else:
+            answering.refuse(error)
+    with pytest.raises(RuntimeError, match="KeraException: DataLost: gone"):
+        coming.get()
+    attributes = {"available": "[1, 2, 0]"}
+    assert failed(service) == {"code": "data_lost", "message": "gone", "retriable": False, "attributes": attributes}
+
+
+def test_the_service_says_where_to_go_on_and_what_is_lost(jvm: Jvm, broker: FakeBroker, folder: Path) -> None:
+    service = FakeService(
+        folder,
+        {"result": {"broker": place_of(broker), "position": list(at(0))}},
+        {"result": {"broker": place_of(broker), "position": list(at(2)), "lost": "a chunk was lost"}},
+        {"result": {"end": True, "lost": "the rest was lost"}},
+    )
+    broker.put(0, chunk(0))
+    broker.put(1, chunk(20))
+    wanted = {**fake_piece(broker, 9), "broker": None, "fail_on_data_loss": False}
+    reader = jvm.open(wanted, python=service.program)
+    coming = reader.begin()
+    pushing = broker.greet()
+    assert pushing.subscribed().start.position == 0
+    pushing.push(run(0, CHUNK_BYTES))
+    pushing.hang_up()
+    pushing = broker.greet()
+    assert pushing.subscribed().start.position == 2 * CHUNK_BYTES
+    pushing.push(run(1, CHUNK_BYTES, start=at(2)))
+    pushing.end(Reason.MOVED, at(3))
+    answer = coming.get()
+    assert (records(answer), answer.ended) == ([0, 20], True)
+    told = reader.close()
+    assert (told["routes"], told["losses"]) == (3, ["a chunk was lost", "the rest was lost"])
+    first, second, third = [each["params"] for each in service.asked]
+    assert [each["position"] for each in (first, second, third)] == [list(at(0)), list(at(1)), list(at(3))]
+    assert [each["progressed"] for each in (first, second, third)] == [False, True, True]
+    assert (first["failed"], third["failed"]) == (None, None)
+    assert second["failed"]["error"]["code"] == "unavailable"
+    assert "was lost" in second["failed"]["error"]["message"]
+    assert {second["reader"], third["reader"]} == {first["reader"]}
+    assert first == {
+        "reader": first["reader"],
+        "bootstrap": "",
+        "stream": "s",
+        "stream_id": ENTRY.stream_id,
+        "streamlet": 0,
+        "entry": 0,
+        "position": list(at(0)),
+        "end": list(at(9)),
+        "fail_on_data_loss": False,
+        "shared_memory": "auto",
+        "progressed": False,
+        "failed": None,
+    }
+
+
+@pytest.mark.parametrize("shared_memory", ["always", "never"])
+def test_a_broker_that_is_silent_has_failed(jvm: Jvm, broker: FakeBroker, folder: Path, shared_memory: str) -> None:
+    service = FakeService(folder, unavailable("enough"))
+    wanted = fake_piece(broker, 1, shared_memory=shared_memory, request_timeout_ms=100)
+    coming = jvm.open(wanted, python=service.program).begin()
+    if shared_memory == "always":
+        pushing = broker.greet()
+        pushing.subscribed()
+    else:
+        answering = broker.frames()
+        answering.asked()
+    with pytest.raises(RuntimeError, match="Unavailable: enough"):
+        coming.get()
+    assert "within 0.1 s" in failed(service)["message"]
+
+
+def test_a_push_socket_that_is_not_there_is_no_failure_unless_it_must_be(
+    jvm: Jvm, broker: FakeBroker, folder: Path
+) -> None:
+    service = FakeService(folder, unavailable("enough"))
+    broker.push_path.unlink()
+    coming = jvm.open(fake_piece(broker, 1), python=service.program).begin()
+    answering = broker.frames()
+    answering.asked()
+    answering.answer(at(1), chunk(0))
+    assert records(coming.get()) == [0]
+    assert service.asked == []
+    with pytest.raises(RuntimeError, match="Unavailable: enough"):
+        jvm.open(fake_piece(broker, 1, shared_memory="always"), python=service.program).next()
+    assert "cannot connect to" in failed(service)["message"]
+
+
+def test_a_broker_that_nobody_listens_at_has_failed(jvm: Jvm, broker: FakeBroker, folder: Path) -> None:
+    service = FakeService(folder, unavailable("enough"))
+    wanted = fake_piece(broker, 1, shared_memory="never")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        wanted["broker"]["frames_address"] = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(RuntimeError, match="Unavailable: enough"):
+            jvm.open(wanted, python=service.program).next()
+    assert "Connection refused" in failed(service)["message"]
+
+
+def test_a_broker_without_frames_is_not_for_this_engine(jvm: Jvm, broker: FakeBroker) -> None:
+    wanted = fake_piece(broker, 1, shared_memory="never")
+    wanted["broker"]["frames_address"] = ""
+    with pytest.raises(RuntimeError, match="InvalidArgument: broker 5 does not offer transport 'auto'"):
+        jvm.open(wanted).next()
+
+
+def test_what_never_ends_is_pushed_again_after_a_while(jvm: Jvm, broker: FakeBroker) -> None:
+    broker.put(0, chunk(20))
+    reader = jvm.open({**fake_piece(broker, 1), "end": None})
+    coming = reader.begin(count=3)
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.end(Reason.PULL, at(0))
+    answering = broker.frames()
+    answering.asked()
+    answering.answer(at(1), chunk(0))
+    assert answering.asked_from() == at(1)
+    answering.answer(at(2), chunk(10))
+    answering_on = threading.Thread(target=_answer_nothing, args=(answering, at(2)), daemon=True)
+    answering_on.start()
+    lane = pushing.subscribed()
+    assert lane.start.position == 2 * CHUNK_BYTES
+    pushing.push(run(0, CHUNK_BYTES, lane=lane.lane, start=at(2)))
+    answer = coming.get()
+    assert (records(answer), answer.in_place) == ([0, 10, 20], {True, False})
+    reader.close()
+    answering.hang_up()
+    answering_on.join(TIMEOUT_S)
+
+
+def _answer_nothing(answering: Answering, position: Position) -> None:
+    """As a broker does that has no more, until nobody asks."""
+    with contextlib.suppress(AssertionError, OSError):
+        while True:
+            answering.asked()
+            answering.answer(position)

@@ -1,0 +1,184 @@
+"""The program that builds the jar (spark_connector/jvm/build.py), in trees of its own."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path("spark_connector", "jvm", "build.py")
+JAR = Path("spark_connector", "kera", "spark_connector", "jars", "kera-spark-connector.jar")
+SOURCES = Path("spark_connector", "jvm", "src", "main", "java", "kera", "spark")
+SERVICE = Path("META-INF", "services", "org.apache.spark.sql.sources.DataSourceRegister")
+
+EXAMPLE = """
+package kera.spark;
+
+import org.apache.spark.sql.sources.DataSourceRegister;
+
+/** Compiles only against Spark. */
+public final class Example implements DataSourceRegister {
+    @Override
+    public String shortName() {
+        return "example";
+    }
+}
+"""
+
+
+class Tree:
+    """A tree with the program, a source and a resource."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / SOURCES).mkdir(parents=True)
+        (root / JAR.parents[1]).mkdir(parents=True)
+        shutil.copy(ROOT / PROGRAM, root / PROGRAM)
+        (root / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
+        (root / SOURCES / "Example.java").write_text(EXAMPLE)
+        resource = root / "spark_connector" / "jvm" / "src" / "main" / "resources" / SERVICE
+        resource.parent.mkdir(parents=True)
+        resource.write_text("kera.spark.Example\n")
+
+    def run(
+        self, *arguments: str, isolated: bool = False, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the program; `isolated`: with a Python that has no pyspark."""
+        python = [sys.executable, "-I", "-S"] if isolated else [sys.executable]
+        return subprocess.run(
+            [*python, self.root / PROGRAM, *arguments],
+            env=os.environ | (environment or {}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def build(self) -> bytes:
+        """Build the jar, which works, and give its bytes."""
+        built = self.run()
+        assert built.returncode == 0, built.stderr
+        return (self.root / JAR).read_bytes()
+
+    def jars(self) -> list[str]:
+        """What there is where the jar belongs."""
+        return sorted(path.name for path in (self.root / JAR.parent).glob("*"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "a tree")
+
+
+def without_java(folder: Path) -> dict[str, str]:
+    """An environment in which no Java is chosen."""
+    return {"JAVA_HOME": "", "PATH": str(folder)}
+
+
+def test_the_jar_has_the_classes_the_resources_and_the_version(tree: Tree) -> None:
+    tree.build()
+
+    with ZipFile(tree.root / JAR) as archive:
+        assert archive.namelist() == ["META-INF/MANIFEST.MF", str(SERVICE), "kera/spark/Example.class"]
+        assert archive.read(str(SERVICE)) == b"kera.spark.Example\n"
+        assert b"Implementation-Version: 1.2.3\n" in archive.read("META-INF/MANIFEST.MF")
+        version_of_classes = int.from_bytes(archive.read("kera/spark/Example.class")[6:8])
+    assert version_of_classes == 44 + 17
+
+
+def test_the_same_tree_gives_the_same_bytes_wherever_it_is(tree: Tree, tmp_path: Path) -> None:
+    assert tree.build() == Tree(tmp_path / "another").build()
+
+
+def test_a_jar_that_is_current_is_left_alone_and_takes_no_compiler(tree: Tree, tmp_path: Path) -> None:
+    tree.build()
+    before = (tree.root / JAR).stat()
+
+    again = tree.run(environment=without_java(tmp_path))
+
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == again.stderr == ""
+    assert (tree.root / JAR).stat() == before
+    assert tree.run("--check").returncode == 0
+    assert tree.run("--check", isolated=True).returncode == 0, "there is no Spark that it does not fit"
+
+
+@pytest.mark.parametrize(
+    ("changed", "content"),
+    [
+        (SOURCES / "Example.java", EXAMPLE.replace('"example"', '"other"')),
+        (SOURCES / "Another.java", "package kera.spark;\n\n/** One more. */\nfinal class Another {}\n"),
+        (Path("pyproject.toml"), '[project]\nversion = "1.2.4"\n'),
+    ],
+)
+def test_a_jar_of_other_sources_is_built_anew(tree: Tree, changed: Path, content: str) -> None:
+    before = tree.build()
+    (tree.root / changed).write_text(content)
+
+    checked = tree.run("--check")
+
+    assert checked.returncode == 1
+    assert "not current: the sources changed" in checked.stderr
+    assert tree.build() != before
+    assert tree.run("--check").returncode == 0
+
+
+def test_a_jar_that_was_damaged_is_built_anew(tree: Tree) -> None:
+    before = tree.build()
+    (tree.root / JAR).write_bytes(before[:100])
+
+    assert tree.run("--check").returncode == 1
+    assert tree.build() == before
+
+
+def test_a_source_with_an_error_leaves_the_jar_and_says_what_javac_says(tree: Tree) -> None:
+    before = tree.build()
+    (tree.root / SOURCES / "Broken.java").write_text("package kera.spark;\n\nclass Broken {\n    int x = ;\n}\n")
+
+    built = tree.run()
+
+    assert built.returncode == 1
+    assert "Broken.java:4: error: illegal start of expression" in built.stderr
+    assert "Traceback" not in built.stderr
+    assert (tree.root / JAR).read_bytes() == before
+    assert tree.jars() == [JAR.name]
+
+
+def test_without_a_compiler_it_says_what_to_install(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("kera_jar", tree.root / PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    monkeypatch.setattr(program, "JVM_FOLDER", tmp_path / "nothing")
+    for name, value in without_java(tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(
+        program.NotPossible, match="no javac 17 or newer: install openjdk-17-jdk-headless or set JAVA_HOME"
+    ):
+        program.build()
+
+    assert tree.jars() == []
+
+
+def test_without_spark_it_says_in_one_line_what_to_install(tree: Tree) -> None:
+    built = tree.run(isolated=True)
+
+    assert built.returncode == 1
+    assert built.stderr.startswith("jar: no pyspark in ")
+    assert built.stderr.count("\n") == 1
+    assert tree.jars() == []
+
+
+def test_a_java_home_without_a_compiler_is_passed_over(tree: Tree, tmp_path: Path) -> None:
+    built = tree.run(environment={"JAVA_HOME": str(tmp_path)})
+
+    assert built.returncode == 0, built.stderr
+    assert tree.jars() == [JAR.name]
