@@ -34,7 +34,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -89,13 +89,14 @@ class Process:
         self._process = process
 
     @classmethod
-    async def start(cls, module: str, *arguments: str) -> Process:
-        """Start it. It does not outlive us."""
+    async def start(cls, module: str, *arguments: str, log: IO[bytes] | None = None) -> Process:
+        """Start it. It does not outlive us; what it says otherwise goes to `log`."""
         return cls(
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, *arguments),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                stderr=log,
                 env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"},
                 limit=LINE_BYTES_MAX,
             )

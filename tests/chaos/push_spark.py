@@ -59,16 +59,23 @@ def read(spark: SparkSession, bootstrap: str, stream: str, streamlets: int) -> d
         .load(stream)
     )
     table = frame.mapInArrow(slowly, SCHEMA).toArrow()
-    rows = sorted(zip(*(table[name].to_pylist() for name in ("streamlet", "offset", "value")), strict=True))
     try:
-        for streamlet in range(streamlets):
-            found = [(offset, number_of(value)) for at, offset, value in rows if at == streamlet]
-            for ordinal, (offset, number) in enumerate(found):
-                if (offset, number) != (ordinal, streamlet + ordinal * streamlets):
-                    return {"wrong": f"{streamlet}: record {number} with offset {offset} came where {ordinal} was due"}
+        check(table, dict.fromkeys(range(streamlets), 0))
     except AssertionError as error:
         return {"wrong": str(error)}
-    return {"records": len(rows)}
+    return {"records": len(table)}
+
+
+def check(table: pa.Table, due: dict[int, int]) -> None:
+    """Rows of `SCHEMA` that go on in each streamlet where `due` says, which then says where the next ones do.
+
+    Raises `AssertionError`.
+    """
+    rows = sorted(zip(*(table[name].to_pylist() for name in ("streamlet", "offset", "value")), strict=True))
+    for streamlet, offset, value in rows:
+        found, wanted = (offset, number_of(value)), (due[streamlet], streamlet + due[streamlet] * len(due))
+        assert found == wanted, f"{streamlet}: offset and number are {found}, where {wanted} were due"
+        due[streamlet] += 1
 
 
 def main() -> None:

@@ -1,0 +1,214 @@
+"""A Spark driver that reads with the columnar engine and checks each record: used by `tests.chaos.columnar`.
+
+What it does is told by lines of JSON, and several things may go on at a time:
+
+    → {"ready": true}                       the session is there, and all executors are
+    ← {"id": 1, "do": "batch"}              it reads a whole stream, slowly
+    → {"id": 1, "records": 4000}            each was there, once, with all its bytes
+    ← {"id": 2, "do": "head"}               one record of it
+    ← {"id": 3, "do": "hog"}                a task that needs more memory than an executor has
+    ← {"id": 4, "do": "cancel", "of": 3}
+    → {"id": 3, "failed": "…"}              so ends whatever does not end well
+    ← {"id": 5, "do": "follow"}             a query follows the other stream, slowly, from its checkpoint on
+    → {"followed": 300}                     so many records have come of it: each once, in order
+    ← {"id": 6, "do": "leave"}              it ends that query
+    → {"wrong": "…"}                        a promise was broken
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import parquet
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kera.core.process import die_with_parent
+from kera.spark_connector import configure
+from tests.chaos.push_spark import check
+from tests.spark.support import wait_until, with_kera
+
+SLEEPS_EVERY = 10
+SLEEP_MS = 20
+SLOWLY = f"if(offset % {SLEEPS_EVERY} = 0, reflect('java.lang.Thread', 'sleep', {SLEEP_MS}L), 'null') = 'null'"
+"""Among the rows of a chunk, so that a reader has some in its hands nearly always."""
+HOG = "length(repeat('x', cast(id + 1900000000 as int)))"
+"""Nearly 2 GiB, in a piece."""
+EXECUTOR_MEMORY_MIB = 512
+PER_TRIGGER = 1000
+STARTED_WITHIN_S = 120.0
+LOOK_S = 0.05
+
+
+class Job:
+    """What it does."""
+
+    def __init__(self, spark: SparkSession, task: dict[str, Any]) -> None:
+        self._spark = spark
+        self._task = task
+        self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+        self._lock = threading.Lock()
+        self._query: StreamingQuery | None = None
+        self._output = Path(task["folder"], "output")
+
+    def _nothing(self) -> dict[int, int]:
+        return dict.fromkeys(range(self._task["streamlets"]), 0)
+
+    def run(self) -> None:
+        """Until standard input ends."""
+        self.tell(ready=True)
+        threading.Thread(target=self._look, daemon=True).start()
+        for line in sys.stdin:
+            command = json.loads(line)
+            threading.Thread(target=self._do, args=(command,), daemon=True).start()
+
+    def tell(self, **what: Any) -> None:
+        """A line for whoever started this process."""
+        with self._lock:
+            self._answers.write(json.dumps(what) + "\n")
+
+    def _do(self, command: dict[str, Any]) -> None:
+        number = command["id"]
+        try:
+            self._spark.sparkContext.setJobGroup(str(number), command["do"], interruptOnCancel=True)
+            found = getattr(self, command["do"])(command)
+        except AssertionError as error:
+            self.tell(wrong=str(error))
+        except Exception as error:  # noqa: BLE001 - whoever asked knows whether it had to be
+            self.tell(id=number, failed=f"{type(error).__name__}: {error}"[:2000])
+        else:
+            self.tell(id=number, **found)
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def batch(self, _: dict[str, Any]) -> dict[str, Any]:
+        """All of the stream that does not grow."""
+        table = self._standing().where(SLOWLY).toArrow()
+        check(table, self._nothing())
+        return {"records": len(table)}
+
+    def head(self, _: dict[str, Any]) -> dict[str, Any]:
+        """One record of it, wherever it is from."""
+        (row,) = self._standing().limit(1).collect()
+        assert row.offset == 0, f"record {row.offset} of streamlet {row.streamlet} is said to be the first"
+        return {"records": 1}
+
+    def hog(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Fails."""
+        return {"bytes": self._spark.range(1).selectExpr(HOG).collect()[0][0]}
+
+    def cancel(self, command: dict[str, Any]) -> dict[str, Any]:
+        """All jobs of a command."""
+        self._spark.sparkContext.cancelJobGroup(str(command["of"]))
+        return {}
+
+    def follow(self, _: dict[str, Any]) -> dict[str, Any]:
+        """A query."""
+        reader = self._spark.readStream.format("kera").options(**self._options())
+        frame = reader.option("maxOffsetsPerTrigger", PER_TRIGGER).load(self._task["growing"])
+        writer = frame.select("streamlet", "offset", "value").where(SLOWLY).writeStream.format("parquet")
+        writer = writer.option("checkpointLocation", str(Path(self._task["folder"], "checkpoint")))
+        self._query = writer.start(str(self._output))
+        threading.Thread(target=self._watch, args=(self._query,), daemon=True).start()
+        return {}
+
+    def leave(self, _: dict[str, Any]) -> dict[str, Any]:
+        """End it, in the middle of whatever it does."""
+        query, self._query = self._query, None
+        assert query is not None, "no query runs"
+        query.stop()
+        return {}
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _options(self) -> dict[str, str]:
+        return {
+            "kera.bootstrap.servers": self._task["bootstrap"],
+            "startingOffsets": "earliest",
+            "engine": "columnar",
+            "sharedMemory": "always",
+        }
+
+    def _standing(self) -> DataFrame:
+        reader = self._spark.read.format("kera").options(**self._options())
+        return reader.load(self._task["standing"]).select("streamlet", "offset", "value")
+
+    def _look(self) -> None:
+        """At the files of micro-batches that are through, for ever."""
+        due = self._nothing()
+        seen: set[str] = set()
+        last = -1
+        try:
+            while True:
+                for number, paths in sorted(committed(self._output, last).items()):
+                    last = number
+                    if new := [path for path in paths if path not in seen]:
+                        check(pa.concat_tables(parquet.read_table(path) for path in new), due)
+                        seen.update(new)
+                        self.tell(followed=sum(due.values()))
+                time.sleep(LOOK_S)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+            self.tell(wrong=f"micro-batches: {error!r}")
+
+    def _watch(self, query: StreamingQuery) -> None:
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+            if query is self._query:
+                self.tell(wrong=f"the query has ended: {error}")
+
+
+def committed(output: Path, after: int) -> dict[int, list[str]]:
+    """The files of each micro-batch after that one that count; some come with all that were before them."""
+    found = {}
+    for log in output.glob("_spark_metadata/[0-9]*"):
+        if (number := int(log.name.partition(".")[0])) > after:
+            entries = [json.loads(line) for line in log.read_text().splitlines()[1:]]  # behind the version
+            found[number] = [urlsplit(entry["path"]).path for entry in entries]
+    return found
+
+
+def session(master: str, executors: int, cores: int) -> SparkSession:
+    """One whose executors have little memory, and die when they need more."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master(master).appName("kera chaos")
+    for name, value in {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.executor.cores": str(cores),
+        "spark.executor.memory": f"{EXECUTOR_MEMORY_MIB}m",
+        "spark.executor.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }.items():
+        builder = builder.config(name, value)
+    made = with_kera(configure(builder).getOrCreate())
+    tracker: Any = made.sparkContext._jsc.sc().statusTracker()  # there is no other way to it
+    wait_until(lambda: len(tracker.getExecutorInfos()) > executors, "executors", STARTED_WITHIN_S)  # and the driver
+    return made
+
+
+def main() -> None:
+    """Do as told."""
+    die_with_parent()
+    task = json.loads(sys.argv[1])
+    spark = session(task["master"], task["executors"], task["cores"])
+    try:
+        Job(spark, task).run()
+    except Exception:  # noqa: BLE001 - for the log
+        traceback.print_exc()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
