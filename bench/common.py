@@ -91,8 +91,18 @@ class Figures:
             print(f"| {name} | {_short(statistics.median(values))} | {spread} | {unit} | {len(values)} |")
         for name, note in self.notes.items():
             print(f"\n{name}: {note}")
+        print("\n" + self.json(), flush=True)
+
+    def json(self) -> str:
+        """All of it in a line."""
         samples = {name: {"unit": unit, "values": values} for name, (unit, values) in self._samples.items()}
-        print("\n" + json.dumps({**self._head, "samples": samples, "notes": self.notes}), flush=True)
+        return json.dumps({**self._head, "samples": samples, "notes": self.notes})
+
+    def cell(self, name: str) -> str:
+        """Median (least-most), for a table of one's own."""
+        values = self._samples[name][1]
+        middle = _short(statistics.median(values))
+        return middle if len(values) == 1 else f"{middle} ({_short(min(values))}-{_short(max(values))})"
 
 
 def _short(value: float) -> str:

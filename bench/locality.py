@@ -134,7 +134,11 @@ class Bench:
         """Records at a fixed rate, beside nothing and beside a load."""
         for loaded in (False, True):
             found: dict[tuple[str, int], tuple[Latencies, Latencies]] = {}
-            for side, consumers in self._sides(SIDES):
+            where = "beside a load" if loaded else "idle machine"
+            rounds = self._sides(SIDES)
+            for number, (side, consumers) in enumerate(rounds, 1):
+                # Each takes its seconds and about as many to start: minutes in all, in which it should not look stuck.
+                say(f"latency, {where}: round {number} of {len(rounds)}, {consumers} {side}")
                 acknowledged, arrived = found.setdefault((side, consumers), (Latencies(), Latencies()))
                 async with self._streams(2) as streams, contextlib.AsyncExitStack() as stack:
                     steady = dataclasses.replace(
@@ -170,7 +174,6 @@ class Bench:
                 for what, of in zip(("acknowledged", "arrived"), times, strict=True):
                     for name, value_us in (of.summary() or {}).items():
                         if name != "samples":
-                            where = "beside a load" if loaded else "idle machine"
                             self._figures.add(f"{where}, {consumers} {side}: {what}, {name}", value_us / 1e3, "ms")
 
     # -- rounds --------------------------------------------------------------------------------------------------
@@ -303,7 +306,7 @@ def main() -> int:
     made.add_argument("--replication", type=int, default=0, help="R; so many backups are started")
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--rate", type=int, default=1000, help="records per second of latency")
-    made.add_argument("--seconds", type=float, default=5.0, help="how long a round of latency takes")
+    made.add_argument("--seconds", type=float, default=5.0, help="how long a round of latency measures")
     made.add_argument("--load-rate", type=int, default=3_000_000, help="records per second of the load beside it")
     made.add_argument("--transport", choices=("auto", "unix", "tcp"), default="auto")
     made.add_argument("--no-verify", dest="verify", action="store_false", help="consumers check no checksums")

@@ -1,0 +1,109 @@
+"""A producer at a fixed rate, a process of its own: ``python -m bench.due {kera,kafka} BOOTSTRAP STREAM …``.
+
+Each value begins with the time when it was due, not with the one when it was sent: so a producer that is late hides
+nothing. It says ``ready`` when it is connected, begins when it is told ``go``, and says at the end how many records it
+has sent and by how much the latest of them was late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from kera.client import Client
+from kera.core.process import die_with_parent
+
+DIGITS = 16
+"""Of the time in microseconds, at the beginning of a value."""
+TICK_S = 0.001
+
+
+def values(first: int, end: int, start_us: int, rate: int, record_bytes: int) -> list[bytes]:
+    """The records `first` to `end` of those that are due from `start_us` on."""
+    return [
+        f"{start_us + number * 1_000_000 // rate:0{DIGITS}d}".encode().ljust(record_bytes, b".")
+        for number in range(first, end)
+    ]
+
+
+async def at_rate(
+    send: Callable[[list[bytes]], Awaitable[None]], rate: int, seconds: float, record_bytes: int
+) -> tuple[int, float]:
+    """Send what is due each millisecond. How many records, and how late the latest was, in seconds."""
+    total, sent, late_s = int(rate * seconds), 0, 0.0
+    start_s = time.time()
+    while sent < total:
+        now_s = time.time()
+        due = min(total, int((now_s - start_s) * rate) + 1)
+        if due > sent:
+            late_s = max(late_s, now_s - start_s - sent / rate)
+            await send(values(sent, due, int(start_s * 1e6), rate, record_bytes))
+            sent = due
+        await asyncio.sleep(TICK_S)
+    return sent, late_s
+
+
+async def to_kera(arguments: argparse.Namespace) -> tuple[int, float]:
+    """With the project's own client."""
+    async with await Client.connect(arguments.bootstrap) as client, client.producer() as producer:
+        await producer.prepare(arguments.stream)
+
+        async def send(some: list[bytes]) -> None:
+            for value in some:
+                producer.send(arguments.stream, value)
+            await producer.drain()
+
+        await _go()
+        done = await at_rate(send, arguments.rate, arguments.seconds, arguments.record_bytes)
+        await producer.flush()
+        return done
+
+
+async def to_kafka(arguments: argparse.Namespace) -> tuple[int, float]:
+    """With confluent-kafka, of which ``--client`` says where it is."""
+    sys.path.append(str(arguments.client))
+    settings = {"bootstrap.servers": arguments.bootstrap, "linger.ms": 0, "acks": 1}
+    producer = importlib.import_module("confluent_kafka").Producer(settings)
+    producer.list_topics(arguments.stream, timeout=30)
+
+    async def send(some: list[bytes]) -> None:
+        for value in some:
+            producer.produce(arguments.stream, value)
+        producer.poll(0)
+
+    await _go()
+    done = await at_rate(send, arguments.rate, arguments.seconds, arguments.record_bytes)
+    if producer.flush(30):
+        raise TimeoutError("Kafka did not acknowledge all records")
+    return done
+
+
+async def _go() -> None:
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+def main() -> int:
+    """Run by `bench.spark_engines`."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("kind", choices=("kera", "kafka"))
+    made.add_argument("bootstrap")
+    made.add_argument("stream")
+    made.add_argument("--rate", type=int, default=1000)
+    made.add_argument("--seconds", type=float, default=10.0)
+    made.add_argument("--record-bytes", type=int, default=100)
+    made.add_argument("--client", type=Path)
+    arguments = made.parse_args()
+    die_with_parent()
+    sent, late_s = asyncio.run((to_kera if arguments.kind == "kera" else to_kafka)(arguments))
+    print(sent, late_s, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
