@@ -78,8 +78,9 @@ def run(folder: Path, *, flights_max: int | None, seconds: float) -> int:
             with running.uninterrupted():
                 query = job.start_query(spark, cluster.bootstrap, folder, progress.take)
                 stack.callback(query.stop)
-            if flights_max is None:
-                query.processAllAvailable()  # so that the first flights need not wait until Spark is warm
+            if flights_max is None:  # Spark's first rows take it seconds: these are few, and the others do not wait
+                asyncio.run(feeder.begin(cluster.bootstrap, tables))
+                query.processAllAvailable()
         feeding = running.Feeder(cluster.bootstrap, folder, progress, flights_max=flights_max, seconds=seconds)
         with feeding, show.live(progress):
             running.finish(query, feeding, progress, lambda: show.tick(progress))

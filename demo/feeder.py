@@ -12,14 +12,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime as dt
+import itertools
 import json
 import time
 from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from demo.data import STREAMS, Data, load
-from kera.client import Client
+from kera.client import Client, Producer
 from kera.core.process import die_with_parent
 
 STEP_US = 6 * 3600 * 1_000_000
@@ -33,34 +36,55 @@ async def create_streams(bootstrap: str) -> None:
             await client.admin.create_stream(name, **settings)
 
 
-async def replay(bootstrap: str, data: Data, seconds: float) -> None:
-    """Write both tables within about `seconds`."""
-    flight_times, weather_times = _times(data.flights["event_time"]), _times(data.weather["hour"])
-    steps = range(min(flight_times[0], weather_times[0]), max(flight_times[-1], weather_times[-1]) + 1, STEP_US)
+class Step(NamedTuple):
+    """Six hours of history."""
+
+    end_us: int
+    weather: slice
+    """Its rows."""
+    flights: slice
+
+
+async def begin(bootstrap: str, data: Data) -> None:
+    """Write the first step only; `replay` with ``begun`` writes the others."""
     async with await Client.connect(bootstrap) as client, client.producer() as producer:
-        flights_done = weather_done = 0
+        await _send(producer, data, next(_steps(data)))
+
+
+async def replay(bootstrap: str, data: Data, seconds: float, *, begun: bool) -> None:
+    """Write both tables within about `seconds`."""
+    async with await Client.connect(bootstrap) as client, client.producer() as producer:
         began = time.monotonic()
-        for step in steps:
-            flights_now, weather_now = (bisect_left(times, step + STEP_US) for times in (flight_times, weather_times))
-            for stream, rows in (
-                ("weather", data.weather[weather_done:weather_now]),
-                ("flights", data.flights[flights_done:flights_now]),
-            ):
-                if rows.num_rows:
-                    await producer.send_batch(stream, rows)
-                    await producer.flush()
-            flights_done, weather_done = flights_now, weather_now
+        for step in itertools.islice(_steps(data), 1 if begun else 0, None):
+            await _send(producer, data, step)
             report = {
-                "flights": flights_done,
-                "weather": weather_done,
-                "event_time_us": step + STEP_US,
+                "flights": step.flights.stop,
+                "weather": step.weather.stop,
+                "event_time_us": step.end_us,
                 "at": time.time(),
             }
             print(json.dumps(report), flush=True)
-            due = began + seconds * flights_done / data.flights.num_rows
+            due = began + seconds * step.flights.stop / data.flights.num_rows
             await asyncio.sleep(max(0.0, due - time.monotonic()))
         for stream, table in (("weather", data.weather), ("flights", data.flights)):
             await producer.send_batch(stream, _a_year_later(table[-1:]))
+
+
+async def _send(producer: Producer, data: Data, step: Step) -> None:
+    for stream, rows in (("weather", data.weather[step.weather]), ("flights", data.flights[step.flights])):
+        if rows.num_rows:
+            await producer.send_batch(stream, rows)
+            await producer.flush()
+
+
+def _steps(data: Data) -> Iterator[Step]:
+    flight_times, weather_times = _times(data.flights["event_time"]), _times(data.weather["hour"])
+    flights_done = weather_done = 0
+    first, last = min(flight_times[0], weather_times[0]), max(flight_times[-1], weather_times[-1])
+    for end_us in range(first + STEP_US, last + STEP_US + 1, STEP_US):
+        flights_now, weather_now = (bisect_left(times, end_us) for times in (flight_times, weather_times))
+        yield Step(end_us, slice(weather_done, weather_now), slice(flights_done, flights_now))
+        flights_done, weather_done = flights_now, weather_now
 
 
 def _times(column: pa.ChunkedArray) -> list[int]:
@@ -80,9 +104,10 @@ def main() -> None:
     parser.add_argument("bootstrap")
     parser.add_argument("--flights", type=int)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--begun", action="store_true", help="the first step is written already")
     arguments = parser.parse_args()
     die_with_parent()
-    asyncio.run(replay(arguments.bootstrap, load(arguments.flights), arguments.seconds))
+    asyncio.run(replay(arguments.bootstrap, load(arguments.flights), arguments.seconds, begun=arguments.begun))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from demo.check import VISIBILITY_LOW_MILES
 from demo.running import wait_for_descendants_of
-from kera.spark_connector import KeraDataSource
+from kera.spark_connector import configure, register
 
 WATERMARK = "14 days"
 WINDOW = "7 days"
@@ -113,9 +113,9 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     }.items():
         builder = builder.config(name, value)
     with _stderr_to(log):  # of the launching script and of the JVM, which keeps it
-        spark = builder.getOrCreate()
+        spark = configure(builder).getOrCreate()
     if " " in sys.executable:  # then Spark does not look for data sources by itself
-        spark.dataSource.register(KeraDataSource)
+        register(spark)
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  # the only way to the JVM's process
     try:
         yield spark

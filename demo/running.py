@@ -56,7 +56,9 @@ class Feeder:
         self, bootstrap: str, folder: Path, progress: Progress, *, flights_max: int | None, seconds: float
     ) -> None:
         argv = [sys.executable, "-m", "demo.feeder", bootstrap, "--seconds", str(seconds)]
-        if flights_max is not None:
+        if flights_max is None:
+            argv += ["--begun"]
+        else:
             argv += ["--flights", str(flights_max)]
         self.log = folder / "logs" / "feeder.log"
         with self.log.open("wb") as log:
