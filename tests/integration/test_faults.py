@@ -59,7 +59,9 @@ async def test_killed_broker_under_load(tmp_path: Path, transport: str) -> None:
         for streamlet in range(STREAMLETS):
             numbers = [number for number, _ in running.of(streamlet)]
             assert stored[streamlet] == follower.seen[streamlet] == numbers
-            assert [each.record for _, each in running.of(streamlet)] == list(range(len(numbers)))
+            for record, (_, each) in enumerate(running.of(streamlet)):
+                # Of a repeat whose first attempt has left the memory since, the broker does not know the place.
+                assert each.record == record or (each.duplicate and not each.position.group_id)
 
 
 async def test_broker_that_loses_its_memory_under_load(tmp_path: Path) -> None:

@@ -133,9 +133,9 @@ async def _live(
         async with serve() as ready:
             serving = True
             _spare_garbage_collector()
+            log.info("ready", **ready)
             sys.stdout.write(json.dumps({"ready": name, "pid": os.getpid(), **ready}) + "\n")
             sys.stdout.flush()
-            log.info("ready", **ready)
             await stop.wait()
     except asyncio.CancelledError:
         if not stop.is_set():
