@@ -118,7 +118,7 @@ class Engine:
         while len(closed) < count:
             self._append()
             head = self._entry.tail[-1]
-            if head.free_bytes < CHUNK_BYTES:
+            if not head.takes(CHUNK_BYTES):
                 self._streamlet.close_segment(head)
                 closed.add(head.key)
         memory.on_work = work

@@ -79,7 +79,7 @@ class Broker:
         address = SegmentAddress(*entry.log_id, group_id, 1)
         segment = Segment.open(entry, address, self.arena.allocate(), entry.next_record)
         entry.by_replicas = True
-        while segment.free_bytes >= len(chunk):
+        while segment.takes(len(chunk)):
             start = segment.append(chunk, header, 1, 0)
             self.appended += len(chunk)
             self.chunks += 1

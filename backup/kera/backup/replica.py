@@ -12,7 +12,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kera.core.chunk import chained_checksum, verify_header, verify_payload
+from kera.core.chunk import chained_checksum, verify_placed
 from kera.core.errors import CorruptChunk, KeraError, invariant
 from kera.v1 import backup_pb2
 
@@ -143,12 +143,7 @@ def verify_chunks(chunks: memoryview, base: int, checksum: int) -> tuple[array[i
     ends = array("I")
     at, end = 0, len(chunks)
     while at < end:
-        header = verify_header(chunks, at)
-        if not header.group_id:
-            raise CorruptChunk(f"the chunk at offset {at} of the request has no placement", offset=at)
-        verify_payload(chunks, at, header)
-        checksum = chained_checksum(chunks, at, checksum)
-        at += header.chunk_bytes
+        at, checksum = verify_placed(chunks, at, checksum)
         ends.append(base + at)
     invariant(at == end, "a chunk that was verified ends within its memory")
     return ends, checksum

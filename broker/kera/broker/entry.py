@@ -126,7 +126,10 @@ class Entry:
     @property
     def head(self) -> Segment | None:
         """The open segment."""
-        return self.tail[-1] if self.tail and not self.tail[-1].closed else None
+        tail = self.tail
+        if tail and not tail[-1].closed:
+            return tail[-1]
+        return None
 
     @property
     def end(self) -> Position:
@@ -294,8 +297,9 @@ class Entry:
 
     def wake(self) -> None:
         """Let waiting readers look again."""
-        for waiter in list(self.waiters):
-            waiter.wake()
+        if self.waiters:
+            for waiter in list(self.waiters):
+                waiter.wake()
 
 
 def _key(segment: Segment) -> Key:

@@ -10,6 +10,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from operator import itemgetter
 
 from kera.broker.entry import Entry
 from kera.broker.ownership import Interval
@@ -17,7 +18,7 @@ from kera.broker.replication import Replication
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
 from kera.core.ids import Position
-from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1 import coordinator_pb2
 
 LOADS_MAX = 1000
 STARTS_MAX = 1000
@@ -50,22 +51,23 @@ class HeartbeatReport:
         """Put into a heartbeat what there is to tell now."""
         now_s = self._monotonic_s()
         seconds, self._filled_s = max(now_s - self._filled_s, 1e-3), now_s
-        loads: list[tuple[int, common_pb2.StreamletRef, tuple[int, int, int]]] = []
-        for stream in self._streams:
+        loads: list[_Load] = []
+        total_bytes = 0
+        for stream in self._streams:  # of which there may be ten thousand: messages are only made of what is told
             for streamlet in stream.streamlets.values():
                 if streamlet.bytes_appended or streamlet.bytes_read:
-                    request.bytes_per_s += round(streamlet.bytes_appended / seconds)
+                    total_bytes += streamlet.bytes_appended
                     loads.append(_load_of(streamlet))
                 if len(streamlet.intervals) > 1 or not streamlet.owned:
                     _add_empty(request, streamlet)
-        for _, ref, counts in heapq.nlargest(LOADS_MAX, loads, key=lambda load: load[0]):
-            appended, records, read = (round(count / seconds) for count in counts)
+        request.bytes_per_s = round(total_bytes / seconds)
+        for _, streamlet, appended, records, read in heapq.nlargest(LOADS_MAX, loads, key=itemgetter(0)):
             request.loads.add(
-                stream_id=ref.stream_id,
-                streamlet_id=ref.streamlet_id,
-                bytes_per_s=appended,
-                records_per_s=records,
-                read_bytes_per_s=read,
+                stream_id=streamlet.stream_id,
+                streamlet_id=streamlet.streamlet_id,
+                bytes_per_s=round(appended / seconds),
+                records_per_s=round(records / seconds),
+                read_bytes_per_s=round(read / seconds),
             )
         self._add_starts(request)
         request.recoveries.extend(self._recoveries())
@@ -92,12 +94,14 @@ class HeartbeatReport:
             self._replication.backups.unneeded = self._unneeded
 
 
-def _load_of(streamlet: Streamlet) -> tuple[int, common_pb2.StreamletRef, tuple[int, int, int]]:
+_Load = tuple[int, Streamlet, int, int, int]
+
+
+def _load_of(streamlet: Streamlet) -> _Load:
     """How busy a streamlet was since it was last asked, which and with what: bytes and records appended, bytes read."""
-    counts = streamlet.bytes_appended, streamlet.records_appended, streamlet.bytes_read
+    appended, records, read = streamlet.bytes_appended, streamlet.records_appended, streamlet.bytes_read
     streamlet.bytes_appended = streamlet.records_appended = streamlet.bytes_read = 0
-    ref = common_pb2.StreamletRef(stream_id=streamlet.stream_id, streamlet_id=streamlet.streamlet_id)
-    return counts[0] + counts[2], ref, counts
+    return appended + read, streamlet, appended, records, read
 
 
 def _add_empty(request: coordinator_pb2.HeartbeatRequest, streamlet: Streamlet) -> None:

@@ -325,7 +325,8 @@ class PushConnection:
             min(self._window_bytes - outstanding, RUN_BYTES_MAX),
             strict=outstanding > 0,
         )
-        all_given = self._give(lane, streamlet, entry, plan, runs)
+        behind = plan.next < entry.end
+        all_given = self._give(lane, streamlet, entry, plan, runs, behind=behind)
         if not all_given or (plan.missing is not None and self._holds_too_much()):
             ends.append(self._end(lane, Reason.PULL))
         elif lane.end is not None and plan.next >= lane.end:
@@ -334,7 +335,7 @@ class PushConnection:
             ends.append(self._end(lane, Reason.MOVED))
         elif plan.missing is not None and self._outstanding_bytes < self._window_bytes:
             self._load(lane, entry, plan.missing)
-        elif plan.next < entry.end or (entry.gaps and entry.gap_at(plan.next) is not None):
+        elif behind or (entry.gaps and entry.gap_at(plan.next) is not None):
             if not plan.ranges and outstanding:
                 return False
             if plan.ranges or plan.missing is not None:
@@ -353,11 +354,18 @@ class PushConnection:
             return True
         return 4 * len(self._leases) > slots and 4 * sum([not arena.slot(index).open for index in self._leases]) > slots
 
-    def _give(self, lane: Lane, streamlet: Streamlet, entry: Entry, plan: ReadPlan, runs: list[bytes]) -> bool:
-        """Lease what a plan has found, say where it is, and advance the lane; False if not all of it may be had."""
+    def _give(
+        self, lane: Lane, streamlet: Streamlet, entry: Entry, plan: ReadPlan, runs: list[bytes], *, behind: bool
+    ) -> bool:
+        """Lease what a plan has found, say where it is, and advance the lane; False if not all of it may be had.
+
+        `behind`: there is more in the entry than the plan.
+        """
         push, leases, length = self._push, self._leases, 0
         position, first = plan.next, len(runs)
-        lags = [lag_records(streamlet, entry, Position(*segment.key, end)) for segment, _, end in plan.ranges]
+        lags = [0]  # of a single range that is all there is, as of each append when its reader keeps up
+        if behind or len(plan.ranges) != 1:
+            lags = [lag_records(streamlet, entry, Position(*segment.key, end)) for segment, _, end in plan.ranges]
         for (segment, begin, end), lag in zip(plan.ranges, lags, strict=True):
             group_id, segment_id = segment.key
             if self._holds_too_much():

@@ -60,6 +60,13 @@ def plan_read(
     exact gap.
     """
     entry = entry_of(streamlet, index)
+    at_head = _plan_at_head(streamlet, entry, start, bytes_max) if end is None else None
+    return at_head or _plan(streamlet, entry, start, end, bytes_max, strict=strict)
+
+
+def _plan(
+    streamlet: Streamlet, entry: Entry, start: Position, end: Position | None, bytes_max: int, *, strict: bool
+) -> ReadPlan:
     interval = interval_at(streamlet, start.group_id)
     if start.group_id == 0:
         start = entry.start
@@ -93,6 +100,22 @@ def plan_read(
     if interval.closed and (end is None or here < end) and following_in(entry, key, interval) is None:
         return ReadPlan(ranges, interval.following, moved=True)
     return ReadPlan(ranges, here)
+
+
+def _plan_at_head(streamlet: Streamlet, entry: Entry, start: Position, bytes_max: int) -> ReadPlan | None:
+    """What `plan_read` finds for who follows the appends: all that is readable of the open segment, if it fits.
+
+    None in all other cases. An open segment is of the last interval, and that is here; there is nothing behind it.
+    """
+    segment = entry.head
+    if segment is None or start[:2] != segment.key or segment.holes or entry.gaps or start < entry.start:
+        return None
+    offset, durable_head = start.offset, segment.durable_head
+    if not (offset < durable_head <= offset + bytes_max and segment.is_boundary(offset)):
+        return None
+    if interval_of(streamlet.intervals, start.group_id) is None:
+        return None
+    return ReadPlan([Range(segment, offset, durable_head)], Position(*segment.key, durable_head))
 
 
 def interval_at(streamlet: Streamlet, group_id: int) -> Interval:

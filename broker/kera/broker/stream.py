@@ -45,21 +45,15 @@ class Stream:
         """The level at which chunks are acknowledged, unless a request asks for another, and readable."""
         self.replication = info.config.replication
         self.virtual_logs = max(1, info.config.virtual_logs)
+        self.by_replicas = self.replication > 0 and self.durability > common_pb2.DURABILITY_LEADER
+        """Whether readers and writers wait for backups."""
+        self.by_disk = self.replication == 0
+        """Whether level persisted means the broker's own disk: there are no replicas."""
         if self.logs is not None:
             self.logs.by_replicas = self.by_replicas
         self.retention = Rules.of(info.config)
         for streamlet in self.streamlets.values():
             self._set_level(streamlet)
-
-    @property
-    def by_replicas(self) -> bool:
-        """Whether readers and writers wait for backups."""
-        return self.replication > 0 and self.durability > common_pb2.DURABILITY_LEADER
-
-    @property
-    def by_disk(self) -> bool:
-        """Whether level persisted means the broker's own disk: there are no replicas."""
-        return self.replication == 0
 
     def add(self, streamlet: Streamlet) -> None:
         """One more of which something is here."""

@@ -119,11 +119,9 @@ class Batch:
         """`checksum`, taken on over the chunks of this batch."""
         for run in self.runs.values():
             ends, view, at = run.segment.chunk_ends, run.segment.slot.view, run.start
-            index = bisect_right(ends, at)
-            while at < run.end:
+            for end in ends[bisect_right(ends, at) : bisect_right(ends, run.end)]:
                 checksum = chained_checksum(view, at, checksum)
-                at = ends[index]
-                index += 1
+                at = end
         return checksum
 
     def finish(self, error: KeraError | None) -> None:
@@ -197,7 +195,7 @@ class VirtualSegment:
         address = run.segment.address
         newest = self._newest.get(address)
         if newest is not None and self.extents[newest].end == run.start:
-            self.extents[newest] = self.extents[newest]._replace(end=run.end)
+            self.extents[newest] = Extent(address, self.extents[newest].start, run.end)
         else:
             self._newest[address] = len(self.extents)
             self.extents.append(Extent(address, run.start, run.end))

@@ -61,6 +61,8 @@ class Consumer:
         """What ended the reading; told to everyone who asks for more."""
         self._chunks: Iterator[ChunkBatch] = iter(())
         """The rest of what was taken from the queue last."""
+        self._rest: Wanted | None = None
+        """What is to be read again, as it was overwritten before it was taken."""
         self._copying = False
         """Whether the next one is copied: all its values are looked at."""
         self._open: ChunkBatch | None = None
@@ -162,7 +164,7 @@ class Consumer:
             chunk, self._open, self._open_records = self._open, None, iter(())
             self._positions[chunk.entry] = chunk.next
             yield chunk
-        while (chunk_or_end := await self._next_chunk()) is not None:
+        while (chunk_or_end := self._next_here(copied=False) or await self._next_chunk()) is not None:
             self._positions[chunk_or_end.entry] = chunk_or_end.next
             yield chunk_or_end
             del chunk_or_end  # and with it the place in the broker's memory, though the next one may be long in coming
@@ -186,21 +188,10 @@ class Consumer:
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been taken."""
-        while True:
-            self._copying = copied
-            if self._closed:
-                raise ClosedError("the consumer is closed")
-            if self._failure is not None:
-                raise self._failure
-            try:
-                for chunk in self._chunks:
-                    return chunk
-            except Overwritten as gone:
-                await self._read_again(gone.rest)
+        while (chunk := self._next_here(copied=copied)) is None:
+            if self._rest is not None:
+                await self._read_again(self._rest)
                 continue
-            except KeraError as error:
-                self._failure = error
-                raise
             item = await self._feed.take()
             if item is None:
                 return None
@@ -208,6 +199,26 @@ class Consumer:
                 self._positions[item.entry] = item.next
                 continue
             self._chunks = self._batches_of(item)
+        return chunk
+
+    def _next_here(self, *, copied: bool) -> ChunkBatch | None:
+        """The next chunk of what was taken from the queue last; None: `_next_chunk` has to get more.
+
+        It is for itself because chunks may be small, and many in what comes at once: a coroutine for each has a price.
+        """
+        self._copying = copied
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return next(self._chunks, None)
+        except Overwritten as gone:
+            self._rest = gone.rest
+            return None
+        except KeraError as error:
+            self._failure = error
+            raise
 
     def _batches_of(self, item: Fetched) -> Iterator[ChunkBatch]:
         stream = self._streams[item.entry.stream_id]
@@ -226,7 +237,7 @@ class Consumer:
         except KeraError as error:
             self._failure = error
             raise
-        self._chunks = chain.from_iterable(map(self._batches_of, found))
+        self._chunks, self._rest = chain.from_iterable(map(self._batches_of, found)), None
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()

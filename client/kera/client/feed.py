@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -59,7 +60,10 @@ class Feed:
         self._push_readers: dict[tuple[int, int], _PushReader] = {}
         """By stream and broker: those that were pushed something."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queue: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
+        self._queue: deque[Fetched | BaseException | None] = deque()
+        """What has come; None for each range that has ended."""
+        self._arrived = asyncio.Event()
+        """Something has, or the feed is closed. It is looked at only when the queue is empty."""
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._running = 0
@@ -91,7 +95,11 @@ class Feed:
                 raise self._failure
             if not self._running:
                 return None
-            item = await self._queue.get()
+            if not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            item = self._queue.popleft()
             if item is None:
                 self._running -= 1
             elif isinstance(item, BaseException):
@@ -119,9 +127,12 @@ class Feed:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._queue.put_nowait(None)
+        self._queue.clear()
+        self._arrived.set()
+
+    def _put(self, item: Fetched | BaseException | None) -> None:
+        self._queue.append(item)
+        self._arrived.set()
 
     # -- ranges and readers ------------------------------------------------------------------------------------
 
@@ -131,7 +142,7 @@ class Feed:
         try:
             pushed = self._can_push(item, home)
         except KeraError as error:
-            self._queue.put_nowait(error)
+            self._put(error)
             return
         if pushed:
             push_reader = self._push_readers.get(home)
@@ -176,7 +187,7 @@ class Feed:
         try:
             await work(*of)
         except Exception as error:  # noqa: BLE001 - raised where the application waits
-            self._queue.put_nowait(error)
+            self._put(error)
 
     # -- used by readers ---------------------------------------------------------------------------------------
 
@@ -211,7 +222,7 @@ class Feed:
         wanted = item.wanted
         if answer.next != wanted.start:
             self._queued_bytes += answer.size_bytes
-            self._queue.put_nowait(answer)
+            self._put(answer)
         elif self._complete:
             raise InvalidArgument(
                 f"{tuple(wanted.end or ())} lies behind the end of streamlet {wanted.entry.streamlet_id} of stream"
@@ -220,7 +231,7 @@ class Feed:
             )
         item.wanted = wanted._replace(start=answer.next)
         if wanted.end is not None and answer.next >= wanted.end:
-            self._queue.put_nowait(None)
+            self._put(None)
             return False
         return True
 
@@ -228,7 +239,7 @@ class Feed:
         """Queue what was pushed of a range. Its end comes by itself."""
         item.patience.succeeded()
         item.wanted = Wanted(run.entry, run.next, item.wanted.end)
-        self._queue.put_nowait(run)
+        self._put(run)
 
     def push_ended(self, home: tuple[int, int], item: _Range, end: LaneEnd) -> None:
         """Nothing more is pushed of a range by this broker, for now."""
@@ -238,14 +249,14 @@ class Feed:
             try:
                 self.failed(*home, [(item, end.error)])
             except KeraError as error:
-                self._queue.put_nowait(error)
+                self._put(error)
         else:
             item.patience.succeeded()
             if end.next != item.wanted.start:
-                self._queue.put_nowait(Fetched(item.wanted.entry, item.wanted.start, end.next, [], 0, None))
+                self._put(Fetched(item.wanted.entry, item.wanted.start, end.next, [], 0, None))
                 item.wanted = item.wanted._replace(start=end.next)
             if item.wanted.end is not None and end.next >= item.wanted.end:
-                self._queue.put_nowait(None)
+                self._put(None)
             else:
                 self._assign(item)
 

@@ -47,7 +47,7 @@ class Fetched(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Of all buffers."""
-        return sum(buffer.size for buffer in self.buffers)
+        return sum([buffer.size for buffer in self.buffers])
 
     def taken(self) -> None:
         """The application has it now."""
@@ -107,13 +107,14 @@ def batches_of(
     for whoever goes through all values at once: the copy costs little beside that, and Arrow trusts the offsets of
     values, so what is overwritten meanwhile could end the process.
     """
-    start, slot = fetched.start, fetched.slot
+    entry, start, slot = fetched.entry, fetched.start, fetched.slot
+    open_header = verify_chunk if verify else read_header
     for buffer in fetched.buffers:
         at, size = 0, buffer.size
         view = memoryview(buffer)  # headers are read from it in half the time
         while at < size:
             try:
-                header = verify_chunk(view, at) if verify else read_header(view, at)
+                header = open_header(view, at)
                 if header.schema_id != schema_id:
                     raise SchemaMismatch(
                         f"chunk has schema {header.schema_id}, the stream was known with {schema_id}; open it again",
@@ -124,14 +125,16 @@ def batches_of(
                 batch = decode_payload(payload.to_pybytes() if copied else payload, schema)
             except KeraError:
                 if slot is not None and not slot.intact:
-                    raise Overwritten(Wanted(fetched.entry, start, fetched.next)) from None
+                    raise Overwritten(Wanted(entry, start, fetched.next)) from None
                 raise
             if slot is not None and not slot.intact:  # after the look at the bytes: they may have been others'
-                raise Overwritten(Wanted(fetched.entry, start, fetched.next))
-            if header.segment_id != start.segment_id or header.group_id != start.group_id:
-                start = Position(header.group_id, header.segment_id, 0)
+                raise Overwritten(Wanted(entry, start, fetched.next))
+            group_id, segment_id, offset = start
+            if header.segment_id != segment_id or header.group_id != group_id:
+                group_id, segment_id, offset = header.group_id, header.segment_id, 0
+                start = Position(group_id, segment_id, offset)
             chunk_bytes = header.chunk_bytes
-            following = Position(start.group_id, start.segment_id, start.offset + chunk_bytes)
-            yield ChunkBatch(batch, header, start, following, fetched.entry, None if copied else slot)
+            following = Position(group_id, segment_id, offset + chunk_bytes)
+            yield ChunkBatch(batch, header, start, following, entry, None if copied else slot)
             start = following
             at += chunk_bytes

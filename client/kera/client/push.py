@@ -27,7 +27,6 @@ import itertools
 import mmap
 import os
 import socket
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -207,6 +206,22 @@ class Subscriber:
             self.dropped(lanes)
 
 
+class _Lease:
+    """Keeps a run's slot for as long as anything of it is in use: buffers of Arrow refer to it, and nothing else does.
+
+    So it also keeps what lets go of the slot, and that the mapping.
+    """
+
+    __slots__ = ("_let_go", "_slot")
+
+    def __init__(self, let_go: Callable[[int], None], slot: int) -> None:
+        self._let_go = let_go
+        self._slot = slot
+
+    def __del__(self) -> None:
+        self._let_go(self._slot)
+
+
 class PushConnection(asyncio.Protocol):
     """A connection to a broker's push socket. Belongs to one event loop. Made by `connect`."""
 
@@ -215,6 +230,7 @@ class PushConnection(asyncio.Protocol):
         self.broker_epoch = hello.broker_epoch
         self._path = path
         self._memory = memory
+        self._address = pa.py_buffer(memory).address
         rows_end = hello.rows_at + hello.slots * hello.row_bytes
         self._generations = memory[hello.rows_at : rows_end].cast("Q")[:: hello.row_bytes // 8]
         """Of each slot, now."""
@@ -451,14 +467,13 @@ class PushConnection(asyncio.Protocol):
             self.taken(length)
             self._fail(lane, Unavailable("what was pushed is not in the broker's memory any more", slot=slot))
             return
-        view = self._memory[at : at + length]
-        weakref.finalize(view, self._let_go, slot).atexit = False
+        buffer = pa.foreign_buffer(self._address + at, length, _Lease(self._let_go, slot))
         subscriber = lane.subscriber
         fetched = Fetched(
             lane.wanted.entry,
             start,
             Position(group_id, segment_id, offset + length),
-            [pa.py_buffer(view)],
+            [buffer],
             lag_records,
             None,
             PushedSlot(self._generations, slot, generation),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.types import ChunkBatch, Record, StreamDescription
+
+_as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
+"""What `Record._make` does, in half the time; there are as many fields as columns in `_default`."""
 
 
 def records_of(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
@@ -17,31 +22,42 @@ def records_of(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]
 
 
 def _default(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
+    """Columns, zipped: what is done per record is done by the interpreter's own loops, and not by lines of this one."""
     batch, first = chunk.batch, chunk.header.first_record
     _, streamlet, entry = chunk.entry
-    count = batch.num_rows
-    timestamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
-    values = batch.column("value").to_pylist()
-    keys = _lists(batch.column("keys"), count)
-    headers = _lists(batch.column("headers"), count)
-    for index in range(count):
-        row_keys = tuple(keys[index] or ())
-        yield Record(
-            stream=stream.name,
-            streamlet=streamlet,
-            entry=entry,
-            offset=first + index,
-            timestamp_us=timestamps[index],
-            key=row_keys[0] if row_keys else None,
-            keys=row_keys,
-            value=values[index],
-            headers=dict(headers[index] or ()),
-            row=None,
-        )
+    keys = _keys(batch.column("keys"))
+    fields = zip(
+        repeat(stream.name),
+        repeat(streamlet),
+        repeat(entry),
+        range(first, first + batch.num_rows),
+        batch.column("timestamp").cast(pa.int64()).to_pylist(),
+        [row[0] if row else None for row in keys],
+        keys,
+        batch.column("value").to_pylist(),
+        _headers(batch.column("headers")),
+        repeat(None),
+        strict=False,  # most have no end
+    )
+    return map(_as_record, fields)
 
 
-def _lists(column: pa.Array, count: int) -> list[Any]:
-    return [None] * count if column.null_count == count else column.to_pylist()
+def _keys(column: pa.Array) -> list[tuple[bytes, ...]]:
+    """The keys of each record."""
+    rows = len(column)
+    if column.null_count == 0 and len(found := column.flatten()) == rows and pc.all(_has_one(column)).as_py():
+        return list(zip(found.to_pylist(), strict=True))
+    return [()] * rows if column.null_count == rows else [tuple(row or ()) for row in column.to_pylist()]
+
+
+def _has_one(column: pa.Array) -> pa.BooleanArray:
+    return pc.equal(pc.list_value_length(column), 1)
+
+
+def _headers(column: pa.Array) -> list[dict[str, bytes]]:
+    """The headers of each record, whose own they are."""
+    rows = len(column)
+    return [{} for _ in range(rows)] if column.null_count == rows else [dict(row or ()) for row in column.to_pylist()]
 
 
 def _typed(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:

@@ -59,15 +59,22 @@ _HEADER_CRC_AT = 84
 _PLACEMENT_AT = 88
 _PLACEMENT_CRC_AT = 124
 _CHECKSUMS_AT = 80
+_PLACED = struct.Struct("<QIIQQII")  # bytes 88..127
+_COVERED_AND_CRC = struct.Struct(f"<{_PLACEMENT.size}sI")  # bytes 88..127 as well
 MAX_TIMESTAMP_AT = 72
 """Where in a header `max_timestamp_us` is, for those who look at that of many chunks at once."""
+_CHECKED = struct.Struct("<4sBxHI68xIIQ28xI")  # what `verify_placed` looks at
 _UNPLACED = bytes(HEADER_BYTES - _PLACEMENT_AT)
+_NO_PLACEMENT = _PLACED.unpack(_UNPLACED)
+_KNOWN = (MAGIC, VERSION, HEADER_BYTES)
 _PADDING = bytes(ALIGNMENT_BYTES)
 
 invariant(_HEADER.size == HEADER_BYTES, "the chunk header must be exactly 128 bytes: offsets are part of the format")
 invariant(_PRODUCER.size == _HEADER_CRC_AT, "header_crc32c follows the fields it covers")
 invariant(_PRODUCER.size == MAX_TIMESTAMP_AT + 8 + _CRC.size, "max_timestamp_us is the last but payload_crc32c")
 invariant(_PLACEMENT_AT + _PLACEMENT.size == _PLACEMENT_CRC_AT, "placement_crc32c follows the fields it covers")
+invariant(_PLACEMENT_AT + _PLACED.size == HEADER_BYTES, "the broker's fields are the last ones")
+invariant(_CHECKED.size == HEADER_BYTES, "placement_crc32c is the last field")
 invariant(HEADER_BYTES % ALIGNMENT_BYTES == 0, "a payload must start aligned, as Arrow buffers are read in place")
 
 
@@ -129,7 +136,8 @@ class ChunkHeader(NamedTuple):
     @property
     def chunk_bytes(self) -> int:
         """Length of the whole chunk: header, payload, padding."""
-        return HEADER_BYTES + padded(self.payload_bytes)
+        # `HEADER_BYTES` is a multiple of the alignment, too. Not `padded`: this is asked several times of each chunk.
+        return (HEADER_BYTES + ALIGNMENT_BYTES - 1 + self.payload_bytes) & -ALIGNMENT_BYTES
 
     @property
     def placed(self) -> bool:
@@ -146,6 +154,13 @@ class Placement(NamedTuple):
     first_record: int
     broker_epoch: int
     durable_head: int = 0
+
+
+_read_fields = _HEADER.unpack_from
+_as_header = tuple.__new__
+"""What `ChunkHeader._make` does, in half the time; the format has as many fields as the tuple."""
+_PLACEMENT_FIELD = ChunkHeader._fields.index("group_id")
+"""The first of a header's fields that the broker writes."""
 
 
 class EncodedChunk(NamedTuple):
@@ -231,7 +246,7 @@ def encode_chunk(  # noqa: PLR0913 - the fields of a header, each named by the c
 def read_header(buffer: Any, offset: int = 0) -> ChunkHeader:
     """The header at `offset`, without checking anything but that 128 bytes are there (else `CorruptChunk`)."""
     try:
-        return ChunkHeader._make(_HEADER.unpack_from(buffer, offset))
+        return _as_header(ChunkHeader, _read_fields(buffer, offset))
     except struct.error:
         raise CorruptChunk(f"chunk header cut short at offset {offset}", offset=offset) from None
 
@@ -239,10 +254,9 @@ def read_header(buffer: Any, offset: int = 0) -> ChunkHeader:
 def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
     """The header at `offset`, with both of its checksums verified; raises `CorruptChunk`."""
     header = read_header(buffer, offset)
-    view = memoryview(buffer)
     if header.magic != MAGIC:
         raise CorruptChunk(f"no chunk at offset {offset}: magic is {header.magic!r}", offset=offset)
-    if crc32c(view[offset : offset + _HEADER_CRC_AT]) != header.header_crc32c:
+    if crc32c(buffer[offset : offset + _HEADER_CRC_AT]) != header.header_crc32c:
         raise CorruptChunk(f"chunk header at offset {offset} does not match its checksum", offset=offset)
     if header.version != VERSION or header.header_bytes != HEADER_BYTES:
         raise CorruptChunk(
@@ -250,8 +264,10 @@ def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
             offset=offset,
             version=header.version,
         )
-    placement = view[offset + _PLACEMENT_AT : offset + HEADER_BYTES]
-    if crc32c(placement[:-4]) != header.placement_crc32c and placement != _UNPLACED:
+    if (
+        header[_PLACEMENT_FIELD:] != _NO_PLACEMENT
+        and crc32c(buffer[offset + _PLACEMENT_AT : offset + _PLACEMENT_CRC_AT]) != header.placement_crc32c
+    ):
         raise CorruptChunk(f"chunk placement at offset {offset} does not match its checksum", offset=offset)
     return header
 
@@ -268,10 +284,13 @@ def verify_chunk(buffer: Any, offset: int = 0) -> ChunkHeader:
 
 def verify_payload(buffer: Any, offset: int, header: ChunkHeader) -> None:
     """Check the payload of the chunk at `offset`, whose header was verified; raises `CorruptChunk`."""
-    payload = memoryview(buffer)[offset + HEADER_BYTES : offset + header.chunk_bytes]
-    if header.payload_bytes > PAYLOAD_BYTES_MAX or len(payload) != padded(header.payload_bytes):
+    payload_bytes = padded(header.payload_bytes)
+    payload_at = offset + HEADER_BYTES
+    view = buffer if type(buffer) is memoryview else memoryview(buffer)
+    payload = view[payload_at : payload_at + payload_bytes]
+    if len(payload) != payload_bytes or payload_bytes > PAYLOAD_BYTES_MAX:
         raise CorruptChunk(
-            f"chunk at offset {offset} is cut short: {len(payload)} of {padded(header.payload_bytes)} payload bytes",
+            f"chunk at offset {offset} is cut short: {len(payload)} of {payload_bytes} payload bytes",
             offset=offset,
         )
     if crc32c(payload) != header.payload_crc32c:
@@ -301,11 +320,13 @@ def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Itera
         offset += header.chunk_bytes
 
 
-def place_chunk(buffer: Any, offset: int, placement: Placement) -> None:
-    """Write `placement` and its checksum into the header at `offset`; done once, by the broker that appends."""
+def place_chunk(buffer: Any, offset: int, placement: Placement | tuple[int, int, int, int, int, int]) -> None:
+    """Write `placement` and its checksum into the header at `offset`; done once, by the broker that appends.
+
+    The fields of a `Placement` will do: the broker makes one per chunk.
+    """
     covered = _PLACEMENT.pack(*placement)
-    view = memoryview(buffer).cast("B")  # Arrow's own view of its memory is of signed bytes, and takes no others
-    view[offset + _PLACEMENT_AT : offset + HEADER_BYTES] = covered + _CRC.pack(crc32c(covered))
+    _COVERED_AND_CRC.pack_into(buffer, offset + _PLACEMENT_AT, covered, crc32c(covered))
 
 
 def chained_checksum(buffer: Any, offset: int, checksum: int) -> int:
@@ -315,7 +336,35 @@ def chained_checksum(buffer: Any, offset: int, checksum: int) -> int:
     with its own crc32c is the same whatever that is). So two sequences of verified chunks with the same one are the
     same bytes in the same order, and no payload is read for it (thesis 7.3.2).
     """
-    return int(crc32c(memoryview(buffer)[offset + _CHECKSUMS_AT : offset + _PLACEMENT_CRC_AT], checksum))
+    return crc32c(buffer[offset + _CHECKSUMS_AT : offset + _PLACEMENT_CRC_AT], checksum)
+
+
+def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, int]:
+    """Where the placed chunk at `offset` ends, with all of it verified; and `checksum` taken on over it.
+
+    What `verify_chunk` and `chained_checksum` do, in half the time, for those who are sent many chunks and only keep
+    them. Raises `CorruptChunk`, also for a chunk without placement.
+    """
+    size = len(view)
+    if offset + HEADER_BYTES <= size:
+        magic, version, header_bytes, payload_bytes, payload_crc, header_crc, group_id, placement_crc = (
+            _CHECKED.unpack_from(view, offset)
+        )
+        payload_at = offset + HEADER_BYTES
+        end = payload_at + padded(payload_bytes)
+        if (
+            group_id
+            and end <= size
+            and (magic, version, header_bytes) == _KNOWN
+            and crc32c(view[payload_at:end]) == payload_crc
+            and crc32c(view[offset : offset + _HEADER_CRC_AT]) == header_crc
+            and crc32c(view[offset + _PLACEMENT_AT : offset + _PLACEMENT_CRC_AT]) == placement_crc
+        ):
+            return end, crc32c(view[offset + _CHECKSUMS_AT : offset + _PLACEMENT_CRC_AT], checksum)
+    header = verify_chunk(view, offset)  # which says what is wrong
+    if not header.placed:
+        raise CorruptChunk(f"the chunk at offset {offset} has no placement", offset=offset)
+    return offset + header.chunk_bytes, chained_checksum(view, offset, checksum)
 
 
 def decode_payload(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
@@ -325,7 +374,7 @@ def decode_payload(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
     What the values are is not looked at, as that would take time per record; the chunk's checksum vouches for them.
     """
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+        batch = pa.ipc.read_record_batch(payload, schema)
         batch.validate()
     except (pa.ArrowException, OSError, EOFError) as error:
         raise CorruptChunk(f"chunk payload is no Arrow record batch of the expected schema: {error}") from error

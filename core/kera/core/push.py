@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from kera.core.errors import ProtocolError
 
@@ -57,6 +58,11 @@ class Run(NamedTuple):
     """Between the end of the run and the durable head of its entry."""
 
 
+_KINDS = {kind.value: kind for kind in Kind}
+_as_run: Callable[[Iterable[Any]], Run] = partial(tuple.__new__, Run)
+"""What `Run._make` does, in half the time; the structure has as many fields as the tuple."""
+
+
 def window_bytes_max(slots: int, slot_bytes: int) -> int:
     """The largest window that a broker with so much memory allows."""
     return max(1, min(WINDOW_BYTES_MAX, slots * slot_bytes // WINDOW_SHARE_MAX))
@@ -86,7 +92,7 @@ def runs_of(body: bytes) -> Iterator[Run]:
     """The content of a message of kind `RUNS`. Raises `ProtocolError`."""
     if len(body) % RUN.size:
         raise ProtocolError("a push message of runs has a length that is none")
-    return map(Run._make, RUN.iter_unpack(body))
+    return map(_as_run, RUN.iter_unpack(body))
 
 
 def taken_of(body: bytes) -> int:
@@ -119,10 +125,9 @@ class Decoder:
                 raise ProtocolError(
                     f"a push message of {length} bytes is over the limit of {BODY_BYTES_MAX}", limit=BODY_BYTES_MAX
                 )
-            try:
-                kind = Kind(number)
-            except ValueError:
-                raise ProtocolError(f"a push message of unknown kind {number}; is the peer newer?") from None
+            kind = _KINDS.get(number)
+            if kind is None:
+                raise ProtocolError(f"a push message of unknown kind {number}; is the peer newer?")
             end = at + HEAD.size + length
             if len(data) < end:
                 break

@@ -2,13 +2,16 @@
 
 import errno
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kera.broker import push as push_module
 from kera.broker.fetching import LOAD_WAIT_MS_MAX
 from kera.broker.push import LANES_LOADING_MAX, LANES_MAX
+from kera.broker.reading import ReadPlan, plan_read
 from kera.broker.segment import SegmentState
+from kera.broker.streamlet import Streamlet
 from kera.core.errors import ProtocolError
 from kera.core.ids import Position
 from kera.core.push import WINDOW_BYTES_MAX, Kind, window_bytes_max
@@ -306,12 +309,12 @@ def test_a_loss_is_told_with_its_limits(engine: Engine) -> None:
 def test_a_defect_is_told_and_ends_nothing_else(
     node: PushNode, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_streamlet: object, _entry: object, position: Position) -> int:
-        if position.offset == 2 * CHUNK_BYTES:
+    def broken(streamlet: Streamlet, index: int, *rest: Any, **options: Any) -> ReadPlan:
+        if index == 0:
             raise RuntimeError("a defect")
-        return 0
+        return plan_read(streamlet, index, *rest, **options)
 
-    monkeypatch.setattr(push_module, "lag_records", broken)
+    monkeypatch.setattr(push_module, "plan_read", broken)
     node.append(2)
     node.append(1, producer=1)
     reader.subscribe(lane(1), lane(2, entry=1))

@@ -7,8 +7,9 @@ The streamlets here have two segments of four chunks in a group, so a lane looks
 
 import pytest
 
+from kera.broker import reading
 from kera.broker.entry import Waiter
-from kera.broker.reading import end_record, first_record, lag_records
+from kera.broker.reading import end_record, first_record, lag_records, plan_read
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EARLIEST, Position
 from tests.unit.broker.support import CHUNK_BYTES, Engine, Log, position
@@ -154,6 +155,19 @@ def test_a_chunk_larger_than_what_is_left_waits_for_the_next_read(log: Log) -> N
     log.append(size=2048)
 
     assert log.read(bytes_max=2400) == ([0], Position(1, 1, 512))
+
+
+@pytest.mark.parametrize("bytes_max", [1, CHUNK_BYTES, 3 * CHUNK_BYTES, 1 << 20])
+@pytest.mark.parametrize("strict", [False, True])
+def test_who_follows_the_appends_is_given_what_every_other_reader_is(full: Log, bytes_max: int, strict: bool) -> None:
+    streamlet = full.streamlet
+    entry = streamlet.entries[0]
+
+    for offset in range(0, 3 * CHUNK_BYTES + 1, CHUNK_BYTES):
+        start = Position(2, 1, offset)  # in the open segment
+        expected = reading._plan(streamlet, entry, start, None, bytes_max, strict=strict)
+
+        assert plan_read(streamlet, 0, start, None, bytes_max, strict=strict) == expected
 
 
 def test_a_strict_read_gives_nothing_when_the_next_chunk_is_over_its_budget(full: Log) -> None:

@@ -183,7 +183,7 @@ async def test_chunks_whose_slot_was_used_again_before_they_were_opened_are_read
     reader.push(lane, log[3:4], 1)
     reader.push(lane, log[4:], 2)
     taken.append(await taking)
-    await until(lambda: consumer._feed._queue.qsize() == 2)
+    await until(lambda: len(consumer._feed._queue) == 2)
     await lose_slot(fleet, 0)  # of which two chunks are not open yet
     fleet.pushing.reuse(2)
     async with asyncio.timeout(WAIT_S):
@@ -387,7 +387,7 @@ async def test_closing_a_consumer_gives_everything_back(fleet: PushFleet, make_c
     await consumer.start()
     lane, reader = await opened(fleet), fleet.pushing.reader
     reader.push(lane, log[:2], 0)
-    await until(lambda: consumer._feed._queue.qsize() == 1)
+    await until(lambda: len(consumer._feed._queue) == 1)
     await consumer.close()
     reader.push(lane, log[2:], 1)  # on its way when it was closed
     await until(lambda: reader.cancelled == [lane] and reader.held == 0 and reader.outstanding_bytes == 0)

@@ -4,6 +4,7 @@ import datetime
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from kera.client.records import records_of
 from kera.client.types import ChunkBatch, StreamDescription
@@ -46,6 +47,41 @@ def test_records_of_the_default_schema() -> None:
     )
     assert (second.offset, second.key, second.keys, second.value, second.headers) == (101, None, (), None, {})
     assert (third.timestamp_us, third.value, third.headers) == (0, b"", {})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [[b"a"], [b"b"], [b""]],
+        [[b"a", b"b"], [], [b"c"]],
+        [[b"a"], None, [b"b", b"c"]],
+        [None, None, None],
+        [[], [], []],
+        [[b"a"], [None], [b"b"]],
+    ],
+)
+@pytest.mark.parametrize("begin", [0, 1])
+def test_the_keys_of_a_record_are_its_own_however_many_the_others_have(keys: list[Any], begin: int) -> None:
+    columns = {"timestamp": [0] * 3, "keys": keys, "value": [b"v"] * 3, "headers": [None] * 3}
+    arrays = [pa.array(columns[field.name], field.type) for field in DEFAULT_SCHEMA]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA).slice(begin)
+    stream = description()
+
+    found = list(records_of(chunk_of(batch, stream), stream))
+
+    assert [record.keys for record in found] == [tuple(row or ()) for row in keys[begin:]]
+    assert [record.key for record in found] == [row[0] if row else None for row in keys[begin:]]
+
+
+def test_who_changes_the_headers_of_a_record_changes_no_other() -> None:
+    columns = {"timestamp": [0] * 2, "keys": [None] * 2, "value": [b"v"] * 2, "headers": [None] * 2}
+    arrays = [pa.array(columns[field.name], field.type) for field in DEFAULT_SCHEMA]
+    stream = description()
+    first, second = records_of(chunk_of(pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA), stream), stream)
+
+    first.headers["seen"] = b"1"  # type: ignore[index]
+
+    assert second.headers == {}
 
 
 def test_records_of_a_typed_stream_are_rows() -> None:

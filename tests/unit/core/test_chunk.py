@@ -15,6 +15,7 @@ from kera.core.chunk import (
     EncodedChunk,
     Flags,
     Placement,
+    chained_checksum,
     decode_payload,
     encode_chunk,
     encode_payload,
@@ -24,6 +25,7 @@ from kera.core.chunk import (
     read_header,
     verify_chunk,
     verify_header,
+    verify_placed,
 )
 from kera.core.errors import CorruptChunk, InvalidArgument
 
@@ -165,6 +167,34 @@ def test_a_chunk_cut_short_anywhere_is_detected(chunk: bytes) -> None:
     for length in range(len(chunk)):
         with pytest.raises(CorruptChunk):
             verify_chunk(chunk[:length])
+
+
+def test_checking_a_placed_chunk_in_one_pass_says_what_the_separate_checks_say() -> None:
+    chunk = memoryview(bytes(64) + placed() + UNPLACED)
+
+    end, checksum = verify_placed(chunk, 64, 7)
+
+    assert end == 64 + verify_chunk(chunk, 64).chunk_bytes
+    assert checksum == chained_checksum(chunk, 64, 7)
+    with pytest.raises(CorruptChunk, match="no placement") as caught:
+        verify_placed(chunk, end, checksum)
+    assert caught.value.attributes == {"offset": end}
+
+
+def test_any_damage_of_a_placed_chunk_is_detected_in_one_pass_and_told_as_otherwise() -> None:
+    chunk = placed()
+    versions = [chunk[:length] for length in range(len(chunk))]
+    for bit in range(8 * len(chunk)):
+        flipped = bytearray(chunk)
+        flipped[bit // 8] ^= 1 << bit % 8
+        versions.append(bytes(flipped))
+
+    for damaged in versions:
+        with pytest.raises(CorruptChunk) as expected:
+            verify_chunk(damaged)
+        with pytest.raises(CorruptChunk) as caught:
+            verify_placed(memoryview(damaged), 0, 0)
+        assert caught.value.message == expected.value.message
 
 
 @BOTH

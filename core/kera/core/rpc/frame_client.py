@@ -17,6 +17,9 @@ from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse
 from kera.v1 import common_pb2
 
+JOINED_BYTES_MAX = 4096
+"""A frame of so many bytes is joined: that costs less than telling the kernel of each of its pieces."""
+
 
 class FrameChannel(FrameProtocol):
     """A connection over TCP or a unix socket; see `kera.core.rpc.Channel`.
@@ -98,6 +101,8 @@ class FrameChannel(FrameProtocol):
             self._set_timer(deadline_s)
         if len(pieces) == 1:
             self._transport.write(pieces[0])
+        elif sum(map(len, pieces)) <= JOINED_BYTES_MAX:
+            self._transport.write(b"".join(pieces))
         else:
             self._transport.writelines(pieces)
         return future

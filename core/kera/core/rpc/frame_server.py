@@ -34,6 +34,10 @@ from kera.core.telemetry import get_logger
 
 log = get_logger("kera.frames")
 
+_REQUEST, _REPLY = Kind.REQUEST, Kind.REPLY
+"""Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
+GATHERED_BYTES_MAX = 64 << 10
+"""Of replies that are sent together."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
@@ -115,11 +119,15 @@ class _ServerConnection(FrameProtocol):
         self._peer = Peer(transport, "")
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
+        self._gathered: list[bytes] = []  # replies that go with the next one, or when all that arrived is handled
+        self._gathered_bytes = 0
+        self._flushing_soon = False
         self._paused_by_peer = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def close(self) -> None:
         """Take no further request, and go when the replies have left."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -166,10 +174,14 @@ class _ServerConnection(FrameProtocol):
     def protocol_failed(self, error: ProtocolError) -> None:
         log.warning("connection refused", peer=self._peer.address, transport=self._peer.transport, error=str(error))
         self._write([encode_error(0, NO_REQUEST, error_to_message(error))])
+        self._flush()
+
+    def frames_taken(self) -> None:
+        self._flush()
 
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
         del staged  # either way the memory is this connection's, and used again after the handler returns
-        if header.kind != Kind.REQUEST:
+        if header.kind != _REQUEST:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
         known = self._shared.methods.get(header.method)
         if known is None:
@@ -199,11 +211,16 @@ class _ServerConnection(FrameProtocol):
                 self._send_error(header, method, error)
         else:
             self._send(header, method, reply)
+        if not self._waiting:
+            self._flush()
+        elif self._gathered and not self._flushing_soon:  # what they wait for may have come for several of them
+            self._flushing_soon = True
+            self._loop.call_soon(self._flush)
         self._go_on()
 
     def _send(self, header: FrameHeader, method: Method[Any, Any], reply: Reply[Any]) -> None:
         try:
-            pieces = encode_frame(Kind.REPLY, method, header.request_id, reply.message, reply.bulk, self.bulk_bytes_max)
+            pieces = encode_frame(_REPLY, method, header.request_id, reply.message, reply.bulk, self.bulk_bytes_max)
         except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
             self._send_error(header, method, error)
             return
@@ -217,13 +234,27 @@ class _ServerConnection(FrameProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def _write(self, pieces: list[Any]) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
+        """Send a frame. One without bulk may wait for others: a system call each would cost as much as handling them.
+
+        Only those are gathered, and few bytes: what a peer does not take has to be seen by the transport.
+        """
         if len(pieces) == 1:
-            transport.write(pieces[0])
-        else:
-            transport.writelines(pieces)
+            self._gathered.append(pieces[0])
+            self._gathered_bytes += len(pieces[0])
+            if self._gathered_bytes >= GATHERED_BYTES_MAX:
+                self._flush()
+            return
+        self._flush()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(pieces)
+
+    def _flush(self) -> None:
+        self._flushing_soon = False
+        if not self._gathered:
+            return
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
 
 def _address(peername: Any) -> str:

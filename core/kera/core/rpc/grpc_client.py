@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
-from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
+from kera.core.rpc.grpc_options import ERROR_METADATA, client_options, keep_freed_memory
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_size
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
@@ -121,6 +121,7 @@ class _BulkStream:
     """One bidirectional stream: requests go out in order, responses find theirs by request id."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str, method: Method[Any, Any]) -> None:
+        keep_freed_memory()
         self._address = address
         self._method = method
         self._ids = itertools.count(1)

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kera.core.errors import InternalError, PortTaken, ProtocolError
 from kera.core.rpc.address import join_address
-from kera.core.rpc.grpc_options import CALLS_MAX, ERROR_METADATA, server_options
+from kera.core.rpc.grpc_options import CALLS_MAX, ERROR_METADATA, keep_freed_memory, server_options
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX, check_size
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
@@ -142,6 +142,7 @@ class _Stream:
     """
 
     def __init__(self, method: Method[Any, Any], handler: Handler, context: Any, bulk_bytes_max: int) -> None:
+        keep_freed_memory()
         self._method = method
         self._handler = handler
         self._context = context

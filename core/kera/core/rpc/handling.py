@@ -21,7 +21,9 @@ log = get_logger("kera.rpc")
 def run_handler(handler: Handler, call: Call[Any]) -> Reply[Any] | asyncio.Future[Reply[Any]]:
     """The handler's reply, or a future for one. Raises what the handler raises."""
     result = handler(call)
-    return result if isinstance(result, Reply) else asyncio.ensure_future(result)
+    if isinstance(result, Reply):
+        return result
+    return result if isinstance(result, asyncio.Future) else asyncio.ensure_future(result)
 
 
 def deferred_reply(future: asyncio.Future[Reply[Any]]) -> Reply[Any]:

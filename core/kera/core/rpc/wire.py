@@ -58,11 +58,9 @@ def error_from_message(message: common_pb2.Error) -> KeraError:
 def parse(message_type: type[MessageT], data: Any) -> MessageT:
     """`data` as a message; raises `ProtocolError`."""
     try:
-        message = message_type()
-        message.ParseFromString(data)
+        return message_type.FromString(data)
     except DecodeError as error:
         raise ProtocolError(f"not a {message_type.DESCRIPTOR.full_name} message: {error}") from error
-    return message
 
 
 def serialize_with_bulk(message: Message, bulk: Iterable[Any]) -> bytes:

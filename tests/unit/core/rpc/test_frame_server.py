@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from kera.core.errors import ProtocolError, UnknownStream
 from kera.core.rpc import Call, Reply, Service
-from kera.core.rpc.frame_server import FrameServer, _ServerConnection
+from kera.core.rpc.frame_server import GATHERED_BYTES_MAX, FrameServer, _ServerConnection
 from kera.core.rpc.frames import (
     HEADER_BYTES,
     NO_REQUEST,
@@ -114,6 +114,97 @@ async def harness() -> AsyncIterator[Harness]:
     harness = Harness()
     yield harness
     await harness.close()
+
+
+# --- replies that go together ------------------------------------------------------------------------------
+
+
+class CountingTransport(FakeTransport):
+    """Counts what would be system calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[list[int]] = []
+        """For each, which requests were answered."""
+
+    def write(self, data: Any) -> None:
+        self.writelines([data])
+
+    def writelines(self, list_of_data: Any) -> None:
+        data, at, ids = b"".join(list_of_data), 0, []
+        while at < len(data):
+            header = decode_header(memoryview(data), at, BULK_BYTES_MAX)
+            ids.append(header.request_id)
+            at += HEADER_BYTES + header.head_bytes + header.bulk_bytes
+        self.writes.append(ids)
+
+
+async def connected(harness: Harness, service: Service) -> tuple[_ServerConnection, CountingTransport]:
+    await harness.serve(service)
+    connection, transport = _ServerConnection(harness.server._shared, "tcp"), CountingTransport()
+    connection.connection_made(transport)
+    return connection, transport
+
+
+async def test_replies_to_requests_that_came_together_go_together(harness: Harness) -> None:
+    connection, transport = await connected(harness, {ECHO: lambda _: Reply(EchoResponse())})
+
+    feed(connection, request(1) + request(2) + request(3) + request(4)[:-1])
+    assert transport.writes == [[1, 2, 3]]
+    feed(connection, request(4)[-1:])
+
+    assert transport.writes == [[1, 2, 3], [4]]
+
+
+async def test_what_is_gathered_is_bounded(harness: Harness) -> None:
+    text = "x" * (GATHERED_BYTES_MAX // 2)
+    connection, transport = await connected(harness, {ECHO: lambda _: Reply(answer(text))})
+
+    feed(connection, b"".join(request(number) for number in range(1, 6)))
+
+    assert transport.writes == [[1, 2], [3, 4], [5]]
+
+
+async def test_a_reply_with_bulk_waits_for_nobody_and_overtakes_nobody(harness: Harness) -> None:
+    def handler(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        return Reply(EchoResponse(), [memoryview(bytes(call.bulk))] if call.bulk else [])
+
+    connection, transport = await connected(harness, {ECHO: handler})
+
+    feed(connection, request(1) + request(2, b"bulk") + request(3))
+
+    assert [number for ids in transport.writes for number in ids] == [1, 2, 3]
+    assert transport.writes[-1] == [3]
+
+
+async def test_replies_that_become_ready_together_go_together_and_the_last_one_at_once(harness: Harness) -> None:
+    waiting: list[asyncio.Future[Any]] = []
+
+    def defer(_: Call[EchoRequest]) -> asyncio.Future[Any]:
+        waiting.append(asyncio.get_running_loop().create_future())
+        return waiting[-1]
+
+    connection, transport = await connected(harness, {ECHO: defer})
+    feed(connection, b"".join(request(number) for number in range(1, 6)))
+
+    for future in waiting[:3]:
+        future.set_result(Reply(EchoResponse()))
+    await eventually(lambda: bool(transport.writes))
+    assert transport.writes == [[1, 2, 3]]
+    for future in waiting[3:]:
+        future.set_result(Reply(EchoResponse()))
+    await asyncio.sleep(0)  # one turn: there is nobody left to wait for
+
+    assert transport.writes == [[1, 2, 3], [4, 5]]
+
+
+async def test_what_was_gathered_before_a_frame_that_is_none_is_sent_before_the_error(harness: Harness) -> None:
+    connection, transport = await connected(harness, {ECHO: lambda _: Reply(EchoResponse())})
+
+    feed(connection, request(1) + b"x" * HEADER_BYTES)
+
+    assert transport.writes == [[1, NO_REQUEST]]
+    assert transport.closed
 
 
 # --- back-pressure -----------------------------------------------------------------------------------------

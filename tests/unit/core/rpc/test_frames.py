@@ -263,6 +263,19 @@ async def test_a_frame_that_arrives_whole_is_handled_where_it_is() -> None:
     assert recorder.allocated == []
 
 
+async def test_a_frame_that_fits_comes_whole_with_what_follows_it() -> None:
+    recorder = Recorder()
+    small = encode(Frame(1, 2, 3, b"head", bytes(STAGING_BYTES // 4)))
+
+    feed(recorder, small + small[:-1])
+
+    assert len(recorder.frames) == 1
+    assert len(recorder.get_buffer(-1)) == STAGING_BYTES - len(small) + 1  # not only for the one byte that is missing
+    feed(recorder, small[-1:] + small)
+    assert len(recorder.frames) == 3
+    assert recorder.allocated == []
+
+
 async def test_of_a_large_bulk_only_what_came_with_its_head_is_copied() -> None:
     recorder = Recorder()
     frame = encode(Frame(1, 2, 3, b"head", bytes(BULK_BYTES_MAX)))
