@@ -66,7 +66,7 @@ async def load(
             due_s = begun_s + sent / rate
             late += now_s() - due_s > 2 * TICK_S
             pending = next(turns).send(stream, value, streamlet=places.randrange(cell.streamlets))
-            future = pending._accumulator.delivered
+            future = asyncio.ensure_future(pending)
 
             def done(future: asyncio.Future[Any], due_s: float = due_s) -> None:
                 future.result()

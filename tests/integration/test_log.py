@@ -391,7 +391,7 @@ async def test_full_disk_stops_writers_only_and_until_there_is_room(
                     while not errors:
                         batch = pa.record_batch({"value": pa.array([value_of(number)] * 100, pa.binary())})
                         results = await asyncio.gather(
-                            *(await impatient.send_batch("s", batch, streamlet=1))._futures, return_exceptions=True
+                            *(await impatient.send_batch("s", batch, streamlet=1))._outcomes, return_exceptions=True
                         )
                         errors += [result for result in results if isinstance(result, KeraError)]
                 with contextlib.suppress(KeraError):

@@ -5,19 +5,21 @@ And what `send` estimates is never less than what a record takes.
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.client.encoding import check_rows, payloads, records_to_batch
+from kera.client.encoding import check_rows, payloads, record_payloads, records_to_batch, timestamps
 from kera.client.partitioner import primary_keys, split_by_streamlet, streamlet_of
 from kera.client.producer import RECORD_OVERHEAD_BYTES, _bytes_of, _header_bytes
+from kera.client.record_message import write_message
 from kera.client.stream_writer import BATCH_OVERHEAD_BYTES
 from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, decode_payload, padded
 from kera.core.errors import RecordTooLarge
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
-from tests.property.batches import RECORDS, default_batch
+from tests.property.batches import INT64, RECORDS, default_batch
 from tests.unit.client.support import description
 
 SEGMENT_BYTES = 8 << 10
@@ -50,6 +52,39 @@ def test_chunks_have_the_rows_of_the_batch_and_fit(
     assert all(HEADER_BYTES + padded(payload.payload.size) <= SEGMENT_BYTES for payload in made)
     decoded = [decode_payload(payload.payload, DEFAULT_SCHEMA) for payload in made]
     assert [batch.num_rows for batch in decoded] == [payload.record_count for payload in made]
+    assert pa.Table.from_batches(decoded, DEFAULT_SCHEMA).equals(pa.Table.from_batches([batch], DEFAULT_SCHEMA))
+
+
+@given(st.lists(st.tuples(INT64, SMALL, st.lists(SMALL, max_size=3)), min_size=1, max_size=70), st.booleans())
+def test_messages_are_those_that_arrow_writes(records: list[tuple[int, bytes, list[bytes]]], keyed: bool) -> None:
+    times, values, keys = ([*column] for column in zip(*records, strict=True))
+    nothing = [None] * len(records)
+    batch = records_to_batch(values, times, keys if keyed else nothing, nothing)
+    message = write_message(np.array(times, np.int64), values, keys if keyed else None)
+    assert message.to_pybytes() == batch.serialize().to_pybytes()
+
+
+@given(PYTHON_RECORDS, st.integers(512, 2 * SEGMENT_BYTES), st.sampled_from(common_pb2.Codec.values()))
+def test_records_come_out_as_they_went_in(
+    records: list[tuple[Any, Any, Any]], chunk_bytes_max: int, codec: int
+) -> None:
+    values, *others = ([*column] for column in zip(*records, strict=True))
+    keys, headers = (column if any(column) else None for column in others)
+    times = timestamps([number / 1e6 for number in range(len(records))], {0: -5})
+    batch = records_to_batch(values, times, keys, headers)
+    stream = description(segment_bytes=SEGMENT_BYTES, codec=codec)
+    try:
+        made = list(record_payloads(values, times, keys, headers, stream, chunk_bytes_max))
+    except RecordTooLarge:
+        rows = [batch.slice(row, 1) for row in range(batch.num_rows)]
+        assert max(map(chunk_bytes_of, rows)) > SEGMENT_BYTES - BATCH_OVERHEAD_BYTES
+        return
+    assert all(HEADER_BYTES + padded(payload.payload.size) <= SEGMENT_BYTES for payload in made)
+    decoded = [decode_payload(payload.payload, DEFAULT_SCHEMA) for payload in made]
+    for each, payload in zip(decoded, made, strict=True):
+        each.validate(full=True)
+        shown = each.column("timestamp").cast(pa.int64()).to_pylist()
+        assert (payload.min_timestamp_us, payload.max_timestamp_us) == (min(shown), max(shown))
     assert pa.Table.from_batches(decoded, DEFAULT_SCHEMA).equals(pa.Table.from_batches([batch], DEFAULT_SCHEMA))
 
 

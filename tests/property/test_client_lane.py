@@ -5,7 +5,6 @@ whatever became of it; what failed without `Uncertain` is not stored; and a lane
 that has lost its memory may lack what it acknowledged.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from hypothesis.stateful import (
 
 from kera.client.encoding import Payload
 from kera.client.lane import Failure, Lane, LaneIdentity, PendingChunk
+from kera.client.outcome import Outcome
 from kera.core.chunk import Codec, read_header
 from kera.core.errors import (
     ArenaFull,
@@ -81,8 +81,6 @@ class LaneMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.loop.close()  # futures need to have one; nothing runs
         self.broker = BrokerModel()
         self.connections: list[deque[Request]] = [deque()]
         """Each with the requests that the broker has not handled or the client has not taken the answer of."""
@@ -106,7 +104,7 @@ class LaneMachine(RuleBasedStateMachine):
         for _ in range(count):
             number = len(self.numbers)
             payload = Payload(pa.py_buffer(number.to_bytes(4, "little")), 1, 0, 0)
-            chunk = PendingChunk(self.lane, payload, 0, self.now_s + patience_s, self.loop.create_future())
+            chunk = PendingChunk(self.lane, payload, 0, self.now_s + patience_s, Outcome())
             self.numbers[chunk] = number
             self.lane.add(chunk)
 

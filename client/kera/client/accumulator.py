@@ -1,11 +1,11 @@
-"""The open chunk of one streamlet: records as Python lists, until it is closed and encoded."""
+"""The open chunk of a streamlet: records as they come, until the chunk is closed and encoded."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import Any
 
+from kera.client.outcome import Outcome
 from kera.client.types import Delivery
 from kera.core.errors import KeraError
 
@@ -14,13 +14,18 @@ class Pending(Awaitable[Delivery]):
     """A record that was accepted; await it for its `Delivery`."""
 
     __slots__ = ("_accumulator", "_index")
-
-    def __init__(self, accumulator: Accumulator, index: int) -> None:
-        self._accumulator = accumulator
-        self._index = index
+    # Without __init__, as there is one for each record: two assignments are half the price of a call.
+    _accumulator: Accumulator
+    _index: int
 
     def __await__(self) -> Generator[Any, None, Delivery]:
-        return self._accumulator.delivery(self._index).__await__()
+        yield from self._accumulator.delivered.wait()  # until then the chunk may be split
+        first, outcome = self._accumulator.part_of(self._index)
+        yield from outcome.wait()
+        chunk = outcome.result()
+        if chunk.record_count == 1:
+            return chunk
+        return chunk._replace(record=chunk.record + self._index - first, record_count=1)
 
 
 class Accumulator:
@@ -28,7 +33,6 @@ class Accumulator:
 
     __slots__ = (
         "_parts",
-        "created_us",
         "delivered",
         "headers",
         "keys",
@@ -36,87 +40,83 @@ class Accumulator:
         "size",
         "stream",
         "streamlet",
+        "times_s",
         "timestamps_us",
         "values",
     )
 
-    def __init__(
-        self, stream: str, streamlet: int, created_us: int, opened_s: float, delivered: asyncio.Future[Delivery]
-    ) -> None:
+    def __init__(self, stream: str, streamlet: int, opened_s: float) -> None:
         self.stream = stream
         self.streamlet = streamlet
-        self.created_us = created_us
-        """When the first record was accepted."""
         self.opened_s = opened_s
-        """The same on the loop's clock."""
-        self.delivered = delivered
-        """Resolved with the delivery of the chunk."""
+        """When the first record was accepted, on the loop's clock."""
+        self.delivered = Outcome()
+        """Of the chunk; of its first part, if it is split."""
         self.size = 0
         """Estimate of the chunk's bytes, from above."""
         self.values: list[bytes | None] = []
-        self.timestamps_us: list[int] = []
+        self.times_s: list[float] = []
+        """When each record was accepted, on the wall clock: a float costs half of what whole microseconds do."""
+        self.timestamps_us: dict[int, int] | None = None
+        """Timestamps that were given, by index; the other records have the time when they were accepted."""
         self.keys: list[Sequence[bytes] | None] | None = None
         """None until the first record with a key."""
         self.headers: list[Mapping[str, bytes] | None] | None = None
-        self._parts: list[tuple[int, asyncio.Future[Delivery]]] | None = None
+        self._parts: list[tuple[int, Outcome]] | None = None
 
-    def append(
-        self,
-        value: bytes | None,
-        keys: Sequence[bytes] | None,
-        timestamp_us: int,
-        headers: Mapping[str, bytes] | None,
-        size: int,
-    ) -> Pending:
-        """Add a record."""
-        index = len(self.values)
+    @property
+    def created_us(self) -> int:
+        """When the first record was accepted, on the wall clock."""
+        return round(self.times_s[0] * 1e6)
+
+    def append(self, value: bytes | None, time_s: float, size: int) -> Pending:
+        """Add a record. `Producer.send` does the same for most of them, in place."""
+        pending = Pending()
+        pending._accumulator, pending._index = self, len(self.values)  # noqa: SLF001 - it has no __init__
         self.values.append(value)
-        self.timestamps_us.append(timestamp_us)
-        if keys is not None and self.keys is None:
-            self.keys = [None] * index
+        self.times_s.append(time_s)
         if self.keys is not None:
-            self.keys.append(keys)
-        if headers is not None and self.headers is None:
-            self.headers = [None] * index
+            self.keys.append(None)
         if self.headers is not None:
-            self.headers.append(headers)
+            self.headers.append(None)
         self.size += size
-        return Pending(self, index)
+        return pending
 
-    def split(self, record_counts: Sequence[int], futures: Sequence[asyncio.Future[Delivery]]) -> None:
-        """The records have become several chunks: so many in each, delivered with these futures."""
-        if len(futures) == 1:
+    def describe_last(
+        self, keys: Sequence[bytes] | None, timestamp_us: int | None, headers: Mapping[str, bytes] | None
+    ) -> None:
+        """What the record that was added last has besides its value."""
+        index = len(self.values) - 1
+        if keys is not None:
+            if self.keys is None:
+                self.keys = [None] * (index + 1)
+            self.keys[index] = keys
+        if timestamp_us is not None:
+            if self.timestamps_us is None:
+                self.timestamps_us = {}
+            self.timestamps_us[index] = timestamp_us
+        if headers is not None:
+            if self.headers is None:
+                self.headers = [None] * (index + 1)
+            self.headers[index] = headers
+
+    def split(self, record_counts: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """The records have become several chunks: so many in each, with these outcomes."""
+        if len(outcomes) == 1:
             return
         self._parts, first = [], 0
-        for count, future in zip(record_counts, futures, strict=True):
-            self._parts.append((first, future))
+        for count, outcome in zip(record_counts, outcomes, strict=True):
+            self._parts.append((first, outcome))
             first += count
+
+    def part_of(self, index: int) -> tuple[int, Outcome]:
+        """Of the chunk that record number `index` has gone into: the number of its first record, and its outcome."""
+        found = (0, self.delivered)
+        for part in self._parts or ():
+            if part[0] <= index:
+                found = part
+        return found
 
     def fail(self, error: KeraError) -> None:
         """None of the records will be delivered."""
-        self.delivered.set_exception(error)
-        self.delivered.exception()  # the producer tells it, too: no warning if nobody awaits a record
-
-    async def delivery(self, index: int) -> Delivery:
-        """The delivery of record number `index`."""
-        first, future = 0, self.delivered
-        await _settled(future)  # until then the chunk may be split
-        for start, part in self._parts or ():
-            if start <= index:
-                first, future = start, part
-        await _settled(future)
-        chunk = future.result()
-        return chunk._replace(record=chunk.record + index - first, record_count=1)
-
-
-async def _settled(future: asyncio.Future[Any]) -> None:
-    """Wait until `future` has a result or an error; cancelling the wait leaves it alone, as many records share it."""
-    if not future.done():
-        waiter: asyncio.Future[None] = future.get_loop().create_future()
-
-        def wake(_: asyncio.Future[Any]) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        future.add_done_callback(wake)
-        await waiter
+        self.delivered.settle(error)

@@ -24,13 +24,12 @@ gap is taken.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kera.client.encoding import Payload
-from kera.client.types import Delivery
+from kera.client.outcome import Outcome
 from kera.core.chunk import Codec, EncodedChunk, encode_chunk
 from kera.core.errors import KeraError, NotAccepted, OutOfSequence, Uncertain, invariant
 
@@ -47,7 +46,7 @@ class PendingChunk:
     created_us: int
     deadline_s: float
     """On the loop's clock: after it the chunk is given up."""
-    delivered: asyncio.Future[Delivery]
+    delivered: Outcome
     sequence: int = 0
     encoded: EncodedChunk | None = None
     chunk_bytes: int = 0
@@ -110,7 +109,9 @@ class Lane:
     @property
     def ready(self) -> bool:
         """Whether `take` would return a chunk."""
-        return bool(self.waiting) and not self._held and not self.exhausted and self._before_gap(self.waiting[0])
+        if not self.waiting or self._held or self.exhausted:
+            return False
+        return self._gap is None or self._before_gap(self.waiting[0])
 
     @property
     def deadline_s(self) -> float | None:

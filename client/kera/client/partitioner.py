@@ -6,6 +6,8 @@ typed column is first brought to bytes: text as UTF-8, binary as it is, anything
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,12 +34,19 @@ def split_by_streamlet(
         raise SchemaMismatch(f"a key column of type {keys.type} cannot partition a stream; use a scalar column")
     encoded = pc.dictionary_encode(keys)
     hashes = [keyless if key is None else streamlet_of(key, streamlets) for key in _as_bytes(encoded.dictionary)]
-    table = np.array([*hashes, keyless], dtype=np.int64)
+    small = np.uint16 if streamlets <= 1 << 16 else np.int64  # numpy sorts small numbers in linear time
+    table = np.array([*hashes, keyless], dtype=small)
     places = table[pc.fill_null(encoded.indices, len(hashes)).to_numpy(zero_copy_only=False)]
-    used = np.unique(places)
+    order = np.argsort(places, kind="stable")
+    used, starts = np.unique(places[order], return_index=True)
     if len(used) == 1:
         return [(int(used[0]), batch)]
-    return [(int(streamlet), batch.take(pa.array(np.flatnonzero(places == streamlet)))) for streamlet in used]
+    grouped = batch.take(pa.array(order))  # once, and cut: a take for each streamlet would cost as much as all rows
+    bounds = pairwise([*starts, len(order)])
+    return [
+        (int(streamlet), grouped.slice(start, end - start))
+        for streamlet, (start, end) in zip(used, bounds, strict=True)
+    ]
 
 
 def primary_keys(keys: pa.Array) -> pa.Array:

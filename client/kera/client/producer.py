@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import time
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import Any, Self
 
@@ -19,8 +20,9 @@ import pyarrow as pa
 
 from kera.client.accumulator import Accumulator, Pending
 from kera.client.cluster import Cluster
-from kera.client.encoding import Payload, check_rows, conform, payloads, records_to_batch
+from kera.client.encoding import Payload, check_rows, conform, payloads, record_payloads, timestamps
 from kera.client.lane import LAST_EPOCH, Lane, PendingChunk
+from kera.client.outcome import Outcome, Stored
 from kera.client.partitioner import streamlet_of
 from kera.client.routes import Routes
 from kera.client.sender import Sender
@@ -47,18 +49,28 @@ log = get_logger("kera.producer")
 RECORD_OVERHEAD_BYTES = 32
 """Of a record in a chunk, besides its value and keys: timestamp and offsets; estimated from above."""
 _TIMESTAMP_US_MAX = (1 << 63) - 1
+_CHUNK_COST_BYTES = 16 << 10
+"""What a chunk costs besides its bytes, in bytes: so many small ones are not queued for long before any is sent."""
 _NO_KEYS = ()
 
 
 class BatchDelivery(Awaitable[list[Delivery]]):
-    """The deliveries of the chunks that a batch became; await it for the list, in the order of the chunks."""
+    """The deliveries of the chunks that a batch became; await it for the list, in the order of the chunks.
 
-    def __init__(self, futures: list[asyncio.Future[Delivery]]) -> None:
-        self._futures = futures
+    Raises the error of the first one that has failed.
+    """
+
+    __slots__ = ("_outcomes",)
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self._outcomes = outcomes
 
     def __await__(self) -> Generator[Any, None, list[Delivery]]:
-        # Shielded: whoever gives up waiting does not undo the delivery for others.
-        return asyncio.gather(*map(asyncio.shield, self._futures)).__await__()
+        deliveries = []
+        for outcome in self._outcomes:
+            yield from outcome.wait()
+            deliveries.append(outcome.result())
+        return deliveries
 
 
 class Producer:
@@ -77,13 +89,18 @@ class Producer:
         self.cluster = cluster
         self.settings = settings
         self.clock = clock or SystemClock()
-        self._now_us = self.clock.now_us
+        self._now_s = time.time if clock is None else lambda: clock.now_us() / 1e6
         self.durability = durability_value(settings.durability)
         """What each request asks for."""
         self._buffer_bytes_max = int(settings.buffer_bytes_max)
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
+        self._request_bytes_max = int(settings.request_bytes_max)
+        self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
+        self._linger_us = round(settings.linger_ms * 1000)
         self.loop = asyncio.get_running_loop()
         self._writers: dict[str, StreamWriter] = {}
+        self.filling: dict[str, Accumulator] = {}
+        """By stream: the open chunk that takes its next record, if that is a value and nothing else."""
         self.routes = Routes(self)
         self._identity: ProducerIdentity | None = None
         self._preparing = asyncio.Lock()
@@ -97,7 +114,7 @@ class Producer:
         """Why it takes nothing more, though nobody has closed it."""
         self._unfinished: set[PendingChunk] = set()
         self._queued_bytes = 0
-        """Queued since the event loop last had a chance to send."""
+        """Queued since the event loop last had a chance to send, and what the chunks cost besides."""
         self.closed = False
         self.ended = False
         """It takes nothing more: it is closed, or has failed."""
@@ -138,29 +155,55 @@ class Producer:
         with a schema of its own, `ClosedError`, `ProducerFenced`. Then the record was not accepted, and the others are
         as they were.
         """
+        plain = keys is _NO_KEYS and timestamp_us is None and headers is None and streamlet is None
+        if plain and value.__class__ is bytes and stream in self.filling:
+            # All that is done for most records, in one place: each call would add a tenth to what a record costs.
+            accumulator = self.filling[stream]
+            size = RECORD_OVERHEAD_BYTES + len(value)
+            chunk_bytes = accumulator.size + size
+            buffered_bytes = self._buffered_bytes + size
+            if chunk_bytes < self._chunk_bytes_max and buffered_bytes <= self._buffer_bytes_max:
+                accumulator.size = chunk_bytes
+                self._buffered_bytes = buffered_bytes
+                pending = Pending()
+                pending._accumulator = accumulator  # noqa: SLF001 - it has no __init__
+                pending._index = len(accumulator.values)  # noqa: SLF001
+                accumulator.values.append(value)
+                accumulator.times_s.append(self._now_s())
+                return pending
+        return self._send(stream, value, keys, timestamp_us, headers, streamlet, plain=plain)
+
+    def _send(
+        self,
+        stream: str,
+        value: bytes | None,
+        keys: bytes | Sequence[bytes],
+        timestamp_us: int | None,
+        headers: Mapping[str, bytes] | None,
+        streamlet: int | None,
+        *,
+        plain: bool,
+    ) -> Pending:
         writer = self._writers.get(stream)
         if writer is None or self.ended:
             raise self._not_ready(stream)
-        now_us = self._now_us()
-        timestamp_us = now_us if timestamp_us is None else _checked_time(timestamp_us)
-        size = RECORD_OVERHEAD_BYTES
-        if value.__class__ is bytes:  # the usual case; half the price of a call
-            size += len(value)
-        elif value is not None:
-            size += _bytes_of("value", value)
+        size = RECORD_OVERHEAD_BYTES + (0 if value is None else _bytes_of("value", value))
         # What is accepted is kept for a while: keys and headers must not change meanwhile.
         accepted_keys: Sequence[bytes] | None = None
-        if keys is not _NO_KEYS:
-            accepted_keys = (keys,) if isinstance(keys, bytes) else tuple(keys)
-            size += sum(_bytes_of("key", key) + 8 for key in accepted_keys)
-        if headers:
-            headers = dict(headers)
-            size += sum(_header_bytes(name, content) for name, content in headers.items())
+        if not plain:
+            if timestamp_us is not None:
+                timestamp_us = _checked_time(timestamp_us)
+            if keys is not _NO_KEYS:
+                accepted_keys = (keys,) if isinstance(keys, bytes) else tuple(keys)
+                size += sum([_bytes_of("key", key) + 8 for key in accepted_keys])
+            if headers:
+                headers = dict(headers)
+                size += sum(_header_bytes(name, content) for name, content in headers.items())
         if streamlet is None:
             streamlet = (
                 streamlet_of(accepted_keys[0], writer.streamlet_count) if accepted_keys else writer.sticky_streamlet
             )
-        if self._buffered_bytes + size > self._buffer_bytes_max and self._buffered_bytes:
+        if self._is_full(size):
             self._room_wanted_bytes = size
             raise BufferFull(
                 f"{self._buffer_bytes_max} bytes wait to be acknowledged; await drain() before sending more",
@@ -168,11 +211,16 @@ class Producer:
             )
         accumulator = writer.open_chunks.get(streamlet)
         if accumulator is None or size > self._chunk_bytes_max:
-            accumulator = writer.open_chunk(streamlet, size, now_us)
-        pending = accumulator.append(value, accepted_keys or None, timestamp_us, headers or None, size)
+            accumulator = writer.open_chunk(streamlet, size)
+        pending = accumulator.append(value, self._now_s(), size)
+        if not plain:
+            accumulator.describe_last(accepted_keys or None, timestamp_us, headers or None)
+            self.filling.pop(stream, None)
         self._buffered_bytes += size
         if accumulator.size >= self._chunk_bytes_max:
             self.close_chunk(writer, accumulator)
+        elif plain and accumulator.keys is None and accumulator.headers is None:
+            self.filling[stream] = accumulator
         return pending
 
     async def drain(self) -> None:
@@ -200,39 +248,45 @@ class Producer:
         writer = await self._writer(stream)
         if self.ended:
             raise self._not_ready(stream)
-        futures: list[asyncio.Future[Delivery]] = []
-        for part in self._checked_parts(writer, batch, streamlet):
+        outcomes: list[Outcome] = []
+        for part, chunk_bytes in self._checked_parts(writer, batch, streamlet):
             now_us = self.clock.now_us()
             for place, rows in writer.partition(part, streamlet):
                 writer.close_open_chunk(place)  # records that were sent before stay before
-                for payload in payloads(rows, writer.stream, self._chunk_bytes_max, now_us):
-                    size = payload.payload.size
-                    if self._is_full(size):
-                        await self._wait_for_room(size)
+                size = chunk_bytes if rows is part else None
+                for payload in payloads(rows, writer.stream, self._chunk_bytes_max, now_us, size):
+                    payload_bytes = payload.payload.size
+                    if self._is_full(payload_bytes):
+                        await self._wait_for_room(payload_bytes)
                         writer.close_open_chunk(place)
                     if self.ended:  # while we waited, or while the loop ran
                         raise self._not_ready(stream)
-                    self._buffered_bytes += size
-                    futures.append(self._enqueue(writer, place, payload, now_us, self.loop.create_future()))
-                    if self._queued_bytes >= self.settings.request_bytes_max:
+                    self._buffered_bytes += payload_bytes
+                    outcomes.append(outcome := Outcome())
+                    self._enqueue(writer, place, payload, now_us, outcome, self.loop.time())
+                    if self._queued_bytes >= self._request_bytes_max:
                         # Without it nothing is sent before the buffer is full: what has room does not wait.
                         await self._let_loop_run()
-        return BatchDelivery(futures)
+        return BatchDelivery(outcomes)
 
     def _checked_parts(
         self, writer: StreamWriter, batch: pa.RecordBatch | pa.Table, streamlet: int | None
-    ) -> list[pa.RecordBatch]:
-        """All that can be wrong with a batch is found before any of its rows is accepted."""
-        if not isinstance(batch, pa.RecordBatch | pa.Table):
+    ) -> list[tuple[pa.RecordBatch, int]]:
+        """The parts of a batch, with the length of the chunk that each would be.
+
+        All that can be wrong with a batch is found here, before any of its rows is accepted.
+        """
+        now_us, stream = self.clock.now_us(), writer.stream
+        if isinstance(batch, pa.RecordBatch):
+            parts = [batch]
+        elif isinstance(batch, pa.Table):
+            parts = batch.to_batches()
+        else:
             raise InvalidArgument(f"send_batch takes a pyarrow RecordBatch or Table, not {type(batch).__name__}")
         if streamlet is not None:
             writer.check_streamlet(streamlet)
-        now_us = self.clock.now_us()
-        parts = [batch] if isinstance(batch, pa.RecordBatch) else batch.to_batches()
-        conforming = [conform(part, writer.stream, now_us) for part in parts if part.num_rows]
-        for part in conforming:
-            check_rows(part, writer.stream)
-        return conforming
+        conforming = [conform(part, stream, now_us) for part in parts if part.num_rows]
+        return [(part, check_rows(part, stream)) for part in conforming]
 
     async def _let_loop_run(self) -> None:
         self._queued_bytes = 0
@@ -244,8 +298,8 @@ class Producer:
         Raises the first error since the last `flush`; of a producer that has failed as a whole, why it has.
         """
         self._close_open_chunks()
-        if self._unfinished:
-            await asyncio.wait([chunk.delivered for chunk in self._unfinished])
+        for chunk in list(self._unfinished):
+            await chunk.delivered.settled()
         error, self._first_error = self._first_error, None
         error = error or self.failure
         if error is not None:
@@ -308,24 +362,24 @@ class Producer:
         """Encode the records of `accumulator` and queue them."""
         writer.forget(accumulator)
         self._buffered_bytes -= accumulator.size
-        now_us = self.clock.now_us()
         # An accumulator is about a chunk's size, but a single record may be as large as a segment.
         chunk_bytes_max = max(accumulator.size * 2, self._chunk_bytes_max)
         try:
-            batch = records_to_batch(
-                accumulator.values, accumulator.timestamps_us, accumulator.keys, accumulator.headers
+            times_us = timestamps(accumulator.times_s, accumulator.timestamps_us)
+            made = list(
+                record_payloads(
+                    accumulator.values, times_us, accumulator.keys, accumulator.headers, writer.stream, chunk_bytes_max
+                )
             )
-            made = list(payloads(batch, writer.stream, chunk_bytes_max, now_us))
         except (KeraError, pa.ArrowException, ValueError, TypeError) as error:
             self._cannot_encode(accumulator, error)
             return
-        self._buffered_bytes += sum(payload.payload.size for payload in made)
-        futures = [accumulator.delivered] + [self.loop.create_future() for _ in made[1:]]
-        accumulator.split([payload.record_count for payload in made], futures)
-        for payload, future in zip(made, futures, strict=True):
-            self._enqueue(
-                writer, accumulator.streamlet, payload, accumulator.created_us, future, accepted_s=accumulator.opened_s
-            )
+        outcomes = [accumulator.delivered] + [Outcome() for _ in made[1:]]
+        accumulator.split([payload.record_count for payload in made], outcomes)
+        streamlet, created_us, opened_s = accumulator.streamlet, accumulator.created_us, accumulator.opened_s
+        for payload, outcome in zip(made, outcomes, strict=True):
+            self._buffered_bytes += payload.payload.size
+            self._enqueue(writer, streamlet, payload, created_us, outcome, opened_s)
 
     def _cannot_encode(self, accumulator: Accumulator, error: Exception) -> None:
         """`send` checks what it takes, so this is rare. We may have been called by a timer: nobody could catch it."""
@@ -343,20 +397,15 @@ class Producer:
         streamlet: int,
         payload: Payload,
         created_us: int,
-        future: asyncio.Future[Delivery],
-        *,
-        accepted_s: float | None = None,
-    ) -> asyncio.Future[Delivery]:
+        outcome: Outcome,
+        accepted_s: float,
+    ) -> None:
         lane = writer.lanes[streamlet]
-        if accepted_s is None:
-            accepted_s = self.loop.time()
-        deadline_s = accepted_s + self.settings.delivery_timeout_ms / 1000
-        chunk = PendingChunk(lane, payload, created_us, deadline_s, future)
+        chunk = PendingChunk(lane, payload, created_us, accepted_s + self._delivery_timeout_s, outcome)
         lane.add(chunk)
         self._unfinished.add(chunk)
-        self._queued_bytes += payload.payload.size
+        self._queued_bytes += payload.payload.size + _CHUNK_COST_BYTES
         self.routes.ready(lane)
-        return future
 
     def _is_full(self, wanted_bytes: int) -> bool:
         """Whether there is no room for so much. What is larger than the buffer goes when the buffer is empty."""
@@ -372,21 +421,16 @@ class Producer:
         for writer in self._writers.values():
             writer.close_open_chunks()
 
-    def finish(self, chunk: PendingChunk, outcome: Delivery | KeraError) -> None:
+    def finish(self, chunk: PendingChunk, outcome: Stored | KeraError) -> None:
         """`chunk` is delivered, or has failed for good."""
         if chunk not in self._unfinished:
             return  # the producer was closed before the answer came
         self._unfinished.remove(chunk)
         self._buffered_bytes -= chunk.payload.payload.size
         self._room.set()
-        future = chunk.delivered
         if isinstance(outcome, KeraError):
             self._first_error = self._first_error or outcome
-            if not future.done():
-                future.set_exception(outcome)
-                future.exception()  # `flush` tells it, too: no warning if nobody awaits this future
-        elif not future.done():
-            future.set_result(outcome)
+        chunk.delivered.settle(outcome)
 
     def shut_out(self, error: ProducerFenced) -> ProducerFenced:
         """What a broker's refusal means: a later instance has written, and nothing more can be sent."""
@@ -417,14 +461,16 @@ class Producer:
 
     # -- used by senders ---------------------------------------------------------------------------------------
 
-    def close_due_chunks(self, sender: Sender, now_us: int) -> bool:
+    def close_due_chunks(self, sender: Sender) -> bool:
         """Close the open chunks of a sender's lanes that have lingered long enough; whether there were any."""
-        due_us = now_us - round(self.settings.linger_ms * 1000)
+        due_us = self.clock.now_us() - self._linger_us
         closed = False
         for writer in self._writers.values():
             for accumulator in list(writer.open_chunks.values()):
                 served = writer.lanes[accumulator.streamlet].route.sender is sender
-                if served and accumulator.created_us <= due_us:
+                if self._linger_us and accumulator.created_us > due_us:
+                    break  # those behind it were opened later
+                if served:
                     self.close_chunk(writer, accumulator)
                     closed = True
         return closed

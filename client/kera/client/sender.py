@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kera.client.lane import Lane, PendingChunk
+from kera.client.outcome import Stored
 from kera.client.retry import is_route_error, of_broker, pause_s
-from kera.client.types import Delivery, durability_name
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain
-from kera.core.ids import EntryId, Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
@@ -37,6 +36,11 @@ class Sender:
         self._lanes: deque[Lane] = deque()
         """Lanes that may have chunks to send, each at most once; served in turn."""
         self._queued: set[Lane] = set()
+        settings = producer.settings
+        self._request_bytes_max = min(settings.request_bytes_max, producer.cluster.settings.message_bytes_max)
+        self._requests_max = settings.requests_in_flight_max
+        self._linger_ms = settings.linger_ms
+        self._request_timeout_s = producer.cluster.request_timeout_s
         self._requests = 0
         self._pump_soon = False
         self._retry_at_s = 0.0
@@ -61,10 +65,9 @@ class Sender:
 
     def chunk_opened(self) -> None:
         """A chunk was opened: it is due when it has lingered; without linger, when nothing is in flight."""
-        linger_ms = self._producer.settings.linger_ms
-        if linger_ms:
-            self._producer.loop.call_later(linger_ms / 1000 + 0.001, self._pump)
-        elif not self._pump_soon:
+        if self._linger_ms:
+            self._producer.loop.call_later(self._linger_ms / 1000 + 0.001, self._pump)
+        elif not self._pump_soon and not self._requests:
             self._pump_soon = True
             self._producer.loop.call_soon(self._pump)
 
@@ -75,25 +78,29 @@ class Sender:
 
     def _pump(self) -> None:
         """Send as many requests as may be in flight."""
-        self._pump_soon = False
+        self._pump_soon = True  # what is closed and queued here asks for no other round
+        try:
+            self._send_all()
+        finally:
+            self._pump_soon = False
+
+    def _send_all(self) -> None:
         producer = self._producer
         if producer.ended:
             return
-        now_s = producer.loop.time()
-        if now_s < self._retry_at_s:
+        if self._retry_at_s and producer.loop.time() < self._retry_at_s:
             return  # the retry's timer pumps
-        request_bytes_max = min(producer.settings.request_bytes_max, producer.cluster.settings.message_bytes_max)
-        while self._requests < producer.settings.requests_in_flight_max:
+        while self._requests < self._requests_max:
             if self._channel is None or self._channel.closed:
-                if self._lanes or producer.close_due_chunks(self, producer.clock.now_us()):
+                if self._lanes or producer.close_due_chunks(self):
                     self._connect()
                 return
-            chunks = self._gather(request_bytes_max)
+            chunks = self._gather(self._request_bytes_max)
             if chunks:
                 self._send(chunks)
-            elif self._requests and not producer.settings.linger_ms:
+            elif self._requests and not self._linger_ms:
                 return  # an unfilled chunk goes on filling until an answer is there: so it grows with the load
-            elif not producer.close_due_chunks(self, producer.clock.now_us()):
+            elif not producer.close_due_chunks(self):
                 return
 
     def _gather(self, bytes_max: int) -> list[PendingChunk]:
@@ -122,8 +129,8 @@ class Sender:
         producer = self._producer
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks), durability=producer.durability)
         # Not beyond the deadline of a chunk: it is given up then, answered or not.
-        left_s = min(chunk.deadline_s for chunk in chunks) - producer.loop.time()
-        timeout_s = min(producer.cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
+        left_s = min([chunk.deadline_s for chunk in chunks]) - producer.loop.time()
+        timeout_s = min(self._request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
         try:
             future = self._channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
         except KeraError as error:
@@ -148,7 +155,9 @@ class Sender:
             text = f"broker {self.broker_id} answered {len(statuses)} chunks of {len(chunks)}"
             self._refused(chunks, InternalError(text, broker_id=self.broker_id))
             return
-        places = {place.virtual_segment_id: tuple(place.backup_ids) for place in message.virtual_segments}
+        places: dict[int, tuple[int, ...]] = {}
+        for place in message.virtual_segments:
+            places[place.virtual_segment_id] = tuple(place.backup_ids)
         failed: list[tuple[PendingChunk, KeraError]] = []
         for chunk, status in zip(chunks, statuses, strict=True):
             if status.HasField("error"):
@@ -166,21 +175,12 @@ class Sender:
     ) -> None:
         lane = chunk.lane
         given_up = lane.acknowledged(chunk)
+        backups = places.get(status.virtual_segment_id, ()) if places else ()
         identity = lane.identity
-        self._producer.finish(
-            chunk,
-            Delivery(
-                stream=identity.stream,
-                entry=EntryId(identity.stream_id, identity.streamlet_id, status.entry),
-                position=Position(status.group_id, status.segment_id, status.position),
-                record=status.first_record,
-                record_count=chunk.payload.record_count,
-                durability=durability_name(status.durability),
-                duplicate=status.duplicate,
-                virtual_segment=status.virtual_segment_id,
-                backups=places.get(status.virtual_segment_id, ()),
-            ),
+        stored = Stored(
+            identity.stream, identity.stream_id, identity.streamlet_id, chunk.payload.record_count, status, backups
         )
+        self._producer.finish(chunk, stored)
         lane.route.attempt = 0
         for failure in given_up:
             self._producer.finish(*failure)
@@ -262,7 +262,7 @@ class Sender:
             self._pump()
             return
         # Records in open chunks have no deadline yet: they join, so that they are not left behind.
-        producer.close_due_chunks(self, producer.clock.now_us())
+        producer.close_due_chunks(self)
         self._came_back([(lane.take(), error) for lane in list(self._lanes) for _ in range(lane.ready_count)])
 
     def _earliest_deadline_s(self) -> float | None:

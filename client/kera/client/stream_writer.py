@@ -61,15 +61,14 @@ class StreamWriter:
         self.deleted: UnknownStream | None = None
         """Says that the stream is not there any more."""
 
-    def open_chunk(self, streamlet: int, record_bytes: int, now_us: int) -> Accumulator:
+    def open_chunk(self, streamlet: int, record_bytes: int) -> Accumulator:
         """The open chunk of a streamlet. Raises `StreamletOutOfRange`, `RecordTooLarge`, `SchemaMismatch`."""
         accumulator = self.open_chunks.get(streamlet)
         if accumulator is None or record_bytes > self._producer.settings.chunk_bytes_max:
             self._check(streamlet, record_bytes)
         if accumulator is None:
             producer = self._producer
-            loop = producer.loop
-            accumulator = Accumulator(self.stream.name, streamlet, now_us, loop.time(), loop.create_future())
+            accumulator = Accumulator(self.stream.name, streamlet, producer.loop.time())
             self.open_chunks[streamlet] = accumulator
             producer.routes.sender(self.lanes[streamlet]).chunk_opened()
         return accumulator
@@ -120,6 +119,7 @@ class StreamWriter:
             self._move_on()
 
     def _move_on(self) -> None:
+        self._producer.filling.pop(self.stream.name, None)
         self.sticky_streamlet = (self.sticky_streamlet + 1) % self.streamlet_count
 
     def close_open_chunk(self, streamlet: int) -> None:
@@ -138,3 +138,4 @@ class StreamWriter:
         for accumulator in self.open_chunks.values():
             accumulator.fail(error)
         self.open_chunks.clear()
+        self._producer.filling.pop(self.stream.name, None)

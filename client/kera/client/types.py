@@ -187,6 +187,16 @@ class StreamDescription:
     """Grows with each change of `assignments`."""
     config_version: int = 0
     """Grows with each change of `config`."""
+    codec: Codec = field(init=False, repr=False, compare=False)
+    """Compression of the stream's chunks."""
+    segment_bytes_min: int = field(init=False, repr=False, compare=False)
+    """No chunk of the stream may be larger than this; 0: not known."""
+
+    def __post_init__(self) -> None:
+        """Each chunk asks for these."""
+        object.__setattr__(self, "codec", Codec[self.config.codec.upper()])
+        limit = min((broker.segment_bytes for broker in self.brokers.values()), default=0)
+        object.__setattr__(self, "segment_bytes_min", limit)
 
     def is_older_than(self, other: StreamDescription) -> bool:
         """Whether `other` has replaced this one: it is a later stream of the name, or this one as it was later."""
@@ -194,16 +204,6 @@ class StreamDescription:
             return self.stream_id < other.stream_id
         versions = self.assignments_version, self.config_version
         return versions < (other.assignments_version, other.config_version)
-
-    @property
-    def codec(self) -> Codec:
-        """Compression of the stream's chunks."""
-        return Codec[self.config.codec.upper()]
-
-    @property
-    def segment_bytes_min(self) -> int:
-        """No chunk of the stream may be larger than this."""
-        return min((broker.segment_bytes for broker in self.brokers.values()), default=0)
 
     def broker_of(self, streamlet_id: int, position: Position | None = None) -> BrokerDescription | None:
         """The broker that has a position of a streamlet, if it is known; without a position, the streamlet's owner."""
@@ -357,7 +357,8 @@ class Delivery(NamedTuple):
     durability: str
     """The level that was reached."""
     duplicate: bool
-    """An earlier attempt had arrived already; the position is that one's, or 0 if it has left the memory since."""
+    """An earlier attempt had arrived already; position and record are that one's, or count from 0 if it has left the
+    broker's memory since: then the position's group is 0."""
     virtual_segment: int = 0
     """The virtual segment that has the chunk on backups; 0: none, or not known."""
     backups: tuple[int, ...] = ()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kera.client.accumulator import Accumulator
+from kera.client.outcome import Outcome
 from kera.client.types import Delivery
 from kera.core.errors import ClosedError
 from kera.core.ids import EntryId, Position
@@ -14,7 +15,7 @@ ENTRY = EntryId(1, 2, 0)
 
 
 def accumulator() -> Accumulator:
-    return Accumulator("s", 2, 0, 0.0, asyncio.get_running_loop().create_future())
+    return Accumulator("s", 2, 0.0)
 
 
 def delivery(first: int, count: int, offset: int = 0) -> Delivery:
@@ -22,14 +23,16 @@ def delivery(first: int, count: int, offset: int = 0) -> Delivery:
 
 
 def append(to: Accumulator, value: bytes = b"v", **fields: Any) -> Any:
-    return to.append(value, fields.get("keys"), fields.get("timestamp_us", 0), fields.get("headers"), size=10)
+    pending = to.append(value, fields.get("time_s", 0.0), size=10)
+    to.describe_last(fields.get("keys"), fields.get("timestamp_us"), fields.get("headers"))
+    return pending
 
 
 async def test_each_record_has_its_ordinal_in_the_chunk() -> None:
     open_chunk = accumulator()
     pending = [append(open_chunk) for _ in range(3)]
     open_chunk.split([3], [open_chunk.delivered])
-    open_chunk.delivered.set_result(delivery(100, 3))
+    open_chunk.delivered.settle(delivery(100, 3))
     assert [await each for each in pending] == [delivery(100 + index, 1) for index in range(3)]
 
 
@@ -37,20 +40,20 @@ async def test_records_that_are_awaited_before_the_chunk_is_closed() -> None:
     open_chunk = accumulator()
     waiting = [asyncio.ensure_future(append(open_chunk)) for _ in range(4)]
     await asyncio.sleep(0)
-    later = asyncio.get_running_loop().create_future()
+    later = Outcome()
     open_chunk.split([1, 3], [open_chunk.delivered, later])
-    open_chunk.delivered.set_result(delivery(7, 1))
-    later.set_result(delivery(20, 3, offset=64))
+    open_chunk.delivered.settle(delivery(7, 1))
+    later.settle(delivery(20, 3, offset=64))
     assert [each.record for each in await asyncio.gather(*waiting)] == [7, 20, 21, 22]
 
 
 async def test_records_of_a_chunk_that_was_split_fail_or_not_one_by_one() -> None:
     open_chunk = accumulator()
     pending = [append(open_chunk) for _ in range(2)]
-    later = asyncio.get_running_loop().create_future()
+    later = Outcome()
     open_chunk.split([1, 1], [open_chunk.delivered, later])
-    open_chunk.delivered.set_result(delivery(0, 1))
-    later.set_exception(ClosedError("closed"))
+    open_chunk.delivered.settle(delivery(0, 1))
+    later.settle(ClosedError("closed"))
     assert (await pending[0]).record == 0
     with pytest.raises(ClosedError):
         await pending[1]
@@ -62,7 +65,7 @@ async def test_who_gives_up_waiting_leaves_the_others_waiting() -> None:
     await asyncio.sleep(0)
     impatient.cancel()
     await asyncio.sleep(0)
-    open_chunk.delivered.set_result(delivery(0, 2))
+    open_chunk.delivered.settle(delivery(0, 2))
     assert (await patient).record == 1
     assert impatient.cancelled()
 
@@ -78,12 +81,13 @@ async def test_a_failure_reaches_every_record_and_nobody_has_to_look() -> None:
 
 async def test_columns_without_anything_stay_away() -> None:
     open_chunk = accumulator()
-    append(open_chunk, b"a", timestamp_us=5)
-    assert (open_chunk.keys, open_chunk.headers) == (None, None)
+    append(open_chunk, b"a", time_s=5e-6)
+    assert (open_chunk.keys, open_chunk.headers, open_chunk.timestamps_us) == (None, None, None)
     append(open_chunk, b"b", keys=(b"k",))
-    append(open_chunk, b"c", headers={"h": b"x"})
+    append(open_chunk, b"c", headers={"h": b"x"}, timestamp_us=-7)
     assert open_chunk.values == [b"a", b"b", b"c"]
-    assert open_chunk.timestamps_us == [5, 0, 0]
+    assert (open_chunk.times_s, open_chunk.timestamps_us) == ([5e-6, 0.0, 0.0], {2: -7})
+    assert open_chunk.created_us == 5
     assert open_chunk.keys == [None, (b"k",), None]
     assert open_chunk.headers == [None, None, {"h": b"x"}]
     assert open_chunk.size == 30

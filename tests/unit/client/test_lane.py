@@ -1,12 +1,11 @@
 """The cases of a lane that have a name; see also tests/property/test_client_lane.py."""
 
-import asyncio
-
 import pyarrow as pa
 import pytest
 
 from kera.client.encoding import Payload
 from kera.client.lane import Lane, LaneIdentity, PendingChunk
+from kera.client.outcome import Outcome
 from kera.core.chunk import Codec, read_header
 from kera.core.errors import (
     ArenaFull,
@@ -30,7 +29,7 @@ def lane() -> Lane:
 
 async def chunk(lane: Lane, deadline_s: float = DEADLINE_S) -> PendingChunk:
     payload = Payload(pa.py_buffer(b"x" * 8), 1, 0, 0)
-    added = PendingChunk(lane, payload, 0, deadline_s, asyncio.get_running_loop().create_future())
+    added = PendingChunk(lane, payload, 0, deadline_s, Outcome())
     lane.add(added)
     return added
 

@@ -187,6 +187,31 @@ class TestSend:
             expected = [key for key in keys if streamlet_of(key, 5) == streamlet]
             assert stored == expected + expected
 
+    async def test_records_of_all_kinds_share_a_chunk(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+        producer = make_producer(cluster)
+        await producer.prepare("s")
+        kinds: list[dict[str, Any]] = [
+            {},
+            {"timestamp_us": 5},
+            {},
+            {"keys": b"k"},
+            {},
+            {"headers": {"h": b"x"}},
+            {},
+            {"streamlet": 0},
+            {},
+        ]
+        pending = [producer.send("s", b"%d" % number, **kind) for number, kind in enumerate(kinds)]
+        assert [(await give(each)).record for each in pending] == list(range(len(kinds)))
+        assert len(cluster.loopback.writes) == 1
+        rows = cluster.stored().to_pylist()
+        assert [row["value"] for row in rows] == [b"%d" % number for number in range(len(kinds))]
+        assert [row["keys"] for row in rows] == [[b"k"] if "keys" in kind else None for kind in kinds]
+        assert [row["headers"] for row in rows] == [[("h", b"x")] if "headers" in kind else None for kind in kinds]
+        assert [int(row["timestamp"].timestamp() * 1e6) == 5 for row in rows] == [
+            "timestamp_us" in kind for kind in kinds
+        ]
+
     async def test_a_streamlet_can_be_named(self, make_cluster: MakeCluster, make_producer: MakeProducer) -> None:
         cluster = make_cluster(stream_info(streamlets=3))
         producer = make_producer(cluster)

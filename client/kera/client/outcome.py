@@ -1,0 +1,96 @@
+"""What becomes of a chunk: told once, to all who wait for its records.
+
+Not an `asyncio.Future`, for two reasons. A task that stops waiting cancels the future that it waits for, and a chunk's
+is shared by all its records. And of most chunks nobody asks: then it costs one small object, and no round of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Generator
+from typing import Any, NamedTuple
+
+from kera.client.types import Delivery, durability_name
+from kera.core.errors import KeraError
+from kera.core.ids import EntryId, Position
+from kera.v1 import broker_pb2
+
+
+class Stored(NamedTuple):
+    """A broker's word that a chunk is stored; a `Delivery` is made of it when somebody asks."""
+
+    stream: str
+    stream_id: int
+    streamlet_id: int
+    record_count: int
+    status: broker_pb2.ChunkStatus
+    backups: tuple[int, ...]
+
+    def delivery(self) -> Delivery:
+        """The same, as users see it."""
+        status = self.status
+        return Delivery(
+            stream=self.stream,
+            entry=EntryId(self.stream_id, self.streamlet_id, status.entry),
+            position=Position(status.group_id, status.segment_id, status.position),
+            record=status.first_record,
+            record_count=self.record_count,
+            durability=durability_name(status.durability),
+            duplicate=status.duplicate,
+            virtual_segment=status.virtual_segment_id,
+            backups=self.backups,
+        )
+
+
+class Outcome(Awaitable[Delivery]):
+    """Of one chunk; await it for its `Delivery`, or its error."""
+
+    __slots__ = ("_outcome", "_waiters")
+
+    def __init__(self) -> None:
+        self._outcome: Delivery | Stored | KeraError | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def done(self) -> bool:
+        """Whether it is known."""
+        return self._outcome is not None
+
+    def settle(self, outcome: Delivery | Stored | KeraError) -> None:
+        """Tell it; what is told later does not count."""
+        if self._outcome is not None:
+            return
+        self._outcome = outcome
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def wait(self) -> Generator[Any, None, None]:
+        """For ``yield from``: until it is known, whatever it is. Who gives up waiting leaves the others waiting."""
+        if self._outcome is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+            yield from waiter
+
+    async def settled(self) -> None:
+        """Wait until it is known, whatever it is."""
+        with contextlib.suppress(KeraError):
+            await self
+
+    def result(self) -> Delivery:
+        """The delivery, of an outcome that is known. Raises the chunk's error."""
+        outcome = self._outcome
+        if isinstance(outcome, KeraError):
+            raise outcome.with_traceback(None)  # it is raised to many, and each would add to it
+        if outcome is None:
+            raise asyncio.InvalidStateError("the outcome is not known yet")
+        if isinstance(outcome, Stored):
+            self._outcome = outcome = outcome.delivery()
+        return outcome
+
+    def __await__(self) -> Generator[Any, None, Delivery]:
+        yield from self.wait()
+        return self.result()
