@@ -35,9 +35,11 @@ BUILD_JAR := spark_connector/jvm/build.py
 # Tests of several coordinators run a ZooKeeper of their own, on that Java.
 WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 
-.PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-log bench-replication
-.PHONY: bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control chaos-push
-.PHONY: chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean
+.PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
+.PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
+.PHONY: chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean
+.PHONY: bench-experiments bench-soak bench-smoke
+.PHONY: bench-stages
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
@@ -95,8 +97,23 @@ proto: setup ## Regenerate the messages of proto/kera/v1 in place.
 proto-check: setup ## Check that the generated messages are current.
 	@PYTHON=$(PY) sh scripts/proto-check.sh
 
-bench: setup ## Measure a local cluster end to end. BENCH_ARGS are passed on to `kera bench e2e`.
-	@$(PY) -m kera.cli bench e2e $(BENCH_ARGS)
+bench: setup ## Measure KerA alone, all workloads: twenty minutes. BENCH_ARGS are passed on, such as --quick.
+	@$(PY) -m bench.compare --contestants kera --workloads all $(BENCH_ARGS)
+
+bench-compare: setup ## Compare with Kafka, NATS, RabbitMQ, Redis: half an hour. BENCH_ARGS are passed on.
+	@JAVA_HOME="$$(sh scripts/java.sh)" || unset JAVA_HOME; export JAVA_HOME; $(PY) -m bench.compare $(BENCH_ARGS)
+
+bench-experiments: setup ## Repeat the thesis's experiments: a quarter of an hour. BENCH_ARGS="--only 8.17" does some.
+	@$(PY) -m bench.experiments $(BENCH_ARGS)
+
+bench-soak: setup ## Hold a load for half an hour, and fail if anything drifts. BENCH_ARGS="--minutes 1" is a short one.
+	@$(PY) -m bench.soak $(BENCH_ARGS)
+
+bench-smoke: setup ## Compare ratios with those that were recorded: three minutes. BENCH_ARGS="--record" writes new ones.
+	@$(PY) -m bench.smoke $(BENCH_ARGS)
+
+bench-stages: setup ## Measure what each stage of a chunk's way costs, beside the machine's limits: a minute. BENCH_ARGS.
+	@$(PY) -m bench.stages $(BENCH_ARGS)
 
 bench-log: setup ## Measure the log on disk: minutes, and 10 GB there. BENCH_LOG_ARGS are passed to each script.
 	@for script in log_disk log_start arena_prefault; do $(PY) -m bench.$$script $(BENCH_LOG_ARGS) || exit 1; done

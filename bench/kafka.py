@@ -1,6 +1,6 @@
-"""A Kafka to compare with: one broker in KRaft mode on this machine, its producer, and Spark's source for it.
+"""A Kafka to compare with: brokers in KRaft mode on this machine, a producer, and Spark's source for it.
 
-Nothing of it is the project's. It comes by ``mvn`` and ``pip`` into ``~/.cache/kera-bench``, once:
+Nothing of it is the project's. It comes into the cache of `bench.compare.peers.install`, once:
 
 * the broker, from Maven Central, which runs on the Java of ``JAVA_HOME`` or ``PATH``;
 * Spark's module for Kafka, without what Spark ships. Where the module of the installed Spark cannot be had, it is the
@@ -14,39 +14,42 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import shutil
-import signal
-import socket
-import subprocess
+import importlib.metadata
 import sys
-import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyspark
+from bench.compare.peers.install import Missing, jars, java, python_packages, run
+from bench.compare.peers.servers import HOST, START_S, free_ports, serving
 
-CACHE = Path.home() / ".cache" / "kera-bench"
+__all__ = ["BROKER_VERSION", "CLIENT_VERSION", "Kafka", "Missing", "Parts", "Server", "bring", "client", "running"]
+
 BROKER_VERSION = "4.3.1"
 CLIENT_VERSION = "2.16.1"
 """Of confluent-kafka."""
 SPARK_CLIENT_VERSION = "3.9.2"
 """Of Kafka's own client, in Spark's module."""
 POOL_VERSION = "2.13.1"
-SPARK_MODULES = ((pyspark.__version__, pyspark.__version__), ("4.2.0", "4.0.0"))
-"""Versions of the source, and of the part that has tokens and settings; the first pair that can be had."""
-HEAP = "1g"
-START_S = 60.0
-STOP_S = 20.0
-INSTALL_S = 300.0
+SPARK_MODULE_ELSE = ("4.2.0", "4.0.0")
+"""Versions of the source, and of the part that has tokens and settings, where those of the installed Spark are not to
+be had."""
+JVM = (
+    "-Xmx1g",
+    "-Xms1g",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+)
+"""As in Kafka's own start script."""
 SETTINGS = """
-process.roles=broker,controller
-node.id=1
+process.roles={roles}
+node.id={number}
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+listeners={listeners}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
@@ -55,6 +58,7 @@ offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
+log.segment.delete.delay.ms=1000
 """
 LOGGING = """
 rootLogger.level = warn
@@ -66,31 +70,39 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
-class Missing(Exception):
-    """Something that Kafka needs is not here, and could not be brought."""
-
-
 @dataclass(frozen=True)
-class Parts:
-    """What was brought."""
+class Server:
+    """What a broker and a Python client take."""
 
     broker: Path
     """A folder of jars."""
-    spark: list[Path]
-    """Jars for ``spark.jars``."""
-    spark_module: str
-    """Which module for Spark it is, in words."""
     client: Path
     """A folder for ``sys.path``."""
 
 
+@dataclass(frozen=True)
+class Parts(Server):
+    """With Spark's module."""
+
+    spark: list[Path]
+    """Jars for ``spark.jars``."""
+    spark_module: str
+    """Which module for Spark it is, in words."""
+
+
+def bring_server() -> Server:
+    """From the cache or from outside. Raises `Missing`."""
+    java()
+    broker = jars(f"kafka-{BROKER_VERSION}", [f"org.apache.kafka:kafka_2.13:{BROKER_VERSION}"], alone=False)
+    return Server(broker, python_packages(f"confluent-kafka=={CLIENT_VERSION}"))
+
+
 def bring() -> Parts:
     """Everything, from the cache or from outside. Raises `Missing`."""
-    java()
-    broker = _jars(f"kafka-{BROKER_VERSION}", [f"org.apache.kafka:kafka_2.13:{BROKER_VERSION}"], alone=False)
-    client = _python_client()
+    server = bring_server()
+    installed = importlib.metadata.version("pyspark")
     refused = []
-    for source, tokens in SPARK_MODULES:
+    for source, tokens in ((installed, installed), SPARK_MODULE_ELSE):
         artifacts = [
             f"org.apache.spark:spark-sql-kafka-0-10_2.13:{source}",
             f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{tokens}",
@@ -98,152 +110,78 @@ def bring() -> Parts:
             f"org.apache.commons:commons-pool2:{POOL_VERSION}",
         ]
         try:
-            spark = _jars(f"spark-{source}-{tokens}", artifacts, alone=True)
+            spark = jars(f"spark-{source}-{tokens}", artifacts, alone=True)
         except Missing as error:
             refused.append(str(error))
             continue
         words = f"spark-sql-kafka-0-10 {source}" + (f", with spark-token-provider {tokens}" * (source != tokens))
-        return Parts(broker, sorted(spark.glob("*.jar")), words, client)
+        return Parts(server.broker, server.client, sorted(spark.glob("*.jar")), words)
     raise Missing("; ".join(refused))
 
 
-def client(parts: Parts) -> Any:
+def client(parts: Server) -> Any:
     """The module ``confluent_kafka``."""
     if str(parts.client) not in sys.path:
         sys.path.append(str(parts.client))
     return importlib.import_module("confluent_kafka")
 
 
-def java() -> str:
-    """The java that runs Kafka. Raises `Missing`."""
-    home = os.environ.get("JAVA_HOME")
-    found = shutil.which(f"{home}/bin/java" if home else "java")
-    if found is None:
-        raise Missing('there is no java: JAVA_HOME="$(sh scripts/java.sh)" says where one is')
-    return found
-
-
-def _jars(name: str, artifacts: Sequence[str], *, alone: bool) -> Path:
-    """A folder with the jars of `artifacts` and, unless they are wanted `alone`, of all that they need."""
-    folder = CACHE / name
-    if folder.is_dir():
-        return folder
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise Missing(f"there is no mvn, which brings {artifacts[0]}")
-    with _making(folder) as made:
-        pom = made / "pom.xml"
-        pom.write_text(_pom(artifacts, alone=alone))
-        argv = [maven, "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"]
-        _run([*argv, f"-DoutputDirectory={made}"], f"mvn could not bring {artifacts[0]}")
-        pom.unlink()
-    return folder
-
-
-def _pom(artifacts: Sequence[str], *, alone: bool) -> str:
-    no_others = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
-    dependencies = []
-    for artifact in artifacts:
-        group, name, version = artifact.split(":")
-        head = f"<groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
-        dependencies.append(f"<dependency>{head}{no_others if alone else ''}</dependency>")
-    return (
-        "<project><modelVersion>4.0.0</modelVersion><groupId>bench</groupId><artifactId>bench</artifactId>"
-        f"<version>1</version><dependencies>{''.join(dependencies)}</dependencies></project>"
-    )
-
-
-def _python_client() -> Path:
-    folder = CACHE / f"confluent-kafka-{CLIENT_VERSION}-py{sys.version_info[0]}{sys.version_info[1]}"
-    if not folder.is_dir():
-        with _making(folder) as made:
-            argv = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
-            argv += ["--target", str(made), f"confluent-kafka=={CLIENT_VERSION}"]
-            _run(argv, f"pip could not bring confluent-kafka {CLIENT_VERSION}")
-    return folder
-
-
-@contextlib.contextmanager
-def _making(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that becomes it when the block ends well: there is never half of one."""
-    made = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
-    made.mkdir(parents=True)
-    try:
-        yield made
-        with contextlib.suppress(OSError):  # another run was faster
-            made.rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _run(argv: Sequence[str], failure: str) -> None:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=INSTALL_S)
-    except subprocess.TimeoutExpired:
-        raise Missing(f"{failure} within {INSTALL_S:.0f} s") from None
-    if done.returncode:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
-        raise Missing(f"{failure}: {lines[0] if lines else f'it ended with {done.returncode}'}"[:400])
-
-
 class Kafka:
-    """A running broker."""
+    """Running brokers."""
 
-    def __init__(self, parts: Parts, bootstrap: str, pid: int) -> None:
+    def __init__(self, parts: Server, bootstrap: str, pids: Mapping[str, int]) -> None:
         self.bootstrap = bootstrap
-        self.pid = pid
-        self._parts = parts
-
-    def create(self, topic: str, partitions: int) -> None:
-        """Make a topic, not replicated."""
-        client(self._parts)
+        self.pids = pids
+        """Of the brokers by their names; the first is the controller too."""
+        client(parts)
         admin = importlib.import_module("confluent_kafka.admin")
-        connected = admin.AdminClient({"bootstrap.servers": self.bootstrap})  # kept: it forgets its work when it goes
-        wanted = admin.NewTopic(topic, num_partitions=partitions, replication_factor=1)
-        connected.create_topics([wanted], operation_timeout=START_S)[topic].result()
+        self._new_topic = admin.NewTopic
+        # Kept: it forgets its work when it goes. Silent: it would tell of brokers that are stopped.
+        self._admin = admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+    @property
+    def pid(self) -> int:
+        """Of the first broker."""
+        return next(iter(self.pids.values()))
+
+    def create(
+        self, topic: str, partitions: int, *, replication: int = 1, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """Make a topic."""
+        wanted = self._new_topic(
+            topic, num_partitions=partitions, replication_factor=replication, config=dict(settings or {})
+        )
+        self._admin.create_topics([wanted], operation_timeout=START_S)[topic].result()
+
+    def delete(self, topic: str) -> None:
+        """Its files go some time later."""
+        self._admin.delete_topics([topic], operation_timeout=START_S)[topic].result()
 
 
 @contextlib.contextmanager
-def running(parts: Parts, folder: Path) -> Iterator[Kafka]:
-    """A broker on free ports, with all it has below `folder`; gone at the end of the block."""
+def running(parts: Server, folder: Path, brokers: int = 1) -> Iterator[Kafka]:
+    """`brokers` on free ports, with all they have below `folder`; gone at the end of the block."""
     folder.mkdir(parents=True)
-    port, controller = _free_ports(2)
-    settings, log, logging = folder / "server.properties", folder / "kafka.log", folder / "log4j2.properties"
-    settings.write_text(SETTINGS.format(port=port, controller=controller, logs=folder / "data"))
+    controller, *ports = free_ports(1 + brokers)
+    logging = folder / "log4j2.properties"
     logging.write_text(LOGGING)
-    base = [java(), f"-Xmx{HEAP}", f"-Xms{HEAP}", "-cp", f"{parts.broker}/*", f"-Dlog4j2.configurationFile={logging}"]
+    base = [java(), *JVM, "-cp", f"{parts.broker}/*", f"-Dlog4j2.configurationFile={logging}"]
     identity = str(uuid.uuid4())
-    formatting = [*base, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(settings)]
-    _run(formatting, "Kafka could not format its storage")
-    # The kernel ends it if this process dies.
-    bound = shutil.which("setpriv")
-    argv = [*([bound, "--pdeathsig", "KILL"] if bound else []), *base, "kafka.Kafka", str(settings)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        _until_it_answers(process, port, log)
-        yield Kafka(parts, f"127.0.0.1:{port}", process.pid)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise Missing(f"Kafka ended with {process.returncode}: {log.read_text()[-2000:]}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-    raise Missing(f"Kafka did not answer within {START_S:.0f} s: {log.read_text()[-2000:]}")
-
-
-def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in found]
+        pids = {}
+        for number, port in enumerate(ports, 1):
+            name = f"broker-{number}"
+            settings = folder / f"{name}.properties"
+            settings.write_text(broker_settings(number, port, controller, folder / name))
+            formatting = [*base, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(settings)]
+            run(formatting, "Kafka could not format its storage")
+            argv = [*base, "kafka.Kafka", str(settings)]
+            pids[name] = stack.enter_context(serving("Kafka", argv, folder / f"{name}.log", ports=[port]))
+        yield Kafka(parts, ",".join(f"{HOST}:{port}" for port in ports), pids)
+
+
+def broker_settings(number: int, port: int, controller: int, logs: Path) -> str:
+    """Of the broker with that number; the first is the controller too, and listens as such."""
+    listeners = f"PLAINTEXT://{HOST}:{port}" + (f",CONTROLLER://{HOST}:{controller}" if number == 1 else "")
+    roles = "broker,controller" if number == 1 else "broker"
+    return SETTINGS.format(roles=roles, number=number, port=port, controller=controller, listeners=listeners, logs=logs)

@@ -1,0 +1,190 @@
+"""A producer or consumer of Kafka with confluent-kafka, see `bench.compare.worker`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import sys
+import threading
+import time
+from typing import Any
+
+from bench.compare.worker import Worker, due_of, make_keys, make_values, run, stamped
+from bench.compare.workload import DUE_BYTES
+
+QUEUE_BYTES = 256 << 20
+"""At most so much waits in the client."""
+QUEUE_RECORDS = 1_000_000
+PREPARED = 10_000
+KEYS = 1 << 16
+IN_FLIGHT_AT_A_RATE = 5
+"""Requests. The default of Kafka's own client; of librdkafka it is a million. A broker handles one of a connection at a
+time, with acks=all until all have it: what cannot be sent yet must be able to become one batch."""
+POLL_S = 0.1
+READ_RECORDS = 10_000
+FLUSH_S = 60.0
+
+
+def producer_settings(worker: Worker) -> dict[str, Any]:
+    """Batches as the workload wants them. No compression, no idempotence: the defaults."""
+    workload = worker.workload
+    at_a_rate = {"max.in.flight.requests.per.connection": IN_FLIGHT_AT_A_RATE} if workload.rate else {}
+    return at_a_rate | {
+        "bootstrap.servers": worker.task.settings["bootstrap"],
+        "acks": worker.task.settings["acks"],
+        "linger.ms": workload.linger_ms if workload.rate else max(workload.linger_ms, 5),
+        "batch.size": max(int(workload.batch_bytes), 1 << 20),
+        "batch.num.messages": QUEUE_RECORDS,
+        "message.max.bytes": 8 << 20,
+        "queue.buffering.max.messages": QUEUE_RECORDS,
+        "queue.buffering.max.kbytes": QUEUE_BYTES >> 10,
+        "socket.nagle.disable": True,
+        "delivery.report.only.error": not workload.rate,
+    }
+
+
+def produce(worker: Worker) -> None:
+    """At a rate with a callback for each record; else by the length of the client's queue, which costs nothing."""
+    producer = importlib.import_module("confluent_kafka").Producer(producer_settings(worker))
+    topics = [worker.task.settings["topics"][stream] for stream in worker.task.streams]
+    for topic in topics:
+        producer.list_topics(topic, timeout=FLUSH_S)
+    if worker.task.rate:
+        _at_rate(worker, producer, topics)
+    else:
+        _Flood(worker, producer, topics).run()
+
+
+def _at_rate(worker: Worker, producer: Any, topics: list[str]) -> None:
+    keys = itertools.cycle(make_keys(worker.workload, KEYS, seed=worker.task.index) or [None])
+    rest = make_values(worker.workload.record_bytes - DUE_BYTES, 1)[0]
+    ended = threading.Event()
+
+    def delivered(due_ns: int, error: object, _: object) -> None:
+        if error is None:
+            worker.acknowledged(1, due_ns)
+        else:
+            worker.errors.append(str(error))
+
+    def poll() -> None:
+        while not ended.is_set():
+            producer.poll(POLL_S)
+
+    polling = threading.Thread(target=poll)
+    worker.begin_blocking()
+    polling.start()
+    for topic, key, due_ns in zip(itertools.cycle(topics), keys, worker.due_blocking(), strict=False):
+        producer.produce(topic, stamped(due_ns, rest), key, on_delivery=functools.partial(delivered, due_ns))
+        worker.sent()
+    while len(producer) and time.monotonic_ns() < worker.end_ns + FLUSH_S * 1e9:
+        time.sleep(POLL_S)
+    ended.set()
+    polling.join()
+
+
+class _Flood:
+    """As fast as it goes: what is sent, less what is in the client's queue, is acknowledged."""
+
+    def __init__(self, worker: Worker, producer: Any, topics: list[str]) -> None:
+        self._worker = worker
+        self._producer = producer
+        self._topics = itertools.cycle(topics)
+        self._partitions = itertools.cycle(range(worker.workload.streamlets))
+        self._room = min(QUEUE_RECORDS // 2, QUEUE_BYTES // 2 // worker.workload.record_bytes)
+        self._sent = self._acknowledged = 0
+        count = max(100, min(PREPARED, (16 << 20) // worker.workload.record_bytes))
+        self._keys = make_keys(worker.workload, count, seed=worker.task.index)
+        self._values = make_values(worker.workload.record_bytes, count)
+        self._messages = [{"value": value} for value in self._values]
+        if self._keys is not None:
+            self._messages = [{"value": v, "key": k} for v, k in zip(self._values, self._keys, strict=True)]
+
+    def run(self) -> None:
+        """Until there is no more to send; then until all is acknowledged."""
+        send = self._batch if self._worker.workload.send == "batch" else self._each
+        self._worker.begin_blocking()
+        while more := self._worker.more:
+            count = min(more, len(self._messages))
+            send(count)
+            self._sent += count
+            self._worker.sent(count)
+            self._account()
+            while len(self._producer) > self._room and not self._worker.errors:
+                self._producer.poll(0.001)
+                self._account()
+        deadline = time.monotonic() + FLUSH_S
+        while len(self._producer) and time.monotonic() < deadline:
+            self._producer.poll(0.005)
+            self._account()
+        self._account()
+
+    def _batch(self, count: int) -> None:
+        partition = {} if self._keys else {"partition": next(self._partitions)}
+        messages = self._messages[:count]
+        queued = self._producer.produce_batch(next(self._topics), messages, on_delivery=self._failed, **partition)
+        if queued != count:
+            raise BufferError(f"Kafka's client took {queued} of {count} records")
+
+    def _each(self, count: int) -> None:
+        topic, failed, produce_one = next(self._topics), self._failed, self._producer.produce
+        if self._keys is None:
+            for value in self._values[:count]:
+                produce_one(topic, value, on_delivery=failed)
+        else:
+            for value, key in zip(self._values[:count], self._keys, strict=False):
+                produce_one(topic, value, key, on_delivery=failed)
+
+    def _failed(self, error: object, _: object) -> None:
+        if error is not None:
+            self._worker.errors.append(str(error))
+
+    def _account(self) -> None:
+        stored = self._sent - len(self._producer) - len(self._worker.errors)
+        if stored > self._acknowledged:
+            self._worker.acknowledged(stored - self._acknowledged)
+            self._acknowledged = stored
+
+
+def consumer_settings(worker: Worker) -> dict[str, Any]:
+    """Fetches as large as there is data for; nothing is committed."""
+    return {
+        "bootstrap.servers": worker.task.settings["bootstrap"],
+        "group.id": "bench",
+        "enable.auto.commit": False,
+        "enable.partition.eof": False,
+        "fetch.min.bytes": 1,
+        "fetch.wait.max.ms": 500,
+        "fetch.queue.backoff.ms": 1,
+        "fetch.message.max.bytes": 8 << 20,
+        "queued.min.messages": QUEUE_RECORDS,
+        "queued.max.messages.kbytes": QUEUE_BYTES >> 10,
+        "socket.nagle.disable": True,
+    }
+
+
+def consume(worker: Worker) -> None:
+    """With the partitions assigned, from the beginning."""
+    kafka = importlib.import_module("confluent_kafka")
+    consumer = kafka.Consumer(consumer_settings(worker))
+    topics = worker.task.settings["topics"]
+    assigned = [kafka.TopicPartition(topics[stream], each, 0) for stream, each in worker.task.partitions]
+    consumer.list_topics(topics[0], timeout=FLUSH_S)
+    worker.begin_blocking()
+    consumer.assign(assigned)
+    timed = bool(worker.workload.rate)
+    while not worker.stopped.is_set():
+        # At a rate each is wanted when it is there; else consume returns when it has so many, or no more for the while.
+        messages = consumer.consume(1 if timed else READ_RECORDS, POLL_S)
+        now_ns = time.monotonic_ns()
+        for message in messages:
+            if (error := message.error()) is not None:
+                raise kafka.KafkaException(error)
+            if timed:
+                worker.arrived(due_of(message.value()), now_ns)
+        worker.seen(len(messages), now_ns)
+    consumer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run(produce, consume))

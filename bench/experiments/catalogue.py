@@ -1,0 +1,370 @@
+"""The thesis's experiments (chapter 8) as tables. What each figure showed there is in its words beside the points.
+
+Everything runs on one machine: clients, brokers and backups share its cores. The thesis had 16 cores for each broker
+and others for clients; so what it shows by parallelism is not to be expected here, and the notes say where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from bench.experiments.setup import Claim, Consumer, Experiment, Place, Point, Setup
+from kera.core.settings import GIB, KIB, MIB
+
+CHUNKS_KIB = (1, 4, 16, 64)
+STREAMLETS = (1, 4, 16, 64, 256, 1024)
+TINY = "2 records, since an Arrow batch takes 600 bytes besides them"
+REPLICATED = Place(backups=1, arena_bytes=4 * GIB)
+
+
+def _producers() -> Experiment:
+    def points() -> Iterable[Point]:
+        for streamlets in (1, 16):
+            for in_flight in (1, 5):
+                for kib in CHUNKS_KIB:
+                    chunk_bytes = kib * KIB
+                    yield Point(
+                        _pipelined(streamlets, in_flight),
+                        kib,
+                        Setup(
+                            streamlets=streamlets,
+                            chunk_bytes=chunk_bytes,
+                            request_bytes=chunk_bytes * streamlets,
+                            requests_in_flight=in_flight,
+                        ),
+                    )
+
+    one, sixteen = _pipelined(1, 1), _pipelined(16, 1)
+    return Experiment(
+        name="chunk_size_producer",
+        figures="8.3, 8.4",
+        title="One producer: chunk size, streamlets, requests in flight",
+        x_label="chunk size, KiB (a request has a chunk of each streamlet)",
+        points=tuple(points()),
+        thesis="Larger requests, by larger chunks or by more streamlets, bring substantially more; so do 5 requests in"
+        " flight. Checksums of records cost the producer a factor of 3, and then pipelining hardly matters.",
+        claims=(
+            Claim("Larger chunks bring more, with 1 streamlet: 64 over 1 KiB", (one, 64), (one, 1), least=2),
+            Claim("Larger chunks bring more, with 16 streamlets: 64 over 1 KiB", (sixteen, 64), (sixteen, 1), least=2),
+            Claim(
+                "More streamlets a request bring more: 16 over 1, chunks of 4 KiB", (sixteen, 4), (one, 4), least=1.2
+            ),
+            Claim(
+                "Requests in flight bring more: 5 over 1, 1 streamlet, 16 KiB",
+                (_pipelined(1, 5), 16),
+                (one, 16),
+                least=1.1,
+            ),
+        ),
+        note="Producers always make checksums, one for each chunk, so there is no series without them. What they cost"
+        " is measured in process: see the table of the checksum's cost. Chunks of 1 KiB have " + TINY + ".",
+    )
+
+
+def _pipelined(streamlets: int, in_flight: int) -> str:
+    return f"{streamlets} streamlet{'s' * (streamlets > 1)}, {in_flight} in flight"
+
+
+def _consumers() -> Experiment:
+    def series(name: str, streamlets: int, *, verify: bool, consumer: Consumer = "pull") -> Iterable[Point]:
+        for kib in CHUNKS_KIB:
+            yield Point(
+                name,
+                kib,
+                Setup(
+                    streamlets=streamlets,
+                    chunk_bytes=kib * KIB,
+                    request_bytes=kib * KIB * streamlets,
+                    consumer=consumer,
+                    verify=verify,
+                ),
+            )
+
+    one, sixteen, unverified = "1 streamlet", "16 streamlets", "16 streamlets, unverified"
+    return Experiment(
+        name="chunk_size_consumer",
+        figures="8.5, 8.6",
+        title="One producer and one consumer that pulls: chunk size, checksums",
+        x_label="chunk size, KiB (a request of the producer has a chunk of each streamlet)",
+        points=(
+            *series(one, 1, verify=True),
+            *series(sixteen, 16, verify=True),
+            *series(unverified, 16, verify=False),
+            *series("16 streamlets, pushed", 16, verify=True, consumer="push"),
+        ),
+        thesis="As with producers, larger chunks and more streamlets bring more; a consumer that is not pipelined"
+        " gets up to 5.9 of a pipelined producer's 7.8 M records/s. With checksums it keeps up with the producer.",
+        claims=(
+            Claim("Larger chunks bring more: 64 over 1 KiB", (sixteen, 64), (sixteen, 1), least=2, metric="consumed"),
+            Claim(
+                "Checksums are no limit of the consumer: verified over unverified, 64 KiB",
+                (sixteen, 64),
+                (unverified, 64),
+                least=0.85,
+                metric="consumed",
+            ),
+        ),
+        plotted="consumed",
+        note="What the consumer has seen counts, not what was written: one that falls behind shows.",
+    )
+
+
+def _streamlets() -> Experiment:
+    place = Place(segment_bytes=2 * MIB)
+    divided, fixed = "chunk = 1 MiB / streamlets", "chunks of 16 KiB"
+
+    def points() -> Iterable[Point]:
+        for streamlets in STREAMLETS:
+            yield Point(divided, streamlets, Setup(place, streamlets=streamlets, chunk_bytes=MIB // streamlets))
+            yield Point(fixed, streamlets, Setup(place, streamlets=streamlets, chunk_bytes=16 * KIB))
+
+    return Experiment(
+        name="streamlets",
+        figures="8.8",
+        title="Streamlets, with requests of 1 MiB",
+        x_label="streamlets",
+        points=tuple(points()),
+        thesis="With more partitions in a request of fixed size throughput falls, for KerA less than for Kafka (which"
+        " loses up to 30 times at 512 and 1,024).",
+        claims=(
+            Claim("Streamlets alone cost little: 1,024 over 1, chunks of 16 KiB", (fixed, 1024), (fixed, 1), least=0.7),
+            Claim(
+                "Smaller chunks cost, and less than Kafka's 30 times: 1,024 over 1, chunk = request / streamlets",
+                (divided, 1024),
+                (divided, 1),
+                least=1 / 30,
+                most=1,
+            ),
+        ),
+        note="One broker and one producer. Dividing the request changes two things at once, streamlets and chunk size:"
+        " at 1,024 streamlets chunks have 1 KiB, and " + TINY + ". The second series changes only the first. Segments"
+        " have 2 MiB, as each streamlet has an open one.",
+    )
+
+
+def _streams() -> Experiment:
+    place = Place(segment_bytes=256 * KIB, arena_bytes=8 * GIB)
+    series = "chunks of 16 KiB"
+    return Experiment(
+        name="streams",
+        figures="many streams (chapter 1)",
+        title="Streams of one broker, all written by one producer",
+        x_label="streams",
+        points=tuple(Point(series, streams, Setup(place, streams=streams)) for streams in (1, 100, 1000, 10_000)),
+        thesis="KerA is meant for clusters of very many streams; the thesis has no figure of it.",
+        claims=(Claim("Streams cost little: 10,000 over 1", (series, 10_000), (series, 1), least=0.7),),
+        note="A stream has one streamlet, and gets every n-th chunk. Segments of 256 KiB, as each stream has an open"
+        " one.",
+    )
+
+
+def _clients() -> Experiment:
+    series = "all producers together"
+    return Experiment(
+        name="clients",
+        figures="8.9, 8.11",
+        title="Producers of one broker, and one consumer of everything",
+        x_label="producers",
+        points=tuple(
+            Point(
+                series,
+                producers,
+                Setup(streamlets=32, request_bytes=128 * KIB, producers=producers, consumer="push"),
+            )
+            for producers in (1, 4, 16, 64)
+        ),
+        thesis="With up to 64 clients KerA holds some 30 M records/s in all (four brokers). With 32 instead of 16"
+        " clients each has somewhat more than half: the total stays at about 40 M.",
+        claims=(Claim("The total stays: 64 over 4 producers", (series, 64), (series, 4), least=0.7),),
+        note="Up to 64 producers share at most 2 processes, and all share the machine's cores, so the total says what"
+        " more clients cost, not what more clients' machines bring.",
+    )
+
+
+def _brokers() -> Experiment:
+    series = "4 producers"
+    return Experiment(
+        name="brokers",
+        figures="8.10",
+        title="Brokers, all on this machine",
+        x_label="brokers",
+        points=tuple(
+            Point(
+                series,
+                brokers,
+                Setup(Place(brokers=brokers, arena_bytes=6 * GIB // brokers), streamlets=32, producers=4),
+            )
+            for brokers in (1, 2, 4)
+        ),
+        thesis="More nodes bring more; Kafka with four times as many nodes has half of KerA's throughput.",
+        claims=(Claim("More brokers bring more: 4 over 1", (series, 4), (series, 1), least=1.5),),
+        note="This cannot scale here: two cores are all there is, and one broker with its producers has them busy"
+        " already. What is seen is what the brokers' processes and smaller requests cost.",
+    )
+
+
+def _virtual_logs() -> Experiment:
+    plain, parallel = "16 streamlets, Q = 1, chunks of 16 KiB", "8 streamlets, Q = 8, chunks of 64 KiB"
+
+    def points() -> Iterable[Point]:
+        base = Setup(REPLICATED, replication=1, producers=8)
+        for logs in (1, 2, 4, 8, 16):
+            yield Point(plain, logs, dataclasses.replace(base, streamlets=16, virtual_logs=logs))
+            yield Point(
+                parallel,
+                logs,
+                dataclasses.replace(base, streamlets=8, entries=8, virtual_logs=logs, chunk_bytes=64 * KIB),
+            )
+
+    return Experiment(
+        name="virtual_logs",
+        figures="8.12, 8.16",
+        title="Virtual logs, one backup",
+        x_label="virtual logs of the stream",
+        points=tuple(points()),
+        thesis="With one active group a streamlet, more virtual logs bring nothing (8.12); with 8, four are best, and"
+        " 2, 8 and 16 are slightly behind (8.16).",
+        claims=(
+            Claim("More virtual logs bring nothing with Q = 1: 16 over 1", (plain, 16), (plain, 1), most=1.15),
+            Claim("A few help with Q = 8: 4 over 1", (parallel, 4), (parallel, 1), least=1.05),
+            Claim("More than a few do not: 16 over 4", (parallel, 16), (parallel, 4), least=0.7, most=1.1),
+        ),
+        note="A broker is one event loop, so virtual logs overlap waiting for backups, not work. Backups keep this in"
+        " memory, and write it to this machine's disk behind.",
+    )
+
+
+def _active_groups() -> Experiment:
+    def points() -> Iterable[Point]:
+        for entries in (1, 4):
+            for kib in CHUNKS_KIB:
+                yield Point(
+                    f"Q = {entries}",
+                    kib,
+                    Setup(
+                        REPLICATED,
+                        streamlets=4,
+                        entries=entries,
+                        virtual_logs=4,
+                        replication=1,
+                        producers=8,
+                        chunk_bytes=kib * KIB,
+                        request_bytes=4 * kib * KIB,
+                    ),
+                )
+
+    return Experiment(
+        name="active_groups",
+        figures="8.13",
+        title="Active groups of a streamlet (Q), one backup, 4 virtual logs, 8 producers",
+        x_label="chunk size, KiB (requests of 4 chunks)",
+        points=tuple(points()),
+        thesis="Four active groups a streamlet instead of one bring 20 instead of 16 M records/s: appends do not wait"
+        " for each other.",
+        claims=(
+            Claim("More active groups bring more: Q = 4 over 1, 64 KiB", ("Q = 4", 64), ("Q = 1", 64), least=1.1),
+            Claim("More active groups cost nothing: Q = 4 over 1, 16 KiB", ("Q = 4", 16), ("Q = 1", 16), least=0.85),
+        ),
+        note="Here one loop does all appends, so none waits for a lock of another, and there is nothing to be gained"
+        " by Q.",
+    )
+
+
+def _replication() -> Experiment:
+    place = Place(backups=2, arena_bytes=3 * GIB)
+
+    def points() -> Iterable[Point]:
+        for in_flight in (1, 5):
+            for replication in (0, 1, 2):
+                for kib in (1, 16, 64):
+                    yield Point(
+                        _replicated(replication, in_flight),
+                        kib,
+                        Setup(
+                            place,
+                            streamlets=4,
+                            entries=4,
+                            virtual_logs=4,
+                            replication=replication,
+                            producers=4,
+                            chunk_bytes=kib * KIB,
+                            request_bytes=4 * kib * KIB,
+                            requests_in_flight=in_flight,
+                        ),
+                    )
+
+    r0, r1, r2 = (_replicated(replication, 1) for replication in (0, 1, 2))
+    return Experiment(
+        name="replication",
+        figures="8.14, 8.15",
+        title="Backups of each chunk (R), 4 producers, 4 active groups, 4 virtual logs",
+        x_label="chunk size, KiB (requests of 4 chunks)",
+        points=tuple(points()),
+        thesis="Larger chunks bring more, whatever R is. For small chunks R = 1 and 2 are about the same; else each"
+        " copy more costs, since requests wait for it.",
+        claims=(
+            Claim("Larger chunks bring more with R = 1: 64 over 1 KiB", (r1, 64), (r1, 1), least=2),
+            Claim("Larger chunks bring more with R = 2: 64 over 1 KiB", (r2, 64), (r2, 1), least=2),
+            Claim("A backup costs: R = 1 over 0, 64 KiB", (r1, 64), (r0, 64), most=0.95),
+            Claim("Another one costs more: R = 2 over 1, 64 KiB", (r2, 64), (r1, 64), most=0.95),
+            Claim("With small chunks it hardly does: R = 2 over 1, 1 KiB", (r2, 1), (r1, 1), least=0.75),
+            Claim(
+                "Requests in flight hide the waiting: R = 1, 5 over 1, 16 KiB",
+                (_replicated(1, 5), 16),
+                (r1, 16),
+                least=1.05,
+            ),
+        ),
+        note="Backups share the two cores with the broker and the producers, so a copy costs processor time that the"
+        " thesis took from other machines.",
+    )
+
+
+def _replicated(replication: int, in_flight: int) -> str:
+    return f"R = {replication}, {in_flight} in flight"
+
+
+def _locality() -> Experiment:
+    place = Place(backups=2, arena_bytes=3 * GIB)
+    names: dict[Consumer, str] = {"push": "local consumer (pushed)", "pull": "remote consumer (pulls)"}
+    local, remote = names["push"], names["pull"]
+    return Experiment(
+        name="locality",
+        figures="8.17",
+        title="Consumers: local, through shared memory, against remote",
+        x_label="backups of each chunk (R)",
+        points=tuple(
+            Point(
+                name,
+                replication,
+                Setup(place, streamlets=4, replication=replication, chunk_bytes=64 * KIB, consumer=consumer),
+            )
+            for consumer, name in names.items()
+            for replication in (0, 1, 2)
+        ),
+        thesis="Local consumers bring up to 60 % more; more copies bring less, with either.",
+        claims=(
+            Claim("Local consumers bring more: R = 0", (local, 0), (remote, 0), least=1.1, metric="consumed"),
+            Claim("Local consumers bring more: R = 1", (local, 1), (remote, 1), least=1.1, metric="consumed"),
+            Claim("Local consumers bring more: R = 2", (local, 2), (remote, 2), least=1.1, metric="consumed"),
+            Claim("More copies bring less: R = 2 over 0, pushed", (local, 2), (local, 0), most=0.95, metric="consumed"),
+        ),
+        plotted="consumed",
+        note="One producer, one consumer. A remote consumer is one that is told to pull: its connection is a unix"
+        " socket of this machine, which is faster than a network..",
+    )
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    _producers(),
+    _consumers(),
+    _streamlets(),
+    _streams(),
+    _clients(),
+    _brokers(),
+    _virtual_logs(),
+    _active_groups(),
+    _replication(),
+    _locality(),
+)

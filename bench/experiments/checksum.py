@@ -1,0 +1,110 @@
+"""What the producer's checksum costs, in process: it cannot be switched off, so it is measured beside the rest.
+
+A chunk is made as the producer makes it, from a ready Arrow batch: encoded (`encode_payload`), given a header, and
+checksummed (`encode_chunk`). The checksum of its payload alone is measured beside it. Without it the producer would
+take the difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from crc32c import crc32c
+
+from kera.cli.bench._payload import make_batch, records_per_chunk
+from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.settings import KIB
+
+RECORD_BYTES = 100
+CHUNKS_KIB = (1, 4, 16, 64, 256)
+BATCH_BYTES = 4 << 20
+"""Each sample is of so many bytes of chunks, so that the clock's steps do not count."""
+SAMPLES = 9
+
+
+@dataclasses.dataclass
+class ChecksumCost:
+    """By chunk size in KiB: microseconds of processor time a chunk, and records in it."""
+
+    whole_us: dict[int, float]
+    checksum_us: dict[int, float]
+    records: dict[int, int]
+
+    def save(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> ChecksumCost | None:
+        """What was saved; None where nothing was."""
+        if not path.exists():
+            return None
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{name: {int(kib): value for kib, value in column.items()} for name, column in document.items()})
+
+    def table(self) -> list[str]:
+        """As Markdown."""
+        lines = [
+            "The producer's checksum, measured in process (one core; a chunk made from a ready batch):",
+            "",
+            "| chunk | records | whole, µs | of it checksum, µs | share | M records/s | without checksum |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for kib, whole_us in self.whole_us.items():
+            checksum_us, records = self.checksum_us[kib], self.records[kib]
+            lines.append(
+                f"| {kib} KiB | {records} | {whole_us:.1f} | {checksum_us:.2f} | {checksum_us / whole_us:.0%} |"
+                f" {records / whole_us:.1f} | {records / (whole_us - checksum_us):.1f} |"
+            )
+        return lines
+
+
+def measure() -> ChecksumCost:
+    """Some seconds."""
+    cost = ChecksumCost({}, {}, {})
+    for kib in CHUNKS_KIB:
+        records = records_per_chunk(RECORD_BYTES, kib * KIB)
+        batch = make_batch(RECORD_BYTES, records)
+        payload = encode_payload(batch)
+        repeats = max(1, BATCH_BYTES // (kib * KIB))
+        sequence = itertools.count()
+
+        def whole() -> None:
+            _encode(encode_payload(batch), records, next(sequence))  # noqa: B023 - called before the loop goes on
+
+        cost.whole_us[kib] = _cpu_us(whole, repeats)
+        cost.checksum_us[kib] = _cpu_us(lambda: crc32c(payload), repeats)  # noqa: B023 - the same
+        cost.records[kib] = records
+    return cost
+
+
+def _encode(payload: object, records: int, sequence: int) -> None:
+    encode_chunk(
+        payload,
+        record_count=records,
+        stream_id=1,
+        streamlet_id=0,
+        schema_id=1,
+        producer_id=1,
+        producer_epoch=1,
+        sequence=sequence,
+        created_us=0,
+        min_timestamp_us=0,
+        max_timestamp_us=0,
+    )
+
+
+def _cpu_us(action: Callable[[], object], repeats: int) -> float:
+    samples = []
+    for _ in range(SAMPLES):
+        begun_s = time.process_time()
+        for _ in range(repeats):
+            action()
+        samples.append((time.process_time() - begun_s) / repeats * 1e6)
+    return statistics.median(samples)

@@ -1,0 +1,157 @@
+"""What an experiment is made of, as plain values: what is set up for a point, what was measured, what should hold.
+
+An experiment is a table of points. A point belongs to a series (a line of the plot), has an x, and says what is set up
+for it. What the thesis saw is written down as ratios between two points (`Claim`), since ratios can be compared with
+those of a machine of another size; absolute figures cannot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from kera.core.settings import GIB, KIB, MIB
+
+Consumer = Literal["push", "pull"]
+Metric = Literal["produced", "consumed"]
+RECORD_BYTES = 100
+"""As in the thesis: records of 100 bytes without keys."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The cluster that a point needs; points of the same place share one."""
+
+    brokers: int = 1
+    backups: int = 0
+    segment_bytes: int = 8 * MIB
+    arena_bytes: int = 6 * GIB
+    """Of each broker; of each backup as much. A round has room in it, so that what is measured is memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """All that is set for a point."""
+
+    place: Place = Place()
+    streams: int = 1
+    streamlets: int = 1
+    """Of each stream."""
+    entries: int = 1
+    replication: int = 0
+    virtual_logs: int = 1
+    chunk_bytes: int = 16 * KIB
+    request_bytes: int = MIB
+    requests_in_flight: int = 5
+    producers: int = 1
+    """Producers, each with connections of its own; more than a few share processes."""
+    consumer: Consumer | None = None
+    """How one consumer follows all of it; None: nobody does."""
+    verify: bool = True
+    """Whether the consumer checks the checksums."""
+    send: Literal["batch", "record"] = "batch"
+    rate: float = 0.0
+    """Records per second, one by one; 0: as fast as it goes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One place on a line of the plot."""
+
+    series: str
+    x: int
+    setup: Setup
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What should hold between two points: the median of one over that of the other is within bounds."""
+
+    text: str
+    """The sentence whose truth the ratio decides."""
+    over: tuple[str, int]
+    under: tuple[str, int]
+    least: float = 0.0
+    most: float = float("inf")
+    metric: Metric = "produced"
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One table of points, and the figures of the thesis that it repeats."""
+
+    name: str
+    """Of its files."""
+    figures: str
+    """Of the thesis."""
+    title: str
+    x_label: str
+    points: Sequence[Point]
+    thesis: str
+    """What the thesis saw."""
+    claims: Sequence[Claim] = ()
+    plotted: Metric = "produced"
+    note: str = ""
+    """How ours differs, and what this machine cannot show."""
+
+
+@dataclasses.dataclass
+class Sample:
+    """What one round of a point gave. Processor time is in seconds per GB of values."""
+
+    produced_mb_per_s: float
+    consumed_mb_per_s: float | None
+    producers_s_per_gb: float
+    brokers_s_per_gb: float
+    backups_s_per_gb: float
+    consumers_s_per_gb: float
+    ack_p50_ms: float | None = None
+    ack_p99_ms: float | None = None
+
+    def mb_per_s(self, metric: Metric) -> float:
+        """The throughput that is asked for; of a consumer that was not there, 0."""
+        return self.produced_mb_per_s if metric == "produced" else self.consumed_mb_per_s or 0.0
+
+
+Samples = Mapping[tuple[str, int], Sequence[Sample]]
+"""By series and x."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of a claim."""
+
+    claim: Claim
+    ratio: float | None
+    """None: one of its points was not measured."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the ratio is there, and within the claim's bounds."""
+        return self.ratio is not None and self.claim.least <= self.ratio <= self.claim.most
+
+    @property
+    def bounds(self) -> str:
+        """In words."""
+        least, most = self.claim.least, self.claim.most
+        if most == float("inf"):
+            return f"at least {least:g}"
+        return f"at most {most:g}" if not least else f"{least:g} to {most:g}"
+
+
+def judge(claim: Claim, samples: Samples) -> Verdict:
+    """Whether a claim holds for what was measured."""
+    over, under = (median_of(samples.get(key, ()), claim.metric) for key in (claim.over, claim.under))
+    return Verdict(claim, over / under if over is not None and under else None)
+
+
+def median_of(samples: Sequence[Sample], metric: Metric) -> float | None:
+    """Of the rounds of a point, MB/s; None without any."""
+    return statistics.median(sample.mb_per_s(metric) for sample in samples) if samples else None
+
+
+def million_records(mb_per_s: float) -> float:
+    """MB/s of values as million records per second, the unit of the thesis' figures."""
+    return mb_per_s / RECORD_BYTES

@@ -1,0 +1,201 @@
+"""The regression gate: ratios of a few short measurements, compared with those that were recorded. Three minutes.
+
+Ratios, since absolute figures are those of a machine and of its other load: everything is measured beside what the
+machine can do at that minute without us (`bench.references`), or beside another side of our own. Of several rounds the
+best counts, as whatever else goes on can only make it worse.
+
+Exit code 1 when a ratio has lost more than ``--loss-max`` (a quarter) against ``bench/results/smoke.json``.
+``--record`` writes new ones there: after a change that is meant to change them, on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import references
+from bench.common import describe, directory, machine, parser, say
+from bench.compare.contestant import Failed
+from bench.experiments.measure import Site, site
+from bench.experiments.setup import RECORD_BYTES, Place, Sample, Setup
+from kera.core.settings import GIB, KIB, MIB
+
+RECORDED = Path("bench/results/smoke.json")
+LOSS_MAX = 0.25
+PLACE = Place(backups=1, arena_bytes=3 * GIB)
+BACKLOG_BYTES = 400_000_000
+LARGE = Setup(chunk_bytes=256 * KIB, request_bytes=MIB)
+
+Round = Mapping[str, float]
+"""Figures of a round by name, with the unit last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """What is compared with itself at another time."""
+
+    title: str
+    of: Callable[[Round], float]
+    more_is_better: bool = True
+
+    def best(self, rounds: Sequence[Round]) -> float:
+        """Of some rounds."""
+        return (max if self.more_is_better else min)(self.of(each) for each in rounds)
+
+    def loss(self, then: float, now: float) -> float:
+        """The share that has been lost; below 0 it is a gain."""
+        return 1 - now / then if self.more_is_better else 1 - then / now
+
+
+RATIOS: dict[str, Ratio] = {
+    "send_batch": Ratio(
+        "send_batch, MB/s / raw unix socket", lambda found: found["large_mb_per_s"] / found["socket_mb_per_s"]
+    ),
+    "replicated": Ratio(
+        "with one backup / without", lambda found: found["replicated_mb_per_s"] / found["large_mb_per_s"]
+    ),
+    "small_requests": Ratio(
+        "requests of 16 KiB / of 1 MiB", lambda found: found["small_mb_per_s"] / found["large_mb_per_s"]
+    ),
+    "push": Ratio("pushed / pulled, GB per core", lambda found: found["pull_s_per_gb"] / found["push_s_per_gb"]),
+    "send": Ratio(
+        "send, records per core / list.append",
+        lambda found: found["send_m_records_per_core_s"] / found["append_m_per_core_s"],
+    ),
+    "ack": Ratio(
+        "ack at 1,000 records/s, p50 / raw ping-pong",
+        lambda found: found["ack_p50_ms"] / found["ping_ms"],
+        more_is_better=False,
+    ),
+    "producer_cpu": Ratio(
+        "producer's processor time per byte / of a copy",
+        lambda found: found["producer_s_per_gb"] / found["copy_s_per_gb"],
+        more_is_better=False,
+    ),
+    "broker_cpu": Ratio(
+        "broker's processor time per byte / of a copy",
+        lambda found: found["broker_s_per_gb"] / found["copy_s_per_gb"],
+        more_is_better=False,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A ratio then and now."""
+
+    name: str
+    then: float | None
+    """None: it was not recorded."""
+    now: float
+    loss: float
+    ok: bool
+
+
+def judge(recorded: Mapping[str, float], now: Mapping[str, float], loss_max: float) -> list[Line]:
+    """Each ratio against the recorded one."""
+    lines = []
+    for name, value in now.items():
+        then = recorded.get(name)
+        loss = 0.0 if then is None else RATIOS[name].loss(then, value)
+        lines.append(Line(name, then, value, loss, loss <= loss_max))
+    return lines
+
+
+def table(lines: Sequence[Line]) -> str:
+    """As Markdown."""
+    rows = ["| ratio | better | then | now | as good | |", "|---|---|---|---|---|---|"]
+    for line in lines:
+        ratio = RATIOS[line.name]
+        then = "" if line.then is None else f"{line.then:.3g}"
+        change = "new" if line.then is None else f"{1 - line.loss:.2f} ×"
+        verdict = "ok" if line.ok else "**lost**"
+        better = "more" if ratio.more_is_better else "less"
+        rows.append(f"| {ratio.title} | {better} | {then} | {line.now:.3g} | {change} | {verdict} |")
+    return "\n".join(rows)
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------
+
+
+def measure(cluster: Site, seconds: float) -> Round:
+    """One round of everything."""
+
+    def sample(setup: Setup, **more: Any) -> Sample:
+        return cluster.measure(setup, seconds=seconds, **more)
+
+    found = {"copy_s_per_gb": references.copy_s_per_gb(), "socket_mb_per_s": references.socket_mb_per_s()}
+    large = sample(LARGE)
+    found |= {
+        "large_mb_per_s": large.produced_mb_per_s,
+        "producer_s_per_gb": large.producers_s_per_gb,
+        "broker_s_per_gb": large.brokers_s_per_gb,
+    }
+    found["replicated_mb_per_s"] = sample(dataclasses.replace(LARGE, replication=1)).produced_mb_per_s
+    small = Setup(chunk_bytes=16 * KIB, request_bytes=16 * KIB, requests_in_flight=64)
+    found["small_mb_per_s"] = sample(small).produced_mb_per_s
+    pushed = sample(dataclasses.replace(LARGE, consumer="push"), read_backlog_bytes=BACKLOG_BYTES)
+    pulled = sample(dataclasses.replace(LARGE, consumer="pull"), read_backlog_bytes=BACKLOG_BYTES)
+    found["push_s_per_gb"] = pushed.brokers_s_per_gb + pushed.consumers_s_per_gb
+    found["pull_s_per_gb"] = pulled.brokers_s_per_gb + pulled.consumers_s_per_gb
+    found["append_m_per_core_s"] = references.append_m_per_s()
+    one_by_one = sample(dataclasses.replace(LARGE, send="record"))
+    found["send_m_records_per_core_s"] = 1e3 / RECORD_BYTES / one_by_one.producers_s_per_gb
+    found["ping_ms"] = references.ping_ms()
+    found["ack_p50_ms"] = sample(Setup(rate=1000.0)).ack_p50_ms or float("inf")
+    return found
+
+
+def run(rounds: int, seconds: float, folder: Path) -> list[Round]:
+    """All rounds, on one cluster."""
+    found = []
+    with site(PLACE, folder) as cluster:
+        for number in range(rounds):
+            begun_s = time.monotonic()
+            found.append(measure(cluster, seconds))
+            say(f"round {number + 1} of {rounds}: {time.monotonic() - begun_s:.0f} s")
+    return found
+
+
+def main() -> int:
+    """Measure, compare, and perhaps record."""
+    made = parser(__doc__)
+    made.add_argument("--rounds", type=int, default=3, help="of which the best counts")
+    made.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
+    made.add_argument("--loss-max", type=float, default=LOSS_MAX, help="share of a ratio that may be lost")
+    made.add_argument("--recorded", type=Path, default=RECORDED, help="the file of the recorded ratios")
+    made.add_argument("--record", action="store_true", help="write what is measured there")
+    arguments = made.parse_args()
+    recorded: dict[str, Any] = {"ratios": {}}
+    if arguments.recorded.exists():
+        recorded = json.loads(arguments.recorded.read_text(encoding="utf-8"))
+    with directory(arguments) as folder:
+        where = machine(folder)
+        try:
+            rounds = run(arguments.rounds, arguments.seconds, folder)
+        except Failed as error:
+            say(f"the measurement has failed: {error}")
+            return 1
+    now = {name: float(f"{ratio.best(rounds):.4g}") for name, ratio in RATIOS.items()}
+    lines = judge(recorded["ratios"], now, arguments.loss_max)
+    print(f"{describe(where)}\n\n{table(lines)}\n")
+    for name in rounds[0]:
+        print(f"{name}: {', '.join(f'{each[name]:.4g}' for each in rounds)}")
+    if arguments.record:
+        document = {"machine": where, "ratios": now, "rounds": rounds}
+        arguments.recorded.parent.mkdir(parents=True, exist_ok=True)
+        arguments.recorded.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        say(f"recorded in {arguments.recorded}")
+        return 0
+    if not recorded["ratios"]:
+        say(f"nothing to compare with: {arguments.recorded} is made by --record")
+    return 0 if all(line.ok for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

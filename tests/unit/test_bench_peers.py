@@ -1,0 +1,264 @@
+"""The pure parts of `bench.compare.peers`: protocols cut anywhere, configurations, and what tools print."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import kafka
+from bench.compare.peers import kafka as kafka_peer
+from bench.compare.peers import nats, rabbitmq, redis
+from bench.compare.peers import rabbitmq_protocol as stream
+from bench.compare.peers.install import Missing, go_program, new_packages
+from bench.compare.peers.kafka_java import KafkaJava
+from bench.compare.peers.kafka_java_worker import consumed, produced, produced_in_all
+from bench.compare.peers.kafka_worker import producer_settings
+from bench.compare.peers.nats_protocol import Acknowledgements, Messages, publish
+from bench.compare.peers.peer import names
+from bench.compare.peers.raw import Batch
+from bench.compare.peers.redis_protocol import Replies, adds, command
+from bench.compare.worker import Task, Worker
+from bench.compare.workload import Workload
+
+
+def a_workload(**settings: object) -> Workload:
+    return Workload.model_validate({"name": "some", "title": "Some", "record_bytes": 100, "seconds": 1} | settings)
+
+
+def cuts(data: bytes) -> Iterator[list[bytes]]:
+    """In two at each place, and in single bytes."""
+    for at in range(len(data)):
+        yield [data[:at], data[at:]]
+    yield [bytes([byte]) for byte in data]
+
+
+# -- NATS
+
+
+ACKNOWLEDGED = (
+    b'MSG _A.0 1  33\r\n{"stream":"round-1-0-0", "seq":1}\r\n'
+    b'MSG _A12.7 1  33\r\n{"stream":"round-1-0-7", "seq":5}\r\nPING\r\n'
+    b'MSG _A.7 1  33\r\n{"stream":"round-1-0-7", "seq":6}\r\n'
+)
+
+
+def test_acknowledgements_of_nats_are_counted_by_partition_wherever_they_are_cut() -> None:
+    for pieces in cuts(ACKNOWLEDGED):
+        acknowledgements = Acknowledgements()
+        total: Counter[int] = Counter()
+        for piece in pieces:
+            total += acknowledgements.feed(piece)
+        assert total == {0: 1, 7: 2}
+
+
+def test_a_refusal_of_nats_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no space"):
+        Acknowledgements().feed(b'MSG _A.0 1 9\r\n{"error":{"code":503,"description":"no space"}}\r\n')
+
+
+def test_publications_of_nats_have_a_reply_for_the_partition() -> None:
+    assert publish(b"s", Batch(3, [b"one", b"two"], None), b"_A") == b"PUB s _A.3 3\r\none\r\nPUB s _A.3 3\r\ntwo\r\n"
+
+
+def test_a_key_is_a_header_of_nats_and_its_value_comes_back() -> None:
+    published = publish(b"s", Batch(0, [b"value"], [b"k"]), b"_A")
+    headers = b"NATS/1.0\r\nkey: k\r\n\r\n"
+    assert published == b"HPUB s _A.0 %d %d\r\n%bvalue\r\n" % (len(headers), len(headers) + 5, headers)
+    delivered = b"HMSG _D.0 1 reply %d %d\r\n%bvalue\r\n" % (len(headers), len(headers) + 5, headers)
+    assert Messages().feed(delivered) == [b"value"]
+
+
+def test_messages_of_nats_are_found_and_what_it_asks_is_answered_wherever_they_are_cut() -> None:
+    control = b"NATS/1.0 100 FlowControl Request\r\n\r\n"
+    data = (
+        b"MSG _D.0 1 $JS.ACK.x 4\r\na\r\nb\r\nPING\r\n"
+        + b"HMSG _D.0 1 $JS.FC.y %d %d\r\n%b\r\n" % (len(control), len(control), control)
+        + b"MSG _D.0 1 $JS.ACK.x 2\r\ncd\r\n"
+    )
+    for pieces in cuts(data):
+        messages = Messages()
+        assert [value for piece in pieces for value in messages.feed(piece)] == [b"a\r\nb", b"cd"]
+        assert messages.answers == [b"PONG\r\n", b"PUB $JS.FC.y 0\r\n\r\n"]
+
+
+def test_servers_of_nats_know_each_other_and_sync_always_when_they_have_to() -> None:
+    text = nats.settings(1, [10, 11], [20, 21], Path("/data"), sync_always=True)
+    assert "port: 11\n" in text
+    assert "listen: 127.0.0.1:21" in text
+    assert "routes: [nats-route://127.0.0.1:20]" in text
+    assert "sync_interval: always" in text
+    alone = nats.settings(0, [10], [20], Path("/data"), sync_always=False)
+    assert "cluster" not in alone
+    assert "sync_interval" not in alone
+
+
+# -- Redis
+
+
+def test_records_of_redis_are_one_command_each() -> None:
+    one, two = (command(b"XADD", b"s", b"*", b"v", value) for value in (b"one", b"two"))
+    assert adds(b"s", Batch(0, [b"one", b"two"], None)) == one + two
+    assert adds(b"s", Batch(0, [b"one"], [b"key"])) == command(b"XADD", b"s", b"*", b"k", b"key", b"v", b"one")
+
+
+def test_replies_of_redis_are_counted_wherever_they_are_cut() -> None:
+    data = b"$15\r\n1700000000000-0\r\n$15\r\n1700000000000-1\r\n:1\r\n$15\r\n1700000000001-0\r\n:0\r\n"
+    for pieces in cuts(data):
+        replies = Replies()
+        fed = [replies.feed(piece) for piece in pieces]
+        assert sum(added for added, _ in fed) == 3
+        assert [wait for _, waits in fed for wait in waits] == [1, 0]
+
+
+def test_an_id_of_redis_counts_when_all_of_it_is_there() -> None:
+    replies = Replies()
+    assert replies.feed(b"$15\r\n17000") == (0, ())
+    assert replies.feed(b"00000000-0\r\n") == (1, ())
+
+
+def test_a_refusal_of_redis_is_an_error() -> None:
+    with pytest.raises(ValueError, match="OOM"):
+        Replies().feed(b"$15\r\n1700000000000-0\r\n-OOM command not allowed\r\n")
+
+
+def test_a_replica_of_redis_has_a_leader() -> None:
+    assert "replicaof 127.0.0.1 1\n" in redis.settings(2, Path("/data"), sync_always=False, leader=1)
+    assert "appendfsync always\n" in redis.settings(1, Path("/data"), sync_always=True, leader=None)
+
+
+# -- RabbitMQ
+
+
+def a_delivery(entries: bytes, count: int, messages: int) -> bytes:
+    header = struct.pack(">BBHIqQQiIII", 0x50, 0, count, messages, 0, 1, 0, 0, len(entries), 0, 0)
+    assert len(header) == stream.CHUNK_HEADER_BYTES
+    return b"\x05" + header + entries
+
+
+def test_frames_of_rabbitmq_are_found_wherever_they_are_cut() -> None:
+    data = stream.frame(stream.CREDIT, b"abc") + stream.frame(stream.OPEN, b"")
+    for pieces in cuts(data):
+        frames = stream.Frames()
+        found = [each for piece in pieces for each in frames.feed(piece)]
+        assert found == [(stream.CREDIT, b"abc"), (stream.OPEN, b"")]
+
+
+def test_publishing_ids_of_rabbitmq_say_how_many_messages_are_confirmed() -> None:
+    ((key, body),) = stream.Frames().feed(stream.publish(2, [b"aa", b"bb", b"cc"], together=2))
+    assert key == stream.PUBLISH
+    assert struct.unpack_from(">BI", body) == (2, 2)
+    ids = [struct.unpack_from(">Q", body, 5)[0], struct.unpack_from(">Q", body, 5 + 8 + 11 + 12)[0]]
+    assert stream.confirmed(struct.pack(">BIQQ", 2, 2, *ids)) == 3
+
+
+def test_values_of_rabbitmq_come_back_alone_and_together() -> None:
+    ((_, body),) = stream.Frames().feed(stream.publish(0, [b"aa", b"bb", b"cc"], together=2))
+    together, alone = body[5 + 8 : 5 + 8 + 11 + 12], body[5 + 8 + 11 + 12 + 8 :]
+    delivery = memoryview(a_delivery(together + alone, count=2, messages=3))
+    assert stream.chunk_messages(delivery) == 3
+    assert [bytes(value) for value in stream.chunk_values(delivery)] == [b"aa", b"bb", b"cc"]
+
+
+def test_rabbitmq_does_not_claim_what_it_has_not() -> None:
+    contestant = rabbitmq.RabbitMq()
+    assert contestant.supports(a_workload()) is None
+    assert contestant.supports(a_workload(durability="persisted")) is not None
+    assert contestant.supports(a_workload(durability="replicated", replicas=1)) is not None
+    assert contestant.supports(a_workload(streamlets=1_000)) is not None
+
+
+def test_erlang_is_told_where_it_is() -> None:
+    script = "    ROOTDIR=/usr/lib/erlang\nelse\n    ROOTDIR=/usr/lib/erlang\nfi\n"
+    moved = rabbitmq.relocated(script, Path("/cache"))
+    assert moved == "    ROOTDIR=/cache/usr/lib/erlang\nelse\n    ROOTDIR=/cache/usr/lib/erlang\nfi\n"
+    assert rabbitmq.relocated(moved, Path("/cache")) == moved
+
+
+# -- Kafka
+
+
+def test_only_the_first_broker_of_kafka_is_a_controller() -> None:
+    first, second = (kafka.broker_settings(number, 9000 + number, 9000, Path("/logs")) for number in (1, 2))
+    assert "process.roles=broker,controller\n" in first
+    assert "listeners=PLAINTEXT://127.0.0.1:9001,CONTROLLER://127.0.0.1:9000\n" in first
+    assert "process.roles=broker\n" in second
+    assert "listeners=PLAINTEXT://127.0.0.1:9002\n" in second
+    assert "controller.quorum.voters=1@127.0.0.1:9000\n" in second
+
+
+def test_levels_of_kafka() -> None:
+    leader, persisted = a_workload(), a_workload(durability="persisted")
+    replicated = a_workload(durability="replicated", replicas=1)
+    assert [kafka_peer.acks(each) for each in (leader, replicated, persisted)] == ["1", "all", "1"]
+    assert kafka_peer.topic_settings(leader) == {}
+    assert kafka_peer.topic_settings(replicated) == {"min.insync.replicas": "2"}
+    assert kafka_peer.topic_settings(persisted) == {"flush.messages": "1"}
+
+
+def test_the_tools_of_kafka_measure_no_latency() -> None:
+    contestant = KafkaJava()
+    assert contestant.supports(a_workload(streamlets=8, producers=2)) is None
+    assert contestant.supports(a_workload(consumers=1, backlog_bytes=1_000)) is None
+    for refused in ({"rate": 1000}, {"keys": "zipf"}, {"streams": 2}, {"consumers": 1}):
+        assert contestant.supports(a_workload(**refused)) is not None
+
+
+def test_reports_of_the_producer_tool() -> None:
+    window = "340 records sent, 3365.3 records/sec (0.32 MB/sec), 61.7 ms avg latency, 74.0 ms max latency."
+    last = (
+        "7871 records sent, 78710.0 records/sec (7.51 MB/sec), 61.70 ms avg latency, 74.00 ms max latency,"
+        " 60 ms 50th, 70 ms 95th, 73 ms 99th, 74 ms 99.9th."
+    )
+    assert (produced(window), produced_in_all(window)) == (340, None)
+    assert (produced(last), produced_in_all(last)) == (None, 7871)
+    assert produced("WARN something else") is None
+
+
+def test_reports_of_the_consumer_tool() -> None:
+    line = "2026-01-01 10:00:00:123, 0, 95.3674, 953.6743, 1000000, 10000000.0000, 0, 100, 953.6743, 10000000.0000"
+    assert consumed(line) == 1_000_000
+    assert consumed("SLF4J: Defaulting to no-operation (NOP) logger implementation") is None
+
+
+# -- all
+
+
+def test_the_packages_that_are_missing_are_those_that_apt_would_install() -> None:
+    simulation = "Reading package lists...\nInst libpopt0 (1.19)\nInst socat (1.7)\nConf libpopt0 (1.19)\n"
+    assert new_packages(simulation) == ["libpopt0", "socat"]
+
+
+def test_each_partition_has_a_name_in_each_round() -> None:
+    workload = a_workload(streams=2, streamlets=3)
+    first, second = names(workload, 1), names(workload, 2)
+    assert len({*first, *second}) == 12
+    assert first[1 * 3 + 2] == "round-1-1-2"
+
+
+def test_a_program_in_go_is_the_one_on_the_path_or_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.compare.peers.install.CACHE", tmp_path / "cache")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Missing, match="no some-server, and no go"):
+        go_program("some-server", "example.org/some-server", "v1.0.0")
+
+    go = tmp_path / "go"
+    go.write_text('#!/bin/sh\necho "$@" > "$GOBIN/some-server"\n')
+    go.chmod(0o755)
+    built = go_program("some-server", "example.org/some-server", "v1.0.0").path
+    assert built == tmp_path / "cache" / "some-server-v1.0.0" / "some-server"
+    assert built.read_text() == "install example.org/some-server@v1.0.0\n"
+
+    here = tmp_path / "some-server"
+    here.touch(mode=0o755)
+    assert go_program("some-server", "example.org/some-server", "v1.0.0").path == here
+
+
+@pytest.mark.parametrize(("rate", "bounded"), [(0, False), (1000, True)])
+def test_requests_of_kafka_are_bounded_at_a_rate(rate: float, *, bounded: bool) -> None:
+    settings = {"bootstrap": "127.0.0.1:1", "acks": "all", "topics": ["some"]}
+    task = Task(role="produce", index=0, workload=a_workload(rate=rate), settings=settings)
+    assert ("max.in.flight.requests.per.connection" in producer_settings(Worker(task))) == bounded

@@ -1,0 +1,69 @@
+"""The regression gate's arithmetic. What it measures is no matter of tests."""
+
+import pytest
+
+from bench.smoke import RATIOS, Ratio, judge, table
+
+ROUND = {
+    "copy_s_per_gb": 0.1,
+    "socket_mb_per_s": 4_000.0,
+    "large_mb_per_s": 2_000.0,
+    "producer_s_per_gb": 0.3,
+    "broker_s_per_gb": 0.2,
+    "replicated_mb_per_s": 1_000.0,
+    "small_mb_per_s": 500.0,
+    "push_s_per_gb": 0.2,
+    "pull_s_per_gb": 0.5,
+    "append_m_per_core_s": 20.0,
+    "send_m_records_per_core_s": 2.0,
+    "ping_ms": 0.02,
+    "ack_p50_ms": 0.2,
+}
+
+
+def test_each_ratio_is_made_of_the_figures_of_a_round() -> None:
+    found = {name: ratio.of(ROUND) for name, ratio in RATIOS.items()}
+    assert found == pytest.approx({
+        "send_batch": 0.5,
+        "replicated": 0.5,
+        "small_requests": 0.25,
+        "push": 2.5,
+        "send": 0.1,
+        "ack": 10.0,
+        "producer_cpu": 3.0,
+        "broker_cpu": 2.0,
+    })  # fmt: skip
+
+
+def test_the_best_round_counts_which_is_the_least_where_less_is_better() -> None:
+    rounds = [{"x": 1.0}, {"x": 3.0}, {"x": 2.0}]
+    assert Ratio("more", lambda found: found["x"]).best(rounds) == 3.0
+    assert Ratio("less", lambda found: found["x"], more_is_better=False).best(rounds) == 1.0
+
+
+def test_a_loss_is_a_share_of_what_was_there_in_either_direction() -> None:
+    more = Ratio("more", lambda _: 0.0)
+    less = Ratio("less", lambda _: 0.0, more_is_better=False)
+    assert more.loss(then=4.0, now=3.0) == pytest.approx(0.25)
+    assert more.loss(then=4.0, now=5.0) == pytest.approx(-0.25)
+    assert less.loss(then=3.0, now=4.0) == pytest.approx(0.25)
+    assert less.loss(then=3.0, now=2.0) == pytest.approx(-0.5)
+
+
+def test_only_a_loss_of_more_than_is_allowed_fails() -> None:
+    then = {"push": 4.0, "ack": 3.0}
+    assert [line.ok for line in judge(then, {"push": 3.0, "ack": 4.0}, 0.25)] == [True, True]
+    assert [line.ok for line in judge(then, {"push": 2.9, "ack": 4.1}, 0.25)] == [False, False]
+    assert [line.ok for line in judge(then, {"push": 40.0, "ack": 0.3}, 0.25)] == [True, True]
+
+
+def test_a_ratio_that_was_never_recorded_cannot_have_lost() -> None:
+    (line,) = judge({}, {"push": 1.0}, 0.25)
+    assert line.ok
+    assert line.then is None
+    assert "| new | ok |" in table([line])
+
+
+def test_the_table_has_then_and_now() -> None:
+    text = table(judge({"push": 4.0}, {"push": 2.0}, 0.25))
+    assert text.endswith("| more | 4 | 2 | 0.50 × | **lost** |")
