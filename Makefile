@@ -37,9 +37,8 @@ WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 
 .PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean
-.PHONY: bench-experiments bench-soak bench-smoke
-.PHONY: bench-stages
+.PHONY: chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean bench-experiments bench-soak
+.PHONY: bench-smoke bench-stages
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
