@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: figures, the machine, and a broker to look at from outside."""
+"""What the scripts of this folder share: figures, the machine, a broker to look at from outside, chunks to send."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pydantic import ByteSize, TypeAdapter
 
 from kera.cli.bench._cpu import cpu_model
 from kera.client.local_cluster import LocalCluster
+from kera.core.chunk import EncodedChunk, encode_chunk
 
 BROKER = "broker-1"
 TIMEOUT_S = 600.0
@@ -207,6 +209,32 @@ async def broker(
         finally:
             last = made.arena
     last.unlink(missing_ok=True)  # of a broker that did not stop in time
+
+
+def sample_chunk(
+    payload: pa.Buffer,
+    record_count: int = 1,
+    *,
+    stream_id: int = 1,
+    schema_id: int = 1,
+    streamlet_id: int = 0,
+    producer_id: int = 1,
+    sequence: int = 0,
+) -> EncodedChunk:
+    """A chunk as a producer makes it; what is not given does not matter to who measures it."""
+    return encode_chunk(
+        payload,
+        record_count=record_count,
+        stream_id=stream_id,
+        streamlet_id=streamlet_id,
+        schema_id=schema_id,
+        producer_id=producer_id,
+        producer_epoch=1,
+        sequence=sequence,
+        created_us=1,
+        min_timestamp_us=1,
+        max_timestamp_us=1,
+    )
 
 
 def alternating(names: Sequence[str], rounds: int) -> Iterator[str]:

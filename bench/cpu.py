@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
+
+from kera.cli.bench._cpu import cpu_seconds
 
 
 def run_s(pid: int) -> float:
@@ -19,6 +21,11 @@ def run_s(pid: int) -> float:
         with contextlib.suppress(OSError):  # it has just ended
             total_ns += int((task / "schedstat").read_text().split()[0])
     return total_ns / 1e9
+
+
+def each_s(processes: Mapping[str, int]) -> dict[str, float]:
+    """Processor time so far of processes by name, in clock ticks."""
+    return {name: cpu_seconds([pid]) for name, pid in processes.items()}
 
 
 def tree_s(pids: Iterable[int]) -> float:

@@ -29,10 +29,10 @@ import pyarrow as pa
 import uvloop
 from crc32c import crc32c
 
-from bench.common import Broker, Figures, alternating, broker, directory, parser, say, size
+from bench.common import Broker, Figures, alternating, broker, directory, parser, sample_chunk, say, size
+from kera.cli.bench._cpu import cpu_seconds
 from kera.client import Client
 from kera.client.encoding import conform, payloads
-from kera.core.chunk import encode_chunk
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.rpc.grpc_options import keep_freed_memory
 from kera.core.settings import GIB, KIB, MIB
@@ -156,25 +156,14 @@ async def template(client: Client, name: str, request_bytes: int) -> bytes:
     stream = await client.admin.create_stream(name, durability="leader")
     batch = pa.record_batch({"value": [os.urandom(VALUE_BYTES) for _ in range(request_bytes // RECORD_BYTES_MAX)]})
     (payload,) = payloads(conform(batch, stream, 0), stream, 1 << 30, 0)
-    return encode_chunk(
+    made = sample_chunk(
         payload.payload,
-        record_count=payload.record_count,
+        payload.record_count,
         stream_id=stream.stream_id,
-        streamlet_id=0,
         schema_id=stream.schema_id,
         producer_id=1_000_000,
-        producer_epoch=1,
-        sequence=0,
-        created_us=0,
-        min_timestamp_us=0,
-        max_timestamp_us=0,
-    ).to_bytes()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Of a process, so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    )
+    return made.to_bytes()
 
 
 async def measure(
@@ -188,13 +177,13 @@ async def measure(
         stream = await client.admin.describe_stream("s")
         address = next(iter(stream.brokers.values())).grpc_address
         requests = min(arguments.bytes // len(chunk), arguments.requests_max)
-        before_s = cpu_seconds(daemon.pid)
+        before_s = cpu_seconds([daemon.pid])
         child = await asyncio.create_subprocess_exec(
             *kind.client, address, str(file), str(kind.in_flight), str(requests),
             env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"}, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         result = json.loads((await child.communicate())[0])
-        broker_s = cpu_seconds(daemon.pid) - before_s
+        broker_s = cpu_seconds([daemon.pid]) - before_s
         await client.admin.delete_stream("s")
     gigabytes = result["requests"] * len(chunk) / 1e9
     figures.add(f"{name}: throughput", gigabytes * 1e3 / result["seconds"], "MB/s")

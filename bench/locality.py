@@ -164,8 +164,8 @@ class Bench:
                     for each in reversed(beside):
                         each.go()
                     done = await self._measured(producers, readers)
-                    acknowledged.add_encoded(each.latencies for each in done.produced)
-                    arrived.add_encoded(each.latencies for each in done.consumed)
+                    acknowledged.add_encoded(*(each.latencies for each in done.produced))
+                    arrived.add_encoded(*(each.latencies for each in done.consumed))
                     if beside:
                         sent = await beside[0].result()
                         beside[1].tell_total(sent.records)

@@ -22,12 +22,12 @@ from pathlib import Path
 import pyarrow as pa
 from pydantic import ByteSize
 
-from bench.common import Broker, Figures, broker, directory, parser, say, size
+from bench.common import Broker, Figures, broker, directory, parser, sample_chunk, say, size
 from kera.broker.loads import LOADS_IN_FLIGHT_MAX
 from kera.broker.log_engine import LogEngine
 from kera.broker.settings import BrokerSettings
 from kera.client import Client
-from kera.core.chunk import Codec, encode_chunk, read_header
+from kera.core.chunk import read_header
 from kera.core.settings import MIB
 from kera.v1 import common_pb2
 
@@ -90,21 +90,7 @@ class Engine:
         self._payload = os.urandom(CHUNK_BYTES - 256)
 
     def _append(self) -> None:
-        parts = encode_chunk(
-            pa.py_buffer(self._payload),
-            record_count=1,
-            stream_id=STREAM,
-            streamlet_id=0,
-            schema_id=1,
-            producer_id=1,
-            producer_epoch=0,
-            sequence=self._sequence,
-            created_us=1,
-            min_timestamp_us=1,
-            max_timestamp_us=1,
-            codec=Codec.NONE,
-            typed=False,
-        )
+        parts = sample_chunk(pa.py_buffer(self._payload), stream_id=STREAM, sequence=self._sequence)
         self._sequence += 1
         chunk = memoryview(parts.to_bytes())
         self._streamlet.publish(self._streamlet.append(chunk, read_header(chunk, 0)))

@@ -22,12 +22,12 @@ from typing import Any
 import pyarrow as pa
 import uvloop
 
-from bench.common import BROKER, Figures, alternating, directory, parser, say, size
+from bench.common import BROKER, Figures, alternating, directory, parser, sample_chunk, say, size
+from bench.cpu import each_s
 from kera.cli.bench._latency import Latencies
 from kera.client import Client
 from kera.client.encoding import conform, payloads
 from kera.client.local_cluster import LocalCluster
-from kera.core.chunk import encode_chunk
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
@@ -40,7 +40,7 @@ TIMEOUT_S = 30.0
 
 async def load(arguments: argparse.Namespace) -> dict[str, object]:
     """Send for some seconds; what came of it."""
-    latencies, sent_bytes, waiting = Latencies(), 0, deque[tuple[float, asyncio.Future[Any]]]()
+    latencies, sent_bytes, waiting = Latencies(), 0, deque[tuple[int, asyncio.Future[Any]]]()
     async with await Client.connect(arguments.bootstrap) as client:
         stream = await client.admin.describe_stream("s")
         broker = next(iter(stream.brokers.values()))
@@ -54,26 +54,22 @@ async def load(arguments: argparse.Namespace) -> dict[str, object]:
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
         while (now_s := time.perf_counter()) < begun_s + arguments.seconds or waiting:
             while len(waiting) < arguments.in_flight and now_s < begun_s + arguments.seconds:
-                chunk = encode_chunk(
+                chunk = sample_chunk(
                     payload.payload,
-                    record_count=payload.record_count,
+                    payload.record_count,
                     stream_id=stream.stream_id,
-                    streamlet_id=arguments.number % stream.config.streamlets,
                     schema_id=stream.schema_id,
+                    streamlet_id=arguments.number % stream.config.streamlets,
                     producer_id=1_000_000 + os.getpid(),
-                    producer_epoch=1,
                     sequence=sequence,
-                    created_us=0,
-                    min_timestamp_us=0,
-                    max_timestamp_us=0,
                 )
                 sequence += 1
                 sent_bytes += chunk.chunk_bytes
                 future = channel.submit(api.MULTI_WRITE_CHUNKS, request, chunk, timeout_s=TIMEOUT_S)
-                waiting.append((time.perf_counter(), future))
-            sent_s, oldest = waiting.popleft()
+                waiting.append((time.perf_counter_ns(), future))
+            sent_ns, oldest = waiting.popleft()
             reply = await oldest
-            latencies.add((time.perf_counter() - sent_s) * 1e6)
+            latencies.add(time.perf_counter_ns() - sent_ns)
             (status,) = reply.message.statuses
             if status.HasField("error"):
                 raise SystemExit(status.error.message)
@@ -90,15 +86,6 @@ def metrics(cluster: LocalCluster) -> dict[str, float]:
         lines = response.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
-
-
-def cpu_seconds(cluster: LocalCluster) -> dict[str, float]:
-    """Of each daemon, so far."""
-    found = {}
-    for name, pid in cluster.processes.items():
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
@@ -126,7 +113,7 @@ async def measure(
     arguments: argparse.Namespace, cluster: LocalCluster, name: str, request_bytes: int, figures: Figures
 ) -> None:
     """One round of one kind."""
-    before = cpu_seconds(cluster)
+    before = each_s(cluster.processes)
     children = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.replicated_requests", "--load", "--bootstrap", cluster.bootstrap,
@@ -138,12 +125,12 @@ async def measure(
     ]  # fmt: skip
     outputs = [(await child.communicate())[0] for child in children]
     results = [json.loads(output) for output in outputs]
-    cpu = {child: seconds - before[child] for child, seconds in cpu_seconds(cluster).items()}
+    cpu = {child: seconds - before[child] for child, seconds in each_s(cluster.processes).items()}
     total = sum(result["bytes"] for result in results)
     seconds = max(result["seconds"] for result in results)
     figures.add(f"{name}: throughput", total / seconds / 1e6, "MB/s")
     latencies = Latencies()
-    latencies.add_encoded(result["latency"] for result in results)
+    latencies.add_encoded(*(result["latency"] for result in results))
     summary = latencies.summary() or {}
     for percentile in ("p50", "p99"):
         figures.add(f"{name}: time to acknowledgement, {percentile}", summary[percentile] / 1e3, "ms")

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bench.common import Figures, directory, parser, say, size
+from bench.common import Figures, directory, parser, sample_chunk, say, size
 from kera.broker.arena import Arena
 from kera.broker.entry import Entry
 from kera.broker.replication import Limits, Replication
@@ -31,7 +31,7 @@ from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentIndex
 from kera.broker.segment_scan import SegmentAddress
 from kera.broker.virtual_log import Close, Send
-from kera.core.chunk import encode_chunk, verify_header
+from kera.core.chunk import verify_header
 from kera.core.ids import EntryId
 from kera.core.settings import KIB, MIB
 from kera.v1 import common_pb2
@@ -105,22 +105,7 @@ class Broker:
 
 def chunk_of(length: int) -> memoryview:
     """A chunk; what is in it does not matter here."""
-    payload = pa.py_buffer(bytes(length - 128))
-    return memoryview(
-        encode_chunk(
-            payload,
-            record_count=1,
-            stream_id=STREAM_ID,
-            streamlet_id=0,
-            schema_id=1,
-            producer_id=1,
-            producer_epoch=1,
-            sequence=0,
-            created_us=0,
-            min_timestamp_us=0,
-            max_timestamp_us=0,
-        ).to_bytes()
-    )
+    return memoryview(sample_chunk(pa.py_buffer(bytes(length - 128)), stream_id=STREAM_ID).to_bytes())
 
 
 def allocated() -> int:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import uvloop
 
 from bench.common import describe, directory, machine, parser, say, size
+from bench.cpu import each_s
 from kera.cli.bench._latency import Latencies
 from kera.client import Client, Producer
 from kera.client.local_cluster import LocalCluster
@@ -70,7 +71,7 @@ async def load(
 
             def done(future: asyncio.Future[Any], due_s: float = due_s) -> None:
                 future.result()
-                latencies.add((now_s() - due_s) * 1e6)
+                latencies.add(int((now_s() - due_s) * 1e9))
                 waiting.discard(future)
 
             waiting.add(future)
@@ -104,23 +105,14 @@ async def measure(cluster: LocalCluster, cell: Cell, arguments: argparse.Namespa
         rate = arguments.rate
         await load(producers, name, cell, rate=rate, seconds=arguments.warm_up)
         gc.collect()
-        cpu_before, begun_s = cpu_seconds(cluster), time.monotonic()
+        cpu_before, begun_s = each_s(cluster.processes), time.monotonic()
         latencies, late = await load(producers, name, cell, rate=rate, seconds=arguments.seconds)
         cpu = {
             child: (seconds - cpu_before[child]) / (time.monotonic() - begun_s)
-            for child, seconds in cpu_seconds(cluster).items()
+            for child, seconds in each_s(cluster.processes).items()
         }
         await admin.delete_stream(name)
     return {**cell._asdict(), **(latencies.summary() or {}), "late": late, "cpu": cpu}
-
-
-def cpu_seconds(cluster: LocalCluster) -> dict[str, float]:
-    """Of each child, so far."""
-    found = {}
-    for name, pid in cluster.processes.items():
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found[name] = (int(fields[11]) + int(fields[12])) / 100
-    return found
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:

@@ -1,8 +1,9 @@
 """The regression gate: ratios of a few short measurements, compared with those that were recorded. Three minutes.
 
 Ratios, since absolute figures are those of a machine and of its other load: everything is measured beside what the
-machine can do at that minute without us (`bench.references`), or beside another side of our own. Of several rounds the
-best counts, as whatever else goes on can only make it worse.
+machine can do at that minute without us (`bench.references`), or beside another side of our own. Of each figure the
+best of several rounds counts, as whatever else goes on can only make it worse; ratios are made of these. (The best of
+the rounds' ratios would be that of the round in which something else has disturbed what is divided by.)
 
 Exit code 1 when a ratio has lost more than ``--loss-max`` (a quarter) against ``bench/results/smoke.json``.
 ``--record`` writes new ones there: after a change that is meant to change them, on a quiet machine.
@@ -14,7 +15,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,28 @@ LARGE = Setup(chunk_bytes=256 * KIB, request_bytes=MIB)
 Round = Mapping[str, float]
 """Figures of a round by name, with the unit last."""
 
+BEST: dict[str, Callable[[Iterable[float]], float]] = {
+    "copy_s_per_gb": min,
+    "socket_mb_per_s": max,
+    "large_mb_per_s": max,
+    "producer_s_per_gb": min,
+    "broker_s_per_gb": min,
+    "replicated_mb_per_s": max,
+    "small_mb_per_s": max,
+    "push_s_per_gb": min,
+    "pull_s_per_gb": min,
+    "append_m_per_core_s": max,
+    "send_m_records_per_core_s": max,
+    "ping_ms": min,
+    "ack_p50_ms": min,
+}
+"""Which of several rounds' values of a figure is the best."""
+
+
+def best(rounds: Sequence[Round]) -> Round:
+    """Of each figure, whichever round it is from."""
+    return {name: best_of(each[name] for each in rounds) for name, best_of in BEST.items()}
+
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
@@ -42,10 +65,6 @@ class Ratio:
     title: str
     of: Callable[[Round], float]
     more_is_better: bool = True
-
-    def best(self, rounds: Sequence[Round]) -> float:
-        """Of some rounds."""
-        return (max if self.more_is_better else min)(self.of(each) for each in rounds)
 
     def loss(self, then: float, now: float) -> float:
         """The share that has been lost; below 0 it is a gain."""
@@ -165,7 +184,7 @@ def run(rounds: int, seconds: float, folder: Path) -> list[Round]:
 def main() -> int:
     """Measure, compare, and perhaps record."""
     made = parser(__doc__)
-    made.add_argument("--rounds", type=int, default=3, help="of which the best counts")
+    made.add_argument("--rounds", type=int, default=3, help="of which each figure's best counts")
     made.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
     made.add_argument("--loss-max", type=float, default=LOSS_MAX, help="share of a ratio that may be lost")
     made.add_argument("--recorded", type=Path, default=RECORDED, help="the file of the recorded ratios")
@@ -181,10 +200,11 @@ def main() -> int:
         except Failed as error:
             say(f"the measurement has failed: {error}")
             return 1
-    now = {name: float(f"{ratio.best(rounds):.4g}") for name, ratio in RATIOS.items()}
+    figures = best(rounds)
+    now = {name: float(f"{ratio.of(figures):.4g}") for name, ratio in RATIOS.items()}
     lines = judge(recorded["ratios"], now, arguments.loss_max)
     print(f"{describe(where)}\n\n{table(lines)}\n")
-    for name in rounds[0]:
+    for name in figures:
         print(f"{name}: {', '.join(f'{each[name]:.4g}' for each in rounds)}")
     if arguments.record:
         document = {"machine": where, "ratios": now, "rounds": rounds}

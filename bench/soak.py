@@ -20,21 +20,24 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from bench.common import describe, machine, parser, say, size
-from bench.compare.worker import Latencies
-from bench.soak_worker import Interval, Task
+from bench.common import describe, directory, machine, parser, say, size
+from bench.compare.contestant import Command, Failed, Role
+from bench.compare.processes import Process as WorkerProcess
+from bench.compare.rounds import until_seen
+from bench.compare.worker import Result, Task
+from bench.compare.workload import Workload
+from bench.soak_worker import Interval
 from kera.cli.bench._cpu import cpu_seconds
+from kera.cli.bench._latency import Latencies
 from kera.client import Client
 from kera.client.local_cluster import LocalCluster
-from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import GIB, KIB, MIB
 
 RECORD_BYTES = 100
@@ -46,11 +49,8 @@ NOTHING = {"p99": float("inf")}
 """Of an interval in which nothing was acknowledged, or seen."""
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 TALK_TIMEOUT_S = 60.0
-LINE_BYTES_MAX = 16 << 20
-
-
-class Failed(Exception):
-    """The load could not be held; the message says why."""
+LEAD_NS = 200_000_000
+"""Between telling workers to begin and the beginning of what counts."""
 
 
 # -- figures ---------------------------------------------------------------------------------------------------
@@ -194,118 +194,67 @@ def totals(
 
 
 class Worker:
-    """A worker process, from here."""
+    """A producer or the consumer, from here."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
-        self.name = name
+    def __init__(self, task: Task, folder: Path) -> None:
         self.intervals: dict[int, Interval] = {}
-        self.records = 0
-        """From beginning to end; known when `finished` is over."""
-        self._process = process
-
-    @classmethod
-    async def start(cls, name: str, task: Task) -> Worker:
-        """Start it and give it its task."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.soak_worker"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"},
-            limit=LINE_BYTES_MAX,
+        self.process = WorkerProcess(
+            task, Command([sys.executable, "-m", "bench.soak_worker"]), folder / f"{task.role}-{task.index}.log"
         )
-        worker = cls(name, process)
-        worker.tell(json.dumps(dataclasses.asdict(task)))
-        return worker
 
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    def tell(self, line: str) -> None:
-        """A word on its standard input."""
-        if self._process.stdin is not None:
-            self._process.stdin.write(line.encode() + b"\n")
-
-    async def ready(self) -> None:
-        """Wait until it is connected."""
-        async with asyncio.timeout(TALK_TIMEOUT_S):
-            await self._answer()
-
-    async def finished(self) -> None:
+    def finished(self) -> Result:
         """Take what it says until it is done. Raises `Failed`."""
-        while "done" not in (message := await self._answer()):
+        timeout_s = self.process.task.settings["interval_s"] + TALK_TIMEOUT_S
+        while "number" in (message := self.process.answer(timeout_s)):
             interval = Interval(**message)
             self.intervals[interval.number] = interval
-        self.records = message["records"]
-
-    async def _answer(self) -> dict[str, Any]:
-        line = await self._process.stdout.readline() if self._process.stdout is not None else b""
-        if not line:
-            raise Failed(f"the {self.name} has ended with code {await self._process.wait()}")
-        message: dict[str, Any] = json.loads(line)
-        if "error" in message:
-            raise Failed(f"the {self.name}: {message['error']}")
-        return message
-
-    async def end(self) -> None:
-        """Whatever it is doing."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        await self._process.wait()
+        return Result(**message)
 
 
-@contextlib.asynccontextmanager
-async def workers(
+@contextlib.contextmanager
+def workers(
     arguments: argparse.Namespace, bootstrap: str, stream: str, *, rate: float, seconds: float
-) -> AsyncIterator[tuple[list[Worker], Worker]]:
+) -> Iterator[tuple[list[Worker], Worker]]:
     """Producers and the consumer, ready; gone at the end."""
-    producers: int = arguments.producers
+    workload = Workload(
+        name="soak",
+        title="Soak",
+        record_bytes=RECORD_BYTES,
+        producers=arguments.producers,
+        consumers=1,
+        rate=rate,
+        batch_bytes=arguments.chunk_bytes,
+        seconds=seconds,
+    )
+    settings = {"bootstrap": bootstrap, "stream": stream, "interval_s": arguments.interval}
 
-    def task(role: Literal["produce", "consume"]) -> Task:
-        return Task(
-            role, bootstrap, stream, RECORD_BYTES, arguments.chunk_bytes, rate / producers, seconds, arguments.interval
-        )
+    def task(role: Role, index: int) -> Task:
+        return Task(role=role, index=index, workload=workload, settings=settings)
 
-    async with contextlib.AsyncExitStack() as stack:
+    with directory(arguments) as folder, contextlib.ExitStack() as stack:
         made = []
-        names = [f"producer-{number}" for number in range(1, producers + 1)]
-        for name in [*names, "consumer"]:
-            worker = await Worker.start(name, task("consume" if name == "consumer" else "produce"))
-            stack.push_async_callback(worker.end)
-            made.append(worker)
-        await asyncio.gather(*(worker.ready() for worker in made))
+        for each in (*(task("produce", index) for index in range(arguments.producers)), task("consume", 0)):
+            made.append(Worker(each, folder))
+            stack.callback(made[-1].process.end)
+        for worker in made:
+            worker.process.answer(TALK_TIMEOUT_S)
         yield made[:-1], made[-1]
 
 
-async def load(producers: Sequence[Worker], consumer: Worker, on_start: Any = None) -> float:
-    """Let them run to their end. Seconds from the start until the consumer has everything."""
-    start_ns = time.monotonic_ns() + 200_000_000
+async def load(producers: Sequence[Worker], consumer: Worker, start_ns: int) -> tuple[list[Result], Result]:
+    """Let them run to their end, the consumer until it has everything, or sees nothing any more. Raises `Failed`."""
     for worker in (consumer, *producers):
-        worker.tell(f"go {start_ns}")
-    if on_start is not None:
-        on_start(start_ns)
-    consuming = asyncio.create_task(consumer.finished())
-    producing = asyncio.ensure_future(_all(producers))
+        worker.process.tell(f"go {start_ns}")
     try:
-        await asyncio.wait([consuming, producing], return_when=asyncio.FIRST_COMPLETED)
-        if consuming.done() and not producing.done():
-            consuming.result()  # raises: it has not been told to end
-        await producing
-        consumer.tell(f"stop {sum(worker.records for worker in producers)}")
-        async with asyncio.timeout(TALK_TIMEOUT_S):
-            await consuming
-    except TimeoutError:
-        raise Failed("the consumer does not get to the end of the stream") from None
-    finally:
-        consuming.cancel()
-        producing.cancel()
-    return (time.monotonic_ns() - start_ns) / 1e9
-
-
-async def _all(producers: Sequence[Worker]) -> None:
-    await asyncio.gather(*(worker.finished() for worker in producers))
+        async with asyncio.TaskGroup() as tasks:  # whoever fails first ends it
+            consumed = tasks.create_task(asyncio.to_thread(consumer.finished))
+            produced = await asyncio.gather(*(asyncio.to_thread(worker.finished) for worker in producers))
+            acknowledged = sum(result.acknowledged for result in produced)
+            await asyncio.to_thread(until_seen, [consumer.process], acknowledged, TALK_TIMEOUT_S)
+            consumer.process.tell("stop")
+    except* Failed as errors:
+        raise Failed(str(errors.exceptions[0])) from errors
+    return produced, consumed.result()
 
 
 # -- the soak ----------------------------------------------------------------------------------------------------
@@ -322,30 +271,26 @@ class Soak:
 
     async def most(self) -> float:
         """Records per second that go through to the consumer as fast as it goes."""
-        arguments = self._arguments
-        async with self._stream("most") as stream, self._workers(stream, 0, arguments.max_seconds) as (some, consumer):
-            seconds = await load(some, consumer)
-            return consumer.records / seconds
+        seconds: float = self._arguments.max_seconds
+        async with self._stream("most") as stream:
+            with self._workers(stream, 0, seconds) as (producers, consumer):
+                _, consumed = await load(producers, consumer, _soon_ns())
+        return consumed.records / seconds
 
     async def hold(self, rate: float) -> tuple[list[Row], int, int]:
         """A rate, for as long as it was asked for. Rows, records acknowledged, and seen."""
-        async with (
-            self._stream(STREAM, retention_bytes=self._arguments.arena_bytes // 3) as stream,
-            self._workers(stream, rate, self._arguments.minutes * 60) as (producers, consumer),
-        ):
-            pids = {**self._cluster.processes, **{worker.name: worker.pid for worker in (*producers, consumer)}}
-            sampling: list[asyncio.Task[None]] = []
-            try:
-                await load(
-                    producers,
-                    consumer,
-                    lambda start_ns: sampling.append(asyncio.create_task(self._sample(pids, start_ns))),
-                )
-            finally:
-                for task in sampling:
-                    task.cancel()
-            rows = rows_of(producers, consumer, self.samples)
-            return rows, sum(worker.records for worker in producers), consumer.records
+        async with self._stream(STREAM, retention_bytes=self._arguments.arena_bytes // 3) as stream:
+            with self._workers(stream, rate, self._arguments.minutes * 60) as (producers, consumer):
+                everyone = [worker.process for worker in (*producers, consumer)]
+                pids = {**self._cluster.processes, **{process.name: process.pid for process in everyone}}
+                start_ns = _soon_ns()
+                sampling = asyncio.create_task(self._sample(pids, start_ns))
+                try:
+                    produced, consumed = await load(producers, consumer, start_ns)
+                finally:
+                    sampling.cancel()
+        rows = rows_of(producers, consumer, self.samples)
+        return rows, sum(result.acknowledged for result in produced), consumed.seen
 
     async def _sample(self, pids: Mapping[str, int], start_ns: int) -> None:
         interval_s: float = self._arguments.interval
@@ -367,8 +312,12 @@ class Soak:
 
     def _workers(
         self, stream: str, rate: float, seconds: float
-    ) -> contextlib.AbstractAsyncContextManager[tuple[list[Worker], Worker]]:
+    ) -> contextlib.AbstractContextManager[tuple[list[Worker], Worker]]:
         return workers(self._arguments, self._cluster.bootstrap, stream, rate=rate, seconds=seconds)
+
+
+def _soon_ns() -> int:
+    return time.monotonic_ns() + LEAD_NS
 
 
 def rows_of(producers: Sequence[Worker], consumer: Worker, samples: Mapping[int, Mapping[str, Process]]) -> list[Row]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.compare.worker import Latencies
+from kera.cli.bench._latency import Latencies
 
 BASE = "kera"
 """Others are compared with it, where it took part; else with the first."""

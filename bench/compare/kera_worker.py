@@ -50,7 +50,7 @@ async def _batches(worker: Worker, producer: Producer, names: list[str]) -> None
         size *= workload.streamlets  # keys spread it: a full chunk for each
     batch = _with_keys(make_batch(workload.record_bytes, size), worker.task)
     await worker.begin()
-    async with _Acknowledgements(worker) as acknowledgements:
+    async with Acknowledgements(worker) as acknowledgements:
         for number, name in enumerate(cycle(names)):
             left = worker.more
             if not left:
@@ -77,7 +77,7 @@ async def _records(worker: Worker, producer: Producer, names: list[str]) -> None
     values = make_values(workload.record_bytes, DIFFERENT)
     keys = make_keys(workload, DIFFERENT, worker.task.index)
     await worker.begin()
-    async with _Acknowledgements(worker) as acknowledgements:
+    async with Acknowledgements(worker) as acknowledgements:
         at = 0
         for name in cycle(names):
             some = min(worker.more, SENDS_PER_DRAIN)
@@ -105,7 +105,7 @@ async def _at_rate(worker: Worker, producer: Producer, names: list[str]) -> None
     keys = cycle([[key] for key in make_keys(worker.workload, DIFFERENT, worker.task.index) or []] or [[]])
     turn = cycle(names)
     await worker.begin()
-    async with _Acknowledgements(worker) as acknowledgements:
+    async with Acknowledgements(worker) as acknowledgements:
         async for due_ns in worker.due():
             pending = producer.send(next(turn), stamped(due_ns, rest), keys=next(keys))
             worker.sent()
@@ -113,7 +113,7 @@ async def _at_rate(worker: Worker, producer: Producer, names: list[str]) -> None
         await producer.flush()
 
 
-class _Acknowledgements(AbstractAsyncContextManager["_Acknowledgements"]):
+class Acknowledgements(AbstractAsyncContextManager["Acknowledgements"]):
     """Tells the worker when what was sent is acknowledged; leaving it waits for all."""
 
     def __init__(self, worker: Worker) -> None:
@@ -121,6 +121,7 @@ class _Acknowledgements(AbstractAsyncContextManager["_Acknowledgements"]):
         self._waiting: set[asyncio.Task[None]] = set()
 
     def follow(self, delivery: Awaitable[Any], records: int, due_ns: int | None) -> None:
+        """See `Worker.acknowledged`. A task each: one for all would be late itself, and count that as theirs."""
         waiting = asyncio.create_task(self._follow(delivery, records, due_ns))
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)

@@ -47,10 +47,10 @@ from typing import Any, Literal
 
 import numpy as np
 import uvloop
-from hdrh.histogram import HdrHistogram
 from pydantic import BaseModel, ConfigDict, Field
 
 from bench.compare.workload import Workload
+from kera.cli.bench._latency import Latencies
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 
 PROGRESS_S = 0.1
@@ -127,41 +127,6 @@ class Result:
     latencies: dict[str, str] = field(default_factory=dict)
     """`Latencies.encode` of ack, end_to_end, and late: of the worker itself."""
     errors: list[str] = field(default_factory=list)
-
-
-# -- latencies -------------------------------------------------------------------------------------------------
-
-
-class Latencies:
-    """Times in nanoseconds, as an HDR histogram with three digits; what is below a microsecond counts as one."""
-
-    _LEAST_NS, _MOST_NS, _DIGITS = 1_000, 3_600 * 10**9, 3
-
-    def __init__(self) -> None:
-        self._histogram: Any = HdrHistogram(self._LEAST_NS, self._MOST_NS, self._DIGITS)
-
-    def add(self, time_ns: int, count: int = 1) -> None:
-        """Add a time that `count` records have."""
-        self._histogram.record_value(min(max(time_ns, self._LEAST_NS), self._MOST_NS), count)
-
-    def add_encoded(self, text: str) -> None:
-        """Add what another has `encode`d."""
-        self._histogram.decode_and_add(text)
-
-    def encode(self) -> str:
-        """As text."""
-        return str(self._histogram.encode().decode())
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return int(self._histogram.get_total_count())
-
-    def ms(self, percentile: float) -> float:
-        """Milliseconds; 100 is the largest."""
-        if percentile >= 100:
-            return float(self._histogram.get_max_value()) / 1e6
-        return float(self._histogram.get_value_at_percentile(percentile)) / 1e6
 
 
 # -- records ---------------------------------------------------------------------------------------------------
@@ -318,7 +283,7 @@ class Worker:
 
     def begin_blocking(self) -> None:
         """The same, where no event loop runs."""
-        _answer({"ready": True})
+        answer({"ready": True})
         word, start_ns = sys.stdin.readline().split()
         if word != "go":
             raise RuntimeError(f"told {word} instead of go")
@@ -336,7 +301,7 @@ class Worker:
 
     def _tell(self) -> None:
         while not self.stopped.wait(PROGRESS_S):
-            _answer({"seen": self._seen})
+            answer({"seen": self._seen})
 
     async def until_stopped(self, reading: Awaitable[None]) -> None:
         """Let `reading` go on until nothing more is to come; it is cancelled then."""
@@ -360,11 +325,11 @@ class Worker:
             return self.task.records_max - self._sent
         return sys.maxsize if time.monotonic_ns() < self.end_ns else 0
 
-    async def due(self) -> AsyncIterator[int]:
-        """With a rate: the times when records are due, each when it is."""
+    async def due(self, records: int = 1) -> AsyncIterator[int]:
+        """With a rate: the times when so many records are due at once, each when it is."""
         timer = Timer(early_ns(self.task.rate))
         try:
-            async for due_ns in paced(self._schedule(), timer.sleep_until, self._late):
+            async for due_ns in paced(self._schedule(records), timer.sleep_until, self._late):
                 yield due_ns
         finally:
             timer.close()
@@ -379,10 +344,10 @@ class Worker:
             self._late(max(0, time.monotonic_ns() - due_ns))
             yield due_ns
 
-    def _schedule(self) -> Schedule:
+    def _schedule(self, records: int = 1) -> Schedule:
         # Producers take turns: together they are one steady stream of records.
-        offset_ns = int(self.task.index * 1e9 / self.workload.rate)
-        return Schedule(self._began_ns + offset_ns, self.end_ns, self.task.rate)
+        offset_ns = int(self.task.index * records * 1e9 / self.workload.rate)
+        return Schedule(self._began_ns + offset_ns, self.end_ns, self.task.rate / records)
 
     def _late(self, late_ns: int) -> None:
         if time.monotonic_ns() >= self.start_ns:
@@ -414,10 +379,10 @@ class Worker:
         if self.start_ns <= now_ns < self.end_ns:
             self._counted += records
 
-    def arrived(self, due_ns: int, now_ns: int) -> None:
-        """With a rate, besides `seen`, for each record: when it was due, as its value says."""
+    def arrived(self, due_ns: int, now_ns: int, records: int = 1) -> None:
+        """With a rate, besides `seen`: when a record was due, as its value says, or records together."""
         if self.start_ns <= due_ns < self.end_ns:
-            self.latencies("end_to_end").add(now_ns - due_ns)
+            self.latencies("end_to_end").add(now_ns - due_ns, records)
 
     # -- figures
 
@@ -427,6 +392,16 @@ class Worker:
         if found is None:
             found = self._latencies[name] = Latencies()
         return found
+
+    @property
+    def counted(self) -> int:
+        """Records that count, so far."""
+        return self._counted
+
+    def take_latencies(self) -> dict[str, str]:
+        """`Latencies.encode` of all since they were last taken."""
+        taken, self._latencies = self._latencies, {}
+        return {name: each.encode() for name, each in taken.items()}
 
     def result(self) -> Result:
         """What it has to show."""
@@ -442,7 +417,7 @@ class Worker:
             acknowledged=self._acknowledged,
             seen=self._seen,
             peak_rss_bytes=peak_rss_bytes(os.getpid()),
-            latencies={name: each.encode() for name, each in self._latencies.items()},
+            latencies=self.take_latencies(),
             errors=self.errors,
         )
 
@@ -468,15 +443,16 @@ def _run(work: Callable[[Worker], None]) -> int:
     try:
         work(worker)
     except Exception as error:  # noqa: BLE001 - whatever a client raises is its result
-        _answer({"error": f"{type(error).__name__}: {error}"})
+        answer({"error": f"{type(error).__name__}: {error}"})
         return 1
     worker.stopped.set()
-    _answer(asdict(worker.result()))
+    answer(asdict(worker.result()))
     threading.Event().wait()  # it is looked at before it is ended
     return 0
 
 
-def _answer(message: dict[str, Any]) -> None:
+def answer(message: dict[str, Any]) -> None:
+    """A line of standard output, from whichever thread."""
     with _OUTPUT:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()

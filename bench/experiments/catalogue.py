@@ -7,7 +7,8 @@ and others for clients; so what it shows by parallelism is not to be expected he
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 from bench.experiments.setup import Claim, Consumer, Experiment, Place, Point, Setup
 from kera.core.settings import GIB, KIB, MIB
@@ -16,24 +17,22 @@ CHUNKS_KIB = (1, 4, 16, 64)
 STREAMLETS = (1, 4, 16, 64, 256, 1024)
 TINY = "2 records, since an Arrow batch takes 600 bytes besides them"
 REPLICATED = Place(backups=1, arena_bytes=4 * GIB)
+BACKED_UP_TWICE = Place(backups=2, arena_bytes=3 * GIB)
+
+
+def _over_chunks(series: str, setup: Setup, sizes_kib: Iterable[int] = CHUNKS_KIB) -> Iterator[Point]:
+    """A series over chunk sizes, where a request has a chunk of each streamlet."""
+    for kib in sizes_kib:
+        chunk_bytes = kib * KIB
+        sized = dataclasses.replace(setup, chunk_bytes=chunk_bytes, request_bytes=chunk_bytes * setup.streamlets)
+        yield Point(series, kib, sized)
 
 
 def _producers() -> Experiment:
-    def points() -> Iterable[Point]:
-        for streamlets in (1, 16):
-            for in_flight in (1, 5):
-                for kib in CHUNKS_KIB:
-                    chunk_bytes = kib * KIB
-                    yield Point(
-                        _pipelined(streamlets, in_flight),
-                        kib,
-                        Setup(
-                            streamlets=streamlets,
-                            chunk_bytes=chunk_bytes,
-                            request_bytes=chunk_bytes * streamlets,
-                            requests_in_flight=in_flight,
-                        ),
-                    )
+    def points() -> Iterator[Point]:
+        for streamlets, in_flight in itertools.product((1, 16), (1, 5)):
+            setup = Setup(streamlets=streamlets, requests_in_flight=in_flight)
+            yield from _over_chunks(_pipelined(streamlets, in_flight), setup)
 
     one, sixteen = _pipelined(1, 1), _pipelined(16, 1)
     return Experiment(
@@ -67,20 +66,6 @@ def _pipelined(streamlets: int, in_flight: int) -> str:
 
 
 def _consumers() -> Experiment:
-    def series(name: str, streamlets: int, *, verify: bool, consumer: Consumer = "pull") -> Iterable[Point]:
-        for kib in CHUNKS_KIB:
-            yield Point(
-                name,
-                kib,
-                Setup(
-                    streamlets=streamlets,
-                    chunk_bytes=kib * KIB,
-                    request_bytes=kib * KIB * streamlets,
-                    consumer=consumer,
-                    verify=verify,
-                ),
-            )
-
     one, sixteen, unverified = "1 streamlet", "16 streamlets", "16 streamlets, unverified"
     return Experiment(
         name="chunk_size_consumer",
@@ -88,10 +73,10 @@ def _consumers() -> Experiment:
         title="One producer and one consumer that pulls: chunk size, checksums",
         x_label="chunk size, KiB (a request of the producer has a chunk of each streamlet)",
         points=(
-            *series(one, 1, verify=True),
-            *series(sixteen, 16, verify=True),
-            *series(unverified, 16, verify=False),
-            *series("16 streamlets, pushed", 16, verify=True, consumer="push"),
+            *_over_chunks(one, Setup(consumer="pull")),
+            *_over_chunks(sixteen, Setup(streamlets=16, consumer="pull")),
+            *_over_chunks(unverified, Setup(streamlets=16, consumer="pull", verify=False)),
+            *_over_chunks("16 streamlets, pushed", Setup(streamlets=16, consumer="push")),
         ),
         thesis="As with producers, larger chunks and more streamlets bring more; a consumer that is not pipelined"
         " gets up to 5.9 of a pipelined producer's 7.8 M records/s. With checksums it keeps up with the producer.",
@@ -114,7 +99,7 @@ def _streamlets() -> Experiment:
     place = Place(segment_bytes=2 * MIB)
     divided, fixed = "chunk = 1 MiB / streamlets", "chunks of 16 KiB"
 
-    def points() -> Iterable[Point]:
+    def points() -> Iterator[Point]:
         for streamlets in STREAMLETS:
             yield Point(divided, streamlets, Setup(place, streamlets=streamlets, chunk_bytes=MIB // streamlets))
             yield Point(fixed, streamlets, Setup(place, streamlets=streamlets, chunk_bytes=16 * KIB))
@@ -207,7 +192,7 @@ def _brokers() -> Experiment:
 def _virtual_logs() -> Experiment:
     plain, parallel = "16 streamlets, Q = 1, chunks of 16 KiB", "8 streamlets, Q = 8, chunks of 64 KiB"
 
-    def points() -> Iterable[Point]:
+    def points() -> Iterator[Point]:
         base = Setup(REPLICATED, replication=1, producers=8)
         for logs in (1, 2, 4, 8, 16):
             yield Point(plain, logs, dataclasses.replace(base, streamlets=16, virtual_logs=logs))
@@ -236,30 +221,14 @@ def _virtual_logs() -> Experiment:
 
 
 def _active_groups() -> Experiment:
-    def points() -> Iterable[Point]:
-        for entries in (1, 4):
-            for kib in CHUNKS_KIB:
-                yield Point(
-                    f"Q = {entries}",
-                    kib,
-                    Setup(
-                        REPLICATED,
-                        streamlets=4,
-                        entries=entries,
-                        virtual_logs=4,
-                        replication=1,
-                        producers=8,
-                        chunk_bytes=kib * KIB,
-                        request_bytes=4 * kib * KIB,
-                    ),
-                )
-
+    one = Setup(REPLICATED, streamlets=4, virtual_logs=4, replication=1, producers=8)
+    four = dataclasses.replace(one, entries=4)
     return Experiment(
         name="active_groups",
         figures="8.13",
         title="Active groups of a streamlet (Q), one backup, 4 virtual logs, 8 producers",
         x_label="chunk size, KiB (requests of 4 chunks)",
-        points=tuple(points()),
+        points=(*_over_chunks("Q = 1", one), *_over_chunks("Q = 4", four)),
         thesis="Four active groups a streamlet instead of one bring 20 instead of 16 M records/s: appends do not wait"
         " for each other.",
         claims=(
@@ -272,27 +241,12 @@ def _active_groups() -> Experiment:
 
 
 def _replication() -> Experiment:
-    place = Place(backups=2, arena_bytes=3 * GIB)
+    base = Setup(BACKED_UP_TWICE, streamlets=4, entries=4, virtual_logs=4, producers=4)
 
-    def points() -> Iterable[Point]:
-        for in_flight in (1, 5):
-            for replication in (0, 1, 2):
-                for kib in (1, 16, 64):
-                    yield Point(
-                        _replicated(replication, in_flight),
-                        kib,
-                        Setup(
-                            place,
-                            streamlets=4,
-                            entries=4,
-                            virtual_logs=4,
-                            replication=replication,
-                            producers=4,
-                            chunk_bytes=kib * KIB,
-                            request_bytes=4 * kib * KIB,
-                            requests_in_flight=in_flight,
-                        ),
-                    )
+    def points() -> Iterator[Point]:
+        for in_flight, replication in itertools.product((1, 5), (0, 1, 2)):
+            setup = dataclasses.replace(base, replication=replication, requests_in_flight=in_flight)
+            yield from _over_chunks(_replicated(replication, in_flight), setup, (1, 16, 64))
 
     r0, r1, r2 = (_replicated(replication, 1) for replication in (0, 1, 2))
     return Experiment(
@@ -326,7 +280,6 @@ def _replicated(replication: int, in_flight: int) -> str:
 
 
 def _locality() -> Experiment:
-    place = Place(backups=2, arena_bytes=3 * GIB)
     names: dict[Consumer, str] = {"push": "local consumer (pushed)", "pull": "remote consumer (pulls)"}
     local, remote = names["push"], names["pull"]
     return Experiment(
@@ -338,7 +291,7 @@ def _locality() -> Experiment:
             Point(
                 name,
                 replication,
-                Setup(place, streamlets=4, replication=replication, chunk_bytes=64 * KIB, consumer=consumer),
+                Setup(BACKED_UP_TWICE, streamlets=4, replication=replication, chunk_bytes=64 * KIB, consumer=consumer),
             )
             for consumer, name in names.items()
             for replication in (0, 1, 2)
@@ -352,7 +305,7 @@ def _locality() -> Experiment:
         ),
         plotted="consumed",
         note="One producer, one consumer. A remote consumer is one that is told to pull: its connection is a unix"
-        " socket of this machine, which is faster than a network..",
+        " socket of this machine, which is faster than a network.",
     )
 
 

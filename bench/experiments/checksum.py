@@ -17,8 +17,9 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+from bench.common import sample_chunk
 from kera.cli.bench._payload import make_batch, records_per_chunk
-from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.chunk import encode_payload
 from kera.core.settings import KIB
 
 RECORD_BYTES = 100
@@ -76,28 +77,12 @@ def measure() -> ChecksumCost:
         sequence = itertools.count()
 
         def whole() -> None:
-            _encode(encode_payload(batch), records, next(sequence))  # noqa: B023 - called before the loop goes on
+            sample_chunk(encode_payload(batch), records, sequence=next(sequence))  # noqa: B023 - called before the loop goes on
 
         cost.whole_us[kib] = _cpu_us(whole, repeats)
         cost.checksum_us[kib] = _cpu_us(lambda: crc32c(payload), repeats)  # noqa: B023 - the same
         cost.records[kib] = records
     return cost
-
-
-def _encode(payload: object, records: int, sequence: int) -> None:
-    encode_chunk(
-        payload,
-        record_count=records,
-        stream_id=1,
-        streamlet_id=0,
-        schema_id=1,
-        producer_id=1,
-        producer_epoch=1,
-        sequence=sequence,
-        created_us=0,
-        min_timestamp_us=0,
-        max_timestamp_us=0,
-    )
 
 
 def _cpu_us(action: Callable[[], object], repeats: int) -> float:

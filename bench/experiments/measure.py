@@ -19,9 +19,9 @@ from typing import Any
 from bench.common import say
 from bench.compare.contestant import Command, Failed, Role
 from bench.compare.rounds import Stage
-from bench.compare.worker import Latencies
 from bench.compare.workload import Workload
 from bench.experiments.setup import RECORD_BYTES, Experiment, Place, Point, Sample, Setup
+from kera.cli.bench._latency import Latencies
 from kera.client import Client
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import KeraError, UnknownStream

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.smoke import RATIOS, Ratio, judge, table
+from bench.smoke import BEST, RATIOS, Ratio, best, judge, table
 
 ROUND = {
     "copy_s_per_gb": 0.1,
@@ -35,10 +35,20 @@ def test_each_ratio_is_made_of_the_figures_of_a_round() -> None:
     })  # fmt: skip
 
 
-def test_the_best_round_counts_which_is_the_least_where_less_is_better() -> None:
-    rounds = [{"x": 1.0}, {"x": 3.0}, {"x": 2.0}]
-    assert Ratio("more", lambda found: found["x"]).best(rounds) == 3.0
-    assert Ratio("less", lambda found: found["x"], more_is_better=False).best(rounds) == 1.0
+def test_of_each_figure_the_best_round_counts() -> None:
+    worse = {name: value * (2 if BEST[name] is min else 0.5) for name, value in ROUND.items()}
+    half = len(ROUND) // 2
+    first = dict(list(ROUND.items())[:half] + list(worse.items())[half:])
+    second = dict(list(worse.items())[:half] + list(ROUND.items())[half:])
+    assert best([first, second]) == ROUND
+
+
+def test_a_round_with_a_disturbed_denominator_does_not_flatter_a_ratio() -> None:
+    disturbed = ROUND | {"socket_mb_per_s": 100.0, "copy_s_per_gb": 3.0, "push_s_per_gb": 9.0, "large_mb_per_s": 50.0}
+    figures = best([ROUND, disturbed])
+    assert {name: ratio.of(figures) for name, ratio in RATIOS.items()} == {
+        name: ratio.of(ROUND) for name, ratio in RATIOS.items()
+    }
 
 
 def test_a_loss_is_a_share_of_what_was_there_in_either_direction() -> None:

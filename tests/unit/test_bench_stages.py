@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from bench.stage_parts import Load, Samples
-from bench.stages import (
+from bench.stages.costs import (
     COPY_ALONE,
     LIMITS,
     LOADS,
@@ -22,6 +21,7 @@ from bench.stages import (
     share,
     table,
 )
+from bench.stages.part import Load, Samples
 
 COST = Cost(10.0, 2.0, 0.05, 0.0)
 EXACT = {load: COST.of(load) for load in LOADS}

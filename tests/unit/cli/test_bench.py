@@ -51,11 +51,11 @@ def test_slices_of_a_batch_cost_what_they_hold() -> None:
 def test_latencies_of_several_processes_are_one_distribution() -> None:
     first, second, both = Latencies(), Latencies(), Latencies()
     for time_us in range(1, 101):
-        first.add(time_us)
-    second.add(1_000_000, count=100)
-    second.add(0.2)
+        first.add(time_us * 1000)
+    second.add(10**9, count=100)
+    second.add(200)
 
-    both.add_encoded([first.encode(), second.encode()])
+    both.add_encoded(first.encode(), second.encode())
 
     summary = both.summary()
     assert summary is not None
@@ -119,7 +119,7 @@ def test_replication_needs_backups_unless_the_cluster_is_another_one() -> None:
 
 def rounds(*seconds: float, **more: Any) -> list[Round]:
     latencies = Latencies()
-    latencies.add(500, 10)
+    latencies.add(500_000, 10)
     return [Round(1_000_000, 100_000_000, s, 0.5, 0.0, 0.25, 0, [latencies.encode()], **more) for s in seconds]
 
 

@@ -1,28 +1,27 @@
-"""Distributions of times in microseconds, as HDR histograms: three digits of precision whatever the size."""
+"""Distributions of times in nanoseconds, as HDR histograms: three digits of precision whatever the size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
-_LEAST_US, _MOST_US, _DIGITS = 1, 3_600_000_000, 3
+_LEAST_NS, _MOST_NS, _DIGITS = 1_000, 3_600 * 10**9, 3
 
 
 class Latencies:
     """Times, each with the number of records it stands for."""
 
     def __init__(self) -> None:
-        self._histogram: Any = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS)
+        self._histogram: Any = HdrHistogram(_LEAST_NS, _MOST_NS, _DIGITS)
 
-    def add(self, time_us: float, count: int = 1) -> None:
-        """Add one time; what is below a microsecond counts as one."""
-        self._histogram.record_value(min(max(round(time_us), _LEAST_US), _MOST_US), count)
+    def add(self, time_ns: int, count: int = 1) -> None:
+        """Add a time that `count` records have; what is below a microsecond counts as one."""
+        self._histogram.record_value(min(max(time_ns, _LEAST_NS), _MOST_NS), count)
 
-    def add_encoded(self, encoded: Iterable[str]) -> None:
-        """Add what other processes have measured and `encode`d."""
-        for text in encoded:
+    def add_encoded(self, *texts: str) -> None:
+        """Add what others, also in other processes, have measured and `encode`d."""
+        for text in texts:
             self._histogram.decode_and_add(text)
 
     def encode(self) -> str:
@@ -34,15 +33,15 @@ class Latencies:
         """How many times there are."""
         return int(self._histogram.get_total_count())
 
+    def ms(self, percentile: float) -> float:
+        """Milliseconds; 100 is the largest."""
+        if percentile >= 100:
+            return float(self._histogram.get_max_value()) / 1e6
+        return float(self._histogram.get_value_at_percentile(percentile)) / 1e6
+
     def summary(self) -> dict[str, int] | None:
-        """Percentiles and maximum; None when nothing was measured."""
+        """Percentiles and maximum in microseconds; None when nothing was measured."""
         if not self.count:
             return None
-        at = self._histogram.get_value_at_percentile
-        return {
-            "p50": int(at(50)),
-            "p95": int(at(95)),
-            "p99": int(at(99)),
-            "max": int(self._histogram.get_max_value()),
-            "samples": self.count,
-        }
+        percentiles = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
+        return {name: int(1e3 * self.ms(each)) for name, each in percentiles.items()} | {"samples": self.count}

@@ -33,7 +33,7 @@ def make(
     """One result."""
     latencies = Latencies()
     for one in rounds:
-        latencies.add_encoded(one.latencies)
+        latencies.add_encoded(*one.latencies)
     return {
         "bench": name,
         "record_bytes": record_bytes,

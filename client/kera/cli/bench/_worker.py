@@ -183,7 +183,7 @@ class ProduceWorker:
     def _time(self, delivery: Awaitable[Any], start_ns: int, count: int = 1) -> None:
         async def wait() -> None:
             await delivery
-            self._latencies.add((time.perf_counter_ns() - start_ns) / 1000, count)
+            self._latencies.add(time.perf_counter_ns() - start_ns, count)
 
         timing = asyncio.create_task(wait())
         self._timings.add(timing)
@@ -249,7 +249,7 @@ class ConsumeWorker:
 
     async def _read_batches(self, consumer: Consumer) -> None:
         async for chunk in consumer.batches():
-            self._latencies.add(time.time_ns() // 1000 - chunk.header.created_us, chunk.batch.num_rows)
+            self._latencies.add(time.time_ns() - chunk.header.created_us * 1000, chunk.batch.num_rows)
             self._chunks += 1
             self._records += chunk.batch.num_rows
             self._record_bytes += chunk.batch.num_rows * self._task.record_bytes

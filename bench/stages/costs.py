@@ -1,59 +1,15 @@
-"""What each stage of a chunk's way costs: per request, per chunk and per byte, beside what the machine can do.
-
-The stages run one after the other in this process, each alone (`bench.stage_parts`): the classes are the real ones, the
-connections are not. So no cores have to be quiet, and the figures come out again. Measured is the processor time of
-the thread for each single request; of many, in rounds spread over the whole run, the low quantile counts (`QUANTILE`):
-it is of requests that nobody disturbed. Everything is warm then: a broker that does something else between two
-requests, or sleeps, pays more. What the kernel does is in the rows of the sockets alone, and there the median counts:
-of a thread that sleeps and is woken, virtual machines now and then count too little.
-
-From requests of 1 to 16 chunks of 1 KiB to 1 MiB
-
-    cost = per request + chunks x per chunk + bytes x per byte
-
-is fitted by least squares of the relative errors, none of the three below 0; "error" is what remains, the root of the
-mean square. The error of a difference of two stages is relative to the larger one. Where all requests have one chunk,
-what it costs is in what a request costs.
-
-The limit of a stage is what has to be done to its bytes, however it is programmed: to copy them, to take their
-checksum. Both are measured in the same rounds, for the same sizes. The share is the limit's part of the stage's cost:
-per byte of the fitted costs, else of requests of one chunk as they were measured. 100 % is all that the machine can do;
-somewhat more is possible, for what a stage copies to may be warmer than what the limit copied to.
-"""
+"""What stages cost: reduced from single requests, fitted, compared with their limits, and as tables."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import itertools
-import json
 import math
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import uvloop
 
-from bench.common import describe, directory, machine, parser, say
-from bench.references import append_m_per_s, copy_s_per_gb, socket_mb_per_s
-from bench.stage_parts import (
-    Batches,
-    Load,
-    Memory,
-    Part,
-    Pulls,
-    Pushes,
-    Records,
-    Replicas,
-    Samples,
-    Sockets,
-    Writes,
-    be_other_end,
-)
-from kera.core.process import die_with_parent
+from bench.stages.part import Load, Samples
 from kera.core.settings import KIB, MIB
 
 QUANTILE = 0.1
@@ -214,72 +170,3 @@ def plain(measured: Mapping[str, Mapping[Load, float]], costs: Mapping[str, Cost
         }
         for stage, of_stage in measured.items()
     }
-
-
-# -- measuring -----------------------------------------------------------------------------------------------------
-
-
-async def measure(root: Path, seconds: float) -> tuple[Samples, int]:
-    """Rounds of all parts in turn, for so long; and how often each had its turn."""
-    samples, passes = Samples(), -1
-    async with contextlib.AsyncExitStack() as stack:
-        parts: list[Part] = [Memory(LOADS)]
-        parts += [stack.enter_context(Sockets.connected(kind, LOADS)) for kind in ("unix", "tcp")]
-        parts += [Batches(LOADS), Records(LOADS), Replicas(LOADS), Pulls(LOADS)]
-        broker = Writes(root, LOADS)
-        stack.push_async_callback(broker.close)
-        parts.append(broker)
-        parts += [Pushes(LOADS, verify=verify) for verify in (True, False)]
-        end_s = time.monotonic() + seconds
-        while passes < 1 or time.monotonic() < end_s:
-            for part in parts:
-                for load in part.loads:
-                    await part.rounds(load, samples)
-            passes += 1
-            if not passes:
-                samples = Samples()  # caches, pages and connections were made: that one does not count
-    return samples, passes
-
-
-def main() -> int:
-    """Measure, or be the other end of a socket."""
-    made = parser(__doc__)
-    made.add_argument("--seconds", type=float, default=60.0, help="for all rounds")
-    made.add_argument("--out", type=Path, default=None, help="also write the figures there, as JSON")
-    made.add_argument("--other-end", type=int, default=None, help=argparse.SUPPRESS)
-    arguments = made.parse_args()
-    if arguments.other_end is not None:
-        die_with_parent()
-        be_other_end(arguments.other_end)
-        return 0
-    with directory(arguments) as root:
-        where = machine(root)
-        samples, passes = uvloop.run(measure(root, arguments.seconds))
-    references = {
-        "copy_s_per_gb": min(copy_s_per_gb() for _ in range(3)),
-        "socket_mb_per_s": max(socket_mb_per_s() for _ in range(3)),
-        "append_m_per_s": max(append_m_per_s() for _ in range(3)),
-    }
-    say(f"{passes} passes")
-    measured = reduced(samples)
-    costs = costs_of(measured)
-    records = {what: quantile(values) / 1000 for what, values in samples.records.items()}
-    turn_us = quantile(samples.turns) / 1000
-    print(f"## stages\n\n{describe(where)}; {passes} passes\n")
-    print("\n".join(table(measured, costs)))
-    print("\n".join(["", *record_table(records, references)]))
-    print(
-        f"\nWhole blocks (`bench.references`): copied in {references['copy_s_per_gb']:.4f} s/GB; through a unix socket"
-        f" {references['socket_mb_per_s']:,.0f} MB/s. A turn of the event loop with nothing to do, of which stages that"
-        f" wait have some: {turn_us:.1f} us."
-    )
-    found = {"bench": "stages", "machine": where, "passes": passes, "references": references, "turn_us": turn_us}
-    text = json.dumps({**found, "records_us": records, "stages": plain(measured, costs)})
-    print(f"\n{text}", flush=True)
-    if arguments.out is not None:
-        arguments.out.write_text(text + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,204 @@
+"""What is around the parts of KerA that are measured: connections that lead nowhere, a cluster of one, and chunks.
+
+`Wire` stands for a connection (it keeps what it is given to send, and `deliver` puts into a protocol's buffer what the
+kernel would), `Cluster` for the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from bench.common import sample_chunk
+from bench.stages.part import RECORD_BYTES, Load, now_ns, since
+from kera.cli.bench._payload import make_batch, records_per_chunk
+from kera.client.push import PushConnection
+from kera.client.settings import ClientSettings
+from kera.client.types import StreamDescription
+from kera.core.chunk import Placement, encode_payload, place_chunk
+from kera.core.rpc import Service
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.frame_server import _ServerConnection, _Shared
+from kera.core.rpc.frames import FrameHeader, Kind, decode_header, encode_frame
+from kera.core.rpc.method import Method
+from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
+from kera.core.settings import MIB
+from kera.v1 import common_pb2, coordinator_pb2
+
+SEGMENT_BYTES = 8 * MIB
+MESSAGE_BYTES_MAX = 32 * MIB
+TURNS_MAX = 1000
+STREAM_ID = 1
+BROKER_ID = 1
+
+
+class Wire(asyncio.Transport):
+    """A connection that leads nowhere: it keeps what it is to send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[list[Any]] = []
+        self._socket = socket.socket(socket.AF_UNIX)
+
+    def write(self, data: Any) -> None:
+        """See `asyncio.Transport`."""
+        self.sent.append([data])
+
+    def writelines(self, list_of_data: Any) -> None:
+        """See `asyncio.Transport`."""
+        self.sent.append(list(list_of_data))
+
+    def is_closing(self) -> bool:
+        """See `asyncio.Transport`."""
+        return False
+
+    def pause_reading(self) -> None:
+        """See `asyncio.Transport`."""
+
+    def resume_reading(self) -> None:
+        """See `asyncio.Transport`."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """See `asyncio.Transport`."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See `asyncio.Transport`."""
+        return self._socket if name == "socket" else default
+
+    def abort(self) -> None:
+        """See `asyncio.Transport`."""
+        self._socket.close()
+
+    close = abort
+
+
+def deliver(protocol: asyncio.BufferedProtocol, data: bytes) -> int:
+    """Have a protocol receive bytes; what that takes, without the copy that the kernel would make."""
+    view, at, spent_ns = memoryview(data), 0, 0
+    while at < len(view):
+        buffer = memoryview(protocol.get_buffer(-1))
+        piece = view[at : at + len(buffer)]
+        buffer[: len(piece)] = piece
+        begun_ns = now_ns()
+        protocol.buffer_updated(len(piece))
+        spent_ns += since(begun_ns)
+        at += len(piece)
+    return spent_ns
+
+
+async def until_sent(wire: Wire) -> None:
+    """Let the loop turn until something is sent."""
+    for _ in range(TURNS_MAX):
+        if wire.sent:
+            return
+        await asyncio.sleep(0)
+    raise RuntimeError("nothing was sent")
+
+
+def header_of(pieces: Sequence[Any]) -> FrameHeader:
+    """The header of a frame that was sent."""
+    return decode_header(memoryview(pieces[0]), 0, MESSAGE_BYTES_MAX)
+
+
+def frame(kind: Kind, method: Method[Any, Any], number: int, message: Any, bulk: Sequence[Any] = ()) -> bytes:
+    """A frame in one piece."""
+    return b"".join(memoryview(piece) for piece in encode_frame(kind, method, number, message, bulk, MESSAGE_BYTES_MAX))
+
+
+def stream_info(stream_id: int = STREAM_ID, *, replicas: int = 0) -> common_pb2.StreamInfo:
+    """A stream of one streamlet."""
+    durability = common_pb2.DURABILITY_REPLICATED if replicas else common_pb2.DURABILITY_LEADER
+    config = common_pb2.StreamConfig(
+        streamlets=1, entries=1, group_segments=8, durability=durability, replication=replicas, virtual_logs=1
+    )
+    assignment = common_pb2.StreamletAssignment(broker_id=BROKER_ID, broker_epoch=1, first_group_id=1)
+    schema = common_pb2.StreamSchema(schema_id=1, arrow_schema=schema_to_bytes(DEFAULT_SCHEMA))
+    return common_pb2.StreamInfo(
+        stream_id=stream_id, name="s", config=config, schemas=[schema], assignments=[assignment]
+    )
+
+
+class Cluster:
+    """What producers and consumers ask of a cluster; also where its brokers can be reached."""
+
+    def __init__(self, push: PushConnection | None = None) -> None:
+        """`push`: a broker pushes over this; None: it does not."""
+        self.settings = ClientSettings()
+        self.request_timeout_s = 60.0
+        self.wire = Wire()
+        self.channel_made = FrameChannel("unix", "", MESSAGE_BYTES_MAX)
+        self.channel_made.connection_made(self.wire)
+        self.locality = self
+        self._push = push
+        broker = common_pb2.BrokerInfo(broker_id=BROKER_ID, segment_bytes=SEGMENT_BYTES, alive=True)
+        self._stream = StreamDescription.from_message(stream_info(), [broker])
+
+    async def stream(self, _name: str) -> StreamDescription:
+        """See `kera.client.cluster`; likewise all that follows."""
+        return self._stream
+
+    async def stream_or_last_seen(self, _name: str) -> StreamDescription:
+        """The same."""
+        return self._stream
+
+    async def ask(self, _method: Any, _message: Any) -> coordinator_pb2.InitProducerResponse:
+        """An identity."""
+        return coordinator_pb2.InitProducerResponse(producer_id=1, producer_epoch=1)
+
+    async def channel(self, _stream: Any, _broker_id: int) -> FrameChannel:
+        """To the broker."""
+        return self.channel_made
+
+    def reachable(self, _broker: Any, _wish: Any) -> bool:
+        """Whether it pushes."""
+        return self._push is not None
+
+    async def connection(self, _broker: Any, _wish: Any) -> PushConnection | None:
+        """Over what."""
+        return self._push
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.channel_made.connection_lost(None)
+        self.wire.abort()
+
+
+@functools.cache
+def batch_of(chunk_bytes: int) -> pa.RecordBatch:
+    """Of records of 100 bytes, as many as a chunk takes."""
+    return make_batch(RECORD_BYTES, records_per_chunk(RECORD_BYTES, chunk_bytes))
+
+
+@functools.cache
+def _payload_of(chunk_bytes: int) -> pa.Buffer:
+    return encode_payload(batch_of(chunk_bytes))
+
+
+def chunk_of(chunk_bytes: int, sequence: int, stream_id: int = STREAM_ID) -> bytearray:
+    """As a producer sends it."""
+    records = batch_of(chunk_bytes).num_rows
+    made = sample_chunk(_payload_of(chunk_bytes), records, stream_id=stream_id, sequence=sequence)
+    return bytearray(made.to_bytes())
+
+
+@functools.cache
+def placed_chunks(load: Load) -> bytes:
+    """As they follow each other in a broker's memory."""
+    chunks, records = [], batch_of(load.chunk_bytes).num_rows
+    for number in range(load.chunks):
+        chunks.append(chunk_of(load.chunk_bytes, number))
+        place_chunk(chunks[-1], 0, Placement(1, 1, 0, number * records, 1, 0))
+    return b"".join(chunks)
+
+
+def daemon_connection(service: Service) -> tuple[_ServerConnection, Wire]:
+    """A client's connection to a daemon, at the daemon's side."""
+    methods = {method.number: (method, handler) for method, handler in service.items()}
+    connection, wire = _ServerConnection(_Shared(methods, MESSAGE_BYTES_MAX), "unix"), Wire()
+    connection.connection_made(wire)
+    return connection, wire

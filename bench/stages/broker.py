@@ -1,0 +1,172 @@
+"""What is a broker's: from the frame of a write to its answer, with and without a backup."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.stages.around import (
+    BROKER_ID,
+    MESSAGE_BYTES_MAX,
+    SEGMENT_BYTES,
+    TURNS_MAX,
+    Wire,
+    chunk_of,
+    daemon_connection,
+    deliver,
+    frame,
+    header_of,
+    stream_info,
+)
+from bench.stages.part import MEMORY_BYTES, Load, Samples, now_ns, since
+from kera.broker.arena import Arena
+from kera.broker.disk import LocalDisk
+from kera.broker.metrics import Counters
+from kera.broker.persistence import PersistenceManager
+from kera.broker.replication import Limits, Replication
+from kera.broker.replicator import Replicator
+from kera.broker.restart import Restart
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_store import SegmentStore
+from kera.broker.service import BrokerService
+from kera.broker.stream import Streams
+from kera.core.chunk import verify_header, verify_payload
+from kera.core.rpc import api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.frames import Kind
+from kera.core.settings import MIB
+from kera.v1 import backup_pb2, broker_pb2, common_pb2
+
+
+class Writes:
+    """A broker without a disk: a stream without replicas, and one with one."""
+
+    def __init__(self, root: Path, loads: Sequence[Load]) -> None:
+        self.loads = loads
+        shm = Path("/dev/shm")  # noqa: S108 - where arenas are
+        self._arena = Arena.create(
+            shm, arena_bytes=MEMORY_BYTES, slot_bytes=SEGMENT_BYTES, data_dir=root, ephemeral=True
+        )
+        self._index = SegmentIndex.open(root / "index", durable=False)
+        self._store = SegmentStore(root, LocalDisk(root), self._index)
+        meta = {"clean": False, "next_physical_id": 1, "slot_bytes": SEGMENT_BYTES}
+        self._memory = PersistenceManager(self._arena, self._index, next_physical_id=1, meta=meta)
+        replication = Replication(Limits(SEGMENT_BYTES), lambda _changes, done: done(None))
+        self._memory.on_gone = replication.coverage.gone
+        self._streams = Streams(self._memory, Restart(None, self._index, self._store), replication)
+        replicator = Replicator(replication, node_id="", timeout_ms=60_000)
+        self._counters = Counters()
+        service = BrokerService(
+            self._streams, self._memory, replication, self._counters, pump=replicator.pump, read_bytes_max=MIB
+        )
+        service.registered(BROKER_ID, [], 1)
+        self._connection, self._wire = daemon_connection(service.service())
+        self._backup, self._backup_wire = FrameChannel("unix", "", MESSAGE_BYTES_MAX), Wire()
+        self._backup.connection_made(self._backup_wire)
+        replication.begin(1, [])
+        replicator.begin(BROKER_ID, 1)
+        replication.backups.are([common_pb2.BackupInfo(backup_id=1, node_id="other", segment_bytes=SEGMENT_BYTES)])
+        replication.backup_up(1)
+        replicator._links[1] = _Link(self._backup)  # type: ignore[assignment]
+        self._stream_id = 0
+
+    async def close(self) -> None:
+        """Give the memory back."""
+        self._backup.connection_lost(None)
+        self._memory.on_work = lambda: None
+        self._index.close()
+        self._arena.close()
+
+    async def rounds(self, load: Load, samples: Samples) -> None:
+        """See `Part`. Both streams are in the same memory, one after the other."""
+        for replicas in (0, 1):
+            await self._round(load, replicas, samples)
+
+    async def _round(self, load: Load, replicas: int, samples: Samples) -> None:
+        self._stream_id += 1
+        self._streams.open(stream_info(self._stream_id, replicas=replicas), BROKER_ID, 1)
+        sequence = 0
+        for number in range(load.requests + 1):
+            bulk = b"".join(
+                chunk_of(load.chunk_bytes, sequence + place, self._stream_id) for place in range(load.chunks)
+            )
+            sequence += load.chunks
+            if number % 3 == 2 and not replicas:
+                self._steps(load, memoryview(bulk), samples)
+                continue
+            message = broker_pb2.MultiWriteChunksRequest(chunk_count=load.chunks)
+            spent_ns = deliver(self._connection, frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [bulk]))
+            if replicas:
+                spent_ns += await self._replicate()
+            if not self._wire.sent:
+                raise RuntimeError("the broker has not answered")
+            self._wire.sent.clear()
+            if number:  # the first one opens the segment
+                what = "broker: frame to answer" + (", one copy" if replicas else "")
+                samples.requests[what][load].append(spent_ns)
+        if self._counters.chunks_refused:
+            raise RuntimeError(f"the broker has refused {self._counters.chunks_refused} chunks")
+        await self._drop()
+
+    def _steps(self, load: Load, bulk: memoryview, samples: Samples) -> None:
+        """What a write is made of, most of it: each step for all chunks."""
+        streamlet = self._streams.get(self._stream_id).streamlet(0)
+        begun_ns, at, found = now_ns(), 0, []
+        while at < len(bulk):
+            header = verify_header(bulk, at)
+            verify_payload(bulk, at, header)
+            found.append((header, bulk[at : at + header.chunk_bytes]))
+            at += header.chunk_bytes
+        samples.requests["broker: of it verify"][load].append(since(begun_ns))
+        begun_ns = now_ns()
+        for header, chunk in found:
+            streamlet.publish(streamlet.append(chunk, header))
+        samples.requests["broker: of it append"][load].append(since(begun_ns))
+
+    async def _replicate(self) -> int:
+        """Answer as backups do until the producer is answered; what that takes here."""
+        spent_ns = 0
+        for _ in range(TURNS_MAX):
+            if self._wire.sent:
+                return spent_ns
+            spent_ns += self._answer()
+            begun_ns = now_ns()
+            await asyncio.sleep(0)
+            spent_ns += since(begun_ns)
+        raise RuntimeError("the chunks were not replicated")
+
+    def _answer(self) -> int:
+        sent, self._backup_wire.sent = self._backup_wire.sent, []
+        spent_ns = 0
+        for pieces in sent:
+            header = header_of(pieces)
+            replicate = header.method == api.REPLICATE.number
+            answer: Any = backup_pb2.ReplicateResponse() if replicate else backup_pb2.FreeReplicasResponse()
+            method: Any = api.REPLICATE if replicate else api.FREE_REPLICAS
+            spent_ns += deliver(self._backup, frame(Kind.REPLY, method, header.request_id, answer))
+        return spent_ns
+
+    async def _drop(self) -> None:
+        """Free all that the round has written."""
+        self._streams.drop(self._stream_id)
+        while jobs := self._memory.plan():
+            for job in jobs:
+                self._store.perform(job)
+                self._memory.finished(job)
+        for _ in range(4):
+            await asyncio.sleep(0)
+            self._answer()
+        self._wire.sent.clear()
+
+
+class _Link:
+    """A backup that is connected."""
+
+    def __init__(self, channel: FrameChannel) -> None:
+        self.channel = channel
+
+    def fail(self, reason: str) -> None:
+        """It never does."""
+        raise RuntimeError(reason)

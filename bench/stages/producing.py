@@ -1,0 +1,100 @@
+"""What is a producer's: from records or a batch to a frame, and from the answer to what was awaited."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from bench.stages.around import MESSAGE_BYTES_MAX, Cluster, batch_of, deliver, frame, header_of, until_sent
+from bench.stages.part import RECORD_BYTES, Load, Samples, now_ns, since
+from kera.cli.bench._payload import make_value
+from kera.client.producer import Producer
+from kera.client.settings import ProducerSettings
+from kera.core.rpc import api
+from kera.core.rpc.frames import Kind
+from kera.v1 import broker_pb2
+
+
+@contextlib.asynccontextmanager
+async def _producer(load: Load) -> AsyncIterator[tuple[Producer, Cluster]]:
+    cluster: Any = Cluster()
+    # Nothing closes or leaves before all chunks of a request are there.
+    settings = ProducerSettings(chunk_bytes_max=2 * load.chunk_bytes, request_bytes_max=MESSAGE_BYTES_MAX)
+    async with Producer(cluster, settings) as producer:
+        await producer.prepare("s")
+        yield producer, cluster
+    cluster.close()
+
+
+def _stored(pieces: Sequence[Any], chunks: int) -> bytes:
+    """A broker's answer to a write."""
+    response = broker_pb2.MultiWriteChunksResponse()
+    for _ in range(chunks):
+        response.statuses.add(group_id=1, segment_id=1, position=4096, first_record=1000, durability=1)
+    return frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, header_of(pieces).request_id, response)
+
+
+class Batches:
+    """`send_batch`, up to the frame that is given to the transport; the answer, up to what was awaited."""
+
+    def __init__(self, loads: Sequence[Load]) -> None:
+        self.loads = loads
+
+    async def rounds(self, load: Load, samples: Samples) -> None:
+        """See `Part`. The first request also connects."""
+        batch = batch_of(load.chunk_bytes)
+        async with _producer(load) as (producer, cluster):
+            for number in range(load.requests + 1):
+                begun_ns = now_ns()
+                pending = [await producer.send_batch("s", batch) for _ in range(load.chunks)]
+                await until_sent(cluster.wire)
+                there_ns = since(begun_ns)
+                (request,) = cluster.wire.sent
+                cluster.wire.sent.clear()
+                answer = _stored(request, load.chunks)
+                back_ns = deliver(cluster.channel_made, answer)
+                begun_ns = now_ns()
+                for each in pending:
+                    await each
+                back_ns += since(begun_ns)
+                if number:
+                    samples.requests["producer: send_batch to frame"][load].append(there_ns)
+                    samples.requests["producer: answer to delivery"][load].append(back_ns)
+
+
+class Records:
+    """`send`, and what comes of a chunk's records: closed, encoded, and in a frame."""
+
+    RECORDS_MIN = 1000
+
+    def __init__(self, loads: Sequence[Load]) -> None:
+        self.loads = [load for load in loads if load.chunks == 1]
+
+    async def rounds(self, load: Load, samples: Samples) -> None:
+        """See `Part`."""
+        value, records = make_value(RECORD_BYTES), batch_of(load.chunk_bytes).num_rows
+        keys = [b"key-%d" % number for number in range(RECORD_BYTES)]
+        async with _producer(load) as (producer, cluster):
+            send, wire = producer.send, cluster.wire
+            for number in range(load.requests + 1):
+                keyed = records >= self.RECORDS_MIN and number % 2 == 0
+                begun_ns = now_ns()
+                if keyed:
+                    for record in range(records):
+                        send("s", value, keys=keys[record % RECORD_BYTES])
+                else:
+                    for _ in range(records):
+                        send("s", value)
+                sent_ns = since(begun_ns)
+                begun_ns = now_ns()
+                await until_sent(wire)
+                framed_ns = since(begun_ns)
+                (request,) = wire.sent
+                wire.sent.clear()
+                deliver(cluster.channel_made, _stored(request, 1))
+                if records >= self.RECORDS_MIN and number:
+                    what = "send, a value and a key" if keyed else "send, a value"
+                    samples.records[what].append(sent_ns / records)
+                if number and not keyed:
+                    samples.requests["producer: records to frame"][load].append(framed_ns)
