@@ -17,7 +17,7 @@ from kera.backup.metrics import Counters
 from kera.backup.reading import Streamlets, Walk
 from kera.backup.replica import Replica
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
-from kera.core.rpc import Call, Reply, Service, api
+from kera.core.rpc import Answer, Call, Reply, Service, api
 from kera.core.rpc.method import Handler, ResponseT
 from kera.v1 import backup_pb2
 
@@ -87,7 +87,7 @@ class BackupService:
         if not request.persist or replica.durable_length >= length:
             return Reply(_response(replica, length))
         kept = replica
-        future: asyncio.Future[Reply[backup_pb2.ReplicateResponse]] = self._loop.create_future()
+        future: Answer[Reply[backup_pb2.ReplicateResponse]] = Answer(loop=self._loop)
         self._store.wait(kept, length, _resolving(future, lambda: Reply(_response(kept, length))))
         return future
 

@@ -148,7 +148,7 @@ class Replicator:
             self._loop.call_soon(self._refused, effect, Unavailable("the backup is not connected"))
             return
         future = channel.submit(api.REPLICATE, request, bulk, timeout_s=self._timeout_s)
-        future.add_done_callback(partial(self._answered, link, effect))
+        future.when_done(partial(self._answered, link, effect))
 
     def _answered(
         self, link: _Link | None, effect: Send | Close, future: asyncio.Future[Reply[backup_pb2.ReplicateResponse]]

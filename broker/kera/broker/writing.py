@@ -40,7 +40,7 @@ from kera.core.errors import (
     SchemaMismatch,
     Unavailable,
 )
-from kera.core.rpc import Call, Reply
+from kera.core.rpc import Answer, Call, Reply
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
 
@@ -80,7 +80,7 @@ class _Write:
     error: KeraError | None = None
     """Why they are not."""
     done = False
-    future: asyncio.Future[WriteReply] | None = None
+    future: Answer[WriteReply] | None = None
     """Of the reply, if that is not there at once."""
     deadline_s = 0.0
     """For room in memory."""
@@ -161,7 +161,7 @@ class Writer:
             self._go_on(write)
         if write.done:
             return Reply(write.response)
-        write.future = self._loop.create_future()
+        write.future = Answer(loop=self._loop)
         return write.future
 
     def _wait_for_room(self, write: _Write) -> bool:

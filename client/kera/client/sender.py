@@ -137,7 +137,7 @@ class Sender:
             self._requests -= 1
             self._refused(chunks, error)
             return
-        future.add_done_callback(lambda done: self._answered(chunks, done))
+        future.when_done(lambda done: self._answered(chunks, done))
 
     def _answered(
         self, chunks: list[PendingChunk], done: asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]]

@@ -24,7 +24,7 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.ids import PRODUCER_EPOCHS, Position
-from kera.core.rpc import Channel, Method, Reply, api
+from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.wire import error_to_message
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
@@ -119,9 +119,9 @@ class FleetBroker:
         bulk: Sequence[Any] = (),
         *,
         timeout_s: float,  # noqa: ARG002 - all is answered
-    ) -> asyncio.Future[Reply[Any]]:
+    ) -> Answer[Reply[Any]]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Reply[Any]] = loop.create_future()
+        future: Answer[Reply[Any]] = Answer(loop=loop)
         self.calls.append(method.name)
         data = b"".join(bytes(memoryview(piece).cast("B")) for piece in bulk)
         request = method.request.FromString(message.SerializeToString())

@@ -26,7 +26,7 @@ from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import ChunkHeader, decode_payload, iterate_chunks
 from kera.core.errors import KeraError, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
-from kera.core.rpc import Channel, Method, Reply, api
+from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.method import Call, Peer
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.v1 import application_pb2, broker_pb2, common_pb2, coordinator_pb2
@@ -123,7 +123,7 @@ class LoopbackChannel:
         """The level that each write asked for."""
         self.writes: list[list[ChunkHeader]] = []
         """Headers of the chunks of each write that was submitted."""
-        self.in_flight = 0
+        self._in_flight: list[Answer[Reply[Any]]] = []
         self.in_flight_max = 0
         self.held: list[Callable[[], None]] = []
         self._handlers = service.service()
@@ -132,8 +132,8 @@ class LoopbackChannel:
 
     def submit(
         self, method: Method[Any, Any], message: Any, bulk: Sequence[Any] = (), *, timeout_s: float
-    ) -> asyncio.Future[Reply[Any]]:
-        future: asyncio.Future[Reply[Any]] = self._loop.create_future()
+    ) -> Answer[Reply[Any]]:
+        future: Answer[Reply[Any]] = Answer(loop=self._loop)
         request = method.request.FromString(message.SerializeToString())
         data = memoryview(b"".join(bytes(memoryview(piece).cast("B")) for piece in bulk))
         fault = Fault.NONE
@@ -141,16 +141,12 @@ class LoopbackChannel:
             fault = self.faults.popleft() if self.faults else self.default_fault
             self.levels.append(request.durability)
             self.writes.append([header for header, _ in iterate_chunks(data)])
-            self.in_flight += 1
-            self.in_flight_max = max(self.in_flight_max, self.in_flight)
-            future.add_done_callback(self._ended)
+            self._in_flight = [each for each in self._in_flight if not each.done()] + [future]
+            self.in_flight_max = max(self.in_flight_max, len(self._in_flight))
         elif method is api.MULTI_READ_CHUNKS and self.read_faults:
             fault = self.read_faults.popleft()
         self._loop.call_soon(self._carry, fault, method, Call(request, data, self._peer), future, timeout_s)
         return future
-
-    def _ended(self, _: object) -> None:
-        self.in_flight -= 1
 
     def _carry(
         self, fault: Fault, method: Method[Any, Any], call: Call[Any], future: asyncio.Future[Reply[Any]], time_s: float

@@ -22,7 +22,7 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.rpc import Channel, Method, Reply, api
+from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from tests.unit.client.support import stream_info
@@ -47,9 +47,9 @@ class CursorBroker:
 
     def submit(
         self, method: Method[Any, Any], message: Any, bulk: Sequence[Any] = (), *, timeout_s: float
-    ) -> asyncio.Future[Reply[Any]]:
+    ) -> Answer[Reply[Any]]:
         assert (list(bulk), timeout_s) == ([], 10.0)
-        future: asyncio.Future[Reply[Any]] = asyncio.get_running_loop().create_future()
+        future: Answer[Reply[Any]] = Answer(loop=asyncio.get_running_loop())
         cursors = {
             EntryId(each.stream_id, each.streamlet_id, each.entry): Position(
                 each.group_id, each.segment_id, each.position

@@ -1,7 +1,8 @@
 """Remote calls: one set of methods and handlers, two transports.
 
 * ``method``: what a method, a call and a reply are; ``api``: the tables of KerA's methods.
-* ``limits``: what bounds a message and a connection; ``handling``: how handlers are run; ``address``: host and port.
+* ``answer``: the future of a reply; ``limits``: what bounds a message and a connection; ``handling``: how handlers are
+  run; ``address``: host and port.
 * ``wire``: errors as messages, and the bulk (de)serialisers.
 * ``frames`` / ``frame_server`` / ``frame_client``: length-prefixed frames over TCP and unix sockets, for the data plane
   between KerA's own parts.
@@ -11,6 +12,7 @@ A handler does not know by which transport a call came; a caller does not know b
 decide is left to the daemons.
 """
 
+from kera.core.rpc.answer import Answer
 from kera.core.rpc.method import Call, Channel, Handler, Method, Peer, Reply, Service
 
-__all__ = ["Call", "Channel", "Handler", "Method", "Peer", "Reply", "Service"]
+__all__ = ["Answer", "Call", "Channel", "Handler", "Method", "Peer", "Reply", "Service"]

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc.address import reason_of, split_address
+from kera.core.rpc.answer import Answer
 from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame, tune
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
@@ -83,9 +84,9 @@ class FrameChannel(FrameProtocol):
         bulk: Sequence[Any] = (),
         *,
         timeout_s: float,
-    ) -> asyncio.Future[Reply[ResponseT]]:
+    ) -> Answer[Reply[ResponseT]]:
         """See `Channel.submit`."""
-        future: asyncio.Future[Reply[ResponseT]] = self._loop.create_future()
+        future: Answer[Reply[ResponseT]] = Answer(loop=self._loop)
         if self.closed or self._transport is None:
             future.set_exception(Unavailable(f"connection to {self._address} is closed", address=self._address))
             return future
@@ -134,14 +135,14 @@ class FrameChannel(FrameProtocol):
         pending, self._pending = self._pending, {}
         if self._timer is not None:
             self._timer.cancel()
+        if not self._closed.done():
+            self._closed.set_result(None)  # first: who is told below may want to send again
         reason = self._failure or exc or "closed"
         for each in pending.values():
             if not each.future.done():
                 each.future.set_exception(
                     Uncertain(f"connection to {self._address} was lost: {reason}", address=self._address)
                 )
-        if not self._closed.done():
-            self._closed.set_result(None)
 
     def protocol_failed(self, error: ProtocolError) -> None:
         """See `FrameProtocol`."""
@@ -204,7 +205,7 @@ class FrameChannel(FrameProtocol):
 class _Pending(NamedTuple):
     """A request without an answer."""
 
-    future: asyncio.Future[Any]
+    future: Answer[Any]
     method: Method[Any, Any]
     deadline_s: float
     timeout_s: float

@@ -16,6 +16,7 @@ from typing import Any
 
 from kera.core.errors import PathNotWritable, PortTaken, ProtocolError
 from kera.core.rpc.address import join_address, reason_of
+from kera.core.rpc.answer import Answer
 from kera.core.rpc.frames import (
     NO_REQUEST,
     FrameHeader,
@@ -198,7 +199,11 @@ class _ServerConnection(FrameProtocol):
             self._send(header, method, result)
             return
         self._waiting.add(result)
-        result.add_done_callback(partial(self._finished, header, method))
+        finished = partial(self._finished, header, method)
+        if isinstance(result, Answer):
+            result.when_done(finished)
+        else:
+            result.add_done_callback(finished)
         if len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX:
             self.hold_frames()
 

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import ERROR_METADATA, client_options, keep_freed_memory
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_size
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
@@ -51,9 +52,9 @@ class GrpcChannel:
         bulk: Sequence[Any] = (),
         *,
         timeout_s: float,
-    ) -> asyncio.Future[Reply[ResponseT]]:
+    ) -> Answer[Reply[ResponseT]]:
         """See `Channel.submit`."""
-        future: asyncio.Future[Reply[ResponseT]] = self._loop.create_future()
+        future: Answer[Reply[ResponseT]] = Answer(loop=self._loop)
         try:
             if self._closed:
                 raise Unavailable(f"connection to {self._address} is closed", address=self._address)

@@ -13,13 +13,14 @@ The bulk of a call is memory beside the message. Its lifetime is the point to kn
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
+
+from kera.core.rpc.answer import Answer
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -114,7 +115,7 @@ class Channel(Protocol):
         bulk: Sequence[Any] = (),
         *,
         timeout_s: float,
-    ) -> asyncio.Future[Reply[ResponseT]]:
+    ) -> Answer[Reply[ResponseT]]:
         """Send a request now; calls of one channel and bulk method arrive in the order of their submission.
 
         Nothing is raised here; the future fails with the error that the daemon answered, with `RecordTooLarge` or
