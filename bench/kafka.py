@@ -147,10 +147,13 @@ class Kafka:
     def create(
         self, topic: str, partitions: int, *, replication: int = 1, settings: Mapping[str, str] | None = None
     ) -> None:
-        """Make a topic."""
-        wanted = self._new_topic(
-            topic, num_partitions=partitions, replication_factor=replication, config=dict(settings or {})
-        )
+        """Make a topic, whose partitions have the brokers as leaders in turn, beginning with the first.
+
+        Kafka would begin with any: a topic's only partition would now be led by a broker that is warm, now by one that
+        has only followed so far.
+        """
+        places = replicas(partitions, replication, len(self.pids))
+        wanted = self._new_topic(topic, partitions, replica_assignment=places, config=dict(settings or {}))
         self._admin.create_topics([wanted], operation_timeout=START_S)[topic].result()
 
     def delete(self, topic: str) -> None:
@@ -178,6 +181,11 @@ def running(parts: Server, folder: Path, brokers: int = 1) -> Iterator[Kafka]:
             argv = [*base, "kafka.Kafka", str(settings)]
             pids[name] = stack.enter_context(serving("Kafka", argv, folder / f"{name}.log", ports=[port]))
         yield Kafka(parts, ",".join(f"{HOST}:{port}" for port in ports), pids)
+
+
+def replicas(partitions: int, replication: int, brokers: int) -> list[list[int]]:
+    """Which brokers have a partition, the leader first, of each partition."""
+    return [[1 + (each + copy) % brokers for copy in range(replication)] for each in range(partitions)]
 
 
 def broker_settings(number: int, port: int, controller: int, logs: Path) -> str:

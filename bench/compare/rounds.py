@@ -25,8 +25,9 @@ from typing import Any
 from bench.common import say
 from bench.compare.contestant import Contestant, Failed, Role, Running, contestant
 from bench.compare.processes import Process, cpu_s, forget_peak, memory
-from bench.compare.worker import Latencies, Result, Task
+from bench.compare.worker import Result, Task
 from bench.compare.workload import Workload
+from kera.cli.bench._latency import Latencies
 
 READY_S = 60.0
 FLUSH_S = 60.0
@@ -82,7 +83,7 @@ class Stage:
         _sleep_until(start_ns + int(workload.seconds * 1e9))
         cost = _difference(before, self._cpu_s(others))
         produced = _results(producers, FLUSH_S)
-        stalled = _until_seen(consumers, _acknowledged(produced), CATCH_UP_S)
+        stalled = until_seen(consumers, _acknowledged(produced), CATCH_UP_S)
         return self._record(cost, produced, _stopped(consumers), stalled=stalled) | {"produced": _counted(produced)}
 
     def _backlog(self, workload: Workload, others: Sequence[int]) -> Record:
@@ -97,7 +98,7 @@ class Stage:
         start_ns = time.monotonic_ns()
         for process in consumers:
             process.tell(f"go {start_ns}")
-        stalled = _until_seen(consumers, _acknowledged(produced), workload.seconds)
+        stalled = until_seen(consumers, _acknowledged(produced), workload.seconds)
         cost = _difference(before, self._cpu_s(others))
         return self._record(cost, produced, _stopped(consumers), stalled=stalled) | {"produced": None, "latencies": {}}
 
@@ -167,7 +168,7 @@ def _acknowledged(produced: Sequence[Result]) -> int:
     return sum(result.acknowledged for result in produced)
 
 
-def _until_seen(consumers: Sequence[Process], total: int, wait_s: float) -> bool:
+def until_seen(consumers: Sequence[Process], total: int, wait_s: float) -> bool:
     """Wait until consumers have seen all, or have had their time; whether they make no headway any more."""
     moved_s = time.monotonic()
     end_s, last = moved_s + wait_s, -1

@@ -22,10 +22,10 @@ from bench.compare.rounds import OTHERS, Stage, losses, run_workload
 from bench.compare.worker import (
     BURST_MAX,
     EARLY_NS_MAX,
-    Latencies,
     Result,
     Schedule,
     Task,
+    Worker,
     due_of,
     early_ns,
     make_keys,
@@ -34,6 +34,7 @@ from bench.compare.worker import (
     stamped,
 )
 from bench.compare.workload import BadWorkload, Workload, find, load, names
+from kera.cli.bench._latency import Latencies
 
 
 def workload(**fields: Any) -> Workload:
@@ -180,6 +181,18 @@ def test_times_out_of_range_count_as_the_nearest() -> None:
     assert found.ms(100) == pytest.approx(3.6e6, rel=0.002)
 
 
+def test_latencies_are_taken_once_and_count_for_each_record() -> None:
+    worker = Worker(Task(role="consume", index=0, workload=workload(rate=5, consumers=1)))
+    worker.end_ns = 10
+    worker.arrived(5, 5_000_005, 3)
+    worker.arrived(10, 20)  # due when nothing counts any more
+    found = Latencies()
+    found.add_encoded(*worker.take_latencies().values())
+    assert found.count == 3
+    assert found.ms(50) == pytest.approx(5, rel=0.002)
+    assert worker.take_latencies() == {}
+
+
 # -- pace ------------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +237,15 @@ async def test_a_stall_is_made_up_for_and_its_records_keep_their_due_times() -> 
 def test_a_pacer_spends_at_most_a_tenth_of_its_time_on_waking_early() -> None:
     assert early_ns(10) == EARLY_NS_MAX
     assert early_ns(100_000) == 1000
+
+
+def test_producers_take_turns_with_what_is_due_at_once() -> None:
+    some = workload(producers=2, rate=1000, seconds=0.04)
+    workers = [Worker(Task(role="produce", index=index, workload=some)) for index in range(2)]
+    for worker in workers:
+        worker.end_ns = 40_000_000
+    due_times = [list(worker._schedule(records=10)) for worker in workers]
+    assert due_times == [[0, 20_000_000], [10_000_000, 30_000_000]]
 
 
 # -- what has become of records --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from bench.compare.peers.install import Missing, go_program, new_packages
 from bench.compare.peers.kafka_java import KafkaJava
 from bench.compare.peers.kafka_java_worker import consumed, produced, produced_in_all
 from bench.compare.peers.kafka_worker import producer_settings
-from bench.compare.peers.nats_protocol import Acknowledgements, Messages, publish
+from bench.compare.peers.nats_protocol import BATCH_MAX, Acknowledgements, Messages, publish, publish_atomically
 from bench.compare.peers.peer import names
 from bench.compare.peers.raw import Batch
 from bench.compare.peers.redis_protocol import Replies, adds, command
@@ -62,6 +62,46 @@ def test_a_refusal_of_nats_is_an_error() -> None:
 
 def test_publications_of_nats_have_a_reply_for_the_partition() -> None:
     assert publish(b"s", Batch(3, [b"one", b"two"], None), b"_A") == b"PUB s _A.3 3\r\none\r\nPUB s _A.3 3\r\ntwo\r\n"
+
+
+def test_an_atomic_batch_of_nats_ends_with_a_commit_that_wants_the_acknowledgement() -> None:
+    first = b"NATS/1.0\r\nNats-Batch-Id:_A-3\r\nNats-Batch-Sequence:1\r\nkey: k\r\n\r\n"
+    last = b"NATS/1.0\r\nNats-Batch-Id:_A-3\r\nNats-Batch-Sequence:2\r\nNats-Batch-Commit:1\r\nkey: l\r\n\r\n"
+    published = publish_atomically(b"s", Batch(3, [b"one", b"two"], [b"k", b"l"]), b"_A")
+    assert published == (
+        b"HPUB s %d %d\r\n%bone\r\n" % (len(first), len(first) + 3, first)
+        + b"HPUB s _A.3 %d %d\r\n%btwo\r\n" % (len(last), len(last) + 3, last)
+    )
+
+
+def test_more_messages_than_nats_takes_in_an_atomic_batch_are_several() -> None:
+    published = publish_atomically(b"s", Batch(0, [b"v"] * (2 * BATCH_MAX + 1), None), b"_A")
+    assert published.count(b"Nats-Batch-Commit") == 3
+    assert published.count(b"Nats-Batch-Sequence:1\r\n") == 3
+    assert b"Nats-Batch-Sequence:%d\r\n" % (BATCH_MAX + 1) not in published
+
+
+def test_atomic_batches_of_nats_are_acknowledged_with_all_that_they_have_wherever_they_are_cut() -> None:
+    data = (
+        b'MSG _A.0 1 52\r\n{"stream":"round-1-0-0", "seq":1000,"batch":"_A-0","count":1000}\r\n'
+        b'MSG _A.1 1 33\r\n{"stream":"round-1-0-1", "seq":1}\r\n'
+        b'MSG _A.0 1 52\r\n{"stream":"round-1-0-0", "seq":1003,"batch":"_A-0","count":3}\r\n'
+    )
+    for pieces in cuts(data):
+        acknowledgements = Acknowledgements()
+        total: Counter[int] = Counter()
+        for piece in pieces:
+            total += acknowledgements.feed(piece)
+        assert total == {0: 1003, 1: 1}
+
+
+def test_nats_is_persisted_where_it_has_atomic_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    contestant, persisted = nats.Nats(), a_workload(durability="persisted")
+    monkeypatch.setattr(contestant, "_version", lambda: "2.11.4")
+    assert contestant.supports(persisted) is not None
+    assert contestant.supports(a_workload()) is None
+    monkeypatch.setattr(contestant, "_version", lambda: "2.12.0")
+    assert contestant.supports(persisted) is None
 
 
 def test_a_key_is_a_header_of_nats_and_its_value_comes_back() -> None:
@@ -188,6 +228,11 @@ def test_only_the_first_broker_of_kafka_is_a_controller() -> None:
     assert "process.roles=broker\n" in second
     assert "listeners=PLAINTEXT://127.0.0.1:9002\n" in second
     assert "controller.quorum.voters=1@127.0.0.1:9000\n" in second
+
+
+def test_partitions_of_kafka_are_led_by_the_brokers_in_turn() -> None:
+    assert kafka.replicas(3, 2, 2) == [[1, 2], [2, 1], [1, 2]]
+    assert kafka.replicas(2, 1, 1) == [[1], [1]]
 
 
 def test_levels_of_kafka() -> None:

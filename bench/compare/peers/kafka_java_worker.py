@@ -6,6 +6,7 @@ records, and ends by itself.
 
 A JVM takes its time to start and to compile, which is nobody's business. The tool reads its properties from a pipe:
 with a backlog it gets them when it is to begin, else before, so that it is as fast as it can be when counting begins.
+A consumer is counted from its first report with records: until then it has loaded classes and joined its group.
 """
 
 from __future__ import annotations
@@ -13,25 +14,29 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from bench.compare.peers.servers import bound
-from bench.compare.worker import Worker, make_values, run
+from bench.compare.worker import Worker, make_values, peak_rss_bytes, run
+from bench.kafka import JVM
 
-HEAP = "-Xmx1g"
 REPORT_MS = 100
 MANY = 10**12
 PATIENCE_MS = 600_000
-BUFFER_BYTES = 256 << 20
+BUFFER_BYTES = 64 << 20
+"""With four times as many the collector of garbage comes to take a processor, and the tool to half of its speed."""
 VALUES = 1_000
-WARM_UP_S = 5.0
+WARM_UP_S = 10.0
+"""As fast as it goes, of which seven are not enough."""
 FETCH_BYTES = 8 << 20
 PRODUCED = re.compile(r"(\d+) records sent, [\d.,]+ records/sec \([\d.,]+ MB/sec\), .* max latency\.")
 CONSUMED_COLUMN = 4
@@ -59,7 +64,7 @@ def consumed(line: str) -> int | None:
 
 
 def producer_properties(worker: Worker) -> dict[str, object]:
-    """Large batches, which linger at least 5 ms, and a large buffer."""
+    """Large batches, which linger at least 5 ms, and a buffer of many."""
     workload, settings = worker.workload, worker.task.settings
     return {
         "bootstrap.servers": settings["bootstrap"],
@@ -144,31 +149,39 @@ def consume(worker: Worker) -> None:
     ):
         worker.begin_blocking()
         tool.begin(CONSUMER_PROPERTIES)
-        threading.Thread(target=_follow_consumer, args=(worker, tool.process), daemon=True).start()
+        threading.Thread(target=_follow_consumer, args=(worker, tool), daemon=True).start()
         worker.stopped.wait()
+        result = worker.result()
+        worker.own = replace(result, peak_rss_bytes=result.peak_rss_bytes + tool.peak_bytes)
 
 
-def _follow_consumer(worker: Worker, tool: subprocess.Popen[str]) -> None:
-    assert tool.stdout is not None  # noqa: S101 - it is a pipe
+def _follow_consumer(worker: Worker, tool: _Tool) -> None:
+    assert tool.process.stdout is not None  # noqa: S101 - it is a pipe
     before = 0
-    for line in tool.stdout:
-        if (records := consumed(line)) is not None:
-            worker.seen(records - before)
+    for line in tool.process.stdout:
+        if records := consumed(line):
+            tool.peak_bytes = peak_rss_bytes(tool.process.pid) or tool.peak_bytes  # of one that has ended there is none
+            now_ns = time.monotonic_ns()
+            if not before:
+                worker.start_ns = now_ns + 1  # these came before it
+            worker.seen(records - before, now_ns)
             before = records
-    if tool.wait() == 0:  # it reports whole intervals, and ends when it has read what it was told
+    if tool.ended_well():  # it reports whole intervals, and ends when it has read what it was told
         worker.seen(worker.workload.backlog_records - before)
 
 
 class _Tool:
-    """A process that is there, and waits for its properties."""
+    """A process that is there, and waits for its properties. In the end it stays, to be looked at as its worker is."""
 
     def __init__(self, worker: Worker, arguments: Sequence[str], folder: Path) -> None:
         pipe, settings = folder / "properties", worker.task.settings
         os.mkfifo(pipe)
-        argv = [settings["java"], HEAP, "-cp", f"{settings['tools']}/*", *arguments, "--command-config", str(pipe)]
+        argv = [settings["java"], *JVM, "-cp", f"{settings['tools']}/*", *arguments, "--command-config", str(pipe)]
         self.process = subprocess.Popen(
             bound(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+        self.peak_bytes = 0
+        """Of its memory, as far as it was looked at."""
         self._properties = self._opened(pipe)
 
     def _opened(self, pipe: Path) -> int:
@@ -183,12 +196,16 @@ class _Tool:
         with os.fdopen(self._properties, "w") as pipe:
             pipe.writelines(f"{name}={value}\n" for name, value in properties.items())
 
+    def ended_well(self) -> bool:
+        """Wait until it ends."""
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.send_signal(signal.SIGSTOP)  # it is killed with its worker
 
 
 if __name__ == "__main__":

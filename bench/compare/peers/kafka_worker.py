@@ -18,9 +18,9 @@ QUEUE_BYTES = 256 << 20
 QUEUE_RECORDS = 1_000_000
 PREPARED = 10_000
 KEYS = 1 << 16
-IN_FLIGHT_AT_A_RATE = 5
-"""Requests. The default of Kafka's own client; of librdkafka it is a million. A broker handles one of a connection at a
-time, with acks=all until all have it: what cannot be sent yet must be able to become one batch."""
+IN_FLIGHT_AT_A_RATE = 1
+"""Requests. A broker handles one of a connection at a time, with acks=all until all have it, so that more of them only
+wait in its socket, and once it was late it would stay late. What waits in the client becomes one batch."""
 POLL_S = 0.1
 READ_RECORDS = 10_000
 FLUSH_S = 60.0

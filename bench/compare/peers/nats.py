@@ -1,8 +1,9 @@
 """NATS JetStream: each partition is a stream in files with one subject; the client is the raw protocol on a socket.
 
 Level leader is one server with the default sync interval. Level replicated is a cluster of as many servers as there are
-copies, with as many replicas, all of which have to agree where there are two. Level persisted needs ``sync_interval:
-always``, which came with 2.10: an older server says so in `Nats.supports`. Where there is no Go to build the server
+copies, with as many replicas, all of which have to agree where there are two. Level persisted is ``sync_interval:
+always``, which flushes each message before the next; so it is used with atomic batches, which are flushed as a whole.
+They came with 2.12: an older server says so in `Nats.supports`. Where there is no Go to build the server
 that is wanted, it is Debian's.
 """
 
@@ -22,7 +23,7 @@ from bench.compare.peers.servers import HOST, START_S, free_ports, serving
 from bench.compare.workload import Workload
 
 MODULE, VERSION = "github.com/nats-io/nats-server/v2", "v2.15.2"
-SYNC_ALWAYS_SINCE = (2, 10)
+ATOMIC_SINCE = (2, 12)
 PATIENCE_S = 1.0
 """With a cluster that has no leader yet, and so does not answer."""
 
@@ -55,16 +56,17 @@ class Nats(Peer):
         return self._program.version().rsplit(" ", 1)[-1].removeprefix("v") if self._program else ""
 
     def supports(self, workload: Workload) -> str | None:
-        """Not level persisted, before version 2.10."""
+        """Not level persisted, before version 2.12."""
         version = tuple(int(number) for number in self._version().split(".")[:2])
-        if workload.durability == "persisted" and version < SYNC_ALWAYS_SINCE:
-            return f"nats-server {self._version()} does not know sync_interval: always"
+        if workload.durability == "persisted" and version < ATOMIC_SINCE:
+            return f"nats-server {self._version()} has no atomic batches: it would flush each message alone"
         return None
 
     def durability(self, workload: Workload) -> str:
         """In its own words."""
         copies = f"R={1 + workload.replicas} in a cluster of {1 + workload.replicas}" if workload.replicas else "R=1"
-        interval = "always" if workload.durability == "persisted" else "2 min (the default)"
+        persisted = workload.durability == "persisted"
+        interval = "always, atomic batches" if persisted else "2 min (the default)"
         return f"{copies}, file storage, sync_interval {interval}"
 
     @contextlib.contextmanager
@@ -164,4 +166,5 @@ class Running:
             "num_replicas": 1 + self._workload.replicas,
             "retention": "limits",
             "discard": "old",
+            **({"allow_atomic": True} if self._workload.durability == "persisted" else {}),
         }

@@ -12,7 +12,10 @@ from typing import Any
 from bench.compare.peers.raw import Batch
 from bench.compare.peers.servers import HOST, START_S
 
+BATCH_MAX = 1_000
+"""Messages of an atomic batch."""
 ACKNOWLEDGEMENT = re.compile(rb"MSG _A\w*\.(\d+) 1 +\d+\r\n")
+_ACKNOWLEDGED_BATCH = re.compile(rb'MSG _A\w*\.(\d+) 1 +\d+\r\n{[^}]*"count":(\d+)}\r\n')
 _EMPTY = b"PUB %b 0\r\n\r\n"
 _CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"lang":"bench","version":"1","headers":true}\r\n'
 
@@ -86,8 +89,28 @@ def publish(subject: bytes, batch: Batch, inbox: bytes) -> bytes:
     return b"".join(requests)
 
 
+def publish_atomically(subject: bytes, batch: Batch, inbox: bytes) -> bytes:
+    """The same as atomic batches, with one acknowledgement each: they are stored, and flushed, as a whole.
+
+    An identity is free again when its batch is stored, which is before the next message is looked at.
+    """
+    identity = b"Nats-Batch-Id:%b-%d\r\nNats-Batch-Sequence:" % (inbox, batch.partition)
+    requests, count = [], len(batch.values)
+    for number, value in enumerate(batch.values):
+        place = number % BATCH_MAX + 1
+        last = place == BATCH_MAX or number + 1 == count
+        headers = b"NATS/1.0\r\n%b%d\r\n" % (identity, place) + b"Nats-Batch-Commit:1\r\n" * last
+        if batch.keys is not None:
+            headers += b"key: %b\r\n" % batch.keys[number]
+        headers += b"\r\n"
+        reply = b"%b.%d " % (inbox, batch.partition) if last else b""
+        sizes = b"%d %d" % (len(headers), len(headers) + len(value))
+        requests.append(b"HPUB %b %b%b\r\n%b%b\r\n" % (subject, reply, sizes, headers, value))
+    return b"".join(requests)
+
+
 class Acknowledgements:
-    """Counts those of `publish` in what comes over a connection, cut anywhere."""
+    """Counts what is acknowledged of `publish`, either way, in what comes over a connection, cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -102,7 +125,11 @@ class Acknowledgements:
             whole, self._rest = data[:end], data[end:]
         if b'"error"' in whole or b"-ERR" in data:
             raise ValueError(whole[-500:].decode(errors="replace"))
-        return Counter(map(int, ACKNOWLEDGEMENT.findall(whole)))
+        found = Counter(map(int, ACKNOWLEDGEMENT.findall(whole)))
+        if b'"count":' in whole:
+            for partition, count in _ACKNOWLEDGED_BATCH.findall(whole):
+                found[int(partition)] += int(count) - 1
+        return found
 
 
 class Messages:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from bench.compare.peers import raw
-from bench.compare.peers.nats_protocol import Acknowledgements, Messages, Nats, publish
+from bench.compare.peers.nats_protocol import BATCH_MAX, Acknowledgements, Messages, Nats, publish, publish_atomically
 from bench.compare.worker import Worker, due_of, run_async
 
 RECEIVE_BYTES = 1 << 18
@@ -28,16 +28,24 @@ CONSUMER = {
 
 
 class Producer(raw.Pipeline):
-    """Publishes with an inbox for each partition, and counts what comes there."""
+    """Publishes with an inbox for each partition, and counts what comes there.
+
+    At level persisted in atomic batches: then there is a flush for each of them, and not for each message. At the other
+    levels they are slower than messages alone.
+    """
 
     def __init__(self, worker: Worker, subjects: Sequence[bytes]) -> None:
         super().__init__(worker)
         self._subjects = subjects
         self._acknowledgements = Acknowledgements()
+        self._atomic = worker.workload.durability == "persisted"
+        if self._atomic:
+            self.batch_records_min = BATCH_MAX
 
     def encode(self, batch: raw.Batch) -> bytes:
         """One publication for each record: the protocol has none for several."""
-        return publish(self._subjects[batch.partition], batch, INBOX)
+        atomic = self._atomic and len(batch.values) > 1
+        return (publish_atomically if atomic else publish)(self._subjects[batch.partition], batch, INBOX)
 
     def data_received(self, data: bytes) -> None:
         """Count acknowledgements, and say that we are alive, which we may be asked."""

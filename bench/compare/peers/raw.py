@@ -45,6 +45,8 @@ class Pipeline(asyncio.Protocol):
     window = 10_000
     """So many records, at most and a batch, are not acknowledged yet."""
     batch_bytes_max = 1 << 20
+    batch_records_min = 1
+    """Where larger batches than those of the workload are faster, up to `batch_bytes_max`."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -207,7 +209,8 @@ def batch_records(worker: Worker, pipeline: Pipeline) -> int:
     """How many make a full batch."""
     workload = worker.workload
     share = BATCHES_BYTES_MAX // len(worker.task.partitions)
-    return max(1, min(int(workload.batch_bytes), pipeline.batch_bytes_max, share) // workload.record_bytes)
+    wanted = max(int(workload.batch_bytes), pipeline.batch_records_min * workload.record_bytes)
+    return max(1, min(wanted, pipeline.batch_bytes_max, share) // workload.record_bytes)
 
 
 def prepared(worker: Worker, size: int) -> list[Batch]:
