@@ -1,8 +1,9 @@
 """A steady load for half an hour: does anything get slower, or grow?
 
 First what this machine can take is measured for some seconds, with a consumer behind the producer. Then a share of it
-(``--load``) is held: records of 100 bytes in batches from a producer, a consumer that is pushed to keeps up, retention
-bounds the memory, and with ``--backups`` each chunk is on so many backups, too. Every few seconds is recorded:
+(``--load``) is held: records of 100 bytes in batches from a producer, a consumer that is pushed to keeps up, and with
+``--backups`` each chunk is on so many backups, too. The broker's log stays in its memory, bounded by retention, and
+flushes are put off: half an hour of it would fill a disk, and measure that. Every few seconds is recorded:
 
 * the time to acknowledgement, and to the consumer, from when a batch was due, not from when it was sent (HDR
   histograms, without coordinated omission); how late the producer itself was;
@@ -43,6 +44,7 @@ from kera.core.settings import GIB, KIB, MIB
 RECORD_BYTES = 100
 SEGMENT_BYTES = 8 * MIB
 STREAM = "soak"
+NEVER_MS = 3_600_000
 WINDOW_S = 300.0
 INTERVALS_MIN = 12
 NOTHING = {"p99": float("inf")}
@@ -279,7 +281,7 @@ class Soak:
 
     async def hold(self, rate: float) -> tuple[list[Row], int, int]:
         """A rate, for as long as it was asked for. Rows, records acknowledged, and seen."""
-        async with self._stream(STREAM, retention_bytes=self._arguments.arena_bytes // 3) as stream:
+        async with self._stream(STREAM) as stream:
             with self._workers(stream, rate, self._arguments.minutes * 60) as (producers, consumer):
                 everyone = [worker.process for worker in (*producers, consumer)]
                 pids = {**self._cluster.processes, **{process.name: process.pid for process in everyone}}
@@ -305,8 +307,9 @@ class Soak:
                 say(f"{number * interval_s / 60:.0f} of {self._arguments.minutes:g} minutes")
 
     @contextlib.asynccontextmanager
-    async def _stream(self, name: str, **settings: Any) -> AsyncIterator[str]:
-        await self._client.admin.create_stream(name, replication=self._arguments.backups, **settings)
+    async def _stream(self, name: str) -> AsyncIterator[str]:
+        kept_bytes = self._arguments.arena_bytes // 3
+        await self._client.admin.create_stream(name, replication=self._arguments.backups, retention_bytes=kept_bytes)
         yield name
         await self._client.admin.delete_stream(name)
 
@@ -349,6 +352,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         arena_bytes=arguments.arena_bytes,
         backup_memory_bytes=arguments.arena_bytes,
         segment_bytes=SEGMENT_BYTES,
+        broker_settings={"flush_delay_ms": NEVER_MS},
     )
     async with made as cluster, await Client.connect(cluster.bootstrap) as client:
         soak = Soak(arguments, cluster, client)
@@ -428,9 +432,9 @@ def main() -> int:
     made.add_argument("--backups", type=int, default=0, help="how many have each chunk, too")
     made.add_argument("--producers", type=int, default=1)
     made.add_argument("--chunk-bytes", type=size, default=256 * KIB)
-    made.add_argument("--arena-bytes", type=size, default=3 * GIB, help="of the broker, and of each backup")
+    made.add_argument("--arena-bytes", type=size, default=6 * GIB, help="of the broker, and of each backup")
     made.add_argument("--interval", type=float, default=10.0, metavar="SECONDS", help="between two samples")
-    made.add_argument("--max-seconds", type=float, default=4.0, help="for which the maximum is measured")
+    made.add_argument("--max-seconds", type=float, default=10.0, help="for which the maximum is measured")
     made.add_argument("--p99-ratio-max", type=float, default=Thresholds.p99_ratio_max)
     made.add_argument("--growth-bytes-max", type=size, default=Thresholds.growth_bytes_max)
     made.add_argument("--out", type=Path, default=Path("bench/results/soak"), help="where the results go")

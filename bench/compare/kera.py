@@ -1,7 +1,8 @@
-"""KerA as contestants: ``kera`` keeps its log on disk, as deployed; ``kera-memory`` is the same without a disk.
+"""KerA as contestants: ``kera`` keeps its log on disk, as deployed; ``kera-memory`` keeps it in the broker's memory.
 
 Both run one broker, a coordinator, and as many backups as there are replicas, with default settings but for sizes of
-memory. Without a disk, streams have a retention, and what is beyond it goes.
+memory. In memory alone means that flushes are put off and that streams have a retention, which removes segments before
+they are due. Backups write replicas to disk in both.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ SEGMENT_BYTES = 8 * MIB
 MEMORY_BYTES = 2 * GIB
 """Of a broker, and of a backup, as fast as it goes: as much as the page cache gives to others, without asking."""
 MEMORY_AT_RATE_BYTES = GIB // 2
+RETAINED_PART = 6
+"""In memory alone, what streams keep is so small a part of it: between two looks of retention there is up to a second's
+more, and with a quarter left the broker begins to write."""
+NEVER_MS = 3_600_000
 OVERHEAD = 1.5
 """Of chunks over values: what a backlog takes in memory."""
 
@@ -59,7 +64,9 @@ class Kera:
 
     def durability(self, workload: Workload) -> str:
         """In words."""
-        where = "segments go to disk in the background" if self.on_disk else "no disk; the oldest segments go"
+        where = "segments go to disk in the background"
+        if not self.on_disk:
+            where = "segments stay in memory (flush_delay_ms), and the oldest go; replicas are on disk"
         copies = f", replicas on {workload.replicas} backup(s)" if workload.replicas else ""
         return f"level {workload.durability}{copies}; {where}"
 
@@ -75,18 +82,20 @@ class Kera:
             "segment_bytes": SEGMENT_BYTES,
             "data_dir": folder / "data" if self.on_disk else None,
         }
+        if not self.on_disk:
+            kept = max(MEMORY_BYTES // 2, int(workload.backlog_bytes * OVERHEAD))
+            of_streams = {"retention_bytes": max(kept // workload.partitions, 2 * SEGMENT_BYTES), **of_streams}
+            arguments["arena_bytes"] = max(RETAINED_PART * kept, memory_bytes(workload))
+            arguments["broker_settings"] = {"flush_delay_ms": NEVER_MS}
         try:
             with LocalCluster.running(**arguments | settings) as cluster:
-                if not self.on_disk:
-                    keep = arguments["arena_bytes"] // 2 // workload.partitions
-                    of_streams = {"retention_bytes": max(keep, 2 * SEGMENT_BYTES), **of_streams}
                 yield _Running(workload, cluster, of_streams, of_producers, of_consumers)
         except KeraError as error:
             raise Failed(error.message) from error
 
 
 class KeraMemory(Kera):
-    """Without a disk."""
+    """In memory alone: what retention removes before it is flushed never goes to disk."""
 
     name = "kera-memory"
     on_disk = False
@@ -94,7 +103,7 @@ class KeraMemory(Kera):
     @property
     def title(self) -> str:
         """As in tables."""
-        return "KerA, no disk"
+        return "KerA, in memory"
 
 
 class _Running:

@@ -116,7 +116,8 @@ class LogEngine:
                 data_dir=data_dir,
                 ephemeral=settings.ephemeral,
             )
-        engine = cls(settings, arena, restart, await _memory(arena, index, settings.segment_bytes, clock), clock)
+        memory = await _memory(arena, index, settings.segment_bytes, clock, settings.flush_delay_ms)
+        engine = cls(settings, arena, restart, memory, clock)
         log.info(
             "log opened",
             seconds=round(clock.monotonic_s() - begun_s, 3),
@@ -301,7 +302,9 @@ def _open_index(root: Path) -> tuple[SegmentIndex, bool]:
         ) from error
 
 
-async def _memory(arena: Arena, index: SegmentIndex, slot_bytes: int, clock: Clock) -> PersistenceManager:
+async def _memory(
+    arena: Arena, index: SegmentIndex, slot_bytes: int, clock: Clock, flush_delay_ms: int = 0
+) -> PersistenceManager:
     found = index.meta()
     meta = {
         "format": FORMAT,
@@ -314,7 +317,14 @@ async def _memory(arena: Arena, index: SegmentIndex, slot_bytes: int, clock: Clo
     }
     await asyncio.to_thread(index.commit, [], meta)
     now_ms = int(clock.monotonic_s() * 1000)
-    return PersistenceManager(arena, index, next_physical_id=meta["next_physical_id"], meta=meta, now_ms=now_ms)
+    return PersistenceManager(
+        arena,
+        index,
+        next_physical_id=meta["next_physical_id"],
+        meta=meta,
+        now_ms=now_ms,
+        flush_delay_ms=flush_delay_ms,
+    )
 
 
 def _differs(arena: Arena, settings: BrokerSettings) -> bool:

@@ -6,7 +6,8 @@ It decides and keeps the books; ``kera.broker.segment_store`` does what it plans
 
 * **Flush**: closed segments are written whole, those that all readers have read first, then the oldest; of one entry
   always in the order of the log. This is done as soon as they close: it costs little (whole slots, around the page
-  cache), bounds what a host's crash can take, and then memory can be given away without waiting.
+  cache), bounds what a host's crash can take, and then memory can be given away without waiting. Or it waits for
+  `flush_delay_ms`, as long as there is memory: what retention removes by then never goes to disk.
 * **Commit**: what has gathered for level `persisted` since the last commit is written in one go (group commit), open
   segments included. Then it is published, and who waits for it is told.
 * **Eviction**: when no slot is free, one whose segment is on disk is taken: first those that no reader has before it
@@ -53,6 +54,8 @@ log = get_logger("kera.persistence")
 
 FLUSH_SEGMENTS_MAX = 32
 """In one job: with their index records committed together."""
+SLOTS_PER_SPARE_SLOT = 4
+"""When no more than one slot in so many is free, or could be freed at once, no flush is put off."""
 SLOTS_TO_KEEP_ONE = 16
 """An arena of so many slots keeps one of them for loads."""
 
@@ -69,9 +72,17 @@ class PersistenceManager:
     """See the head of this module. Belongs to one event loop."""
 
     def __init__(
-        self, arena: Arena, index: SegmentIndex, *, next_physical_id: int, meta: dict[str, Any], now_ms: int = 0
+        self,
+        arena: Arena,
+        index: SegmentIndex,
+        *,
+        next_physical_id: int,
+        meta: dict[str, Any],
+        now_ms: int = 0,
+        flush_delay_ms: int = 0,
     ) -> None:
         self._arena = arena
+        self._flush_delay_ms = flush_delay_ms
         self._index = index
         self._next_physical_id = next_physical_id
         self._meta = meta
@@ -265,6 +276,9 @@ class PersistenceManager:
             for segment in self._closed
             if segment.entry not in self._locked and segment.entry not in self._dirty and not segment.waits_for_replicas
         ]
+        if self._may_put_off:
+            due_ms = self.now_ms - self._flush_delay_ms
+            ready = [segment for segment in ready if segment.touched_ms <= due_ms]
         if len(ready) > 1 and self._arena.free_slots <= self._kept_for_loads:
             ready.sort(key=lambda segment: segment.entry.distance(segment.key) is not None)  # stable: then the oldest
         for segment in ready:
@@ -284,6 +298,13 @@ class PersistenceManager:
             self._add_parts(entry, segments, parts, changes)
         self._flushing = True
         return WriteJob(parts, changes, self._meta_if_new(parts), commit=False)
+
+    @property
+    def _may_put_off(self) -> bool:
+        """Whether closed segments may stay in memory alone: there is enough of it, and time."""
+        spare = self._arena.free_slots + len(self._stored)
+        scarce = self._room_wanted or spare * SLOTS_PER_SPARE_SLOT <= self._arena.slot_count
+        return self._flush_delay_ms > 0 and not scarce
 
     def _add_parts(self, entry: Entry, segments: list[Segment], parts: list[Part], changes: list[Change]) -> None:
         self._locked.add(entry)
@@ -604,8 +625,10 @@ class PersistenceManager:
         waiting = self._closed or self._dirty or self._flushing or self._committing
         if self._error is not None and now_ms >= self._retry_ms and not waiting:
             self._error = None  # what could not be written is gone: whoever writes next will see
+        put_off = self._flush_delay_ms > 0 and bool(self._closed)
         removals_wait = self._removals.note_soon(quiet=not (self._dirty or self._committing))
-        if removals_wait or self._arrivals.waits or self._error is not None or self._loads or self._room_wanted:
+        wanted = self._error is not None or self._loads or self._room_wanted
+        if removals_wait or self._arrivals.waits or wanted or put_off:
             self.on_work()
 
     def close_older(self, entries: Iterable[Entry], age_ms: int) -> None:
@@ -619,7 +642,8 @@ class PersistenceManager:
     # -- for the end and for those who watch -----------------------------------------------------------------------
 
     def close_all(self) -> None:
-        """Close all open segments, to have them flushed."""
+        """Close all open segments, and have everything flushed now."""
+        self._flush_delay_ms = 0
         for segment in list(self._heads):
             segment.close()
             self.closed(segment)

@@ -61,6 +61,13 @@ class BrokerSettings(KeraSettings):
         ge=100,
         description="A segment that nobody has written to for so long, in ms, goes to disk; its memory is for others.",
     )
+    flush_delay_ms: int = Field(
+        0,
+        ge=0,
+        description="How long a full segment may wait before it goes to disk, in ms, while a quarter of the memory is"
+        " free: what retention removes by then is never written. A crash of the host takes what waits, unless level"
+        " persisted or replicas say otherwise.",
+    )
     reader_grace_ms: int = Field(
         60_000,
         ge=0,

@@ -1,7 +1,8 @@
 """Logs and metrics: structlog to standard error, Prometheus over HTTP.
 
-Libraries only call `get_logger`; daemons call `configure_logging` once, at their start. Metrics are made against a
-`CollectorRegistry` that the daemon owns, so that several can live in one process (tests do).
+Libraries only call `get_logger`; how they log is for the application to configure, by structlog. Daemons call
+`configure_logging` once, at their start. Metrics are made against a `CollectorRegistry` that the daemon owns, so that
+several can live in one process (tests do).
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ from prometheus_client import CollectorRegistry, start_http_server
 from kera.core.errors import PortTaken, StartError
 
 __all__ = ["CollectorRegistry", "configure_logging", "get_logger", "serve_metrics"]
+
+
+def _to_standard_error(*_: object) -> structlog.PrintLogger:
+    return structlog.PrintLogger(sys.stderr)  # as it is now: tests and applications exchange it
+
+
+if not structlog.is_configured():
+    # Else structlog would write to standard output until somebody configures it, and that is the application's own.
+    structlog.configure(logger_factory=_to_standard_error)
 
 
 def get_logger(name: str) -> Any:

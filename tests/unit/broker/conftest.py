@@ -2,6 +2,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,10 +57,10 @@ def make_engine(make_arena: Callable[..., Arena], root: Path) -> Iterator[Callab
     """Makes engines, each with a log of its own: number of slots."""
     made: list[Engine] = []
 
-    def make(slots: int = 8) -> Engine:
+    def make(slots: int = 8, **options: Any) -> Engine:
         directory = root / str(len(made))
         directory.mkdir()
-        made.append(Engine(make_arena(slots), directory))
+        made.append(Engine(make_arena(slots), directory, **options))
         return made[-1]
 
     yield make

@@ -102,7 +102,7 @@ class FailingDisk(LocalDisk):
 class Engine:
     """The log engine without loop and threads: what the persistence manager plans is done when a test says so."""
 
-    def __init__(self, arena: Arena, root: Path, restart: Restart | None = None) -> None:
+    def __init__(self, arena: Arena, root: Path, restart: Restart | None = None, *, flush_delay_ms: int = 0) -> None:
         """`restart`: that of a launch which goes on from what is there; None: a launch that finds nothing."""
         self.arena = arena
         self.root = root
@@ -113,7 +113,9 @@ class Engine:
         next_physical_id = self.index.meta().get("next_physical_id", 1)
         meta = {"clean": False, "next_physical_id": next_physical_id, "slot_bytes": arena.slot_bytes}
         self.index.commit([], meta)
-        self.memory = PersistenceManager(arena, self.index, next_physical_id=next_physical_id, meta=meta)
+        self.memory = PersistenceManager(
+            arena, self.index, next_physical_id=next_physical_id, meta=meta, flush_delay_ms=flush_delay_ms
+        )
         self.replication = Replication(Limits(arena.slot_bytes), self.memory.note)
         self.memory.on_gone = self.replication.coverage.gone
         self.streams = Streams(self.memory, self.restart, self.replication)

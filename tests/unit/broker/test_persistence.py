@@ -125,6 +125,74 @@ def test_a_segment_that_is_older_than_the_age_of_retention_is_closed(engine: Eng
     assert [old.entry.head, new.entry.head] == [None, new.entry.tail[0]]
 
 
+# --- flushes that are put off --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def patient(make_engine: MakeEngine) -> Engine:
+    return make_engine(slots=8, flush_delay_ms=1000)
+
+
+def test_a_full_segment_waits_for_the_delay_in_memory(patient: Engine) -> None:
+    log = Log(patient)
+    log.append_many(SEGMENT + 1)
+    woken: list[bool] = []
+    patient.memory.on_work = lambda: woken.append(True)
+    patient.memory.tick(999, idle_close_ms=NEVER_MS)
+    assert patient.memory.plan() == []
+    patient.memory.tick(1000, idle_close_ms=NEVER_MS)
+    assert len(woken) == 2, "nobody else would plan it"
+    assert written(patient.memory.plan()) == [(1, 1)]
+
+
+def test_what_is_removed_meanwhile_never_goes_to_disk(patient: Engine) -> None:
+    log, outcome = Log(patient), Outcome()
+    log.append_many(3 * SEGMENT + 1)
+    for start in new_starts(log.streamlet, Rules(bytes_max=SLOT_BYTES), 0):
+        start.entry.start, start.entry.start_record = start.position, start.record
+    patient.memory.collect(log.entry, outcome)
+    patient.run()
+    patient.memory.tick(1000, idle_close_ms=NEVER_MS)
+    patient.run()
+
+    assert outcome.calls == [None]
+    assert patient.memory.totals.segments_removed == 2
+    assert patient.memory.totals.segments_flushed == 1
+    assert log.read_all() == list(range(2 * SEGMENT, 3 * SEGMENT + 1))
+
+
+def test_no_flush_is_put_off_when_memory_is_scarce(patient: Engine) -> None:
+    log = Log(patient)
+    log.append_many(5 * SEGMENT)
+    assert patient.memory.plan() == []
+    log.append_many(SEGMENT)  # two slots of eight are left
+    assert written(patient.memory.plan()) == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]
+
+
+def test_what_could_be_evicted_counts_as_memory(patient: Engine) -> None:
+    log = Log(patient)
+    log.append_many(6 * SEGMENT)
+    patient.run()
+    log.append_many(2 * SEGMENT)
+    assert patient.arena.free_slots == 0
+    assert patient.memory.plan() == []
+
+
+def test_level_persisted_does_not_wait_for_the_delay(patient: Engine) -> None:
+    outcome = persist(Log(patient), SEGMENT)
+    patient.run()
+    assert outcome.calls == [None]
+
+
+def test_at_the_end_nothing_waits_for_the_delay(patient: Engine) -> None:
+    log = Log(patient)
+    log.append_many(SEGMENT + 1)
+    patient.memory.close_all()
+    patient.run()
+    assert patient.memory.idle
+    assert log.entry.tail == []
+
+
 # --- errors of the disk ------------------------------------------------------------------------------------
 
 

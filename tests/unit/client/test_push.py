@@ -198,6 +198,37 @@ async def test_chunks_whose_slot_was_used_again_before_they_were_opened_are_read
     assert consumer.positions() == {0: [log[-1].end]}
 
 
+async def test_who_gives_up_while_chunks_are_read_again_skips_none(
+    fleet: PushFleet, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Wanted] = []
+    answering = asyncio.Event()
+    read_again = feed.read_again
+
+    async def slowly(cluster: Any, settings: Any, stream: Any, rest: Wanted) -> Any:
+        asked.append(rest)
+        await answering.wait()
+        return await read_again(cluster, settings, stream, rest)
+
+    monkeypatch.setattr(consumer_module, "read_again", slowly)
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(anext(consumer.batches()))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log, 0)
+    taken = [await taking]
+    await lose_slot(fleet, 0)
+    giving_up = asyncio.ensure_future(anext(consumer.batches()))
+    await until(lambda: bool(asked))
+    giving_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await giving_up
+    answering.set()
+    async with asyncio.timeout(WAIT_S):
+        taken += [await anext(consumer.batches()) for _ in range(5)]
+    assert [chunk.start for chunk in taken] == [chunk.start for chunk in log]
+    assert asked == [Wanted(taken[0].entry, log[1].start, log[-1].end)] * 2
+
+
 async def test_records_are_made_of_copies(
     fleet: PushFleet, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

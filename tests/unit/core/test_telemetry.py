@@ -142,3 +142,20 @@ def test_a_level_that_does_not_exist_is_named() -> None:
         configure_logging("loud")
 
     assert caught.value.attributes == {"level": "loud"}
+
+
+def logged(before: str = "") -> "subprocess.CompletedProcess[str]":
+    """A program that uses a library of ours and has not configured how it logs, but for `before`."""
+    program = f"{before}\nfrom kera.core.telemetry import get_logger\nget_logger('sdk').warning('retrying')"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+
+def test_a_library_does_not_write_to_standard_output() -> None:
+    done = logged()
+    assert done.stdout == ""
+    assert "retrying" in done.stderr
+
+
+def test_an_application_says_how_we_log() -> None:
+    done = logged("import structlog; structlog.configure(logger_factory=structlog.PrintLoggerFactory())")
+    assert "retrying" in done.stdout
