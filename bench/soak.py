@@ -353,6 +353,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         backup_memory_bytes=arguments.arena_bytes,
         segment_bytes=SEGMENT_BYTES,
         broker_settings={"flush_delay_ms": NEVER_MS},
+        backup_settings={"flush_delay_ms": NEVER_MS},
     )
     async with made as cluster, await Client.connect(cluster.bootstrap) as client:
         soak = Soak(arguments, cluster, client)

@@ -2,7 +2,7 @@
 
 Both run one broker, a coordinator, and as many backups as there are replicas, with default settings but for sizes of
 memory. In memory alone means that flushes are put off and that streams have a retention, which removes segments before
-they are due. Backups write replicas to disk in both.
+they are due.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Kera:
         """In words."""
         where = "segments go to disk in the background"
         if not self.on_disk:
-            where = "segments stay in memory (flush_delay_ms), and the oldest go; replicas are on disk"
+            where = "segments and replicas stay in memory (flush_delay_ms), where the oldest go"
         copies = f", replicas on {workload.replicas} backup(s)" if workload.replicas else ""
         return f"level {workload.durability}{copies}; {where}"
 
@@ -86,7 +86,8 @@ class Kera:
             kept = max(MEMORY_BYTES // 2, int(workload.backlog_bytes * OVERHEAD))
             of_streams = {"retention_bytes": max(kept // workload.partitions, 2 * SEGMENT_BYTES), **of_streams}
             arguments["arena_bytes"] = max(RETAINED_PART * kept, memory_bytes(workload))
-            arguments["broker_settings"] = {"flush_delay_ms": NEVER_MS}
+            arguments["backup_memory_bytes"] = arguments["arena_bytes"]
+            arguments["broker_settings"] = arguments["backup_settings"] = {"flush_delay_ms": NEVER_MS}
         try:
             with LocalCluster.running(**arguments | settings) as cluster:
                 yield _Running(workload, cluster, of_streams, of_producers, of_consumers)

@@ -44,8 +44,8 @@ class DiskState:
     free_frames: list[int] = field(default_factory=list)
     next_frame: int = 0
     waiting: dict[Replica, list[Waiter]] = field(default_factory=dict)
-    to_flush: dict[Replica, None] = field(default_factory=dict)
-    """Finished, and not all on disk."""
+    to_flush: dict[Replica, int] = field(default_factory=dict)
+    """Finished, and not all on disk: since when, in ms."""
     to_settle: dict[Replica, None] = field(default_factory=dict)
     """Finished and durable, with a header that does not vouch for all of it yet."""
     to_punch: list[Freed] = field(default_factory=list)

@@ -128,7 +128,7 @@ class Engine:
             slots = await asyncio.to_thread(
                 Slots, settings.memory_bytes // settings.segment_bytes, layout.segment_bytes
             )
-            store = ReplicaStore(slots, states, sequence=restart.sequence)
+            store = ReplicaStore(slots, states, sequence=restart.sequence, flush_delay_ms=settings.flush_delay_ms)
             store.persistence.backup_id, store.persistence.cluster_id = identity
             epochs = {number: max(epoch, fences.get(number, 0)) for number, epoch in restart.epochs.items()}
             store.adopt(restart.replicas, {**fences, **epochs})
@@ -271,6 +271,7 @@ class Engine:
         """Write everything to disk, unless the backup never comes back."""
         if not self._ephemeral:
             self.store.seal_all()
+            self.store.persistence.flush_delay_ms = 0
             clean = False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_TIMEOUT_S):

@@ -2,7 +2,8 @@
 
 * **Commit**: of all replicas that somebody waits for, what is not durable yet, in one job per disk (group commit).
   What gathers meanwhile goes into the next one.
-* **Flush**: finished replicas are written as soon as they are that, whole; then their memory is free.
+* **Flush**: finished replicas are written as soon as they are that, whole; then their memory is free. Or they wait for
+  `flush_delay_ms`, as long as there is memory: what brokers free by then never goes to disk.
 * **Settle**: when all of a finished replica is durable, its header is written once more, with the next flush: then a
   start believes it without reading the replica (see ``kera.backup.frames``).
 * **Punch**: frames that were freed are given back, and used again only when that is durable: so no crash mixes what was
@@ -13,6 +14,7 @@ A commit and a flush may be under way on one disk at the same time, with differe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from kera.backup.disks import RETRY_MS, DiskState, Waiter, disk_error
@@ -41,8 +43,14 @@ class Persistence:
         *,
         on_written: Callable[[Replica], None],
         sequence: int = 0,
+        flush_delay_ms: int = 0,
+        scarce: Callable[[], bool] = bool,
     ) -> None:
-        """`on_written`: a job has let go of a replica. `sequence`: the highest that any header on disk has."""
+        """`on_written`: a job has let go of a replica. `sequence`: the highest that any header on disk has.
+
+        `scarce`: whether there is so little memory that nothing may wait in it.
+        """
+        self.flush_delay_ms = flush_delay_ms
         self.disks = disks
         self.totals = Totals()
         self.now_ms = 0
@@ -53,6 +61,7 @@ class Persistence:
         self.cluster_id = ""
         self._on_written = on_written
         self._sequence = sequence
+        self._scarce = scarce
 
     # -- what is to be done ----------------------------------------------------------------------------------------
 
@@ -66,7 +75,7 @@ class Persistence:
 
     def finished_replica(self, replica: Replica) -> None:
         """Nothing will be appended to the replica: it goes to disk."""
-        self.disks[replica.frame.disk].to_flush[replica] = None
+        self.disks[replica.frame.disk].to_flush[replica] = self.now_ms
         self.on_work()
 
     def settle(self, replica: Replica) -> None:
@@ -118,7 +127,7 @@ class Persistence:
                     disk.committing = True
                     jobs.append(WriteJob(disk.number, parts, commit=True))
             if (disk.to_flush or disk.to_settle) and not disk.flushing:
-                parts = self._parts(disk.to_flush, FLUSH_REPLICAS_MAX)
+                parts = self._parts(self._due(disk), FLUSH_REPLICAS_MAX)
                 parts += self._parts(disk.to_settle, SETTLE_REPLICAS_MAX)
                 if parts:
                     disk.flushing = True
@@ -128,6 +137,12 @@ class Persistence:
                 jobs.append(PunchJob(disk.number, disk.to_punch[:PUNCH_FRAMES_MAX]))
                 del disk.to_punch[:PUNCH_FRAMES_MAX]
         return jobs
+
+    def _due(self, disk: DiskState) -> Iterable[Replica]:
+        if not self.flush_delay_ms or self._scarce():
+            return disk.to_flush
+        due_ms = self.now_ms - self.flush_delay_ms
+        return itertools.takewhile(lambda replica: disk.to_flush[replica] <= due_ms, disk.to_flush)
 
     def _parts(self, replicas: Iterable[Replica], count_max: int) -> list[Part]:
         parts: list[Part] = []
@@ -271,6 +286,8 @@ class Persistence:
     def tick(self, now_ms: int) -> None:
         """Time goes on: try failed disks again."""
         self.now_ms = now_ms
+        if self.flush_delay_ms and any(disk.to_flush for disk in self.disks):
+            self.on_work()
         for disk in self.disks:
             if disk.error is None:
                 continue

@@ -51,6 +51,12 @@ class BackupSettings(KeraSettings):
         ByteSize(8 * MIB),
         description="Size of a replica at most: not below what brokers are set to, and fixed once there are replicas.",
     )
+    flush_delay_ms: int = Field(
+        0,
+        ge=0,
+        description="How long a finished replica may wait before it goes to disk, in ms, while a quarter of the memory"
+        " is free: what brokers free by then is never written. Level persisted does not wait.",
+    )
     disk_bytes_max: ByteSize | None = Field(
         None, description="Room for replicas on each disk; absent: what its file system has, less a reserve."
     )

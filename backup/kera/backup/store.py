@@ -20,14 +20,23 @@ from kera.backup.slots import Slots
 from kera.core.errors import BackupFull, CorruptChunk, InvalidArgument, KeraError, RecordTooLarge, StaleEpoch
 from kera.v1 import backup_pb2
 
+SLOTS_PER_FREE_SLOT = 4
+"""When no more than one slot in so many is free, no flush is put off."""
+
 
 class ReplicaStore:
     """See the head of this module. Belongs to one event loop."""
 
-    def __init__(self, slots: Slots, disks: list[DiskState], *, sequence: int = 0) -> None:
+    def __init__(self, slots: Slots, disks: list[DiskState], *, sequence: int = 0, flush_delay_ms: int = 0) -> None:
         """`sequence`: the highest that any header on disk has."""
         self.slots = slots
-        self.persistence = Persistence(disks, on_written=self._let_go, sequence=sequence)
+        self.persistence = Persistence(
+            disks,
+            on_written=self._let_go,
+            sequence=sequence,
+            flush_delay_ms=flush_delay_ms,
+            scarce=lambda: slots.free * SLOTS_PER_FREE_SLOT <= slots.count,
+        )
         self.epochs: dict[int, int] = {}
         """The highest that was seen, by broker."""
         self._replicas: dict[int, dict[int, Replica]] = {}

@@ -151,7 +151,12 @@ class FakeBackup:
     """The store of a backup over disks that are fake: what it plans is done when a test says so."""
 
     def __init__(
-        self, *disks: FakeDisk, slots: int = 4, segment_bytes: int = SEGMENT_BYTES, bytes_max: int | None = None
+        self,
+        *disks: FakeDisk,
+        slots: int = 4,
+        segment_bytes: int = SEGMENT_BYTES,
+        bytes_max: int | None = None,
+        flush_delay_ms: int = 0,
     ) -> None:
         """Start on what the disks have."""
         self.disks = disks or (FakeDisk(),)
@@ -163,7 +168,7 @@ class FakeBackup:
         restart = rebuild(scans, states, self.layout)
         self.found: Found = restart.found
         self.slots = Slots(slots, segment_bytes)
-        self.store = ReplicaStore(self.slots, states, sequence=restart.sequence)
+        self.store = ReplicaStore(self.slots, states, sequence=restart.sequence, flush_delay_ms=flush_delay_ms)
         self.store.persistence.backup_id, self.store.persistence.cluster_id = IDENTITY
         self.store.adopt(restart.replicas, restart.epochs)
         self.performer = Performer(self.disks, self.layout)

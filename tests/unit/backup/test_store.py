@@ -163,6 +163,55 @@ def test_a_closed_replica_takes_nothing_and_its_memory_is_free_when_it_is_on_dis
     assert disk.writes[1] == (BLOCK_BYTES, 2 * BLOCK_BYTES), "header and data in one write"
 
 
+@pytest.fixture
+def patient(disk: FakeDisk) -> FakeBackup:
+    return FakeBackup(disk, flush_delay_ms=1000)
+
+
+def test_a_closed_replica_may_wait_in_memory(patient: FakeBackup) -> None:
+    woken: list[bool] = []
+    patient.store.persistence.on_work = lambda: woken.append(True)
+    Segment().append(patient, A, close=True)
+    del woken[:]
+    patient.store.persistence.tick(999)
+    assert woken
+    assert patient.store.plan() == []
+    patient.store.persistence.tick(1000)
+    assert len(woken) == 2
+    patient.run()
+    assert patient.slots.free == 4
+    assert bytes(patient.restarted().read().chunks) == A
+
+
+def test_a_replica_that_is_freed_while_it_waits_never_goes_to_disk(patient: FakeBackup, disk: FakeDisk) -> None:
+    outcome = Outcome()
+    disk.writes.clear()
+    Segment().append(patient, A, close=True)
+    patient.store.free(BROKER_ID, [1], outcome)
+    patient.store.persistence.tick(1000)
+    patient.run()
+
+    assert outcome.succeeded
+    assert disk.writes == []
+    assert patient.slots.free == 4
+
+
+def test_no_replica_waits_when_memory_is_scarce(patient: FakeBackup) -> None:
+    for number in (1, 2):
+        Segment(number).append(patient, A, close=True)
+    assert patient.store.plan() == []
+    Segment(3).append(patient, A)
+    patient.run()
+    assert patient.slots.free == 3
+
+
+def test_who_waits_for_the_disk_waits_for_no_delay(patient: FakeBackup) -> None:
+    Segment().append(patient, A, close=True)
+    outcome = persist(patient)
+    patient.run()
+    assert outcome.succeeded
+
+
 @pytest.mark.parametrize("durable", ["nothing", "all", "a job writes it"])
 def test_closing_without_chunks_cuts_what_was_never_acknowledged_by_all(backup: FakeBackup, durable: str) -> None:
     segment = Segment()
