@@ -83,7 +83,10 @@ class Process:
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
-            message = json.loads(line)
+            try:
+                message = dict(json.loads(line))
+            except (ValueError, TypeError):
+                message = {"error": f"wrote to standard output, which is for answers: {line.strip()}"}
             if message.keys() == {"seen"}:
                 self.seen = message["seen"]
             else:

@@ -18,6 +18,7 @@ from bench.compare import figures, report
 from bench.compare.contestant import REGISTRY, Command, Failed, Role
 from bench.compare.figures import Entry, Spread, entries, merged
 from bench.compare.kera import Kera, KeraMemory, memory_bytes
+from bench.compare.processes import Process
 from bench.compare.rounds import OTHERS, Stage, losses, run_workload
 from bench.compare.worker import (
     BURST_MAX,
@@ -33,7 +34,7 @@ from bench.compare.worker import (
     paced,
     stamped,
 )
-from bench.compare.workload import BadWorkload, Workload, find, load, names
+from bench.compare.workload import FOLDER, BadWorkload, Workload, find, load, names
 from kera.cli.bench._latency import Latencies
 
 
@@ -42,6 +43,21 @@ def workload(**fields: Any) -> Workload:
 
 
 # -- workloads -------------------------------------------------------------------------------------------------
+
+
+def test_long_ones_are_workloads_as_well_and_are_not_run_unasked() -> None:
+    paths = sorted((FOLDER / "long").glob("*.toml"))
+    assert len(paths) >= 2
+    assert [load(path).seconds for path in paths] == [60] * len(paths)
+    assert not {path.stem for path in paths} & set(names())
+
+
+def test_a_worker_that_says_what_is_no_answer_has_failed(tmp_path: Path) -> None:
+    command = Command([sys.executable, "-c", "print('2026 retrying')"], {})
+    process = Process(Task(role="produce", index=0, workload=workload()), command, tmp_path / "log")
+    with pytest.raises(Failed, match="2026 retrying"):
+        process.answer(60)
+    process.end()
 
 
 def test_all_files_are_workloads_of_their_names() -> None:
