@@ -347,7 +347,7 @@ async def test_a_reader_of_another_user_is_refused_before_it_is_told_anything(
             assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
 
     assert (broker.pushed.refused, broker.pushed.connections) == (1, 0)
-    assert f"another user was refused uid={uid}" in capsys.readouterr().out
+    assert f"another user was refused uid={uid}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("uid", sorted({0, os.getuid()}))
