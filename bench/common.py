@@ -25,6 +25,8 @@ from kera.client.local_cluster import LocalCluster
 from kera.core.chunk import EncodedChunk, encode_chunk
 
 BROKER = "broker-1"
+IN_MEMORY = {"flush_delay_ms": 3_600_000}
+"""Settings of brokers and backups: nothing goes to disk while there is room."""
 TIMEOUT_S = 600.0
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import uvloop
 
-from bench.common import BROKER, Figures, alternating, directory, parser, sample_chunk, say, size
+from bench.common import BROKER, IN_MEMORY, Figures, alternating, directory, parser, sample_chunk, say, size
 from bench.cpu import each_s
 from kera.cli.bench._latency import Latencies
 from kera.client import Client
@@ -99,7 +99,8 @@ async def run(arguments: argparse.Namespace, root: Path) -> None:
             backups=1,
             arena_bytes=arguments.memory_bytes,
             backup_memory_bytes=arguments.memory_bytes,
-            broker_settings={"metrics_port": 0},
+            broker_settings={"metrics_port": 0, **IN_MEMORY},
+            backup_settings=IN_MEMORY,
             log_dir=root / f"logs-{number}",
         ) as cluster:
             async with await Client.connect(cluster.bootstrap) as client:

@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import describe, directory, machine, parser, say, size
+from bench.common import IN_MEMORY, describe, directory, machine, parser, say, size
 from bench.compare.contestant import Command, Failed, Role
 from bench.compare.processes import Process as WorkerProcess
 from bench.compare.rounds import until_seen
@@ -44,7 +44,6 @@ from kera.core.settings import GIB, KIB, MIB
 RECORD_BYTES = 100
 SEGMENT_BYTES = 8 * MIB
 STREAM = "soak"
-NEVER_MS = 3_600_000
 WINDOW_S = 300.0
 INTERVALS_MIN = 12
 NOTHING = {"p99": float("inf")}
@@ -352,8 +351,8 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         arena_bytes=arguments.arena_bytes,
         backup_memory_bytes=arguments.arena_bytes,
         segment_bytes=SEGMENT_BYTES,
-        broker_settings={"flush_delay_ms": NEVER_MS},
-        backup_settings={"flush_delay_ms": NEVER_MS},
+        broker_settings=IN_MEMORY,
+        backup_settings=IN_MEMORY,
     )
     async with made as cluster, await Client.connect(cluster.bootstrap) as client:
         soak = Soak(arguments, cluster, client)

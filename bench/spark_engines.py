@@ -162,7 +162,9 @@ class Bench:
                 if number < self._arguments.warm_rounds * len(self._arguments.jobs):  # Kafka's code takes its time
                     continue
                 name = f"{record_bytes} bytes, {job}, {each.name}"
-                self._figures.add(f"{name}: records", records / (after_s - before[1]) / 1e6, "M/s")
+                million_per_s = records / (after_s - before[1]) / 1e6
+                say(f"  {name}: {million_per_s:.2f} M/s")
+                self._figures.add(f"{name}: records", million_per_s, "M/s")
                 self._figures.add(f"{name}: broker's CPU", (broker_s - before[0][0]) / size_gb, "s/GB")
                 self._figures.add(f"{name}: Spark's CPU", (spark_s - before[0][1]) / size_gb, "s/GB")
         self._delete(stream)
@@ -266,6 +268,7 @@ class Bench:
         if not counts:
             return
         measured_ms = late_us[due_us >= due_us.min() + self._arguments.warm_up * 1e6] / 1e3
+        say(f"  p50 {np.percentile(measured_ms, 50):.0f} ms, p99 {np.percentile(measured_ms, 99):.0f} ms")
         passed_s, add = after_s - before[1], self._figures.add
         for what, value in (
             ("p50", np.percentile(measured_ms, 50)),

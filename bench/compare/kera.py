@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.common import IN_MEMORY
 from bench.compare.contestant import Command, Failed, Role
 from bench.compare.workload import Workload
 from kera.client import Client
@@ -29,7 +30,6 @@ MEMORY_AT_RATE_BYTES = GIB // 2
 RETAINED_PART = 6
 """In memory alone, what streams keep is so small a part of it: between two looks of retention there is up to a second's
 more, and with a quarter left the broker begins to write."""
-NEVER_MS = 3_600_000
 OVERHEAD = 1.5
 """Of chunks over values: what a backlog takes in memory."""
 
@@ -87,7 +87,7 @@ class Kera:
             of_streams = {"retention_bytes": max(kept // workload.partitions, 2 * SEGMENT_BYTES), **of_streams}
             arguments["arena_bytes"] = max(RETAINED_PART * kept, memory_bytes(workload))
             arguments["backup_memory_bytes"] = arguments["arena_bytes"]
-            arguments["broker_settings"] = arguments["backup_settings"] = {"flush_delay_ms": NEVER_MS}
+            arguments["broker_settings"] = arguments["backup_settings"] = IN_MEMORY
         try:
             with LocalCluster.running(**arguments | settings) as cluster:
                 yield _Running(workload, cluster, of_streams, of_producers, of_consumers)

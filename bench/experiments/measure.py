@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import say
+from bench.common import IN_MEMORY, say
 from bench.compare.contestant import Command, Failed, Role
 from bench.compare.rounds import Stage
 from bench.compare.workload import Workload
@@ -153,6 +153,8 @@ def site(place: Place, folder: Path) -> Iterator[Site]:
             arena_bytes=place.arena_bytes,
             backup_memory_bytes=place.arena_bytes,
             segment_bytes=place.segment_bytes,
+            broker_settings=IN_MEMORY,
+            backup_settings=IN_MEMORY,
         ) as cluster:
             yield Site(cluster, folder)
     except KeraError as error:

@@ -28,7 +28,7 @@ class Place:
     backups: int = 0
     segment_bytes: int = 8 * MIB
     arena_bytes: int = 6 * GIB
-    """Of each broker; of each backup as much. A round has room in it, so that what is measured is memory."""
+    """Of each broker; of each backup as much. A round has room in it, and so nothing of it goes to disk."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,8 +55,15 @@ def test_chunks_have_the_rows_of_the_batch_and_fit(
     assert pa.Table.from_batches(decoded, DEFAULT_SCHEMA).equals(pa.Table.from_batches([batch], DEFAULT_SCHEMA))
 
 
-@given(st.lists(st.tuples(INT64, SMALL, st.lists(SMALL, max_size=3)), min_size=1, max_size=70), st.booleans())
-def test_messages_are_those_that_arrow_writes(records: list[tuple[int, bytes, list[bytes]]], keyed: bool) -> None:
+@given(
+    st.lists(st.tuples(INT64, SMALL, st.lists(SMALL, max_size=3)), min_size=1, max_size=70),
+    st.sampled_from([1, 50]),  # few, and many
+    st.booleans(),
+)
+def test_messages_are_those_that_arrow_writes(
+    records: list[tuple[int, bytes, list[bytes]]], times_over: int, keyed: bool
+) -> None:
+    records *= times_over
     times, values, keys = ([*column] for column in zip(*records, strict=True))
     nothing = [None] * len(records)
     batch = records_to_batch(values, times, keys if keyed else nothing, nothing)

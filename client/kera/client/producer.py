@@ -165,10 +165,11 @@ class Producer:
             if chunk_bytes < self._chunk_bytes_max and buffered_bytes <= self._buffer_bytes_max:
                 accumulator.size = chunk_bytes
                 self._buffered_bytes = buffered_bytes
+                values = accumulator.values
                 pending = Pending()
                 pending._accumulator = accumulator  # noqa: SLF001 - it has no __init__
-                pending._index = len(accumulator.values)  # noqa: SLF001
-                accumulator.values.append(value)
+                pending._index = len(values)  # noqa: SLF001
+                values.append(value)
                 accumulator.times_s.append(self._now_s())
                 return pending
         return self._send(stream, value, keys, timestamp_us, headers, streamlet, plain=plain)

@@ -22,8 +22,11 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+_FEW = 100
+"""Of so many, Python makes a list sooner than numpy an array."""
 _TABLE = struct.Struct("<40sq24sq8s38q8s16q")
 _START = bytes.fromhex("ffffffff0802000014000000000000000c0016000600050008000c000c0000000003040018000000")
 _BATCH = bytes.fromhex("00000a0018000c00040008000a0000004c01000010000000")
@@ -37,13 +40,13 @@ def write_message(timestamps_us: Any, values: Sequence[bytes], keys: Sequence[Se
     `timestamps_us`: a buffer of numbers of 64 bits. Raises `TypeError` if a value is None, or what a record has for
     keys.
     """
-    ends = _offsets(values)
+    ends, value_bytes = _offsets(values)
     if keys is None:
-        table, middle, padding, rest = _constants(len(values), ends[-1], None)
+        table, middle, padding, rest = _constants(len(values), value_bytes, None)
         return pa.py_buffer(b"".join((table, timestamps_us, middle, ends, padding, *values, rest)))
     items = list(chain.from_iterable(keys))
-    lists, item_ends = _offsets(keys), _offsets(items)
-    table, *around, padding, rest = _constants(len(values), ends[-1], (len(items), item_ends[-1]))
+    (lists, _), (item_ends, key_bytes) = _offsets(keys), _offsets(items)
+    table, *around, padding, rest = _constants(len(values), value_bytes, (len(items), key_bytes))
     varying: Any = ((lists,), (item_ends,), items, (ends,))
     between = [piece for constant, some in zip(around, varying, strict=True) for piece in (constant, *some)]
     return pa.py_buffer(b"".join((table, timestamps_us, *between, padding, *values, rest)))
@@ -81,6 +84,12 @@ def _constants(rows: int, value_bytes: int, keyed: tuple[int, int] | None) -> tu
     return (*around, constant)
 
 
-def _offsets(items: Sequence[Any]) -> array[int]:
-    """Where items of different lengths begin, and where the last ends."""
-    return array("i", accumulate(map(len, items), initial=0))
+def _offsets(items: Sequence[Any]) -> tuple[bytes, int]:
+    """Where items of different lengths begin and the last ends, as numbers of 32 bits; and where the last ends."""
+    lengths = map(len, items)
+    if len(items) <= _FEW:
+        few = array("i", accumulate(lengths, initial=0))
+        return few.tobytes(), few[-1]
+    ends = np.zeros(len(items) + 1, np.int32)
+    np.cumsum(np.fromiter(lengths, np.int32, len(items)), out=ends[1:])
+    return ends.tobytes(), int(ends[-1])

@@ -5,8 +5,9 @@ It is told what to do on standard input and answers on standard output, a JSON o
     ← {"role": "produce", …}        its task, see `Task`
     → {"ready": true}               it is connected and warmed up
     ← go                            it begins
-    ← total 10000 consumers: so many records there are in all; it stops when it has seen them → {"records": …,
-    "start_ns": …} its result, see `Result` → {"error": "…"} in place of any answer; the process ends
+    ← total 10000                   consumers: so many records there are in all; it stops when it has seen them
+    → {"records": …, …}             its result, see `Result`
+    → {"error": "…"}                in place of any answer; the process ends
 
 Times are of the monotonic clock, which all processes of a machine share.
 """
@@ -33,8 +34,9 @@ WARM_UP_BYTES = 32_000_000
 """What a producer sends before it is measured: then connections, code and the broker's memory are warm."""
 WARM_UP_RECORDS_MAX = 50_000
 SENDS_PER_DRAIN = 100
+SENDS_PER_SAMPLE = 1000
 CHUNKS_PER_SAMPLE = 4
-"""Of so many chunks one is timed when all go as fast as they can: timing costs some of what it measures."""
+"""Of so many, one is timed when all go as fast as they can: timing costs some of what it measures."""
 SAMPLES_PER_S_MAX = 20_000
 RECORDS_PER_TICK_MAX = 1000
 """More would overrun the producer's buffer between two looks at it."""
@@ -139,11 +141,14 @@ class ProduceWorker:
         producer, value = self._producer, self._value
         sent = 0
         while sent < records and (deadline_s is None or time.monotonic() < deadline_s):
-            start_ns = time.perf_counter_ns()
-            self._time(producer.send(stream, value), start_ns)
-            for _ in range(min(records - sent, SENDS_PER_DRAIN) - 1):
+            some = min(records - sent, SENDS_PER_DRAIN)
+            if sent % SENDS_PER_SAMPLE == 0:
+                start_ns = time.perf_counter_ns()
+                self._time(producer.send(stream, value), start_ns)
+                sent, some = sent + 1, some - 1
+            for _ in range(some):
                 producer.send(stream, value)
-            sent += min(records - sent, SENDS_PER_DRAIN)
+            sent += some
             await producer.drain()
         return sent
 
