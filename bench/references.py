@@ -7,6 +7,7 @@ Each takes a second or less. The other end of a socket is a process of its own, 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import statistics
 import subprocess
@@ -37,7 +38,7 @@ def copy_s_per_gb(seconds: float = 0.5) -> float:
 def socket_mb_per_s(seconds: float = 1.0) -> float:
     """Bytes through a unix socket to another process, which throws them away."""
     block = b"\1" * WRITE_BYTES
-    with _other_end("sink") as ours:
+    with _other_end("sink") as (ours, _):
         begun_s, sent = time.perf_counter(), 0
         while time.perf_counter() - begun_s < seconds:
             ours.sendall(block)
@@ -48,9 +49,12 @@ def socket_mb_per_s(seconds: float = 1.0) -> float:
 
 
 def ping_ms(rate: float = 1000.0, seconds: float = 1.0) -> float:
-    """To another process and back over a unix socket, at a rate at which both sleep in between: the median."""
+    """To another process and back over a unix socket, at a rate at which both sleep in between: the median.
+
+    Each has a core of its own, if there are two: on one it takes a quarter, and the kernel chooses now this, now that.
+    """
     times_s = []
-    with _other_end("echo") as ours:
+    with _other_end("echo") as (ours, pid), _apart_from(pid):
         next_s = time.perf_counter()
         end_s = next_s + seconds
         while (now_s := time.perf_counter()) < end_s:
@@ -84,8 +88,21 @@ def append_m_per_s(seconds: float = 0.5) -> float:
 
 
 @contextlib.contextmanager
-def _other_end(what: str) -> Iterator[socket.socket]:
-    """A socket whose other end is with a new process, which has begun."""
+def _apart_from(pid: int) -> Iterator[None]:
+    """This thread on one core, that process on another."""
+    allowed = os.sched_getaffinity(0)
+    first, *_, last = sorted(allowed) * 2
+    os.sched_setaffinity(pid, {last})
+    os.sched_setaffinity(0, {first})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@contextlib.contextmanager
+def _other_end(what: str) -> Iterator[tuple[socket.socket, int]]:
+    """A socket whose other end is with a new process, which has begun; and that process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         with theirs:
@@ -93,7 +110,7 @@ def _other_end(what: str) -> Iterator[socket.socket]:
             process = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
         try:
             ours.recv(1)
-            yield ours
+            yield ours, process.pid
         finally:
             ours.close()
             process.kill()

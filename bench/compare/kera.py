@@ -65,7 +65,9 @@ class Kera:
     def durability(self, workload: Workload) -> str:
         """In words."""
         where = "segments go to disk in the background"
-        if not self.on_disk:
+        if workload.durability == "persisted":
+            where = "group commit: what is acknowledged is on disk"
+        elif not self.on_disk:
             where = "segments and replicas stay in memory (flush_delay_ms), where the oldest go"
         copies = f", replicas on {workload.replicas} backup(s)" if workload.replicas else ""
         return f"level {workload.durability}{copies}; {where}"

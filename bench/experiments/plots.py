@@ -23,6 +23,7 @@ MARKERS = "osD^vPX*"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")
 """Okabe and Ito's, which people who confuse red and green can tell apart."""
 CAPTION_COLUMNS = 150
+TITLE_COLUMNS = 90
 
 
 def plot(found: Found, path: Path) -> None:
@@ -49,7 +50,8 @@ def plot(found: Found, path: Path) -> None:
     right.set_ylabel("MB/s of values")
     if len(series) > 1:
         axes.legend(frameon=False, fontsize=9)
-    axes.set_title(f"{experiment.title} (thesis: {figures_of(experiment).lower()})", fontsize=11, loc="left")
+    title = f"{experiment.title} (thesis: {figures_of(experiment).lower()})"
+    axes.set_title(textwrap.fill(title, TITLE_COLUMNS), fontsize=11, loc="left")
     measured = f"Median, least and most of {rounds_of(found)}."
     finish(figure, path, measured, found.machine)
 
