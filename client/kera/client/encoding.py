@@ -74,8 +74,8 @@ def record_payloads(
 def _as_message(values: Any, timestamps_us: Timestamps, keys: Any) -> pa.Buffer | None:
     try:
         return write_message(timestamps_us, values, keys)
-    except TypeError:
-        return None  # some record has no value, or no keys where others have some
+    except (TypeError, OverflowError):
+        return None  # some record has no value, or no keys where others have some; or it is too much for one message
 
 
 def _ends(times: Timestamps) -> tuple[int, int]:

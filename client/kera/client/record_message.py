@@ -27,6 +27,7 @@ import pyarrow as pa
 
 _FEW = 100
 """Of so many, Python makes a list sooner than numpy an array."""
+_OFFSET_MAX = (1 << 31) - 1
 _TABLE = struct.Struct("<40sq24sq8s38q8s16q")
 _START = bytes.fromhex("ffffffff0802000014000000000000000c0016000600050008000c000c0000000003040018000000")
 _BATCH = bytes.fromhex("00000a0018000c00040008000a0000004c01000010000000")
@@ -38,7 +39,7 @@ def write_message(timestamps_us: Any, values: Sequence[bytes], keys: Sequence[Se
     """The message of records without headers; `keys` is None where no record has any.
 
     `timestamps_us`: a buffer of numbers of 64 bits. Raises `TypeError` if a value is None, or what a record has for
-    keys.
+    keys; `OverflowError` for 2 GiB of values or keys.
     """
     ends, value_bytes = _offsets(values)
     if keys is None:
@@ -86,10 +87,13 @@ def _constants(rows: int, value_bytes: int, keyed: tuple[int, int] | None) -> tu
 
 def _offsets(items: Sequence[Any]) -> tuple[bytes, int]:
     """Where items of different lengths begin and the last ends, as numbers of 32 bits; and where the last ends."""
-    lengths = map(len, items)
     if len(items) <= _FEW:
-        few = array("i", accumulate(lengths, initial=0))
+        few = array("i", accumulate(map(len, items), initial=0))
         return few.tobytes(), few[-1]
+    lengths = np.fromiter(map(len, items), np.int32, len(items))
+    size = int(lengths.sum(dtype=np.int64))
+    if size > _OFFSET_MAX:
+        raise OverflowError(f"{size} bytes are more than offsets of 32 bits can tell")
     ends = np.zeros(len(items) + 1, np.int32)
-    np.cumsum(np.fromiter(lengths, np.int32, len(items)), out=ends[1:])
-    return ends.tobytes(), int(ends[-1])
+    np.cumsum(lengths, out=ends[1:])
+    return ends.tobytes(), size

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client.encoding import check_rows, conform, null_column, payloads, records_to_batch
+from kera.client.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, decode_payload, padded
 from kera.core.errors import RecordTooLarge, SchemaMismatch
@@ -202,3 +203,12 @@ class TestRecords:
     def test_without_keys_and_headers_the_columns_are_null(self) -> None:
         batch = records_to_batch([b"a"] * 3, [0] * 3, None, None)
         assert (batch["keys"].null_count, batch["headers"].null_count) == (3, 3)
+
+    @pytest.mark.parametrize("count", [100, 101, 1000])
+    def test_more_than_offsets_can_tell_is_no_message(self, count: int) -> None:
+        class Long(bytes):
+            def __len__(self) -> int:
+                return (2 << 30) // count + 1
+
+        with pytest.raises(OverflowError):
+            write_message(np.zeros(count, np.int64), [Long()] * count, None)
