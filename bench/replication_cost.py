@@ -37,6 +37,7 @@ from kera.core.settings import KIB, MIB
 from kera.v1 import common_pb2
 
 STREAM_ID = 1
+WARM_UP_SEGMENTS = 10
 
 
 class Broker:
@@ -125,12 +126,12 @@ def run(arguments: argparse.Namespace, root: Path) -> None:
         path.mkdir()
         broker, chunk = Broker(path, arguments), chunk_of(chunk_bytes)
         group_ids = array("I", range(1, arguments.segments + 1))
-        for group_id in group_ids[:10]:  # what grows only once has grown
+        for group_id in group_ids[:WARM_UP_SEGMENTS]:  # what grows only once has grown
             for entry in broker.entries:
                 broker.fill(entry, group_id, chunk)
         tracemalloc.start()
         before, chunks = allocated(), broker.chunks
-        for group_id in group_ids[10:]:
+        for group_id in group_ids[WARM_UP_SEGMENTS:]:
             for entry in broker.entries:
                 broker.fill(entry, group_id, chunk)
         grown = allocated() - before
@@ -158,6 +159,8 @@ def main() -> int:
     made.add_argument("--virtual-logs", type=int, default=1)
     made.add_argument("--replication", type=int, default=1)
     arguments = made.parse_args()
+    if arguments.segments <= WARM_UP_SEGMENTS:
+        made.error(f"--segments has to be more than {WARM_UP_SEGMENTS}, which are there to warm up")
     with directory(arguments) as root:
         run(arguments, root)
     return 0
