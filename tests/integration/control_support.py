@@ -13,7 +13,7 @@ import contextlib
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +59,7 @@ async def control_cluster(
     arena_bytes: int = 32 * MIB,
     backup_memory_bytes: int = 32 * MIB,
     segment_bytes: int = SEGMENT_BYTES,
+    coordinator_settings: Mapping[str, int] | None = None,
     **arguments: Any,
 ) -> AsyncIterator[LocalCluster]:
     """A cluster that keeps what it has, and notices within `DETECTION_S` who is gone; shared memory is left clean."""
@@ -73,6 +74,7 @@ async def control_cluster(
             "heartbeat_interval_ms": HEARTBEAT_MS,
             "heartbeats_missed_max": HEARTBEATS_MISSED_MAX,
             "zookeeper_session_timeout_ms": SESSION_TIMEOUT_MS,
+            **(coordinator_settings or {}),
         },
         broker_settings={"metrics_port": 0, "repair_delay_ms": 1_000},
         **arguments,

@@ -5,6 +5,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -67,10 +68,13 @@ async def test_nothing_acknowledged_is_lost_or_twice(
 
 @contextlib.asynccontextmanager
 async def pair(
-    tmp_path: Path, *, replication: int = 1, durability: str | None = None, streamlets: int = 1
+    tmp_path: Path, *, replication: int = 1, durability: str | None = None, streamlets: int = 1, **arguments: Any
 ) -> AsyncIterator[tuple[LocalCluster, Client, str]]:
     """Two brokers, two backups, the stream "s" on one of the brokers, and the name of that one."""
-    async with control_cluster(tmp_path, brokers=2, backups=2) as cluster, await connect(cluster) as client:
+    async with (
+        control_cluster(tmp_path, brokers=2, backups=2, **arguments) as cluster,
+        await connect(cluster) as client,
+    ):
         made = await client.admin.create_stream(
             "s", streamlets=streamlets, brokers=1, group_segments=2, replication=replication, durability=durability
         )
@@ -246,7 +250,8 @@ async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(tmp_pa
 
 
 async def test_a_launch_that_comes_back_in_time_keeps_what_it_has(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (cluster, client, owner):
+    patient = {"report_grace_ms": 60_000, "heartbeats_missed_max": 300}  # however long it takes to start
+    async with pair(tmp_path, coordinator_settings=patient) as (cluster, client, owner):
         owner_id = broker_id_of(cluster, owner)
         async with writer(client, "s") as load:
             await load.go_on(count=50)
