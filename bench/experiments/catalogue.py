@@ -216,7 +216,7 @@ def _virtual_logs() -> Experiment:
             Claim("More than a few do not: 16 over 4", (parallel, 16), (parallel, 4), least=0.7, most=1.1),
         ),
         note="A broker is one event loop, so virtual logs overlap waiting for backups, not work. Backups keep this in"
-        " memory, and write it to this machine's disk behind.",
+        " memory.",
     )
 
 
