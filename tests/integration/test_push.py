@@ -32,12 +32,15 @@ from tests.integration.support import (
 
 ARENA_BYTES = 4 * MIB
 SEGMENT_BYTES = 64 * KIB
+READER_GRACE_MS = 2_000
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
     """A broker with memory for 64 small segments."""
-    with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as running:
+    with keeping_cluster(
+        tmp_path, arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES, reader_grace_ms=READER_GRACE_MS
+    ) as running:
         yield running
         tell(running)
 
