@@ -120,6 +120,7 @@ async def test_readers_go_on_from_positions_of_before(world: Cluster) -> None:
         assert found[:-2] == stored[2 * number :]
     found, _ = await other.read(end)
     assert len(found) == 2
+    await other.until_restored()
     await other.stop()
 
 
@@ -208,6 +209,7 @@ async def test_as_many_backups_away_as_there_are_replicas_are_waited_for(world: 
     response, _ = await world.take_over(info, 1, 2)
     assert list(response.waits_for) == []
     assert await everything(world, 2) == stored
+    await node.until_restored()
     await node.stop()
 
 
@@ -269,6 +271,7 @@ async def test_readers_of_level_leader_are_told_that_something_may_be_lost(world
     with pytest.raises(DataLost):
         await other.read(end)
     assert len((await other.read(Position(response.streamlets[0].state.next_group_id, 1, 0)))[0]) == 2
+    await other.until_restored()
     await other.stop()
 
 
@@ -347,6 +350,7 @@ async def test_an_owner_that_was_told_nothing_before_finds_out_by_itself(world: 
     await node.start(epoch, info)
     await node.until(lambda: STREAM_ID in node.engine.streams and bool(node.engine.streams.get(STREAM_ID).streamlets))
     assert await everything(world, 2) == stored
+    await node.until_restored()
     await node.stop()
 
 
