@@ -159,8 +159,9 @@ async def follow_from_disk(cluster: RunningCluster, client: Client, producer: Pr
             follower = Follower(consumer)
             following = asyncio.ensure_future(follower.run())
             seen = follower.seen
-            await until(lambda: following.done() or sum(map(len, seen.values())) > running.sent * 0.9)
-            running.stopping = True
+            before = running.sent
+            await until(lambda: following.done() or sum(map(len, seen.values())) > before)
+            running.stopping = True  # who reads need not be faster than who writes
             await until(lambda: following.done() or sum(map(len, seen.values())) >= running.sent)
         following.cancel()
     assert seen == {streamlet: list(range(streamlet, running.sent, 2)) for streamlet in range(2)}
