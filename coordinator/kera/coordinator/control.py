@@ -120,7 +120,16 @@ class Control:
         await self.rebalance(dry_run=False)
 
     async def rebalance(self, *, dry_run: bool) -> coordinator_pb2.RebalanceResponse:
-        """Move streamlets so that brokers have about the same load, or only say what would move, and why."""
+        """Move streamlets so that brokers have about the same load, or only say what would move, and why.
+
+        Raises `Unavailable` while it is not known how busy a broker is: what is not known looks idle.
+        """
+        silent = [one for one in self._state.brokers.open_ids() if self._launch(one) not in self._members.loads]
+        if silent:
+            raise Unavailable(
+                f"broker {silent[0]} has not said yet how busy it is; ask again after its next heartbeat",
+                broker_ids=silent,
+            )
         placed = self._placed()
         moves = rebalanced(self._state.brokers.open_ids(), placed)
         response = coordinator_pb2.RebalanceResponse(
@@ -167,24 +176,22 @@ class Control:
         return None
 
     def _placed(self) -> dict[Streamlet, Placed]:
-        state = self._state
-        loads: dict[Streamlet, tuple[Launch, int]] = {}
-        for launch, told in self._members.loads.items():
-            loads.update({streamlet: (launch, bytes_per_s) for streamlet, bytes_per_s in told.items()})
-        placed = {}
-        for stream in state.catalog.streams():
+        """What each owner says of its streamlets; others that have older groups tell what is read of those."""
+        loads, placed = self._members.loads, {}
+        for stream in self._state.catalog.streams():
             for one in stream.assignments:
                 streamlet = Streamlet(stream.stream_id, one.streamlet_id)
-                owner = Launch(one.broker_id, one.broker_epoch)
-                launch, bytes_per_s = loads.get(streamlet, (owner, 0))
                 placed[streamlet] = Placed(
                     broker_id=one.broker_id,
-                    bytes_per_s=bytes_per_s if launch == owner else 0,
+                    bytes_per_s=loads.get(Launch(one.broker_id, one.broker_epoch), {}).get(streamlet, 0),
                     may_move=not (
                         one.sources or self._migration.rests(streamlet) or self._migration.is_moving(streamlet)
                     ),
                 )
         return placed
+
+    def _launch(self, broker_id: int) -> Launch:
+        return Launch(broker_id, self._state.brokers.epoch(broker_id))
 
     def _described(self, move: PlannedMove) -> coordinator_pb2.Move:
         return coordinator_pb2.Move(

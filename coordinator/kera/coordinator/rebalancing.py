@@ -1,10 +1,16 @@
 """Which streamlets should move, and why: by measured load first, then by their number. Pure.
 
-The load of a streamlet is what is appended to it and read of it, in bytes per second. The busiest broker gives to the
-idlest, one streamlet at a time, the one whose move brings the two closest; it does so only while the busiest has
-`LOAD_RATIO` times the mean or more, so that noise moves nothing. Once loads are even enough, streamlets of which
-nothing is measured go from the broker with the most streamlets to the one with the fewest, while these differ by two or
-more. A streamlet that may not move (it moved a while ago, or is being recovered) stays.
+The load of a streamlet is what is appended to it and read of it, in bytes per second. A busy broker gives to the
+idlest, one streamlet at a time, the one whose move brings the two closest. It does so only while it has `LOAD_RATIO`
+times the mean, of all brokers or of the two, so that noise moves nothing. The busiest is asked first; if it can give
+nothing, as when one streamlet is all its load, the next one is.
+
+Once loads are even enough, streamlets with little load go from the broker with the most streamlets to the one with the
+fewest, while these differ by two or more, as far as that does not make the one busier than the other. A streamlet that
+may not move (it moved a while ago, is being recovered, or nobody knows its load) stays.
+
+It comes to rest: each move by load makes the sum of the squares of the loads smaller, and each by number that of the
+numbers, without making the former larger than what counts as no difference.
 """
 
 from __future__ import annotations
@@ -18,6 +24,10 @@ LOAD_RATIO = 1.25
 """From so many times the mean on a broker counts as too busy."""
 LOAD_BYTES_PER_S_MIN = 1 << 20
 """Differences below this are none: moving costs more than they do."""
+TARGET_SHARE_MAX = 0.95
+"""Of the load of the one that gives: a target that had more after the move would only have changed roles with it."""
+STREAMLET_SHARE_MIN = 0.05
+"""Of the usual load of a streamlet of the one that gives: what has less makes no difference, and stays."""
 MOVES_MAX = 64
 """At once; what is left shows when the load has been measured anew."""
 
@@ -85,30 +95,31 @@ def rebalanced(
 def _by_load(
     share: Mapping[int, Share], placed: Mapping[Streamlet, Placed], moved: Collection[Streamlet]
 ) -> PlannedMove | None:
-    busiest = max(share, key=lambda broker_id: (share[broker_id].bytes_per_s, -broker_id))
     idlest = min(share, key=lambda broker_id: (share[broker_id].bytes_per_s, broker_id))
-    high, low = share[busiest].bytes_per_s, share[idlest].bytes_per_s
+    low = share[idlest].bytes_per_s
     mean = sum(one.bytes_per_s for one in share.values()) / len(share)
-    if high < LOAD_RATIO * mean or high - low < LOAD_BYTES_PER_S_MIN:
-        return None
-    # Half of the difference would make the two equal; what is as much as all of it only changes their roles.
-    fitting = {
-        streamlet: one.bytes_per_s
-        for streamlet, one in placed.items()
-        if one.broker_id == busiest and one.may_move and streamlet not in moved and 0 < one.bytes_per_s < high - low
-    }
-    if not fitting:
-        return None
-    best = min(fitting, key=lambda streamlet: (abs((high - low) / 2 - fitting[streamlet]), streamlet))
-    if max(high - fitting[best], low + fitting[best]) > 0.95 * high:
-        return None
-    return PlannedMove(
-        best,
-        busiest,
-        idlest,
-        f"broker {busiest} carries {_rate(high)}, {high / mean:.1f} times the mean of {_rate(mean)}, broker {idlest}"
-        f" carries {_rate(low)}; this streamlet makes {_rate(fitting[best])} of it",
-    )
+    for busy in sorted(share, key=lambda broker_id: (-share[broker_id].bytes_per_s, broker_id)):
+        high = share[busy].bytes_per_s
+        if high - low < LOAD_BYTES_PER_S_MIN or high < LOAD_RATIO * min(mean, (high + low) / 2):
+            return None
+        # Half of the difference would make the two equal; what is as much as all of it only changes their roles.
+        least = STREAMLET_SHARE_MIN * high / share[busy].streamlets
+        most = min(high - low - 1, TARGET_SHARE_MAX * high - low)
+        fitting = {
+            streamlet: one.bytes_per_s
+            for streamlet, one in placed.items()
+            if one.broker_id == busy and one.may_move and streamlet not in moved and least <= one.bytes_per_s <= most
+        }
+        if fitting:
+            best = min(fitting, key=lambda streamlet: (abs((high - low) / 2 - fitting[streamlet]), streamlet))
+            return PlannedMove(
+                best,
+                busy,
+                idlest,
+                f"broker {busy} carries {_rate(high)}, {high / mean:.1f} times the mean of {_rate(mean)}, broker"
+                f" {idlest} carries {_rate(low)}; this streamlet makes {_rate(fitting[best])} of it",
+            )
+    return None
 
 
 def _by_number(
@@ -117,18 +128,24 @@ def _by_number(
     fullest = max(share, key=lambda broker_id: (share[broker_id].streamlets, -broker_id))
     emptiest = min(share, key=lambda broker_id: (share[broker_id].streamlets, broker_id))
     most, fewest = share[fullest].streamlets, share[emptiest].streamlets
-    quiet = [
-        streamlet
+    high, low = share[fullest].bytes_per_s, share[emptiest].bytes_per_s
+    small = {
+        streamlet: one.bytes_per_s
         for streamlet, one in placed.items()
-        if one.broker_id == fullest and one.may_move and streamlet not in moved and not one.bytes_per_s
-    ]
-    if most - fewest < 2 or not quiet:
+        if one.broker_id == fullest
+        and one.may_move
+        and streamlet not in moved
+        and one.bytes_per_s < LOAD_BYTES_PER_S_MIN
+        and (not one.bytes_per_s or low + one.bytes_per_s <= max(high - one.bytes_per_s, LOAD_BYTES_PER_S_MIN))
+    }
+    if most - fewest < 2 or not small:
         return None
+    best = min(small, key=lambda streamlet: (small[streamlet], streamlet))
     return PlannedMove(
-        min(quiet),
+        best,
         fullest,
         emptiest,
-        f"broker {fullest} has {most} streamlets, broker {emptiest} {fewest}; nothing is written to this one now",
+        f"broker {fullest} has {most} streamlets, broker {emptiest} {fewest}; this one carries {_rate(small[best])}",
     )
 
 

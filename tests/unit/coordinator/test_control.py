@@ -123,6 +123,7 @@ async def busy(cluster: Cluster) -> Cluster:
     await cluster.create("quiet")
     await cluster.create("busy", streamlets=2)
     await cluster.register("b")
+    await cluster.heartbeat(2)
     await load(cluster, 1, 10 * MB, 10 * MB)
     return cluster
 
@@ -161,14 +162,41 @@ async def test_a_move_that_fails_is_told_and_hinders_no_other(busy: Cluster) -> 
 
 async def test_load_that_another_launch_measured_does_not_count(busy: Cluster) -> None:
     await busy.register("a2", broker_id=1)
+    await busy.heartbeat(1)
     assert [one.bytes_per_s for one in (await busy.coordinator.rebalance(dry_run=True)).loads] == [0, 0]
     await busy.settle()
-    assert len(busy.coordinator._members.loads) == 0
+    assert [(launch.member_id, len(told)) for launch, told in busy.coordinator._members.loads.items()] == [
+        (2, 0),
+        (1, 0),
+    ]
+
+
+async def test_what_is_read_of_older_groups_elsewhere_does_not_hide_what_the_owner_has(busy: Cluster) -> None:
+    await busy.coordinator.move_streamlet("busy", 1, 2)
+    await busy.coordinator.move_streamlet("busy", 1, 1)
+    await busy.restart()
+    await load(busy, 1, 10 * MB, 10 * MB)
+    await busy.heartbeat(2, loads=[coordinator_pb2.StreamletLoad(stream_id=2, streamlet_id=1, read_bytes_per_s=5)])
+
+    loads = (await busy.coordinator.rebalance(dry_run=True)).loads
+    assert [one.bytes_per_s for one in loads] == [40 * MB, 0]
+
+
+async def test_nothing_is_rebalanced_before_it_is_known_how_busy_everyone_is(busy: Cluster) -> None:
+    await busy.restart()  # the next coordinator has heard of nobody
+    await busy.heartbeat(2)
+    with pytest.raises(Unavailable, match="broker 1 has not said yet how busy it is"):
+        await busy.coordinator.rebalance(dry_run=False)
+
+    await load(busy, 1, 10 * MB, 10 * MB)
+    (move,) = (await busy.coordinator.rebalance(dry_run=True)).moves
+    assert move.stream == "busy"
 
 
 async def test_streamlets_are_rebalanced_at_times_if_that_is_set(busy: Cluster) -> None:
     busy.settings = busy.settings.model_copy(update={"rebalance_interval_ms": 1000})
     await busy.restart()
+    await busy.heartbeat(2)
     await load(busy, 1, 10 * MB, 10 * MB)
     await busy.settle()
     assert owners(busy, "busy") == [1, 1]

@@ -119,6 +119,7 @@ async def test_streamlets_move_brokers_drain_and_recoveries_are_listed(client: C
         api.MOVE_STREAMLET, messages.MoveStreamletRequest(stream="s", streamlet_id=0, broker_id=2)
     )
     assert (moved.stream.assignments[0].broker_id, moved.stream.creation_id) == (2, "c1")
+    await client.cluster.heartbeat(1, 2, 3)
     balanced = await client.call(api.REBALANCE, messages.RebalanceRequest(dry_run=True))
     assert [(one.broker_id, one.streamlets) for one in balanced.loads] == [(1, 0), (2, 1), (3, 0)]
     drained = await client.call(api.DRAIN, messages.DrainRequest(broker_id=2))
