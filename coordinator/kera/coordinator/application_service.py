@@ -18,12 +18,13 @@ import asyncio
 import contextlib
 import heapq
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kera.coordinator.applications import Application, StreamShape, leases_of, lowest
 from kera.coordinator.state import State, streamlet_key
-from kera.core.errors import InvalidArgument, Unavailable, UnknownStream
+from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
 from kera.core.telemetry import get_logger
@@ -50,6 +51,10 @@ class Applications:
         self._state = state
         self._clock = state.clock
         self._applications: dict[str, Application] = {}
+        self._active: set[str] = set()
+        """Applications to be looked after: those with members, and those that have begun nothing."""
+        self._readers: defaultdict[int, set[str]] = defaultdict(set)
+        """By stream: the applications that have begun it."""
         self._polls: dict[tuple[str, str], asyncio.Event] = {}
         """Rounds that wait, by application and member; set when there is something to say."""
         self._changed: set[str] = set()
@@ -70,16 +75,20 @@ class Applications:
         """The applications that the ledger has. Their members have as long as any to be heard of."""
         self = cls(state)
         self._restore()
+        if self._active:
+            self._tick_while_needed()  # those who do not come back are to be noticed, though nobody asks
         return self
 
     def _restore(self) -> None:
         now_s = self._clock.monotonic_s()
-        self._applications.clear()
-        self._changed.clear()
+        for kept in (self._applications, self._changed, self._active, self._readers):
+            kept.clear()
         for value in self._state.ledger.values(APPLICATIONS):
             record = messages.StreamletProgress.FromString(value)
             name = record.application_id
             self._applications.setdefault(name, Application(name)).restore(record, now_s)
+            self._readers[record.stream_id].add(name)
+        self._active.update(name for name, application in self._applications.items() if application.members)
 
     async def close(self) -> None:
         """End what is under way: rounds that wait are answered."""
@@ -106,7 +115,9 @@ class Applications:
     def cursors_of(self, stream_id: int) -> list[common_pb2.Cursor]:
         """For each entry of a stream that any application has begun: up to where all of them are done with it."""
         return lowest(
-            cursor for application in self._applications.values() for cursor in application.cursors(stream_id)
+            cursor
+            for name in self._readers.get(stream_id, ())
+            for cursor in self._applications[name].cursors(stream_id)
         )
 
     def __len__(self) -> int:
@@ -130,12 +141,14 @@ class Applications:
         shapes = self._shapes(request.stream_ids)
         application = self._named(name, create=True)
         self._end_poll(name, member_id)
+        was_member = member_id in application.members
         with self._change(application):
             self._expire(application, now_s)
             response = application.consume_round(request, shapes, now_s)
         self._tick_while_needed()
         await self._durable()
-        if request.wait_ms and not (request.steps or response.look):
+        removed = was_member and member_id not in application.members
+        if request.wait_ms and not (request.steps or response.look or removed):
             await self._something_to_say(response, request)
         known = self._applications.get(name)
         if known is None:  # something could not be stored meanwhile, and nothing was stored of it before
@@ -151,26 +164,30 @@ class Applications:
     async def _something_to_say(
         self, response: messages.ConsumeRoundResponse, request: messages.ConsumeRoundRequest
     ) -> None:
-        """Wait until the member holds something else than it was told, or it is time to look for groups."""
+        """Wait until the member holds something else than it was told, or it is time to look for groups.
+
+        One that is stuck, and so is no member, waits as long as it has said.
+        """
         name, member_id = request.application_id, request.member_id
         until_s = asyncio.get_running_loop().time() + min(request.wait_ms, WAIT_MS_MAX) / 1000
         poll = self._polls[name, member_id] = asyncio.Event()
         try:
-            while True:
+            while not poll.is_set():
                 application = self._applications.get(name)
-                member = application.members.get(member_id) if application is not None else None
                 left_s = until_s - asyncio.get_running_loop().time()
-                if application is None or member is None or member.version != member.told_version or left_s <= 0:
+                if application is None or left_s <= 0:
                     return
-                application.answer(response, member_id, self._shapes(request.stream_ids), self._now_s())
-                if response.look:
-                    return
-                look_s = max(0.001, application.next_look_s - self._clock.monotonic_s())
+                member = application.members.get(member_id)
+                if member is not None:
+                    if member.version != member.told_version:
+                        return
+                    application.answer(response, member_id, self._shapes(request.stream_ids), self._now_s())
+                    if response.look:
+                        return
+                    left_s = min(left_s, max(0.001, application.next_look_s - self._clock.monotonic_s()))
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left_s, look_s)):
+                    async with asyncio.timeout(left_s):
                         await poll.wait()
-                if poll.is_set():
-                    return
         finally:
             if self._polls.get((name, member_id)) is poll:
                 del self._polls[name, member_id]
@@ -298,8 +315,15 @@ class Applications:
                 application=name[: NAME_CHARS_MAX + 1],
             )
         if len(self._applications) >= APPLICATIONS_MAX:
-            raise Unavailable(f"there are {APPLICATIONS_MAX} applications, which is the limit", limit=APPLICATIONS_MAX)
+            self._tidy()  # names of requests that were refused are no applications
+        if len(self._applications) >= APPLICATIONS_MAX:
+            raise InvalidArgument(
+                f"there are {APPLICATIONS_MAX} applications, which is the limit; delete those that nobody needs",
+                application=name,
+                limit=APPLICATIONS_MAX,
+            )
         application = self._applications[name] = Application(name)
+        self._active.add(name)
         return application
 
     def _shapes(self, stream_ids: Iterable[int]) -> dict[int, StreamShape]:
@@ -313,8 +337,8 @@ class Applications:
         self._awake_s = now_s
         if self._ticking is not None and pause_s > PAUSE_S_MIN:
             log.warning("this process stood still; consumers have as much time as before", pause_s=round(pause_s, 1))
-            for application in self._applications.values():
-                application.excuse(pause_s)
+            for name in self._active:
+                self._applications[name].excuse(pause_s)
         return now_s
 
     def _tick_while_needed(self) -> None:
@@ -329,33 +353,28 @@ class Applications:
             self._tidy()
             with contextlib.suppress(Exception):  # whoever asks next is told
                 await self._durable()
-            if not any(application.members for application in self._applications.values()):
+            if not any(self._applications[name].members for name in self._active):
                 self._ticking = None
                 return
 
     def _tidy(self) -> None:
         """Remove members that are gone, streams that were deleted, and applications that never began."""
         now_s = self._now_s()
-        for name, application in list(self._applications.items()):
+        for stream_id in [stream_id for stream_id in self._readers if stream_id not in self._state.catalog]:
+            for name in self._readers.pop(stream_id):
+                with self._change(self._applications[name]):
+                    self._applications[name].forget([stream_id])
+        for name in list(self._active):
+            application = self._applications[name]
             with self._change(application):
-                for member_id in application.expire(now_s):
-                    log.warning("consumer is gone; others get its groups", application=name, member_id=member_id)
-                application.forget(
-                    {stream_id for stream_id, _ in application.streamlets if not self._is_there(stream_id)}
-                )
+                self._expire(application, now_s)
             if not application.members and not application.streamlets and self._stored == self._changes:
                 del self._applications[name]
+                self._active.discard(name)
 
     def _expire(self, application: Application, now_s: float) -> None:
         for member_id in application.expire(now_s):
             log.warning("consumer is gone; others get its groups", application=application.name, member_id=member_id)
-
-    def _is_there(self, stream_id: int) -> bool:
-        try:
-            self._state.catalog.with_id(stream_id)
-        except UnknownStream:
-            return False
-        return True
 
     # --- the store ---------------------------------------------------------------------------------------------
 
@@ -368,6 +387,13 @@ class Applications:
             if application.dirty:
                 self._changes += 1
                 self._changed.add(application.name)
+                for key in application.dirty:
+                    readers = self._readers[key[0]]
+                    (readers.add if key in application.streamlets else readers.discard)(application.name)
+            if application.members or not application.streamlets:
+                self._active.add(application.name)
+            else:
+                self._active.discard(application.name)
             for member_id in application.take_news():
                 poll = self._polls.get((application.name, member_id))
                 if poll is not None:

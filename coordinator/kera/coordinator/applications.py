@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -394,9 +395,9 @@ class Application:
         }
 
     @property
-    def dirty(self) -> bool:
-        """Whether there is anything to be stored."""
-        return bool(self._dirty)
+    def dirty(self) -> AbstractSet[tuple[int, int]]:
+        """Streamlets of which something is to be stored."""
+        return self._dirty
 
     def take_news(self) -> set[str]:
         """Members that have to be told something, since this was called last."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from kera.coordinator import metrics
 from kera.coordinator.application_service import APPLICATIONS, NAME_CHARS_MAX, PAUSE_S_MIN, TICK_S, Applications
+from kera.coordinator.applications import Application
 from kera.coordinator.metadata import MetadataStoreFull
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
@@ -184,6 +185,23 @@ async def test_the_next_round_ends_the_wait_of_the_one_before(service: Service) 
         assert len((await waiting).held) == 1
 
 
+async def test_a_round_of_a_stuck_consumer_waits_as_well(service: Service) -> None:
+    """It has nothing to be told until it goes on: without a wait it would ask again as fast as it can."""
+    await service.begin(1)
+    stuck: Any = {"busy_ms": 60_001, "wait_ms": LONG_MS}
+    async with asyncio.timeout(TIMEOUT_S):
+        assert not (await service.round(**stuck)).held, "that it has lost what it held is said at once"
+        waiting = asyncio.create_task(service.round(**stuck))
+        while ("app", "a") not in service.applications._polls:
+            assert not waiting.done()
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        assert len((await service.round()).held) == 1, "it goes on"
+        await waiting
+
+
 async def test_a_wait_ends_when_it_is_time_to_look(service: Service) -> None:
     await service.begin(1)
     waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
@@ -203,6 +221,45 @@ async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service, m
             await asyncio.sleep(0.01)
         while service.applications._ticking is not None:
             await asyncio.sleep(0.01)
+
+
+async def test_who_died_while_no_coordinator_led_is_noticed_without_anybody_asking(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kera.coordinator.application_service.TICK_S", 0.01)
+    await service.begin(1)
+    await service.restart()
+    application = service.applications._applications["app"]
+    assert application.members
+    async with asyncio.timeout(TIMEOUT_S):
+        while application.members:
+            service.cluster.clock.advance(0.2)
+            await asyncio.sleep(0.01)
+
+
+async def test_only_applications_with_consumers_are_looked_at(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands that nobody runs, and the coordinator looks twice a second."""
+    start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
+    for number in range(5):
+        await service.applications.reset(
+            messages.ResetApplicationRequest(application_id=f"idle-{number}", starts=[start])
+        )
+    await service.begin(1)
+    looked: set[str] = set()
+    expire = Application.expire
+
+    def noting(self: Application, now_s: float) -> list[str]:
+        looked.add(self.name)
+        return expire(self, now_s)
+
+    monkeypatch.setattr(Application, "expire", noting)
+    await service.advance(2)
+    assert looked == {"app"}
+    await service.cluster.coordinator.delete_stream("s")
+    await service.applications.list_all(messages.ListApplicationsRequest())
+    assert service.records() == [], "a stream that is gone is forgotten by all"
 
 
 async def test_a_pause_of_the_process_is_nobodys_silence(service: Service) -> None:
@@ -264,6 +321,18 @@ async def test_an_application_is_reset_and_deleted(service: Service) -> None:
 async def test_a_name_that_cannot_be_a_key_is_refused(service: Service, name: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot be called"):
         await service.round(application_id=name)
+
+
+async def test_there_is_a_limit_of_applications_and_a_way_out(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kera.coordinator.application_service.APPLICATIONS_MAX", 1)
+    with pytest.raises(InvalidArgument, match="between"):
+        await service.round(application_id="wrong", session_timeout_ms=1)
+    await service.begin(1)
+    with pytest.raises(InvalidArgument, match="1 applications, which is the limit; delete") as caught:
+        await service.round(application_id="other")
+    assert not caught.value.retriable, "a consumer is told, and does not try for ever"
 
 
 async def test_those_who_are_not_known_are_told(service: Service) -> None:
