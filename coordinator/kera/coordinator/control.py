@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from kera.coordinator.drains import Drains
 from kera.coordinator.members import Members
 from kera.coordinator.migration import Migration
-from kera.coordinator.rebalancing import Placed, PlannedMove, after, rebalanced, shares, spread
+from kera.coordinator.rebalancing import MOVES_MAX, Placed, PlannedMove, after, rebalanced, shares, spread
 from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import DEAD, REPORTED, Launch, Streamlet
 from kera.coordinator.state import State
@@ -165,7 +165,10 @@ class Control:
         return self._state.catalog.named(name)
 
     async def _carry_out(self, moves: list[PlannedMove]) -> list[KeraError | None]:
-        return list(await asyncio.gather(*(self._move(move) for move in moves)))
+        errors: list[KeraError | None] = []
+        for begin in range(0, len(moves), MOVES_MAX):
+            errors += await asyncio.gather(*map(self._move, moves[begin : begin + MOVES_MAX]))
+        return errors
 
     async def _move(self, move: PlannedMove) -> KeraError | None:
         try:

@@ -5,6 +5,9 @@ left to do shows from the assignments: a broker's streamlets move to others, one
 groups that it has of replicated streams are recovered from its backups by their owners. Without replicas there is
 nothing that older groups could be read from: they stay until retention has removed them, and the reasons say so.
 
+At most so many streamlets are on their way as may move at the same time; the others wait here, so that what is taken
+back stays, and each goes to the broker that has fewest when its turn comes.
+
 Backups are emptied by the brokers, which hear of it with their heartbeats and make the replicas anew elsewhere.
 """
 
@@ -37,17 +40,20 @@ class Drains:
         self._state = state
         self._recoveries = recoveries
         self._migration = migration
-        self._work = Work()
+        self._moves = Work(self.advance)
+        self._recovers = Work()
         self._targets: dict[Streamlet, int] = {}
         """Of moves that are under way."""
 
     async def close(self) -> None:
         """End what is under way; the next coordinator goes on."""
-        await self._work.close()
+        await self._moves.close()
+        await self._recovers.close()
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""
-        await self._work.idle()
+        await self._moves.idle()
+        await self._recovers.idle()
 
     async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
         """Begin to empty a member, or take it back; says how far that is. Raises `InvalidArgument`."""
@@ -71,20 +77,26 @@ class Drains:
     # --- brokers -----------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Begin what can be done now; called every heartbeat interval."""
+        """Begin what can be done now; called every heartbeat interval, and when a streamlet has moved."""
         if self._state.lost.done():
             return
-        brokers = self._state.brokers
+        brokers, waiting = self._state.brokers, list[Streamlet]()
         for broker_id in brokers.live_ids():
             if not brokers.is_draining(broker_id):
                 continue
             owned = self._owned(broker_id)
-            for streamlet in owned:
-                if self._migration.is_moving(streamlet):
-                    continue  # or a move that failed is being undone: what it failed of is still what holds it
-                self._work.start(streamlet, lambda streamlet=streamlet: self._move(streamlet))  # type: ignore[misc]
+            waiting += owned
             if not owned and self._needs_recovery(broker_id):
-                self._work.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id))  # type: ignore[misc]
+                self._recovers.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id))  # type: ignore[misc]
+        room = self._state.settings.moves_in_flight_max - sum(map(self._moves.is_under_way, waiting))
+        # Those that failed come last: they must not keep the others from their turn.
+        for streamlet in sorted(waiting, key=lambda one: bool(self._moves.failure(one))):
+            if room <= 0:
+                return
+            if self._moves.is_under_way(streamlet) or self._migration.is_moving(streamlet):
+                continue  # or a move that failed is being undone: what it failed of is still what holds it
+            room -= 1
+            self._moves.start(streamlet, lambda streamlet=streamlet: self._move(streamlet))  # type: ignore[misc]
 
     async def _move(self, streamlet: Streamlet) -> None:
         stream = self._state.catalog.with_id(streamlet.stream_id)
@@ -124,6 +136,13 @@ class Drains:
             if one.broker_id == broker_id
         ]
 
+    def _being_created(self, broker_id: int) -> int:
+        """How many streams are just being created that were given streamlets there before."""
+        catalog = self._state.catalog
+        return len(catalog.of_launch(broker_id, self._state.brokers.epoch(broker_id))) - len(
+            catalog.concerning(broker_id)
+        )
+
     def _broker_status(self, broker_id: int) -> coordinator_pb2.DrainResponse:
         owned = self._owned(broker_id)
         concerned = self._state.catalog.concerning(broker_id)
@@ -133,24 +152,47 @@ class Drains:
             for one in stream.assignments
             if one.broker_id != broker_id and broker_id in broker_ids_of(one)
         ]
-        reasons = Counter(self._work.failure(one) or "streamlets are being moved" for one in owned)
-        reasons.update(
-            f"stream {stream.name!r} has older groups there, and no replicas: they stay until retention removes them"
-            if not stream.config.replication
-            else "older groups are being recovered to their owners"
-            for stream, _ in held
-        )
         recovering = self._recoveries.active_of(broker_id)
+        reasons = Counter(self._why_owned(broker_id, one) for one in owned)
+        reasons.update(self._why_held(stream, one, owned=bool(owned)) for stream, one in held)
         if recovering:
             reasons["what it had is being recovered"] += 1
-        if owned and not self._state.brokers.is_alive(broker_id):
-            reasons["it is not alive, and what is not replicated only it has"] += 1
+        for one in self._recoveries.describe_all():
+            if one.broker_id == broker_id:
+                reasons.update(f"its recovery waits: {what}" for what in one.waits_for)
+        creating = self._being_created(broker_id)
+        if creating:
+            reasons["streams are being created there"] += creating
         return coordinator_pb2.DrainResponse(
-            done=self._state.brokers.is_draining(broker_id) and not owned and not held and not recovering,
+            done=self._state.brokers.is_draining(broker_id) and not (owned or held or recovering or creating),
             streamlets_owned=len(owned),
             streamlets_held=len(held),
             reasons=_told(reasons),
         )
+
+    def _why_owned(self, broker_id: int, streamlet: Streamlet) -> str:
+        if self._state.brokers.is_alive(broker_id):
+            return self._moves.failure(streamlet) or "streamlets are being moved"
+        if self._state.catalog.with_id(streamlet.stream_id).config.replication:
+            return "it is not alive, and others have yet to take over what is replicated"
+        return "it is not alive, and what is not replicated only it has"
+
+    def _why_held(
+        self, stream: common_pb2.StreamInfo, assignment: common_pb2.StreamletAssignment, *, owned: bool
+    ) -> str:
+        config, owner_id = stream.config, assignment.broker_id
+        if not config.replication:
+            until = (
+                "until retention removes them"
+                if config.retention_ms or config.retention_bytes or config.retention_consumed
+                else "for ever, as it has no retention: set one, truncate it or delete it"
+            )
+            return f"stream {stream.name!r} has older groups there, and no replicas: they stay {until}"
+        if not self._state.brokers.is_alive(owner_id):
+            return f"older groups go to broker {owner_id}, which is not alive"
+        if owned:
+            return "older groups go to their owners when all that it owns has moved"
+        return "older groups are being recovered to their owners"
 
     # --- backups -----------------------------------------------------------------------------------------------
 

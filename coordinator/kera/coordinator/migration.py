@@ -17,8 +17,9 @@ No chunk is taken for a streamlet from the seal to the moment when the new owner
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from kera.coordinator.catalog import with_assignments
@@ -37,6 +38,9 @@ log = get_logger("kera.coordinator")
 MOVED_STREAM_BYTES_MAX = VALUE_BYTES_MAX * 3 // 4
 """Of a stream's description after a move: each streamlet that is in two places makes it longer. The rest is for what
 recoveries add, which must not fail."""
+
+MOVES_WAITING_MAX = 1024
+"""For their turn. Who has more to move asks for some at a time."""
 
 ObserveMove = Callable[[str, float], None]
 """Called when a move has ended: ``ok`` or the code of the error, and for how many seconds no broker took chunks."""
@@ -58,6 +62,8 @@ class Migration:
         self._observe_move = observe_move
         self._moving: set[Streamlet] = set()
         self._slots = asyncio.Semaphore(state.settings.moves_in_flight_max)
+        self._waiting = 0
+        self._closed = False
         self._work = Work()
         self._moved_s: dict[Streamlet, float] = {}
         self._unresolved: set[Streamlet] = set()
@@ -73,7 +79,8 @@ class Migration:
             self._unresolved.add(Streamlet(stream.stream_id, move.streamlet_id))
 
     async def close(self) -> None:
-        """End what is under way; the next coordinator resolves it."""
+        """Begin no more moves, and end what is being resolved; the next coordinator resolves it."""
+        self._closed = True
         await self._work.close()
 
     async def idle(self) -> None:
@@ -93,15 +100,15 @@ class Migration:
         """Have `broker_id` own a streamlet; returns when it does.
 
         Raises `UnknownStream`, `StreamletOutOfRange`; `InvalidArgument` when there is no such broker, or it is being
-        emptied; `Unavailable` when one of the two brokers is away, or the streamlet is being recovered or moved; what
-        the old owner says when it cannot seal the streamlet in time. Then all is as it was.
+        emptied; `Unavailable` when one of the two brokers is away, the streamlet is being recovered or moved, or too
+        many moves wait; what the old owner says when it cannot seal the streamlet in time. Then all is as it was.
         """
         return await self._state.to_the_end(self._move(name, streamlet_id, broker_id, reason))
 
     async def _move(self, name: str, streamlet_id: int, broker_id: int, reason: str) -> Moved:
         outcome, stall_us = "ok", 0
         try:
-            async with self._slots:
+            async with self._turn():
                 result = await self._move_alone(name, streamlet_id, broker_id, reason)
             stall_us = result.stall_us
             return result
@@ -110,6 +117,23 @@ class Migration:
             raise
         finally:
             self._observe_move(outcome, stall_us / 1e6)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One of the moves that may be under way at the same time."""
+        if self._waiting >= MOVES_WAITING_MAX:
+            raise Unavailable(f"{self._waiting} moves wait for their turn; ask again when some are done")
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            if self._closed:
+                raise Unavailable("this coordinator is ending; ask the next one")
+            yield
+        finally:
+            self._slots.release()
 
     async def _move_alone(self, name: str, streamlet_id: int, broker_id: int, reason: str) -> Moved:
         state = self._state
@@ -153,7 +177,7 @@ class Migration:
             except NotAccepted as error:
                 if not error.retriable:  # it will never take it: back to where it was
                     now = stream.assignments[streamlet.streamlet_id]
-                    await state.change(self._write_moved(streamlet, now, before.broker_id, end))
+                    await state.change(self._write_moved(streamlet, now, before.broker_id, end, back=True))
                 raise
             owner_told = True
             stall_us = round((state.clock.monotonic_s() - began_s) * 1e6)
@@ -203,7 +227,10 @@ class Migration:
         before: common_pb2.StreamletAssignment,
         broker_id: int,
         end: common_pb2.StreamletState,
+        *,
+        back: bool = False,
     ) -> common_pb2.StreamInfo:
+        """`back`: to where it was."""
         state = self._state
         stream = state.catalog.with_id(streamlet.stream_id)
         now = stream.assignments[streamlet.streamlet_id]
@@ -216,6 +243,8 @@ class Migration:
             raise Unavailable(
                 f"streamlet {streamlet.streamlet_id} was not moved: a broker was lost meanwhile; ask again"
             )
+        if state.brokers.is_draining(broker_id) and not back:
+            raise Unavailable(f"broker {broker_id} is to be emptied since a moment ago; move the streamlet elsewhere")
         after = moved(
             now,
             broker_id,

@@ -11,6 +11,7 @@ from kera.coordinator.memory_store import MemoryStore
 from kera.coordinator.metadata import MetadataStore
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import FakeClock
+from kera.core.errors import Unavailable
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 SETTINGS = CoordinatorSettings.for_testing(Path("unused"))
@@ -32,6 +33,8 @@ class FakeBrokers:
         """Where streamlets end, by the stream's id and theirs; others end before their second group."""
         self.failures: dict[int, Exception] = {}
         """What every call of a broker comes to."""
+        self.unsealable: set[int] = set()
+        """Streamlets that cannot be sealed."""
         self.refused: set[int] = set()
         """Brokers whose addresses refuse connections."""
         self.waits_for: list[str] = []
@@ -85,6 +88,8 @@ class FakeBrokers:
     ) -> list[common_pb2.StreamletState]:
         assert wait_ms > 0
         await self._answer(broker, coordinator_epoch)
+        for streamlet_id in self.unsealable.intersection(streamlet_ids):
+            raise Unavailable(f"streamlet {streamlet_id} is not durable in time")
         self.sealed += [(broker.broker_id, stream_id, streamlet_id) for streamlet_id in streamlet_ids]
         return [self.end(stream_id, streamlet_id) for streamlet_id in streamlet_ids]
 

@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any
 
 import pytest
@@ -5,6 +6,11 @@ import pytest
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
+
+STAYS = (
+    "has older groups there, and no replicas: they stay for ever, as it has no retention: set one, truncate it or"
+    " delete it"
+)
 
 
 async def drain(cluster: Cluster, **member: Any) -> coordinator_pb2.DrainResponse:
@@ -53,7 +59,7 @@ async def test_a_broker_gives_away_its_streamlets_and_then_what_is_replicated_of
     assert two.coordinator.brokers_alive == 2
     assert (status.done, status.streamlets_owned, status.streamlets_held) == (False, 0, 1)
     assert list(status.reasons) == [
-        "stream 'plain' has older groups there, and no replicas: they stay until retention removes them",
+        f"stream 'plain' {STAYS}",
         "what it had is being recovered",
     ]
     assert (1, "copied") not in two.brokers.opened[-1:]  # it keeps what others read from its replicas
@@ -96,7 +102,81 @@ async def test_what_holds_a_drain_is_told(cluster: Cluster) -> None:
 
     await cluster.silence(1)
     status = await drain(cluster, broker_id=1)
-    assert "it is not alive, and what is not replicated only it has" in status.reasons
+    assert "it is not alive, and what is not replicated only it has (2)" in status.reasons
+
+
+async def test_streamlets_wait_for_their_turn_and_stay_when_it_is_taken_back(cluster: Cluster) -> None:
+    cluster.settings = cluster.settings.model_copy(update={"moves_in_flight_max": 2})
+    await cluster.restart()
+    await cluster.register("a")
+    await cluster.create("s", streamlets=6)
+    await cluster.register("b")
+    cluster.brokers.answering.clear()
+    cluster.brokers.asked.clear()
+    await cluster.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1))
+    await cluster.brokers.asked.wait()
+    cluster.coordinator.tick()
+    await cluster.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
+    cluster.brokers.answering.set()
+    await cluster.settle()
+    assert owners(cluster, "s") == [2, 2, 1, 1, 1, 1]
+
+    await cluster.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1))
+    await cluster.coordinator.idle()  # no tick: the next ones go when there is room
+    assert owners(cluster, "s") == [2] * 6
+
+
+async def test_streamlets_that_cannot_move_do_not_keep_others_from_it(cluster: Cluster) -> None:
+    cluster.settings = cluster.settings.model_copy(update={"moves_in_flight_max": 1})
+    await cluster.restart()
+    await cluster.register("a")
+    await cluster.create("s", streamlets=3)
+    await cluster.register("b")
+    cluster.brokers.unsealable = {0}
+
+    for _ in range(4):
+        await drain(cluster, broker_id=1)
+    assert owners(cluster, "s") == [1, 2, 2]
+    status = await drain(cluster, broker_id=1)
+    assert list(status.reasons) == [
+        f"stream 's' {STAYS} (2)",
+        "streamlet 0 is not durable in time",
+    ]
+
+
+async def test_a_broker_on_which_a_stream_is_being_created_is_not_empty(two: Cluster) -> None:
+    await drain(two, broker_id=2)
+    assert (await drain(two, broker_id=2)).done
+    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2, undo=True))
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    creation = asyncio.create_task(two.create("new", replication=0))
+    await two.brokers.asked.wait()
+
+    status = await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))
+    assert (status.done, list(status.reasons)) == (False, ["streams are being created there"])
+
+    two.brokers.answering.set()
+    assert [one.broker_id for one in (await creation).assignments] == [2]
+    await drain(two, broker_id=2)
+    assert owners(two, "new") == [1]
+
+
+async def test_what_older_groups_wait_for_is_told(two: Cluster) -> None:
+    two.brokers.unsealable = {1}
+    status = await drain(two, broker_id=1)
+    assert "older groups go to their owners when all that it owns has moved" in status.reasons
+    await two.alter("plain", retention_ms=5)
+    assert (
+        "stream 'plain' has older groups there, and no replicas: they stay until retention removes them"
+        in (await drain(two, broker_id=1)).reasons
+    )
+
+    two.brokers.unsealable.clear()
+    two.brokers.waits_for = ["backup 2"]
+    status = await drain(two, broker_id=1)
+    assert "its recovery waits: broker 2 waits for backup 2" in status.reasons
+    assert "older groups are being recovered to their owners (2)" in status.reasons
 
 
 async def test_a_broker_that_dies_while_it_is_emptied_is_recovered(two: Cluster) -> None:

@@ -240,6 +240,58 @@ async def test_moves_go_side_by_side_up_to_a_number(cluster: Cluster) -> None:
     assert {cluster.coordinator.stream(name).assignments[0].broker_id for name in "pqr"} == {2}
 
 
+async def test_a_coordinator_that_ends_begins_no_more_moves(two: Cluster) -> None:
+    two.settings = two.settings.model_copy(update={"moves_in_flight_max": 1})
+    await two.restart()
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    first = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    await two.brokers.asked.wait()
+    second = asyncio.create_task(two.coordinator.move_streamlet("orders", 1, 2))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(two.coordinator.close())
+    await asyncio.sleep(0)
+    two.brokers.answering.set()
+    await closing
+
+    assert (await first).stream.assignments[0].broker_id == 2
+    with pytest.raises(Unavailable, match="this coordinator is ending"):
+        await second
+    assert two.brokers.sealed == [(1, 1, 0)]
+
+
+async def test_so_many_moves_wait_and_no_more(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration_module, "MOVES_WAITING_MAX", 1)
+    two.settings = two.settings.model_copy(update={"moves_in_flight_max": 1})
+    await two.restart()
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    first = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    await two.brokers.asked.wait()
+    second = asyncio.create_task(two.coordinator.move_streamlet("orders", 1, 2))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="1 moves wait for their turn"):
+        await two.coordinator.move_streamlet("orders", 1, 2)
+
+    two.brokers.answering.set()
+    await asyncio.gather(first, second)
+    assert (owner(two, 0), owner(two, 1)) == (2, 2)
+
+
+async def test_a_broker_that_is_to_be_emptied_meanwhile_does_not_get_it(two: Cluster) -> None:
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    await two.brokers.asked.wait()
+    assert (await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))).done
+    two.brokers.answering.set()
+
+    with pytest.raises(Unavailable, match="broker 2 is to be emptied"):
+        await move
+    assert (owner(two), await moves(two)) == (1, [])
+
+
 async def test_each_move_is_told_with_its_outcome_and_stall(two: Cluster) -> None:
     watched = Watched()
     two.coordinator._migration._observe_move = watched
