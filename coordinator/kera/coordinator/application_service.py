@@ -263,8 +263,8 @@ class Applications:
                 silent_ms=round(max(0.0, now_s - member.heard_s) * 1000),
                 busy_ms=round(max(0.0, now_s - member.busy_since_s) * 1000) if member.busy_since_s is not None else 0,
                 bytes_consumed=member.bytes_consumed,
-                session_timeout_ms=round(member.session_timeout_s * 1000),
-                progress_timeout_ms=round(member.progress_timeout_s * 1000),
+                session_timeout_ms=member.timeouts.session_ms,
+                progress_timeout_ms=member.timeouts.progress_ms,
             )
         return response
 

@@ -24,7 +24,8 @@ A member that is not heard of for its session time-out, or is in its user's code
 is no member any more: what it held is free. Nothing tells it but the answer to its next round.
 
 What is stored is a `StreamletProgress` for each streamlet that the application has begun; `Application.take_changes`
-has those that changed. Members are known by the groups that they hold, and get a full time-out after a restart.
+has those that changed. Members are known by the groups that they hold, with their time-outs, and get a full one after a
+restart.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ LOOKS_MAX = 256
 """Streamlets that a member looks at, at once; the others have their turn."""
 RECENT_HALF_LIFE_S = 60.0
 """What was consumed longer ago counts less."""
-SESSION_DEFAULT_S = 10.0
-"""Of members that have not spoken since the coordinator started."""
+SESSION_DEFAULT_MS = 10_000
+"""Of members whose time-outs nobody has written down."""
 ENDED_MAX = 4096
 """Leases that ended well are remembered: of a repeated report, nobody is to think that it came too late."""
 
@@ -89,6 +90,17 @@ class Records(NamedTuple):
     end: int
 
 
+class Timeouts(NamedTuple):
+    """How long a member may be silent, and in its user's code, in milliseconds."""
+
+    session_ms: int
+    progress_ms: int
+    """0: not known."""
+
+
+UNKNOWN_TIMEOUTS = Timeouts(SESSION_DEFAULT_MS, 0)
+
+
 @dataclass(slots=True)
 class Group:
     """A group that is not left behind yet."""
@@ -111,6 +123,8 @@ class Group:
     """It is known what there was between the entry's group before it and this one."""
     lost: list[Records] = field(default_factory=list)
     """Gaps before `next` that nobody has told the user."""
+    timeouts: Timeouts = UNKNOWN_TIMEOUTS
+    """Of who holds it: a new coordinator knows its member by what it holds."""
 
 
 @dataclass(slots=True)
@@ -121,9 +135,7 @@ class Member:
     heard_s: float
     joined_s: float
     client: str = ""
-    session_timeout_s: float = SESSION_DEFAULT_S
-    progress_timeout_s: float = 0.0
-    """0: not known yet."""
+    timeouts: Timeouts = UNKNOWN_TIMEOUTS
     busy_since_s: float | None = None
     """When it went into its user's code; None: it waits for records."""
     groups_max: int = 0
@@ -157,9 +169,9 @@ class Member:
 
     def is_gone(self, now_s: float) -> bool:
         """Dead or stuck."""
-        if now_s - self.heard_s > self.session_timeout_s:
+        if now_s - self.heard_s > self.timeouts.session_ms / 1000:
             return True
-        return self.busy_since_s is not None and 0 < self.progress_timeout_s < now_s - self.busy_since_s
+        return self.busy_since_s is not None and 0 < self.timeouts.progress_ms / 1000 < now_s - self.busy_since_s
 
 
 class Streamlet:
@@ -210,6 +222,7 @@ class Streamlet:
                 _known(item, "end_record"),
                 item.joined,
                 records_in(item.lost),
+                Timeouts(item.session_timeout_ms or SESSION_DEFAULT_MS, item.progress_timeout_ms),
             )
         return self
 
@@ -228,6 +241,7 @@ class Streamlet:
             ],
         )
         for group in self.groups.values():
+            held = bool(group.member_id)
             message.groups.add(
                 next=self._cursor(group.entry, group.next),
                 done=group.done,
@@ -238,6 +252,8 @@ class Streamlet:
                 end_record=group.end_record,
                 joined=group.joined,
                 lost=ranges_of(group.lost),
+                session_timeout_ms=group.timeouts.session_ms if held else 0,
+                progress_timeout_ms=group.timeouts.progress_ms if held else 0,
             )
         return message
 
@@ -384,7 +400,9 @@ class Application:
         self.streamlets[message.stream_id, message.streamlet_id] = streamlet
         for group_id, group in streamlet.groups.items():
             if group.member_id:
-                member = self.members.setdefault(group.member_id, Member(group.member_id, now_s, now_s))
+                member = self.members.setdefault(
+                    group.member_id, Member(group.member_id, now_s, now_s, timeouts=group.timeouts)
+                )
                 member.held[GroupId(message.stream_id, message.streamlet_id, group_id)] = group
 
     def take_changes(self) -> dict[tuple[int, int], messages.StreamletProgress | None]:
@@ -559,8 +577,7 @@ class Application:
             member.count(sum(others) / len(others) if others else 0.0, now_s)
         member.heard_s = now_s
         member.client = request.client[:CLIENT_CHARS_MAX]
-        member.session_timeout_s = request.session_timeout_ms / 1000
-        member.progress_timeout_s = request.progress_timeout_ms / 1000
+        member.timeouts = Timeouts(request.session_timeout_ms, request.progress_timeout_ms)
         member.busy_since_s = now_s - request.busy_ms / 1000 if request.busy_ms else None
         stream_ids = frozenset(request.stream_ids)
         if (member.groups_max, member.stream_ids) != (request.groups_max, stream_ids):
@@ -760,7 +777,7 @@ class Application:
         group = streamlet.groups[key.group_id]
         streamlet.lease += 1
         group.lease = streamlet.lease
-        group.member_id = member.member_id
+        group.member_id, group.timeouts = member.member_id, member.timeouts
         member.held[key] = group
         self._note(member)
         self._dirty.add(key[:2])

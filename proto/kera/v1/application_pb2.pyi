@@ -807,6 +807,8 @@ class GroupProgress(_message.Message):
     END_RECORD_FIELD_NUMBER: _builtins.int
     JOINED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     member_id: _builtins.str
     """Who holds it; empty: nobody."""
@@ -820,6 +822,9 @@ class GroupProgress(_message.Message):
     """Ordinal of its end, likewise."""
     joined: _builtins.bool
     """It is known what there was between the entry's group before it and this one."""
+    session_timeout_ms: _builtins.int
+    """Time-outs of who holds it, which a coordinator goes by before it has heard of them itself."""
+    progress_timeout_ms: _builtins.int
     @_builtins.property
     def next(self) -> _common_pb2.Cursor:
         """Next byte to read; of a group that is done, its end."""
@@ -840,10 +845,12 @@ class GroupProgress(_message.Message):
         end_record: _builtins.int | None = ...,
         joined: _builtins.bool = ...,
         lost: _abc.Iterable[Global___RecordRange] | None = ...,
+        session_timeout_ms: _builtins.int = ...,
+        progress_timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_first_record", b"_first_record", "_next_record", b"_next_record", "end_record", b"end_record", "first_record", b"first_record", "next", b"next", "next_record", b"next_record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_first_record", b"_first_record", "_next_record", b"_next_record", "done", b"done", "end_record", b"end_record", "first_record", b"first_record", "joined", b"joined", "lease", b"lease", "lost", b"lost", "member_id", b"member_id", "next", b"next", "next_record", b"next_record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_record", b"_end_record", "_first_record", b"_first_record", "_next_record", b"_next_record", "done", b"done", "end_record", b"end_record", "first_record", b"first_record", "joined", b"joined", "lease", b"lease", "lost", b"lost", "member_id", b"member_id", "next", b"next", "next_record", b"next_record", "progress_timeout_ms", b"progress_timeout_ms", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_record: _TypeAlias = _typing.Literal["end_record"]  # noqa: Y015
     _WhichOneofArgType__end_record: _TypeAlias = _typing.Literal["_end_record", b"_end_record"]  # noqa: Y015

@@ -227,6 +227,36 @@ def test_a_new_coordinator_knows_who_has_what() -> None:
     assert sum(held(world)) == 6
 
 
+def test_a_new_coordinator_knows_the_time_outs_of_those_who_hold_groups() -> None:
+    """A consumer that goes by a longer time-out than the coordinator would read what others have by then."""
+    world = world_with(2, "a", "b")
+    request = world.request(world.members["a"], [])
+    request.session_timeout_ms = 6 * SESSION_MS
+    world.join("c")
+    for name in "ab":
+        world.application.leave(name, [], world.now_s)
+    for _ in range(3):
+        world.advance(0.6)
+        world.application.consume_round(request, SHAPES, world.now_s)
+    world.store()
+    world.restart()
+    world.advance(5 * SESSION_MS / 1000)
+    world.round(world.members["c"])
+    assert set(world.application.members) == {"a", "c"}
+    world.advance(SESSION_MS / 1000 + 1)
+    world.round(world.members["c"])
+    assert set(world.application.members) == {"c"}
+
+
+def test_a_consumer_whose_code_holds_up_its_loop_is_stuck_for_a_new_coordinator_too() -> None:
+    """Nothing but heartbeats comes from it, for ever."""
+    world = world_with(1, "a")
+    world.restart()
+    assert world.application.keep_alive("a", PROGRESS_MS - 1000, world.now_s)
+    assert not world.application.keep_alive("a", PROGRESS_MS + 1000, world.now_s)
+    assert not world.application.members
+
+
 def test_only_what_has_changed_is_stored() -> None:
     world = world_with(2, "a")
     rounds(world, 3)
