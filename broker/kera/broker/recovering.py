@@ -8,8 +8,9 @@
 * Wanted first: segments that a reader waits for, then those behind what applications have read, then older ones. A
   virtual segment is read when its first wanted segment is; all that it has of others is taken along, and is not read
   again.
-* A replica that fails or is damaged: the next one. None left: it waits, and is tried again. What no replica has, though
-  all backups answer, becomes a hole in its segment, and readers are told that it is lost.
+* A replica that fails or is damaged: the next one. None left: it waits, says so, and is tried again; and when nothing
+  else is left to read, backups are asked anew what they have, as others may be back by then. What no replica has,
+  though all backups answer that are not given up, becomes a hole in its segment, and readers are told that it is lost.
 * Bounded: `PARALLEL_MAX` answers of `READ_BYTES_MAX` (or of one larger chunk) are in memory, and segments that are not
   complete up to `ASSEMBLED_BYTES_MAX`. Chunks of others are written to their files as they come, by way of the page
   cache, which takes more time. Files that are not complete are in a directory of their own, which a start empties: a
@@ -29,7 +30,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,11 @@ SETTLED_MAX = 4
 RETRY_S = 1.0
 """After a failure: of a backup, or of the disk."""
 RESCAN_S = 5.0
-"""Between looks for what no backup had."""
+"""Between looks for what no backup had, at least."""
+RESCAN_REST = 20
+"""So many times as long as a look took the next one waits: it reads the headers of all that is missing."""
+WAITS_MAX = 20
+"""Of what a streamlet waits for, so much is told."""
 CHECKED_MAX = 2_000
 """Segments of which a look at the progress finds out whether they are covered."""
 
@@ -142,6 +147,8 @@ class Progress:
     uncovered: dict[SegmentAddress, int] = field(default_factory=dict)
     """Not covered by virtual segments of this broker, with their lengths."""
     bytes_uncovered: int = 0
+    cannot_begin: str = ""
+    """Why nobody can say where its chunks are, if so."""
     waits_for: list[str] = field(default_factory=list)
 
     @property
@@ -267,6 +274,8 @@ class Recovering:
         self._urgent: deque[VirtualKey] = deque()
         self._failed: dict[VirtualKey, str] = {}
         """To be tried again, and why."""
+        self._lacking: dict[SegmentAddress, str] = {}
+        """What is on no backup that answers, in words."""
         self._exhausted: set[VirtualKey] = set()
         self._complete: deque[Target] = deque()
         self._uncovered: list[tuple[SegmentAddress, int]] = []
@@ -282,7 +291,8 @@ class Recovering:
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = False
         self._reading_now = 0
-        self._disk_error = ""
+        self._settling_fails = ""
+        """Why what has come cannot be made durable, if so."""
         self._limits = ReadLimits(per_backup_max=PER_BACKUP_MAX, read_bytes_max=READ_BYTES_MAX)
         memory.when_awaited(self.wanted)
 
@@ -315,7 +325,12 @@ class Recovering:
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a part of recovery ended of a defect", exc_info=error)
 
     async def _begin(
         self, ref: Ref, progress: Progress, materials: Materials | None, cursors: Mapping[int, Position]
@@ -342,11 +357,15 @@ class Recovering:
             try:
                 materials = await self._rescan({ref})
             except KeraError as error:
-                progress.waits_for = [error.message]
+                progress.cannot_begin = error.message
+                await asyncio.sleep(RETRY_S)
+            except Exception as error:  # a defect must not end recovery
+                log.error("cannot look for what is to come", exc_info=error)
+                progress.cannot_begin = _of_defect(error)
                 await asyncio.sleep(RETRY_S)
             if self.streamlets.get(ref) is not progress:
                 return
-        progress.waits_for = []
+        progress.cannot_begin = ""
         self._cursors.update(((*ref, entry), position) for entry, position in cursors.items())
         spots = await asyncio.to_thread(materials.places, records)
         if self.streamlets.get(ref) is progress:
@@ -443,13 +462,17 @@ class Recovering:
         """The streamlet has come whole, or is gone."""
         progress = self.streamlets.pop(ref, None)
         if progress is not None:
-            for address in [address for address in self._targets if address[:2] == ref]:
-                self._forget(self._targets[address])
+            for target in [target for address, target in self._targets.items() if address[:2] == ref]:
+                if target.settling:
+                    self._forget(target)  # its file goes when it is whole, and has no place
+                else:
+                    self._discard(target)
             self._count()
 
     def _forget(self, target: Target) -> None:
         """A segment has come, or is gone."""
         self._targets.pop(target.address, None)
+        self._lacking.pop(target.address, None)
         if not target.settling:  # what settles is needed until it is in its file
             self._assembly.release(target)
         progress = self.streamlets.get(target.address[:2])
@@ -483,7 +506,7 @@ class Recovering:
                 await self._read(self._readings[key])
             except Exception as error:  # a defect must not end recovery
                 log.error("reading a replica failed", virtual_segment=list(key), exc_info=error)
-                self._failed[key] = f"of a defect: {error}"
+                self._failed[key] = _of_defect(error)
             finally:
                 self._reading_now -= 1
 
@@ -527,6 +550,10 @@ class Recovering:
             if backup_id in reading.tried:
                 continue
             info = infos.get(backup_id)
+            if info is not None and info.draining and not info.alive:
+                # Gone for good. Should it come back all the same, the next look finds it.
+                replicas.backup_ids = tuple(each for each in replicas.backup_ids if each != backup_id)
+                continue
             try:
                 if info is None or not info.alive:
                     raise Unavailable("it is not alive")
@@ -538,11 +565,9 @@ class Recovering:
                 self.totals.replicas_failed += 1
                 continue
             except OSError as error:
-                self._disk_error = f"the broker's disk: {error}"
                 log.error("cannot write what is recovered; it is tried again", error=str(error))
-                self._failed[replicas.key] = self._disk_error
+                self._failed[replicas.key] = _of_disk(error)
                 return
-            self._disk_error = ""
             if not wrong:
                 return
             reading.tried.add(backup_id)
@@ -556,6 +581,8 @@ class Recovering:
     async def _link(self, info: common_pb2.BackupInfo) -> BackupLink:
         link = self._links.get(info.backup_id)
         if link is None or link.failed:
+            if link is not None:
+                self._spawn(link.close())  # a backup that hangs keeps its side open
             link = self._links[info.backup_id] = BackupLink(info, self._node_id, self._limits)
         if not await link.connect():
             raise Unavailable(link.failed)
@@ -611,21 +638,29 @@ class Recovering:
                 await self._settle_more.wait()
                 continue
             batch = [self._complete.popleft() for _ in range(min(SETTLED_MAX, len(self._complete)))]
-            try:
-                checksums = await self._loop.run_in_executor(self._pool, _sync, batch, self._store.disk)
-            except OSError as error:
-                log.error("cannot sync what is recovered; it is tried again", error=str(error))
-                self._complete.extend(batch)
-                await asyncio.sleep(RETRY_S)
-                continue
-            except Exception as error:  # a defect must not end recovery
-                log.error("syncing failed", exc_info=error)
+            checksums = await self._synced(batch)
+            if checksums is None:
                 self._complete.extend(batch)
                 await asyncio.sleep(RETRY_S)
                 continue
             for target, checksum in zip(batch, checksums, strict=True):
                 self._assembly.release(target)
                 self._settle(target, checksum)
+
+    async def _synced(self, batch: Sequence[Target]) -> list[int] | None:
+        """Make files durable; returns their checksums, or None when it has to be tried again."""
+        try:
+            checksums = await self._loop.run_in_executor(self._pool, _sync, batch, self._store.disk)
+        except OSError as error:
+            log.error("cannot sync what is recovered; it is tried again", error=str(error))
+            self._settling_fails = _of_disk(error)
+            return None
+        except Exception as error:  # a defect must not end recovery
+            log.error("syncing failed", exc_info=error)
+            self._settling_fails = _of_defect(error)
+            return None
+        self._settling_fails = ""
+        return checksums
 
     def _settle(self, target: Target, checksum: int) -> None:
         entry = self._find(target.address)
@@ -661,54 +696,69 @@ class Recovering:
         """Try again what has failed, and give up what nobody has."""
         while True:
             await asyncio.sleep(RETRY_S)
+            quiet = not (self._reading_now or self._queue or self._urgent)
             failed, self._failed = self._failed, {}
-            for key in failed:
-                self._exhausted.discard(key)
-                self._queue.append(key)
             if failed:
+                self._exhausted.difference_update(failed)
+                self._order_soon()
+            try:
                 self._tell(failed)
-                self._more.set()
-            elif not (self._reading_now or self._queue or self._urgent):
-                try:
-                    await self._look_for_lacking()
-                except KeraError as error:
-                    log.warning("cannot look for what is missing; it is tried again", error=error.message)
+                if quiet:
+                    await self._look_for_lacking(failed)
+            except KeraError as error:
+                log.warning("cannot look for what is missing; it is tried again", error=error.message)
+            except Exception as error:  # a defect must not end recovery
+                log.error("cannot look for what is missing; it is tried again", exc_info=error)
 
     def _tell(self, failed: Mapping[VirtualKey, str]) -> None:
+        """Have each streamlet say what it waits for, of that which is known."""
         waits: dict[Ref, list[str]] = {}
         for key, reason in failed.items():
             reading = self._readings.get(key)
             for ref in self._open_targets(reading.replicas) if reading is not None else ():
                 waits.setdefault(ref, []).append(reason)
+        for address, reason in self._lacking.items():
+            waits.setdefault(address[:2], []).append(reason)
         for ref, progress in self.streamlets.items():
-            progress.waits_for = waits.get(ref, [])
+            general = [progress.cannot_begin, self._settling_fails] if progress.to_come else []
+            progress.waits_for = [*filter(None, general), *waits.get(ref, [])][:WAITS_MAX]
 
-    async def _look_for_lacking(self) -> None:
-        """What is missing when all was read: look once more; wait for backups that are away, or give it up."""
+    async def _look_for_lacking(self, failed: Collection[VirtualKey]) -> None:
+        """What is missing when all was read, but for what has `failed`: look once more who has it.
+
+        What is on none of the backups that answer waits for those that do not, or is given up.
+        """
         lacking = [target for target in self._targets.values() if not target.settling]
         if not lacking or self._loop.time() < self._rescan_s:
             return
-        self._rescan_s = self._loop.time() + RESCAN_S
+        begun_s = self._loop.time()
         materials = await self._rescan({target.address[:2] for target in lacking})
-        away = materials.scanned.away
         spots = await asyncio.to_thread(materials.places, {target.address: target.record for target in lacking})
+        now_s = self._loop.time()
+        self._rescan_s = now_s + max(RESCAN_S, (now_s - begun_s) * RESCAN_REST)
+        self._lacking.clear()
         for target in lacking:
             if self._targets.get(target.address) is not target or target.settling:
                 continue
             if not self._exists(target.address):
                 self._discard(target)
                 continue
-            before = sum(len(self._readings[key].replicas.backup_ids) for key in target.sources)
+            before = self._replicas_of(target)
             if len(spots[target.address].first_records) > len(target.places.first_records):
                 del self._targets[target.address]  # begin anew: where its chunks are was not known before
                 self._assembly.release(target)
                 self._unlink(target)
                 self._add({target.address: target.record}, spots, materials.scanned)
-            else:
-                self._add_sources(target, materials)
-                if sum(len(self._readings[key].replicas.backup_ids) for key in target.sources) == before:
-                    self._wait_or_give_up(target, away)
+                continue
+            self._add_sources(target, materials)
+            may_come = any(key in failed or key in self._failed for key in target.sources)
+            if self._replicas_of(target) == before and not may_come:
+                self._wait_or_give_up(target, materials.scanned.away)
         self._order_soon()
+
+    def _replicas_of(self, target: Target) -> int:
+        """In how many places there is anything of a segment."""
+        return sum(len(self._readings[key].replicas.backup_ids) for key in target.sources)
 
     def _add_sources(self, target: Target, materials: Materials) -> None:
         for key, replicas in materials.scanned.replicas.items():
@@ -723,10 +773,11 @@ class Recovering:
 
     def _wait_or_give_up(self, target: Target, away: Mapping[int, str]) -> None:
         lost = target.record.chunk_count - sum(target.here)
-        progress = self.streamlets.get(target.address[:2])
-        if away and progress is not None:
+        if away:
             where = f"segment {target.key}, stream {target.address.stream_id}, streamlet {target.address.streamlet_id}"
-            progress.waits_for = [f"{lost} chunks of {where} are on no backup that answers; {sorted(away)} do not"]
+            self._lacking[target.address] = (
+                f"{lost} chunks of {where} are on no backup that answers; {sorted(away)} do not"
+            )
             return
         target.holes = lost > 0
         self.totals.chunks_lost += lost
@@ -777,6 +828,14 @@ class Recovering:
             with contextlib.suppress(KeraError):
                 await link.close()
         await asyncio.to_thread(self._pool.shutdown)
+
+
+def _of_defect(error: Exception) -> str:
+    return f"of a defect: {error!r}"
+
+
+def _of_disk(error: OSError) -> str:
+    return f"the broker's disk: {error}"
 
 
 class _Taken(NamedTuple):

@@ -23,7 +23,7 @@ from kera.broker.entry import Entry, Graft
 from kera.broker.handover import handed_over
 from kera.broker.ownership import holding
 from kera.broker.persistence import PersistenceManager
-from kera.broker.recovering import Materials, Recovering, Totals
+from kera.broker.recovering import Materials, Progress, Recovering, Totals
 from kera.broker.recovery_plan import EntryPlan, Known, Start, StreamletMerge, StreamletPlan
 from kera.broker.recovery_scan import Launches, Ref, Scanned, scan
 from kera.broker.replication import Replication
@@ -46,7 +46,7 @@ from kera.broker.segment_index import (
 from kera.broker.segment_scan import SegmentAddress
 from kera.broker.stream import Streams
 from kera.broker.waiting import until_done, woken
-from kera.core.errors import InvalidArgument, KeraError
+from kera.core.errors import InvalidArgument, KeraError, TooFewBackups
 from kera.core.errors import Recovering as StillRecovering
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.telemetry import get_logger
@@ -102,6 +102,7 @@ class Takeovers:
         self._index: SegmentIndex = restart.index
         self._memory = memory
         self._streams = streams
+        self._replication = replication
         self._backups = backups
         self._broker_id = broker_id
         self._node_id = node_id
@@ -470,12 +471,24 @@ class Takeovers:
                 progress.bytes_recovered += each.bytes_total - each.bytes_to_come
                 progress.bytes_restored += each.bytes_total - each.bytes_uncovered
                 progress.records_lost += each.records_lost
-                progress.waits_for.extend(each.waits_for[: WAITS_MAX - len(progress.waits_for)])
+                waits = self._waits_for(ref, each)
+                progress.waits_for.extend(waits[: WAITS_MAX - len(progress.waits_for)])
                 if each.readable:
                     progress.readable.add(stream_id=ref[0], streamlet_id=ref[1])
                 if each.restored:
                     progress.restored.add(stream_id=ref[0], streamlet_id=ref[1])
         return list(found.values())
+
+    def _waits_for(self, ref: Ref, progress: Progress) -> list[str]:
+        if not progress.readable:
+            return progress.waits_for
+        stream = self._streams.get(ref[0])
+        if not progress.restored and stream.logs is not None:
+            try:
+                self._replication.check(stream.logs, stream.name)
+            except TooFewBackups as error:
+                return [error.message]
+        return []
 
     def _is_open(self, ref: Ref) -> bool:
         return ref[0] in self._streams and ref[1] in self._streams.get(ref[0]).streamlets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import pytest
 
 from kera.backup import reading
+from kera.broker import recovering
+from kera.broker.recovering import Recovering
+from kera.broker.recovery_scan import VirtualKey
+from kera.broker.repair import Repair
 from kera.core.chunk import ChunkHeader, verify_payload
 from kera.core.errors import CorruptChunk, DataLost
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
-from kera.v1 import broker_pb2, common_pb2
-from tests.unit.broker.support import STREAM_ID, chunk, read_range, stream_info
-from tests.unit.broker.takeover_support import Cluster, cluster, header_of, payloads
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+from tests.unit.broker.support import STREAM_ID, chunk, cursor, read_range, stream_info
+from tests.unit.broker.takeover_support import Cluster, Node, cluster, header_of, payloads
 
 
 @pytest.fixture
@@ -49,6 +54,10 @@ async def written(world: Cluster, count: int, **config: Any) -> tuple[common_pb2
     return info, stored
 
 
+def progress(node: Node) -> list[coordinator_pb2.RecoveryProgress]:
+    return node.engine.takeovers.progress()
+
+
 async def everything(world: Cluster, broker_id: int, entries: int = 2) -> list[bytes]:
     return [data for entry in range(entries) for data in (await world.nodes[broker_id].read(entry=entry))[0]]
 
@@ -79,8 +88,8 @@ async def test_another_broker_goes_on_where_the_lost_one_ended(world: Cluster) -
     for backup in world.backups:
         await backup.free(1, after.assignments[0].sources[0].before_epoch)
         assert backup.replicas(1) == []
-    (progress,) = node.engine.takeovers.progress()
-    assert progress.bytes_recovered == progress.bytes_restored == progress.bytes_total
+    (told,) = progress(node)
+    assert told.bytes_recovered == told.bytes_restored == told.bytes_total
     await node.stop()
 
 
@@ -194,6 +203,212 @@ async def test_a_backup_that_is_lost_in_the_middle_is_replaced_by_others(world: 
     found = await everything(world, 2)
     assert found == stored
     await node.until_restored()
+    await node.stop()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Replicas are read when it is set; their headers are at once."""
+    turn = asyncio.Event()
+    read = Recovering._read
+
+    async def later(self: Any, reading: Any) -> None:
+        await turn.wait()
+        await read(self, reading)
+
+    monkeypatch.setattr(Recovering, "_read", later)
+    return turn
+
+
+@pytest.mark.parametrize("defect", [False, True])
+async def test_a_backup_that_was_away_and_is_back_is_read_when_the_others_are_gone(
+    world: Cluster, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch, defect: bool
+) -> None:
+    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
+    monkeypatch.setattr(recovering, "RESCAN_S", 0.05)
+    info, stored = await written(world, 30)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.backups[2].stop()
+    response, _ = await world.take_over(info, 1, 2)
+    assert not response.waits_for, "one of two replicas is enough"
+
+    if defect:  # of the first look for what is missing
+        looks = iter([RuntimeError("unforeseen")])
+        rescan = node.engine.takeovers._rescan
+
+        async def once_not(refs: set[tuple[int, int]]) -> Any:
+            for error in looks:
+                raise error
+            return await rescan(refs)
+
+        monkeypatch.setattr(node.engine.takeovers._recovering, "_rescan", once_not)
+    await world.backups[2].start()
+    await world.backups[0].stop()
+    node.told()
+    held.set()
+
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    await node.stop()
+
+
+async def test_a_backup_that_is_lost_for_good_in_the_middle_is_given_up_when_it_is_drained(
+    world: Cluster, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
+    monkeypatch.setattr(recovering, "RESCAN_S", 0.05)
+    info, _ = await written(world, 12, replication=1, entries=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    response, _ = await world.take_over(info, 1, 2)
+    assert not response.waits_for
+
+    await world.backups[1].stop()
+    node.told()
+    held.set()
+    await node.until(lambda: any("backup 2" in reason for each in progress(node) for reason in each.waits_for))
+    world.backups[1].draining = True
+    await node.until(lambda: all(each.readable for each in progress(node)))
+
+    assert node.engine.takeovers.totals.chunks_lost
+    assert not any(each.waits_for for each in progress(node))
+    await node.until_restored()
+    await node.stop()
+
+
+@pytest.mark.parametrize("failing", [False, True])
+async def test_what_applications_have_yet_to_read_comes_first(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    """In all entries, whichever replicas it is in; also when reading fails for a while."""
+    monkeypatch.setattr(recovering, "PARALLEL_MAX", 1)
+    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
+    info, stored = await written(world, 30)
+    halves = [len(stored) // 6, len(stored) // 2 + len(stored) // 3]
+    cursors = {header.entry: header for header in (header_of(stored[at]) for at in halves)}
+    assert len(cursors) == 2
+    order: list[bool] = []
+    failed: set[VirtualKey] = set()
+    read = Recovering._read
+
+    async def noting(self: Recovering, reading: Any) -> None:
+        key = reading.replicas.key
+        if failing and key not in failed:
+            failed.add(key)
+            self._failed[key] = "a bad moment"
+            return
+        order.append(
+            any(
+                (each.group_id, each.segment_id) >= (cursors[each.entry].group_id, cursors[each.entry].segment_id)
+                for each in (*reading.replicas.first, *reading.replicas.also)
+                if each in self._targets
+            )
+        )
+        await read(self, reading)
+
+    monkeypatch.setattr(Recovering, "_read", noting)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    at = [cursor(Position(header.group_id, header.segment_id, 0), entry=entry) for entry, header in cursors.items()]
+    await world.take_over(info, 1, 2, cursors=at)
+    await node.until(lambda: all(each.readable for each in progress(node)))
+
+    assert True in order
+    assert False in order
+    assert order == sorted(order, reverse=True)
+    assert await everything(world, 2) == stored
+    await node.stop()
+
+
+async def test_a_disk_that_takes_nothing_is_what_a_recovery_waits_for_and_says_so(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
+    info, stored = await written(world, 10)
+    full = True
+    sync = recovering._sync
+
+    def syncing(*arguments: Any) -> list[int]:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return sync(*arguments)
+
+    monkeypatch.setattr(recovering, "_sync", syncing)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    await node.until(lambda: any("No space left" in reason for each in progress(node) for reason in each.waits_for))
+    assert not any(each.readable for each in progress(node))
+
+    full = False
+    await node.until(lambda: all(each.readable for each in progress(node)))
+    assert not any(each.waits_for for each in progress(node))
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    await node.stop()
+
+
+async def test_what_cannot_be_replicated_again_says_that_backups_are_missing(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repairs = asyncio.Event()
+    following = Repair._next
+
+    async def later(self: Repair) -> bool:
+        return repairs.is_set() and await following(self)
+
+    monkeypatch.setattr(Repair, "_next", later)
+    info, _ = await written(world, 10)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    await node.until(lambda: all(each.readable for each in progress(node)))
+    for backup in world.backups[:2]:
+        await backup.stop()
+    await node.until(lambda: any("replicated on 2 backups, and 1" in each for each in progress(node)[0].waits_for))
+
+    for backup in world.backups[:2]:
+        await backup.start()
+    repairs.set()
+    await node.until_restored()
+    assert not progress(node)[0].waits_for
+    await node.stop()
+
+
+async def test_a_connection_to_a_backup_that_hung_is_not_left_open(world: Cluster) -> None:
+    info, _ = await written(world, 10)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    await node.until(lambda: all(each.readable for each in progress(node)))
+    reading = node.engine.takeovers._recovering
+    backup_id, link = next(iter(reading._links.items()))
+    link.failed = "no answer within 10 s"
+
+    another = await reading._link(world.backups[backup_id - 1].info)
+
+    assert another is not link
+    await node.until(lambda: link._channel is not None and link._channel.closed)
+    await node.stop()
+
+
+async def test_files_of_a_stream_that_is_deleted_while_it_comes_go_with_it(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovering, "ASSEMBLED_BYTES_MAX", 0)
+    monkeypatch.setattr(Recovering, "_completed", lambda *_: None)
+    info, _ = await written(world, 10)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    arriving = node.engine.restart.store.arriving_path(0).parent
+    await node.until(lambda: arriving.exists() and bool(list(arriving.iterdir())))
+    await node.until(lambda: not node.engine.takeovers._recovering._reading_now)
+
+    await node.ask(api.DROP_STREAM, broker_pb2.DropStreamRequest(stream_id=STREAM_ID))
+    assert progress(node) == []
+    await node.until(lambda: not list(arriving.iterdir()))
     await node.stop()
 
 
@@ -423,8 +638,8 @@ async def test_what_is_found_for_one_recovery_is_not_taken_for_that_of_another(w
     await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
 
     assert await everything(world, 2) == stored
-    (progress,) = node.engine.takeovers.progress()
-    assert progress.source == sources[0]
+    (told,) = progress(node)
+    assert told.source == sources[0]
     await node.stop()
 
 
