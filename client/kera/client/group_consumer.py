@@ -12,7 +12,8 @@ committed from time to time; with ``commit_interval_ms`` 0, only what `GroupCons
 dealt with. So after a crash, records since the last commit are read again by others, and none is left out.
 
 While the coordinator cannot be reached for longer than the session time-out, nothing more is handed out: somebody else
-may have the groups by then.
+may have the groups by then. Likewise when the application comes back after more than the progress time-out, until the
+coordinator has answered.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from kera.client.cluster import Cluster
 from kera.client.feed import read_again
 from kera.client.fetch import Fetched, Overwritten, Wanted, batches_of
-from kera.client.group_discovery import look_around
+from kera.client.group_discovery import Finds, look_around
 from kera.client.group_feed import Found, GroupFeed, GroupKey
 from kera.client.group_settings import GroupSettings
 from kera.client.intervals import start_of_group
@@ -46,6 +47,8 @@ from kera.core.telemetry import get_logger
 from kera.v1 import application_pb2
 
 log = get_logger("kera.consumer")
+
+T = TypeVar("T")
 
 LEAVE_TIMEOUT_S = 5.0
 
@@ -144,7 +147,8 @@ class GroupConsumer:
             busy_ms=self._busy_ms,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started = self._closed = False
+        self._started = self._telling = False
+        self._closing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._lost: list[LostGroup] = []
         """To be told to the application."""
@@ -158,14 +162,15 @@ class GroupConsumer:
         """Who waits for a commit."""
         self._committed_s = time.monotonic()
         self._busy_since_s: float | None = None
-        """When the application got something, if it has not come back since."""
+        """Since when the application does not wait for more; None: it does."""
+        self._sure_s = float("-inf")
+        """Who has not been heard of since then, may hold nothing any more."""
         self._bytes_consumed = 0
-        self._starts: list[application_pb2.StreamletStart] = []
-        self._seen: list[application_pb2.SeenGroups] = []
+        self._finds = Finds()
+        """That the coordinator is to be told."""
         self._looking: set[tuple[int, int]] = set()
         self._moved: dict[EntryId, Position] = {}
         """Cursors that brokers are to be told."""
-        self._telling = False
         self._current: _Held | None = None
         """Whose chunks are being handed out: the rest of `_chunks`."""
         self._chunks: Iterator[ChunkBatch] = iter(())
@@ -212,6 +217,7 @@ class GroupConsumer:
         """
         await self.start()
         self._back()
+        await self._as_waiting(self._wait_for_lease())
         if self._open is not None:  # begun as records, and not taken to its end
             chunk, self._open, self._open_records = self._open, None, iter(())
             held = self._handed
@@ -230,6 +236,7 @@ class GroupConsumer:
         """Each record as Python values; see `batches` for what is raised."""
         await self.start()
         self._back()
+        await self._as_waiting(self._wait_for_lease())
         while True:
             chunk, held = self._open, self._handed
             if chunk is not None and held is not None:
@@ -242,7 +249,8 @@ class GroupConsumer:
                         self._take(held, chunk)
                     self._busy_since_s = time.monotonic()
                     yield record
-                    self._busy_since_s = None
+                    if self._has_come():
+                        await self._as_waiting(self._wait_for_lease())
                 self._open = None
                 self._back()
             self._handed, self._open = await self._next_chunk(copied=True)
@@ -285,9 +293,15 @@ class GroupConsumer:
         The chunk that was taken last is not dealt with, as nobody came for the next one; `commit` it if it is. Waits
         for a coordinator that cannot be reached no longer than some seconds.
         """
-        if self._closed:
-            return
-        self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._closing)  # whoever gives up waiting leaves nothing behind
+
+    @property
+    def _closed(self) -> bool:
+        return self._closing is not None
+
+    async def _end(self) -> None:
         self._keep_alive.stop()
         tasks = list(self._tasks)
         for task in tasks:
@@ -315,9 +329,17 @@ class GroupConsumer:
         self._bytes_consumed += chunk.header.chunk_bytes
         self._busy_since_s = time.monotonic()
 
+    def _has_come(self) -> bool:
+        """The application comes for more; whether that is too late."""
+        late = self._busy_ms() > self._settings.progress_timeout_ms
+        if late:
+            self._sure_s = time.monotonic()
+        self._busy_since_s = None
+        return late
+
     def _back(self) -> None:
         """The application comes for more: it has dealt with what it had."""
-        self._busy_since_s = None
+        self._has_come()
         held = self._handed
         if held is not None and self._open is None:
             self._handed = None
@@ -326,9 +348,19 @@ class GroupConsumer:
             self._go_on(held)
 
     async def _next_chunk(self, *, copied: bool = False) -> tuple[_Held, ChunkBatch]:
+        self._has_come()
+        self._copying = copied
+        return await self._as_waiting(self._wait_for_chunk())
+
+    async def _as_waiting(self, work: Coroutine[Any, Any, T]) -> T:
+        """Whatever ends the wait, also an error or a cancellation: then it is the application's turn."""
+        try:
+            return await work
+        finally:
+            self._busy_since_s = time.monotonic()
+
+    async def _wait_for_chunk(self) -> tuple[_Held, ChunkBatch]:
         while True:
-            self._copying = copied
-            self._busy_since_s = None
             if self._closed:
                 raise ClosedError("the consumer is closed")
             if self._failure is not None:
@@ -464,8 +496,11 @@ class GroupConsumer:
 
     async def _wait_for_lease(self) -> None:
         """Wait while it is too long ago that the coordinator has heard of us."""
+        session_s = self._settings.session_timeout_ms / 1000
         while (
-            not self._closed and self._failure is None and self._silent_s() > self._settings.session_timeout_ms / 1000
+            not self._closed
+            and self._failure is None
+            and (self._silent_s() > session_s or self._keep_alive.heard_s < self._sure_s)
         ):
             answered = self._answered
             self._speak.set()
@@ -504,22 +539,20 @@ class GroupConsumer:
             sent_s = time.monotonic()
             try:
                 answer = await self._exchange(request)
+                attempt = 0
+                if answer is not None:
+                    self._apply(request, answer, sent_s)
+                    self._settle_commits(commits)
             except BaseException as error:
-                self._starts += request.starts
-                self._seen += request.seen
-                for waiter in commits:
-                    _fail(waiter, error if isinstance(error, KeraError) else ClosedError("the consumer is closed"))
+                for waiter in commits:  # whatever it is, nobody is to wait for ever
+                    _fail(waiter, error if isinstance(error, Exception) else ClosedError("the consumer is closed"))
                 if not isinstance(error, KeraError) or not error.retriable:
                     raise
+                self._finds.add(request.starts, request.seen)
                 attempt += 1
                 if attempt == 1:
-                    log.warning("coordinator gives no answer", application=self.application_id, error=error.message)
+                    log.warning("round failed; trying again", application=self.application_id, error=error.message)
                 await asyncio.sleep(backoff_s(self._cluster.settings, attempt))
-                continue
-            attempt = 0
-            if answer is not None:
-                self._apply(request, answer, sent_s)
-                self._settle_commits(commits)
 
     def _settle_commits(self, commits: Iterable[asyncio.Future[None]]) -> None:
         error: LeaseLost | None = None
@@ -551,6 +584,7 @@ class GroupConsumer:
                 each.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _request(self, *, committing: bool) -> application_pb2.ConsumeRoundRequest:
+        finds = self._finds.take()
         request = application_pb2.ConsumeRoundRequest(
             application_id=self.application_id,
             member_id=self.member_id,
@@ -561,10 +595,9 @@ class GroupConsumer:
             bytes_consumed=self._bytes_consumed,
             groups_max=self._settings.groups_max,
             stream_ids=self._streams,
-            starts=self._starts,
-            seen=self._seen,
+            starts=finds.starts,
+            seen=finds.seen,
         )
-        self._starts, self._seen = [], []
         interval_s = self._settings.commit_interval_ms / 1000
         due = committing or (interval_s and time.monotonic() >= self._committed_s + interval_s)
         for held in self._held.values():
@@ -682,9 +715,8 @@ class GroupConsumer:
         try:
             name = self._streams[stream_id].name
             finds = await look_around(self._cluster, name, looks, start=self._settings.start)
-            self._starts += finds.starts
-            self._seen += finds.seen
-            if finds.starts or finds.seen:
+            self._finds.add(finds.starts, finds.seen)
+            if finds:
                 self._speak.set()
         finally:
             self._looking.difference_update((look.stream_id, look.streamlet_id) for look in looks)

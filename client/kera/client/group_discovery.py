@@ -7,8 +7,8 @@ all groups in it that have something to read, for ever: an id that is passed ove
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from kera.client.cluster import Cluster
 from kera.client.intervals import merged_bounds
@@ -27,11 +27,35 @@ GROUPS_MAX = 1000
 """Told at once, of a streamlet; the rest when they are asked for again."""
 
 
-class Finds(NamedTuple):
+TOLD_MAX = 20_000
+"""Groups in one message to the coordinator, of all streamlets: about 1 MB; a message has at most 4 MiB."""
+
+
+@dataclass(slots=True)
+class Finds:
     """Answers to `Look`s."""
 
-    starts: list[application_pb2.StreamletStart]
-    seen: list[application_pb2.SeenGroups]
+    starts: list[application_pb2.StreamletStart] = field(default_factory=list)
+    seen: list[application_pb2.SeenGroups] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.starts or self.seen)
+
+    def add(self, starts: Iterable[application_pb2.StreamletStart], seen: Iterable[application_pb2.SeenGroups]) -> None:
+        """Take up more."""
+        self.starts.extend(starts)
+        self.seen.extend(seen)
+
+    def take(self) -> Finds:
+        """What goes into one message; the rest stays."""
+        taken, count = Finds(self.starts), 0
+        for each in self.seen:
+            count += len(each.groups)
+            if taken.seen and count > TOLD_MAX:
+                break
+            taken.seen.append(each)
+        self.starts, self.seen = [], self.seen[len(taken.seen) :]
+        return taken
 
 
 async def look_around(cluster: Cluster, name: str, looks: Sequence[application_pb2.Look], *, start: str) -> Finds:
@@ -43,7 +67,7 @@ async def look_around(cluster: Cluster, name: str, looks: Sequence[application_p
     if any(look.start for look in looks):
         cluster.forget(name)  # a broker from which a streamlet has moved does not know its end
     stream = await cluster.stream_or_last_seen(name)
-    finds = Finds([], [])
+    finds = Finds()
     for result in await asyncio.gather(
         *(_look(cluster, stream, look, start) for look in looks), return_exceptions=True
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from itertools import chain
@@ -320,6 +321,88 @@ async def test_nothing_is_handed_out_when_nobody_has_heard_of_us_for_too_long(
     with pytest.raises(LeaseLost):
         await waiting
     assert len(set(await take(consumer, 36))) == 36
+
+
+async def test_who_comes_back_too_late_is_handed_nothing_before_the_coordinator_has_answered(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
+) -> None:
+    """Others may have its groups by then, and read what was fetched ahead."""
+    await fill(40)
+    for taking in (take, take_batches):
+        consumer = make_consumer(progress_timeout_ms=100)
+        await taking(consumer, 1)
+        groups.failures.extend([Unavailable("away")] * 10_000)
+        await until(lambda consumer=consumer: consumer._busy_ms() > 100)  # type: ignore[misc]
+        waiting = asyncio.ensure_future(taking(consumer, 1))
+        rounds = groups.rounds
+        await until(lambda rounds=rounds: groups.rounds > rounds + 3)  # type: ignore[misc]
+        assert not waiting.done()
+        groups.failures.clear()
+        with contextlib.suppress(LeaseLost):
+            await waiting
+        await consumer.close()
+
+
+async def test_who_does_not_come_for_more_is_in_its_code_whatever_ended_the_wait(
+    make_consumer: MakeConsumer, fill: Any
+) -> None:
+    """Else its groups would be with nobody who reads them, for as long as its process lives."""
+    await fill(10)
+    gone = make_consumer(progress_timeout_ms=200)
+    await take(gone, 10)
+    await gone.commit()
+    waiting = asyncio.ensure_future(take(gone, 1))
+    await until(lambda: gone._busy_since_s is None)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await fill(10)
+    assert await take(make_consumer(), 10) == list(range(10, 20))
+
+
+async def test_who_is_told_of_a_loss_is_in_its_code(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
+) -> None:
+    await fill(10)
+    consumer = make_consumer()
+    await take(consumer, 5)
+    groups.applications._applications["app"]._remove(consumer.member_id, 0.0)
+    with pytest.raises(LeaseLost):
+        await take(consumer, 1000)
+    await until(lambda: consumer._busy_ms() > 0)
+
+
+async def test_a_commit_ends_also_when_the_callback_fails(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
+) -> None:
+    def broken(_: Any) -> None:
+        raise RuntimeError("the application's")
+
+    await fill(10)
+    consumer = make_consumer(commit_interval_ms=0, on_lost=broken)
+    await take(consumer, 10)
+    groups.applications._applications["app"]._remove(consumer.member_id, 0.0)
+    with pytest.raises(RuntimeError, match="the application's"):
+        async with asyncio.timeout(WAIT_S):
+            await consumer.commit()
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+async def test_a_close_that_is_cancelled_goes_on(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, steps: int
+) -> None:
+    """At whatever it waits for: others are to get the groups at once, and the broker's memory is to be given back."""
+    await fill(10)
+    consumer = make_consumer()
+    await take(consumer, 10)
+    closing = asyncio.ensure_future(consumer.close())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    await until(lambda: not groups.applications._applications["app"].members)
+    assert not consumer._tasks
+    assert not consumer._feed._tasks
+    await consumer.close()
 
 
 async def test_a_stream_that_is_gone_is_told(groups: GroupCluster, make_consumer: MakeConsumer, fill: Any) -> None:

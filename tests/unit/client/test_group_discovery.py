@@ -9,13 +9,15 @@ import pytest
 
 from kera.client import applications
 from kera.client.applications import unread
-from kera.client.group_discovery import list_groups, look_around
+from kera.client.group_discovery import GROUPS_MAX, Finds, list_groups, look_around
 from kera.client.intervals import start_of_group
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
+from kera.coordinator.applications import LOOKS_MAX
 from kera.core.errors import NotOwner, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
+from kera.core.rpc.limits import HEAD_BYTES_MAX
 from kera.v1 import application_pb2, broker_pb2, common_pb2
 from tests.unit.client.support import stream_info
 
@@ -147,11 +149,13 @@ async def test_where_an_application_begins() -> None:
     """At earliest, records count from the oldest that is listed; where there is none, from what the broker says."""
     brokers = Brokers((1, 3))
     brokers.groups[3] = list(map(group, range(2, 8)))
-    (start,), (seen,) = await look(brokers, begin=True)
+    finds = await look(brokers, begin=True)
+    (start,), (seen,) = finds.starts, finds.seen
     assert [cursor.group_id for cursor in start.cursors] == [0, 0]
     assert [each.record for each in start.records] == [200, 301]
     assert (seen.after_group_id, ids(seen)) == (0, list(range(2, 8)))
-    (start,), (seen,) = await look(brokers, begin=True, start="latest")
+    finds = await look(brokers, begin=True, start="latest")
+    (start,), (seen,) = finds.starts, finds.seen
     assert [(cursor.entry, cursor.group_id, cursor.position) for cursor in start.cursors] == [(0, 5, 64), (1, 9, 0)]
     assert [each.record for each in start.records] == [700, 701]
     assert (seen.after_group_id, ids(seen)) == (4, [5, 6, 7])
@@ -161,7 +165,42 @@ async def test_an_application_does_not_begin_while_nobody_knows_where() -> None:
     brokers = Brokers((1, 3))
     brokers.failures[3] = Unavailable("away")
     for start in ("earliest", "latest"):
-        assert await look(brokers, begin=True, start=start) == ([], [])
+        assert not await look(brokers, begin=True, start=start)
+
+
+def test_what_is_found_of_many_streamlets_is_told_in_messages_that_are_not_too_large() -> None:
+    """A new application on a stream with a long past: one message of all of it would be refused, again and again."""
+    big = 1 << 30
+    found = [
+        application_pb2.SeenGroups(
+            stream_id=big,
+            streamlet_id=streamlet_id,
+            through_group_id=big + GROUPS_MAX,
+            groups=[
+                application_pb2.SeenGroup(
+                    start=common_pb2.Cursor(
+                        stream_id=big, streamlet_id=streamlet_id, entry=1, group_id=big + number, segment_id=1
+                    ),
+                    first_record=big,
+                    end_record=big,
+                )
+                for number in range(GROUPS_MAX)
+            ],
+        )
+        for streamlet_id in range(LOOKS_MAX)
+    ]
+    assert application_pb2.ConsumeRoundRequest(seen=found).ByteSize() > HEAD_BYTES_MAX
+    finds = Finds()
+    finds.add([application_pb2.StreamletStart(stream_id=7)], found)
+    told: list[application_pb2.SeenGroups] = []
+    starts = 0
+    while finds:
+        message = finds.take()
+        starts += len(message.starts)
+        told += message.seen
+        request = application_pb2.ConsumeRoundRequest(starts=message.starts, seen=message.seen)
+        assert request.ByteSize() < HEAD_BYTES_MAX // 2
+    assert (starts, told) == (1, found)
 
 
 async def test_ends_of_groups_are_told_once_they_are_known() -> None:
