@@ -9,27 +9,30 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kazoo.protocol.serialization import Transaction
 
-from kera.coordinator import zookeeper_store
+from kera.coordinator import zookeeper_election, zookeeper_session, zookeeper_store
 from kera.coordinator.metadata import (
     Check,
     MetadataStore,
     MetadataStoreFailed,
+    MetadataStoreFull,
     Record,
     UnknownFormat,
     VersionConflict,
     Write,
 )
-from kera.coordinator.zookeeper_store import (
-    TRANSACTION_BYTES_MAX,
+from kera.coordinator.zookeeper_election import ZooKeeperElection
+from kera.coordinator.zookeeper_session import (
+    Lost,
     ZooKeeperAddress,
-    ZooKeeperElection,
     ZooKeeperSession,
-    ZooKeeperStore,
     ZooKeeperUnreachable,
+    put,
 )
-from kera.core.errors import InvalidArgument
-from tests.integration.zookeeper import ZooKeeper, zookeeper
+from kera.coordinator.zookeeper_store import ZooKeeperStore
+from kera.core.errors import InternalError, KeraError
+from tests.integration.zookeeper import TICK_MS, ZooKeeper, zookeeper
 from tests.unit.coordinator.test_metadata_store import (
     WRITES,
     compare,
@@ -152,18 +155,18 @@ async def test_a_write_sits_out_a_restart_of_zookeeper_and_is_carried_out_once(
 async def test_a_write_whose_answer_was_lost_is_not_carried_out_again(
     store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, lost = store._session.send, 0
+    send, lost = store._session.transact, 0
 
-    async def answer_lost(submit: object, timeout_s: float) -> object:
+    async def answer_lost(operations: Any, timeout_s: float) -> int:
         nonlocal lost
-        results = await send(submit, timeout_s)  # type: ignore[arg-type]
-        if isinstance(results, list) and not lost:
+        revision = await send(operations, timeout_s)
+        if not lost:
             lost += 1
-            raise TimeoutError
-        return results
+            raise Lost("no answer")
+        return revision
 
     await store.write(Write("a", b"1", 0))
-    monkeypatch.setattr(store._session, "send", answer_lost)
+    monkeypatch.setattr(store._session, "transact", answer_lost)
     await store.write(Write("a", b"2", 1), Write("b", b"2", 0))
 
     assert lost == 1
@@ -175,20 +178,20 @@ async def test_a_write_whose_answer_was_lost_and_that_another_followed_is_told_a
     zookeeper: ZooKeeper,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    send, lost = store._session.send, 0
+    send, lost = store._session.transact, 0
 
     async with opened(zookeeper, store._session.root.removeprefix("/")) as (_, other):
 
-        async def answer_lost(submit: object, timeout_s: float) -> object:
+        async def answer_lost(operations: Any, timeout_s: float) -> int:
             nonlocal lost
-            results = await send(submit, timeout_s)  # type: ignore[arg-type]
-            if isinstance(results, list) and not lost:
+            revision = await send(operations, timeout_s)
+            if not lost:
                 lost += 1
                 await other.write(Write("b", b"1", 0))
-                raise TimeoutError
-            return results
+                raise Lost("no answer")
+            return revision
 
-        monkeypatch.setattr(store._session, "send", answer_lost)
+        monkeypatch.setattr(store._session, "transact", answer_lost)
         with pytest.raises(MetadataStoreFailed, match="not known whether"):
             await store.write(Write("a", b"1", 0))
 
@@ -204,7 +207,7 @@ async def test_without_zookeeper_everything_fails_in_bounded_time_and_goes_on_wh
     zookeeper: ZooKeeper,
 ) -> None:
     async with opened(zookeeper, new_root(), session_timeout_ms=600) as (session, store):
-        election = ZooKeeperElection(session, store, "here:1")
+        election = ZooKeeperElection(session, "here:1")
         await election.win()
         await store.write(Write("a", b"1", 0))
         await asyncio.to_thread(zookeeper.stop)
@@ -303,7 +306,7 @@ async def test_several_may_carry_out_what_is_pending_at_the_same_time(
         opened(zookeeper, root) as (_, other),
     ):
 
-        async def nothing(_: float) -> None:
+        async def nothing() -> None:
             pass
 
         monkeypatch.setattr(ends, "_carry_out", nothing)
@@ -325,7 +328,7 @@ async def test_a_large_write_that_was_not_decided_leaves_nothing(
     root = new_root()
     async with opened(zookeeper, root) as (_, ends), opened(zookeeper, root) as (_, other):
 
-        async def end(*_: object) -> None:
+        async def end(*_: object, **__: object) -> None:
             raise MetadataStoreFailed("the process ends")
 
         monkeypatch.setattr(ends, "_commit", end)
@@ -338,17 +341,49 @@ async def test_a_large_write_that_was_not_decided_leaves_nothing(
         assert await left_over(other) == 0
 
 
-async def test_a_write_with_more_keys_than_a_transaction_can_check_is_refused(store: MetadataStore) -> None:
-    with pytest.raises(InvalidArgument, match=f"of {TRANSACTION_BYTES_MAX}"):
-        await store.write(*(Write(f"streams/{number:0200}", b"", 0) for number in range(2500)))
+async def test_a_write_may_have_more_keys_than_a_transaction_could_check(store: ZooKeeperStore) -> None:
+    keys = [f"streams/{number:0200}" for number in range(5000)]
+    await store.write(*(Write(key, b"1", 0) for key in keys))
+    await store.write(*(Write(key, b"2", 1) for key in keys))
+    with pytest.raises(VersionConflict) as error:
+        await store.write(*(Write(key, None, 2 if key != keys[-1] else 1) for key in keys))
 
-    assert await store.list("") == {}
+    assert error.value.attributes == {"key": keys[-1], "expected_version": 1, "found_version": 2}
+    assert set(await store.list("")) == set(keys)
+    assert await store.get(keys[-1]) == Record(b"2", 2)
+    assert await left_over(store) == 0
+
+
+@pytest.mark.usefixtures("_small_transactions")
+async def test_a_large_write_is_not_decided_by_versions_that_changed_since_they_were_looked_at(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = new_root()
+    async with opened(zookeeper, root) as (_, slow), opened(zookeeper, root) as (_, other):
+        check, looks = slow._check, 0
+
+        async def overtaken(writes: Any) -> None:
+            nonlocal looks
+            await check(writes)
+            looks += 1
+            if looks == 1:
+                await other.write(Write("unconcerned", b"", 0))
+            elif looks == 2:
+                await other.write(LARGE[7])
+
+        monkeypatch.setattr(slow, "_check", overtaken)
+        with pytest.raises(VersionConflict, match=LARGE[7].key):
+            await slow.write(*LARGE)
+
+        assert looks == 2
+        assert set(await slow.list("")) == {"unconcerned", LARGE[7].key}
+        assert await left_over(slow) == 0
 
 
 async def test_metadata_of_another_version_are_not_touched(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with opened(zookeeper, root) as (session, _):
-        await session.ask(lambda client: client.set_async(f"{session.root}/format", b"2"))
+        await session.transact([put(f"{session.root}/format", b"2", 0)], WAIT_S)
 
     with pytest.raises(UnknownFormat, match="has format 2, this version knows 1"):
         async with opened(zookeeper, root):
@@ -356,9 +391,29 @@ async def test_metadata_of_another_version_are_not_touched(zookeeper: ZooKeeper)
 
 
 async def test_a_zookeeper_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.coordinator.zookeeper_store.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("kera.coordinator.zookeeper_session.CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(ZooKeeperUnreachable, match=r"127\.0\.0\.1:1 .*--zookeeper"):
         await ZooKeeperSession.connect(ZooKeeperAddress.parse("127.0.0.1:1"), session_timeout_ms=400)
+
+
+@pytest.mark.usefixtures("_small_transactions")
+async def test_a_quota_that_is_used_up_refuses_what_asks_for_more_and_nothing_else(zookeeper: ZooKeeper) -> None:
+    async with opened(zookeeper, new_root()) as (session, store):
+        await store.write(Write("a", b"1" * 5000, 0))
+        quota = f"/zookeeper/quota{session.root}"
+        limits = b"count=-1,bytes=-1=;byteHardLimit=12000;countHardLimit=-1"
+        await asyncio.to_thread(session._client.create, f"{quota}/zookeeper_limits", limits, makepath=True)
+        await session.make(f"{quota}/zookeeper_stats", b"count=0,bytes=6000")
+
+        with pytest.raises(MetadataStoreFull, match=f"quota of {session.root}"):
+            await store.write(Write("b", b"2" * 8000, 0))
+        with pytest.raises(MetadataStoreFull):
+            await store.write(*LARGE)
+
+        await store.write(Write("a", b"3", 1))
+        await store.write(Write("b", b"2" * 8000, 0))
+        assert set(await store.list("")) == {"a", "b"}
+        assert await left_over(store) == 0
 
 
 # --- the election --------------------------------------------------------------------------------------------
@@ -368,8 +423,8 @@ async def test_one_candidate_wins_and_the_next_one_follows_when_it_resigns(
     zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
-    async with opened(zookeeper, root) as (one, one_store), opened(zookeeper, root) as (other, other_store):
-        first, second = ZooKeeperElection(one, one_store, "one:1"), ZooKeeperElection(other, other_store, "other:1")
+    async with opened(zookeeper, root) as (one, one_store), opened(zookeeper, root) as (other, _):
+        first, second = ZooKeeperElection(one, "one:1"), ZooKeeperElection(other, "other:1")
         await asyncio.wait_for(first.win(), WAIT_S)
         await one_store.write(Write("leader", b"", 0))
         winning = asyncio.create_task(second.win())
@@ -393,16 +448,118 @@ async def test_whose_session_has_ended_leads_no_more_though_its_client_has_a_new
     zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
-    async with opened(zookeeper, root, 1000) as (one, one_store), opened(zookeeper, root) as (other, other_store):
-        first, second = ZooKeeperElection(one, one_store, "one:1"), ZooKeeperElection(other, other_store, "other:1")
+    async with opened(zookeeper, root, 1000) as (one, one_store), opened(zookeeper, root) as (other, _):
+        first, second = ZooKeeperElection(one, "one:1"), ZooKeeperElection(other, "other:1")
         await first.win()
         await one_store.write(Write("leader", b"", 0))
         winning = asyncio.create_task(second.win())
-        before = one.session_id
-        (node,) = [node for node in first._candidates if node.startswith(first._id)]
-        await other.ask(lambda client: client.delete_async(f"{other.root}/candidates/{node}"))
+        before = one._client.client_id
+        (node,) = [node for node in first._candidates if first._id in node]
+        await other.delete(node)
 
         await asyncio.wait_for(winning, WAIT_S)
 
         assert not await first.prove(Check("leader", 1))
-        assert one.session_id == before
+        assert one._client.client_id == before
+
+
+async def test_whoever_waits_for_its_turn_leaves_nothing_behind_each_time_it_looks(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zookeeper_election, "POLL_INTERVAL_S", 0.001)
+    root = new_root()
+    async with opened(zookeeper, root) as (one, _), opened(zookeeper, root) as (other, _):
+        first, second = ZooKeeperElection(one, "one:1"), ZooKeeperElection(other, "other:1")
+        await first.win()
+        looks, look = 0, second._look
+
+        async def counted(*arguments: Any) -> None:
+            nonlocal looks
+            looks += 1
+            await look(*arguments)
+
+        monkeypatch.setattr(second, "_look", counted)
+        winning = asyncio.create_task(second.win())
+        async with asyncio.timeout(WAIT_S):
+            while looks < 20:
+                await asyncio.sleep(0.001)
+
+        assert len(other._client._child_watchers[f"{other.root}/candidates"]) == 1
+        await first.resign()
+        await asyncio.wait_for(winning, WAIT_S)
+
+
+async def test_a_candidate_of_an_earlier_session_makes_room_for_one_of_this(zookeeper: ZooKeeper) -> None:
+    root = new_root()
+    async with opened(zookeeper, root) as (earlier, _), opened(zookeeper, root) as (now, _):
+        election = ZooKeeperElection(earlier, "here:1")
+        await election.win()
+        election._session = now
+
+        await asyncio.wait_for(election.win(), WAIT_S)
+
+        assert election.coordinators == ["here:1"]
+        assert len(election._candidates) == 1
+
+
+async def test_metadata_that_somebody_removes_are_an_error_that_says_so(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(zookeeper_election.log, "warning", lambda what, **more: said.append(f"{what}: {more}"))
+    async with opened(zookeeper, new_root()) as (session, store):
+        election = ZooKeeperElection(session, "here:1")
+        await election.win()
+        await store.write(Write("leader", b"1", 0), Write("a", b"1", 0))
+        await asyncio.to_thread(session._client.delete, session.root, recursive=True)
+
+        for failing in (
+            store.list(""),
+            store.write(Write("a", b"2", 1)),
+            store.write(Write("b/c", b"2", 0)),
+            store.write(Write("new", b"2", 0)),
+        ):
+            with pytest.raises(MetadataStoreFailed, match=f"below {session.root}"):
+                await failing
+        assert await store.get("a") is None
+        assert not await election.prove(Check("leader", 1))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(election.win(), 5 * zookeeper_session.RETRY_INTERVAL_S)
+        assert [what for what in said if "restart" in what] == said[:1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_when_the_client_of_zookeeper_has_died_the_coordinator_does_not_wait_for_it_for_ever(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(zookeeper, new_root()) as (session, store):
+        election = ZooKeeperElection(session, "here:1")
+
+        def die(_: float) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(session._client._connection, "_read_socket", die)
+        with pytest.raises(KeraError):
+            await store.write(Write("a", b"1", 0))
+        with pytest.raises(InternalError, match="restart"):
+            await asyncio.wait_for(election.win(), WAIT_S)
+
+
+async def test_an_answer_that_cannot_be_read_leaves_it_open_whether_a_write_was_carried_out(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> None:
+        raise ValueError("no answer that is known")
+
+    async with opened(zookeeper, new_root(), 600) as (_, store):
+        with monkeypatch.context() as patch:
+            patch.setattr(Transaction, "deserialize", unreadable)
+            with pytest.raises(MetadataStoreFailed, match="not known whether"):
+                await store.write(Write("a", b"1", 0))
+        assert await store.get("a") == Record(b"1", 1)
+
+
+async def test_a_proof_lasts_no_longer_than_the_session_that_zookeeper_gives(zookeeper: ZooKeeper) -> None:
+    longest_ms = TICK_MS * 300
+    async with opened(zookeeper, new_root(), 2 * longest_ms) as (session, _):
+        assert ZooKeeperElection(session, "here:1").lease_s <= longest_ms / 1000 * zookeeper_election.LEASE_PART

@@ -105,6 +105,7 @@ class ZooKeeper:
             *(
                 "-Dzookeeper.jmx.log4j.disable=true",
                 "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+                "-Dzookeeper.enforceQuota=true",
             ),
             *("-cp", f"{JARS / 'slf4j-simple.jar'}:{JAR}", MAIN, str(settings)),
         )

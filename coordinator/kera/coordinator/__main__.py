@@ -69,12 +69,9 @@ async def _store(
         stack.push_async_callback(lmdb_store.close)
         return lmdb_store, Alone
     # Late, as one coordinator needs no client of ZooKeeper.
-    from kera.coordinator.zookeeper_store import (  # noqa: PLC0415
-        ZooKeeperAddress,
-        ZooKeeperElection,
-        ZooKeeperSession,
-        ZooKeeperStore,
-    )
+    from kera.coordinator.zookeeper_election import ZooKeeperElection  # noqa: PLC0415
+    from kera.coordinator.zookeeper_session import ZooKeeperAddress, ZooKeeperSession  # noqa: PLC0415
+    from kera.coordinator.zookeeper_store import ZooKeeperStore  # noqa: PLC0415
 
     with _setting("zookeeper"):
         where = ZooKeeperAddress.parse(settings.zookeeper)
@@ -82,7 +79,7 @@ async def _store(
     stack.push_async_callback(session.close)
     store = await ZooKeeperStore.open(session)
     stack.push_async_callback(store.close)
-    return store, lambda address: ZooKeeperElection(session, store, address)
+    return store, lambda address: ZooKeeperElection(session, address)
 
 
 @contextmanager

@@ -66,8 +66,11 @@ class Election(Protocol):
 
     alone: bool
     """There is one only: what keeps it from leading at its start is an error of the start."""
-    lease_s: float
-    """How long nobody else wins, from when a proof was asked for that succeeded."""
+
+    @property
+    def lease_s(self) -> float:
+        """How long nobody else wins, from when a proof was asked for that succeeded."""
+        ...
 
     @property
     def leader(self) -> str:
@@ -120,22 +123,20 @@ class Alone:
 class _Term:
     """A time of leading. It ends once, and stays ended."""
 
-    def __init__(self, epoch: int, version: int, lease_s: float, now: Callable[[], float]) -> None:
+    def __init__(self, epoch: int, version: int, now: Callable[[], float]) -> None:
         self.epoch = epoch
         self.guard = Check(LEADER, version)
         self.over = asyncio.Event()
         self.reason = ""
-        self._lease_s = lease_s
         self._now = now
-        self._proven_s = -math.inf
-        """When the last proof that succeeded was asked for."""
+        self._proven_until_s = -math.inf
 
     @property
     def proven(self) -> bool:
-        return not self.over.is_set() and self._now() < self._proven_s + self._lease_s
+        return not self.over.is_set() and self._now() < self._proven_until_s
 
-    def prove(self, asked_s: float) -> None:
-        self._proven_s = max(self._proven_s, asked_s)
+    def prove(self, until_s: float) -> None:
+        self._proven_until_s = max(self._proven_until_s, until_s)
 
     def end(self, reason: str) -> None:
         if not self.over.is_set():
@@ -217,11 +218,11 @@ class Leadership:
             await asyncio.sleep(PAUSE_S)
 
     async def _lead(self, store: MetadataStore, election: Election) -> None:
-        term = await self._begin(store, election)
+        term = await self._begin(store)
         asked_s = self._now()
         if not await election.prove(term.guard):
             return
-        term.prove(asked_s)
+        term.prove(asked_s + election.lease_s)
         proving = asyncio.create_task(self._keep_proving(term, election))
         proving.add_done_callback(lambda _: term.end("nobody proves it any more"))
         try:
@@ -240,13 +241,13 @@ class Leadership:
         if not proving.cancelled():
             proving.result()  # a defect, if any
 
-    async def _begin(self, store: MetadataStore, election: Election) -> _Term:
+    async def _begin(self, store: MetadataStore) -> _Term:
         last = await store.get(LEADER)
         epoch = 1 + (int(json.loads(last.value)["epoch"]) if last else 0)
         version = last.version if last else 0
         record = json.dumps({"address": self._address, "epoch": epoch}).encode()
         await store.write(Write(LEADER, record, version))
-        return _Term(epoch, version + 1, election.lease_s, self._now)
+        return _Term(epoch, version + 1, self._now)
 
     async def _keep_proving(self, term: _Term, election: Election) -> None:
         if math.isinf(election.lease_s):
@@ -259,7 +260,7 @@ class Leadership:
             try:
                 async with asyncio.timeout(election.lease_s / 2):
                     if await election.prove(term.guard):
-                        term.prove(asked_s)
+                        term.prove(asked_s + election.lease_s)
                     else:
                         term.end("another coordinator may lead")
             except (MetadataStoreFailed, TimeoutError) as error:

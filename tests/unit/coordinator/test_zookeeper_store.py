@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator import zookeeper_store
-from kera.coordinator.zookeeper_store import ZooKeeperAddress, key_of, may_have, path_of
+from kera.coordinator import zookeeper_session
+from kera.coordinator.zookeeper_layout import key_of, may_have, path_of
+from kera.coordinator.zookeeper_session import ZooKeeperAddress
 from kera.core.errors import InvalidArgument
 
 REPOSITORY = Path(__file__).parents[3]
@@ -50,4 +51,4 @@ def test_one_module_knows_the_client_of_zookeeper() -> None:
     importing = re.compile(r"^\s*(from|import) kazoo\b", re.MULTILINE)
     files = [path for root in roots for path in (REPOSITORY / root).rglob("*.py") if importing.search(path.read_text())]
 
-    assert files == [Path(zookeeper_store.__file__)]
+    assert files == [Path(zookeeper_session.__file__)]
