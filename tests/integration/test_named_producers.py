@@ -7,7 +7,7 @@ import pytest
 
 from kera.client import Client, Producer
 from kera.core.errors import InvalidArgument, ProducerFenced
-from tests.integration.control_support import broker_id_of, broker_names, connect, control_cluster
+from tests.integration.control_support import broker_id_of, broker_name, broker_names, connect, control_cluster
 
 TIMEOUT_S = 60.0
 
@@ -21,6 +21,39 @@ async def put(producer: Producer, *contents: bytes) -> None:
     for content in contents:
         await producer.prepare("s")
         await producer.send("s", content)
+
+
+async def until_refused(producer: Producer, streamlet: int) -> None:
+    """The first chunk that it sends from now on."""
+    with pytest.raises(ProducerFenced):
+        await producer.send("s", b"too late", streamlet=streamlet)
+
+
+@pytest.mark.parametrize("streamlet", [0, 1])
+async def test_a_successor_shuts_out_the_one_before_where_it_has_written_nothing(
+    tmp_path: Path, streamlet: int
+) -> None:
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        control_cluster(tmp_path, brokers=2, backups=1) as cluster,
+        await connect(cluster) as client,
+        await connect(cluster) as other,
+    ):
+        await client.admin.create_stream("s", streamlets=2, replication=1)
+        owners = (await client.describe("s")).assignments
+        first = client.producer(name="loader")
+        await first.prepare("s")
+        for each in (0, 1):
+            await first.send("s", b"%d" % each, streamlet=each)
+        # One of its brokers is away while it gets a successor, and has lost all that it knew when it is back.
+        away = broker_name(cluster, owners[streamlet].broker_id)
+        async with other.producer(name="loader") as second:
+            await cluster.kill(away)
+            await second.prepare("s")
+            await cluster.restart(away)
+            await until_refused(first, streamlet)
+            await first.close(flush=False)
+        assert sorted(map(bytes, await values(client, "s"))) == [b"0", b"1"]  # type: ignore[arg-type]
 
 
 async def test_a_successor_shuts_out_the_one_before_also_where_the_streamlet_went(tmp_path: Path) -> None:

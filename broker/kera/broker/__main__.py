@@ -82,6 +82,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             on_coordinator=broker.orders.heard_of,
             report=HeartbeatReport(engine.streams, engine.takeovers.progress, replication=engine.replication),
             lease=broker.lease,
+            fences=engine.streams.fences,
         )
         stack.push_async_callback(registration.close)
         info = common_pb2.BrokerInfo(

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.lease import Lease
+from kera.broker.producer_fences import ProducerFences
 from kera.core import data_dir, registration
 from kera.core.data_dir import FORMAT, LOCK_NAME
 from kera.core.errors import StaleEpoch
@@ -63,15 +64,17 @@ class Registration(registration.Registration):
         on_coordinator: OnCoordinator = lambda _: None,
         report: HeartbeatReport | None = None,
         lease: Lease | None = None,
+        fences: ProducerFences | None = None,
     ) -> None:
         """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator, `on_coordinator`
-        its epoch. `report` is told with each heartbeat, and `lease` renewed by each answer.
+        its epoch. `report` is told with each heartbeat, `lease` renewed by each answer, and `fences` noted.
         """
         super().__init__(coordinator, directory)
         self._on_backups = on_backups
         self._on_coordinator = on_coordinator
         self._report = report
         self._lease = lease or Lease()
+        self._fences = fences or ProducerFences()
         self.broker_id = 0
         self.broker_epoch = 0
         self.recovered_before_epoch = 0
@@ -99,7 +102,9 @@ class Registration(registration.Registration):
         await self.beat(api.HEARTBEAT, self._heartbeat, self._answered)
 
     def _heartbeat(self) -> coordinator_pb2.HeartbeatRequest:
-        request = coordinator_pb2.HeartbeatRequest(broker_id=self.broker_id, broker_epoch=self.broker_epoch)
+        request = coordinator_pb2.HeartbeatRequest(
+            broker_id=self.broker_id, broker_epoch=self.broker_epoch, fences_version=self._fences.version
+        )
         if self._report is not None:
             self._report.fill(request)
         return request
@@ -110,6 +115,8 @@ class Registration(registration.Registration):
         self._heard(answer)
 
     def _heard(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:
+        if answer.HasField("fences"):
+            self._fences.note(answer.fences)
         self._lease.renew(self.last_sent_s, answer.lease_ms)
         with suppress(StaleEpoch):  # the answer is older than the order of a later coordinator
             self._on_coordinator(answer.coordinator_epoch)

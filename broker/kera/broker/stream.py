@@ -11,6 +11,7 @@ from kera.broker.handover import handed_over as handed_over_before
 from kera.broker.jobs import Done, nothing
 from kera.broker.ownership import Holding, holding
 from kera.broker.persistence import PersistenceManager
+from kera.broker.producer_fences import ProducerFences
 from kera.broker.replication import Replication, StreamLogs
 from kera.broker.restart import Found, RestoredStreamlet
 from kera.broker.retention import Rules
@@ -130,6 +131,8 @@ class Streams:
         self._replication = replication
         replication.coverage.exists = self._exists
         self._streams: dict[int, Stream] = {}
+        self.fences = ProducerFences()
+        """Of all its streamlets."""
         self.moved_starts: dict[Entry, None] = {}
         """Entries whose start has moved, until the coordinator knows."""
         self._detaching: dict[tuple[int, int], list[Callable[[], None]]] = {}
@@ -333,6 +336,7 @@ class Streams:
             memory=self._memory,
             held=held,
         )
+        streamlet.first_epochs = self.fences.first_epochs
         for entry in restored.moved:
             self._memory.collect(entry)
         for entry in streamlet.entries:

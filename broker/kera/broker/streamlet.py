@@ -13,6 +13,7 @@ sequences have no gap and no repeat; ordinals of records have no gap within an i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from kera.broker.arena import Slot
@@ -99,6 +100,8 @@ class Streamlet:
         """Last group given to each application (thesis table 6.1, getNextGroups)."""
         self.next_group_id = next_group_id
         self.producers = producers
+        self.first_epochs: Mapping[int, int] = {}
+        """By producer, the first epoch of which its broker takes chunks: see ``kera.broker.producer_fences``."""
         self._group_segments = group_segments
         self._memory = memory
         self.sealed = False
@@ -201,11 +204,9 @@ class Streamlet:
         if producer_epoch > known_epoch:
             expected = 0
         elif producer_epoch < known_epoch:
-            raise ProducerFenced(
-                f"producer {producer_id} epoch {producer_epoch} was fenced by {known_epoch}",
-                producer_id=producer_id,
-                producer_epoch=known_epoch,
-            )
+            raise _fenced(producer_id, producer_epoch, known_epoch)
+        if self.first_epochs and producer_epoch < self.first_epochs.get(producer_id, 0):
+            raise _fenced(producer_id, producer_epoch, self.first_epochs[producer_id])
         if sequence < expected:
             return self._find_duplicate(entry, header)
         if sequence > expected:
@@ -332,3 +333,11 @@ class Streamlet:
         self._memory.dropped(self)
         for entry in self.entries:
             entry.wake()
+
+
+def _fenced(producer_id: int, producer_epoch: int, by_epoch: int) -> ProducerFenced:
+    return ProducerFenced(
+        f"producer {producer_id} epoch {producer_epoch} was fenced by {by_epoch}",
+        producer_id=producer_id,
+        producer_epoch=by_epoch,
+    )

@@ -79,10 +79,9 @@ class Producer:
     Deliveries that nobody awaits are not lost from sight: `flush`, and leaving the context, raise the first error
     since the last `flush`.
 
-    With a name (the setting ``name``) it is the successor of all producers that had this name before. From its first
-    chunk in a streamlet on, that streamlet takes nothing more of them; one that tries is told (`ProducerFenced`), and
-    fails as a whole. A streamlet that the successor has not written to yet still takes what they send: who has to be
-    sure before that writes to each streamlet first, or ends them by other means.
+    With a name (the setting ``name``) it is the successor of all producers that had this name before. Once `prepare`
+    (or the first `send_batch`) has returned, no broker that lives takes anything of them, in any streamlet; one that
+    tries is told (`ProducerFenced`), and fails as a whole.
     """
 
     def __init__(self, cluster: Cluster, settings: ProducerSettings, clock: Clock | None = None) -> None:

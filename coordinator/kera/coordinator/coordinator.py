@@ -5,6 +5,7 @@
     recoveries  what a lost broker had goes to others            membership  who is there, and which launch is current
     migration   streamlets move                                  intervals   where the groups of a streamlet are
     drains      members are emptied                              recovery    what a recovery does next
+    producers   ids, names, and that earlier ones are refused
     control     noticing who is lost, evening out load           placement, rebalancing   where streamlets go
 
 Invariants:
@@ -26,20 +27,20 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from kera.coordinator import producers
 from kera.coordinator.backups import Backups, GrpcBackups
 from kera.coordinator.brokers import Brokers
 from kera.coordinator.control import Control
 from kera.coordinator.drains import Drains
-from kera.coordinator.ledger import Ledger, number
+from kera.coordinator.ledger import Ledger
 from kera.coordinator.members import Members
 from kera.coordinator.metadata import MetadataStore
 from kera.coordinator.migration import Migration, Moved, ObserveMove
+from kera.coordinator.producers import Producers
 from kera.coordinator.recoveries import CursorsOf, ObservePhase, Recoveries
+from kera.coordinator.recovery import Launch
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.state import State
 from kera.coordinator.streams import Streams
-from kera.coordinator.validation import checked_producer_name
 from kera.core.clock import Clock
 from kera.core.errors import KeraError, invariant
 from kera.core.telemetry import get_logger
@@ -48,7 +49,6 @@ from kera.v1 import common_pb2, coordinator_pb2
 log = get_logger("kera.coordinator")
 
 CLUSTER_ID = "cluster_id"
-LAST_PRODUCER_ID = "last/producer_id"
 
 
 class Coordinator:
@@ -58,6 +58,7 @@ class Coordinator:
         self.state = state
         """For other state machines over the same store: they hold `State.changing` when they write."""
         self._streams = Streams(state)
+        self._producers = Producers(state)
         self._recoveries = Recoveries(state, observe_phase=observe_phase)
         self._migration = Migration(state, self._recoveries, observe_move=observe_move)
         self._members = Members(state, self._recoveries)
@@ -97,6 +98,7 @@ class Coordinator:
         self._own_backup_calls = None if backups is backup_calls else backup_calls
         self._recoveries.load()
         self._migration.load()
+        self._producers.load()
         log.info(
             "loaded",
             cluster_id=self.cluster_id,
@@ -116,6 +118,7 @@ class Coordinator:
 
         The store and what reaches brokers and backups are closed by their owners.
         """
+        self._producers.close()
         for part in (self._control, self._drains, self._migration, self._recoveries, self._members):
             await part.close()
         await self.state.close()
@@ -228,6 +231,7 @@ class Coordinator:
     async def heartbeat(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         """See `Members.heartbeat`."""
         await self._members.heartbeat(request)
+        self._producers.noted(Launch(request.broker_id, request.broker_epoch), request.fences_version)
 
     async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
         """See `Members.register_backup`."""
@@ -261,22 +265,10 @@ class Coordinator:
         """A producer's id and the first of its epochs.
 
         Without a name the id is one that nobody had before. With one it is the name's, and the epochs are above all
-        that its earlier instances have. Raises `InvalidArgument`.
+        that its earlier instances have: no broker that lives takes anything of them any more, see `Producers.init`.
         """
-        return await self.state.change(self._init_producer(checked_producer_name(name) if name else ""))
+        return await self._producers.init(name)
 
-    async def _init_producer(self, name: str) -> tuple[int, int]:
-        ledger = self.state.ledger
-        key = producers.record_key(name)
-        known = ledger.get(key) if name else None
-        if known is not None:
-            instance = producers.successor(name, known)
-            await self.state.write({key: instance.record})
-            return instance
-        instance = producers.Instance(ledger.next_number(LAST_PRODUCER_ID), producers.FIRST_EPOCH)
-        changes = {LAST_PRODUCER_ID: number(instance.producer_id)}
-        if name:
-            producers.check_room(name, len(ledger.values(producers.PRODUCERS)))
-            changes[key] = instance.record
-        await self.state.write(changes)
-        return instance
+    def fences(self, version: int = 0) -> coordinator_pb2.ProducerFences | None:
+        """See `Producers.fences`."""
+        return self._producers.fences(version)

@@ -125,6 +125,7 @@ class _Handlers:
             lease_ms=self._coordinator.lease_ms,
             coordinator_epoch=self._coordinator.coordinator_epoch,
             recovered_before_epoch=self._coordinator.recovered_before_epoch(broker.broker_id),
+            fences=self._coordinator.fences(),
         )
 
     async def heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:
@@ -133,6 +134,7 @@ class _Handlers:
             backups=self._coordinator.backups(),
             lease_ms=self._coordinator.lease_ms,
             coordinator_epoch=self._coordinator.coordinator_epoch,
+            fences=self._coordinator.fences(request.fences_version),
         )
 
     async def register_backup(self, request: messages.RegisterBackupRequest) -> messages.RegisterBackupResponse:

@@ -267,21 +267,25 @@ class DrainRequest(_message.Message):
     BROKER_ID_FIELD_NUMBER: _builtins.int
     BACKUP_ID_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """One of the two."""
     backup_id: _builtins.int
     undo: _builtins.bool
     """Take it back into service."""
+    ask: _builtins.bool
+    """Only say how far it is: nothing begins, and nothing is taken back."""
     def __init__(
         self,
         *,
         broker_id: _builtins.int = ...,
         backup_id: _builtins.int = ...,
         undo: _builtins.bool = ...,
+        ask: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "broker_id", b"broker_id", "undo", b"undo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "backup_id", b"backup_id", "broker_id", b"broker_id", "undo", b"undo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,6 +300,7 @@ class DrainResponse(_message.Message):
     STREAMLETS_HELD_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     REASONS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     streamlets_owned: _builtins.int
     """Streamlets that it still owns; of them, and of what else is left, the reasons say what holds them."""
@@ -303,6 +308,8 @@ class DrainResponse(_message.Message):
     """Streamlets of which it has older groups."""
     replicas: _builtins.int
     """Replicas that it still has (a backup)."""
+    draining: _builtins.bool
+    """It is being emptied, or is empty; false: it is in service."""
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -313,10 +320,11 @@ class DrainResponse(_message.Message):
         streamlets_held: _builtins.int = ...,
         replicas: _builtins.int = ...,
         reasons: _abc.Iterable[_builtins.str] | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "reasons", b"reasons", "replicas", b"replicas", "streamlets_held", b"streamlets_held", "streamlets_owned", b"streamlets_owned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "draining", b"draining", "reasons", b"reasons", "replicas", b"replicas", "streamlets_held", b"streamlets_held", "streamlets_owned", b"streamlets_owned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -825,8 +833,8 @@ class InitProducerRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Empty: a producer that nobody else can be. Else: the id of this name, with an epoch above all before it, so that
-    an earlier instance of the same name is refused from the first chunk of this one on.
+    """Empty: a producer that nobody else can be. Else: the id of this name, with an epoch above all before it; when that is
+    answered, all brokers that live refuse earlier instances of the name, see ProducerFences.
     """
     def __init__(
         self,
@@ -906,6 +914,7 @@ class RegisterBrokerResponse(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     RECOVERED_BEFORE_EPOCH_FIELD_NUMBER: _builtins.int
+    FENCES_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     broker_id: _builtins.int
     broker_epoch: _builtins.int
@@ -926,6 +935,10 @@ class RegisterBrokerResponse(_message.Message):
     def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
         """All backups, alive or not."""
 
+    @_builtins.property
+    def fences(self) -> Global___ProducerFences:
+        """All there are."""
+
     def __init__(
         self,
         *,
@@ -938,14 +951,47 @@ class RegisterBrokerResponse(_message.Message):
         lease_ms: _builtins.int = ...,
         coordinator_epoch: _builtins.int = ...,
         recovered_before_epoch: _builtins.int = ...,
+        fences: Global___ProducerFences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterBrokerResponse: _TypeAlias = RegisterBrokerResponse  # noqa: Y015
+
+@_typing.final
+class ProducerFences(_message.Message):
+    """Producers of which there is a later instance: chunks of theirs with a lower epoch are refused, in whatever streamlet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PRODUCER_IDS_FIELD_NUMBER: _builtins.int
+    FIRST_EPOCHS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """What the broker knows when it has noted these, to be told with its heartbeats."""
+    @_builtins.property
+    def producer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def first_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each of them, the first epoch that is not refused."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        producer_ids: _abc.Iterable[_builtins.int] | None = ...,
+        first_epochs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_epochs", b"first_epochs", "producer_ids", b"producer_ids", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerFences: _TypeAlias = ProducerFences  # noqa: Y015
 
 @_typing.final
 class HeartbeatRequest(_message.Message):
@@ -959,10 +1005,13 @@ class HeartbeatRequest(_message.Message):
     RECOVERIES_FIELD_NUMBER: _builtins.int
     EMPTY_INTERVALS_FIELD_NUMBER: _builtins.int
     UNNEEDED_BACKUP_IDS_FIELD_NUMBER: _builtins.int
+    FENCES_VERSION_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     bytes_per_s: _builtins.int
     """Of all of them."""
+    fences_version: _builtins.int
+    """Of the fences that it has noted."""
     @_builtins.property
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletLoad]:
         """Of the streamlets that are written to, the busiest."""
@@ -994,10 +1043,11 @@ class HeartbeatRequest(_message.Message):
         recoveries: _abc.Iterable[Global___RecoveryProgress] | None = ...,
         empty_intervals: _abc.Iterable[Global___EmptyInterval] | None = ...,
         unneeded_backup_ids: _abc.Iterable[_builtins.int] | None = ...,
+        fences_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "loads", b"loads", "recoveries", b"recoveries", "starts", b"starts", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "loads", b"loads", "recoveries", b"recoveries", "starts", b"starts", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1010,6 +1060,7 @@ class HeartbeatResponse(_message.Message):
     BACKUPS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    FENCES_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """For how long, counted from when the request was sent, nobody else gets the broker's replicated streamlets. After
     that it takes no chunks for them until a heartbeat is answered.
@@ -1019,16 +1070,21 @@ class HeartbeatResponse(_message.Message):
     def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
         """All backups, alive or not: where the broker may put replicas."""
 
+    @_builtins.property
+    def fences(self) -> Global___ProducerFences:
+        """What has come since the version that the heartbeat told; absent: nothing."""
+
     def __init__(
         self,
         *,
         backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
         lease_ms: _builtins.int = ...,
         coordinator_epoch: _builtins.int = ...,
+        fences: Global___ProducerFences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "lease_ms", b"lease_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "lease_ms", b"lease_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,8 @@ class FakeCoordinator:
         """Told to brokers."""
         self.lease_ms = self.coordinator_epoch = 0
         """Likewise."""
+        self.fences: coordinator_pb2.ProducerFences | None = None
+        """Likewise."""
         self.reports: list[coordinator_pb2.HeartbeatRequest] = []
         self.registered: list[coordinator_pb2.RegisterBrokerRequest] = []
         self.registered_backups: list[coordinator_pb2.RegisterBackupRequest] = []
@@ -60,6 +62,7 @@ class FakeCoordinator:
             backups=self.backups,
             lease_ms=self.lease_ms,
             coordinator_epoch=self.coordinator_epoch,
+            fences=self.fences,
         )
         return Reply(answer)
 
@@ -78,7 +81,10 @@ class FakeCoordinator:
         self._raise_heartbeat_error()
         return Reply(
             coordinator_pb2.HeartbeatResponse(
-                backups=self.backups, lease_ms=self.lease_ms, coordinator_epoch=self.coordinator_epoch
+                backups=self.backups,
+                lease_ms=self.lease_ms,
+                coordinator_epoch=self.coordinator_epoch,
+                fences=self.fences,
             )
         )
 

@@ -12,6 +12,7 @@ import pytest
 
 from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.lease import Lease
+from kera.broker.producer_fences import ProducerFences
 from kera.broker.registration import CoordinatorUnreachable, DataDirectory, Identity, Registration, WrongCluster
 from kera.core import data_dir
 from kera.core import registration as registration_module
@@ -359,6 +360,26 @@ async def test_heartbeats_go_on_whatever_is_answered_until_a_newer_launch_takes_
             await registration.keep_alive()
 
     assert coordinator.heartbeats == [(BROKER_ID, EPOCH)] * 5
+
+
+async def test_fences_of_producers_come_with_the_registration_and_with_heartbeats_which_say_what_was_noted(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    noted = ProducerFences()
+    coordinator.fences = coordinator_pb2.ProducerFences(version=7, producer_ids=[1, 2], first_epochs=[40, 50])
+    registration = Registration(coordinator.address, directory, fences=noted)
+    await registration.register(info(), timeout_s=5)
+    assert noted.first_epochs == {1: 40, 2: 50}
+
+    # Of the next coordinator: it tells all again, and what it says of an earlier one counts for nothing.
+    coordinator.fences = coordinator_pb2.ProducerFences(version=9, producer_ids=[2, 3], first_epochs=[45, 60])
+    coordinator.fence(None, Unavailable("away"), None)
+    with pytest.raises(StaleEpoch):
+        await registration.keep_alive()
+    await registration.close()
+
+    assert noted.first_epochs == {1: 40, 2: 50, 3: 60}
+    assert [report.fences_version for report in coordinator.reports] == [7, 9, 9, 9]
 
 
 @pytest.mark.timeout(30)

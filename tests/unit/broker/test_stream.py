@@ -5,8 +5,8 @@ import pytest
 from kera.broker.retention import Rules
 from kera.broker.stream import Streams
 from kera.core.chunk import verify_header
-from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, UnknownStream
-from kera.v1 import common_pb2
+from kera.core.errors import InvalidArgument, NotOwner, ProducerFenced, StreamletOutOfRange, UnknownStream
+from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Engine, Log, Outcome, chunk, stream_info
 
 OTHER = BROKER_ID + 1
@@ -48,6 +48,18 @@ def test_a_stream_that_is_not_here_is_refused_by_its_id(streams: Streams) -> Non
         streams.get(8)
 
     assert raised.value.attributes == {"stream_id": 8}
+
+
+def test_a_fence_holds_for_streamlets_that_are_open_and_for_those_that_come(streams: Streams) -> None:
+    streams.open(stream_info(owners=(BROKER_ID, OTHER)), BROKER_ID)
+    fences = coordinator_pb2.ProducerFences(version=1, producer_ids=[1], first_epochs=[4])
+    streams.fences.note(fences)
+    streams.open(stream_info(owners=(BROKER_ID, BROKER_ID)), BROKER_ID)
+
+    for streamlet_id in (0, 1):
+        made = chunk(streamlet_id=streamlet_id, producer_id=1, producer_epoch=3)
+        with pytest.raises(ProducerFenced):
+            streams.get(STREAM_ID).streamlet(streamlet_id).append(memoryview(made), verify_header(made))
 
 
 def test_opening_again_leaves_open_streamlets_as_they_are_and_adds_new_ones(streams: Streams) -> None:

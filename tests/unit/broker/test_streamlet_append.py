@@ -233,6 +233,17 @@ def test_an_older_epoch_is_fenced_by_a_newer_one(log: Log) -> None:
     assert not log.append(sequence=1, producer_epoch=4).duplicate
 
 
+def test_an_epoch_below_the_fence_is_refused_by_a_streamlet_that_knows_nothing_of_the_later_one(log: Log) -> None:
+    log.append(sequence=0, producer_epoch=3)
+    log.streamlet.first_epochs = {1: 4}
+    for sequence in (0, 1):
+        error = refuse(log, ProducerFenced, sequence=sequence, producer_epoch=3)
+        assert error.attributes == {"producer_id": 1, "producer_epoch": 4}
+
+    assert not log.append(2, sequence=0, producer_epoch=3).duplicate
+    assert not log.append(sequence=0, producer_epoch=4).duplicate
+
+
 def test_a_newer_epoch_counts_from_0_behind_what_is_there(log: Log) -> None:
     old = [log.append(sequence=sequence, producer_epoch=1) for sequence in range(3)]
     new = [log.append(sequence=sequence, producer_epoch=2) for sequence in range(2)]

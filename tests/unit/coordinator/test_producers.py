@@ -1,11 +1,16 @@
-"""Named producers: one id per name, and epochs that never meet."""
+"""Named producers: one id per name, epochs that never meet, and brokers that refuse earlier ones."""
+
+import asyncio
 
 import pytest
 
 from kera.coordinator import producers
 from kera.coordinator.producers import Instance
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import PRODUCER_EPOCHS
+from tests.unit.coordinator.fake_cluster import Cluster
+
+SECOND = 1 + PRODUCER_EPOCHS
 
 
 def test_each_instance_of_a_name_has_epochs_above_those_before() -> None:
@@ -34,3 +39,93 @@ def test_there_is_room_for_so_many_names() -> None:
 
 def test_a_name_has_a_record_of_its_own() -> None:
     assert producers.record_key("etl.loader-1") == "producers/etl.loader-1"
+
+
+# --- fences ------------------------------------------------------------------------------------------------------
+
+
+def told(cluster: Cluster, version: int = 0) -> tuple[int, dict[int, int]]:
+    """The version, and the fences that have come since another one."""
+    message = cluster.coordinator.fences(version)
+    assert message is not None
+    return message.version, dict(zip(message.producer_ids, message.first_epochs, strict=True))
+
+
+@pytest.fixture
+async def two(cluster: Cluster) -> Cluster:
+    """Two brokers; the name ``loader`` has been given out."""
+    for launch in "ab":
+        await cluster.register(launch)
+    assert await cluster.coordinator.init_producer("loader") == (1, 1)
+    return cluster
+
+
+async def test_a_successor_is_given_out_when_all_brokers_that_live_have_noted_its_fence(two: Cluster) -> None:
+    before = two.coordinator.fences(0)
+    second = asyncio.create_task(two.coordinator.init_producer("loader"))
+    while two.coordinator.fences(0) == before:
+        await asyncio.sleep(0)
+    version, fences = told(two)
+    assert fences == {1: SECOND}
+    await two.heartbeat(1, fences_version=version)
+    await two.heartbeat(2)  # it has not had the answer yet
+    await asyncio.sleep(0)
+    assert not second.done()
+
+    await two.heartbeat(2, fences_version=version)
+    assert await second == (1, SECOND)
+    assert two.coordinator.fences(version) is None
+
+
+async def test_the_first_of_a_name_waits_for_nobody(two: Cluster) -> None:
+    assert await two.coordinator.init_producer("other") == (2, 1)
+    assert await two.coordinator.init_producer() == (3, 1)
+    assert told(two, version=77 << 32)[1] == {}
+
+
+async def test_nobody_waits_for_a_broker_that_is_dead(two: Cluster) -> None:
+    await two.silence(2)
+    second = asyncio.create_task(two.coordinator.init_producer("loader"))
+    while not told(two, version=77 << 32)[1]:
+        await asyncio.sleep(0)
+    await two.heartbeat(1, fences_version=told(two)[0])
+
+    assert await second == (1, SECOND)
+    await two.heartbeat(2)  # it was only paused; the answer to this has the fence
+    third = asyncio.create_task(two.coordinator.init_producer("loader"))
+    while told(two)[1] != {1: SECOND + PRODUCER_EPOCHS}:
+        await asyncio.sleep(0)
+    await two.heartbeat(1, fences_version=told(two)[0])
+    assert not third.done()
+    third.cancel()
+
+
+async def test_a_broker_that_does_not_say_that_it_refuses_the_earlier_one_is_named(two: Cluster) -> None:
+    two.settings = two.settings.model_copy(update={"heartbeat_interval_ms": 10, "heartbeats_missed_max": 1})
+    await two.restart()
+    with pytest.raises(Unavailable, match="broker 1 has not said yet that it refuses earlier"):
+        await two.coordinator.init_producer("loader")
+
+
+async def test_a_coordinator_that_ends_keeps_nobody_waiting(two: Cluster) -> None:
+    second = asyncio.create_task(two.coordinator.init_producer("loader"))
+    while not told(two, version=77 << 32)[1]:
+        await asyncio.sleep(0)
+    await two.coordinator.close()
+    with pytest.raises(Unavailable):
+        await second
+
+
+async def test_the_next_coordinator_tells_all_fences_and_then_only_what_is_new(cluster: Cluster) -> None:
+    for name in ("p", "q", "p", "q", "once"):
+        await cluster.coordinator.init_producer(name)
+    version, fences = told(cluster)
+    assert fences == {1: SECOND, 2: SECOND}
+    await cluster.coordinator.init_producer("p")
+    assert told(cluster, version)[1] == {1: SECOND + PRODUCER_EPOCHS}
+
+    await cluster.restart()
+    later, fences = told(cluster, version)
+    assert fences == {1: SECOND + PRODUCER_EPOCHS, 2: SECOND}
+    assert later > version
+    assert cluster.coordinator.fences(later) is None

@@ -1,0 +1,25 @@
+"""Producers of which a later instance was given out, as the coordinator tells: what this broker takes of them no more.
+
+A streamlet refuses an earlier instance once it has a chunk of the later one, and only while it remembers that. This
+holds for all streamlets, whatever they remember, from when it is noted. The streamlets of a broker share one of it.
+"""
+
+from __future__ import annotations
+
+from kera.v1 import coordinator_pb2
+
+
+class ProducerFences:
+    """See the head of this module."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Of the coordinator's, up to which all are noted here."""
+        self.first_epochs: dict[int, int] = {}
+        """By producer: lower epochs are refused. Never goes back."""
+
+    def note(self, fences: coordinator_pb2.ProducerFences) -> None:
+        """What the coordinator has told."""
+        for producer_id, first_epoch in zip(fences.producer_ids, fences.first_epochs, strict=True):
+            self.first_epochs[producer_id] = max(first_epoch, self.first_epochs.get(producer_id, 0))
+        self.version = fences.version
