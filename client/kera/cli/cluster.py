@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,6 +15,7 @@ from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import fields, format_time, plural, table
+from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from kera.client import BackupDescription, DrainStatus, RecoveryDescription
@@ -160,7 +162,9 @@ def _why(reason: str, error: str | None) -> str:
 def drain(
     member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Who is to be emptied."),
     undo: bool = typer.Option(False, "--undo", help="Take it back into service."),
-    wait: bool = typer.Option(False, "--wait", help="End when it is empty; without, say how far that is."),
+    wait: bool = typer.Option(
+        False, "--wait", help="End when it is empty, and say meanwhile what holds it; without, say how far that is."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -179,10 +183,20 @@ def drain(
 async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bool, as_json: bool) -> None:
     async with connected(bootstrap) as client:
         ask = client.admin.drain_broker if kind == "broker" else client.admin.drain_backup
-        status = await ask(member_id, undo=undo)
+        status, told = await ask(member_id, undo=undo), list[str]()
         while wait and not status.done:
+            if not status.draining:
+                raise InvalidArgument(
+                    f"{kind} {member_id} was taken back into service; it is not being emptied any more"
+                )
+            reasons = [re.sub(r" \(\d+\)$", "", reason) for reason in status.reasons]  # the numbers change all the time
+            if reasons and reasons != told:
+                print(
+                    f"left: {_left(status)}", *(f"  {reason}" for reason in status.reasons), sep="\n", file=sys.stderr
+                )
+                told = reasons
             await asyncio.sleep(POLL_INTERVAL_S)
-            status = await ask(member_id)
+            status = await ask(member_id, ask=True)
     if as_json:
         print(json.dumps(dataclasses.asdict(status), indent=2))
     elif undo:

@@ -231,16 +231,18 @@ class Admin:
             loads=[BrokerLoad.from_message(load) for load in answer.loads],
         )
 
-    async def drain_broker(self, broker_id: int, *, undo: bool = False) -> DrainStatus:
+    async def drain_broker(self, broker_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
         """Begin to empty a broker so that it can be stopped, or take it back; says how far that is.
 
-        It goes on by itself; ask again until it is done. Raises `InvalidArgument`.
+        It goes on by itself; with `ask` nothing begins, and what others took back stays so. Raises `InvalidArgument`.
         """
-        return await self._drain(coordinator_pb2.DrainRequest(broker_id=_count("broker_id", broker_id), undo=undo))
+        request = coordinator_pb2.DrainRequest(broker_id=_count("broker_id", broker_id), undo=undo, ask=ask)
+        return await self._drain(request)
 
-    async def drain_backup(self, backup_id: int, *, undo: bool = False) -> DrainStatus:
+    async def drain_backup(self, backup_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
         """The same for a backup: brokers make its replicas anew elsewhere."""
-        return await self._drain(coordinator_pb2.DrainRequest(backup_id=_count("backup_id", backup_id), undo=undo))
+        request = coordinator_pb2.DrainRequest(backup_id=_count("backup_id", backup_id), undo=undo, ask=ask)
+        return await self._drain(request)
 
     async def _drain(self, request: coordinator_pb2.DrainRequest) -> DrainStatus:
         return DrainStatus.from_message(await self._cluster.ask(api.DRAIN, request))

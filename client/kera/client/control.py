@@ -90,6 +90,8 @@ class DrainStatus:
     """Of a backup."""
     reasons: list[str]
     """What is left, and what holds it, in words."""
+    draining: bool = True
+    """It is being emptied, or is empty; false: it is in service."""
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.DrainResponse) -> DrainStatus:
@@ -100,6 +102,7 @@ class DrainStatus:
             streamlets_held=message.streamlets_held,
             replicas=message.replicas,
             reasons=list(message.reasons),
+            draining=message.draining,
         )
 
 

@@ -56,15 +56,28 @@ class Drains:
         await self._recovers.idle()
 
     async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
-        """Begin to empty a member, or take it back; says how far that is. Raises `InvalidArgument`."""
+        """Begin to empty a member, or take it back, or neither; says how far that is. Raises `InvalidArgument`."""
         if bool(request.broker_id) == bool(request.backup_id):
             raise InvalidArgument("name the broker or the backup to drain: one of the two")
+        if request.ask and request.undo:
+            raise InvalidArgument("who only asks takes nothing back")
         if request.broker_id:
-            await self._state.change(self._mark(self._state.brokers, request.broker_id, draining=not request.undo))
+            await self._changed(self._state.brokers, request.broker_id, request)
             self.advance()
-            return self._broker_status(request.broker_id)
-        await self._state.change(self._mark(self._state.backups, request.backup_id, draining=not request.undo))
-        return await self._backup_status(request.backup_id)
+            status = self._broker_status(request.broker_id)
+            status.draining = self._state.brokers.is_draining(request.broker_id)
+        else:
+            await self._changed(self._state.backups, request.backup_id, request)
+            status = await self._backup_status(request.backup_id)
+            status.draining = self._state.backups.is_draining(request.backup_id)
+        return status
+
+    async def _changed(
+        self, members: Membership[RecordT, InfoT], member_id: int, request: coordinator_pb2.DrainRequest
+    ) -> None:
+        members.drained(member_id, draining=True)  # for what it raises
+        if not request.ask:
+            await self._state.change(self._mark(members, member_id, draining=not request.undo))
 
     async def _mark(self, members: Membership[RecordT, InfoT], member_id: int, *, draining: bool) -> None:
         record = members.drained(member_id, draining=draining)

@@ -217,18 +217,39 @@ def test_a_drain_tells_what_is_left_and_waits_if_asked(
 ) -> None:
     under_way = DrainStatus(False, 2, 1, 0, ["not durable yet (2)"])
     done = DrainStatus(True, 0, 0, 0, [])
-    control.answers = [under_way, under_way, done, DrainStatus(False, 0, 0, 5, []), done, done]
+    later = dataclasses.replace(under_way, streamlets_owned=1, reasons=["not durable yet"])
+    other = dataclasses.replace(later, reasons=["there is no other live broker"])
+    control.answers = [under_way, under_way, later, other, done, DrainStatus(False, 0, 0, 5, []), done, done]
 
     assert run(capsys, "drain", "broker-1") == [
         "broker 1 is being emptied; left: 2 streamlets, older records of 1 streamlet",
         "  not durable yet (2)",
     ]
-    assert run(capsys, "drain", "broker-1", "--wait") == ["broker 1 is empty: it can be stopped"]
+    assert run_app(app, ["cluster", "drain", "broker-1", "--wait"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["broker 1 is empty: it can be stopped"]
+    assert said.err.splitlines() == [
+        "left: 2 streamlets, older records of 1 streamlet",
+        "  not durable yet (2)",
+        "left: 1 streamlet, older records of 1 streamlet",
+        "  there is no other live broker",
+    ]
+    assert [named for _, _, named in control.asked[1:]] == [{"undo": False}, *[{"ask": True}] * 3]
     assert run(capsys, "drain", "backup-2") == ["backup 2 is being emptied; left: 5 replicas"]
     assert run(capsys, "drain", "backup-2", "--undo") == ["backup 2 is back in service"]
     assert json.loads("".join(run(capsys, "drain", "backup-2", "--json")))["done"] is True
     assert control.asked[0] == ("drain_broker", 1, {"undo": False})
     assert control.asked[-2] == ("drain_backup", 2, {"undo": True})
+
+
+def test_who_waits_for_a_drain_hears_that_it_was_taken_back(
+    control: ControlClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    under_way = DrainStatus(False, 2, 0, 0, ["not durable yet (2)"])
+    control.answers = [under_way, dataclasses.replace(under_way, draining=False)]
+
+    assert run_app(app, ["cluster", "drain", "broker-1", "--wait"]) == 1
+    assert "broker 1 was taken back into service" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [["1"], ["node-1"], ["broker-x"], ["broker-1", "--undo", "--wait"]])

@@ -173,7 +173,9 @@ async def test_rebalancing_tells_what_it_moved_and_why_not() -> None:
 
 
 async def test_members_are_drained_and_taken_back() -> None:
-    answer = coordinator_pb2.DrainResponse(streamlets_owned=1, streamlets_held=2, replicas=3, reasons=["a", "b"])
+    answer = coordinator_pb2.DrainResponse(
+        streamlets_owned=1, streamlets_held=2, replicas=3, reasons=["a", "b"], draining=True
+    )
     cluster = Answering(answer)
 
     assert await cluster.admin.drain_broker(4) == DrainStatus(False, 1, 2, 3, ["a", "b"])

@@ -222,6 +222,22 @@ async def test_what_keeps_replicas_on_a_backup_is_told(two: Cluster) -> None:
     assert list(status.reasons) == ["it is not alive: nobody knows what it has"]
 
 
+async def test_who_only_asks_changes_nothing(two: Cluster) -> None:
+    asked = coordinator_pb2.DrainRequest(broker_id=1, ask=True)
+    status = await two.coordinator.drain(asked)
+    assert (status.done, status.draining, status.streamlets_owned) == (False, False, 3)
+    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1))
+    assert (await two.coordinator.drain(asked)).draining
+    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
+    assert not (await two.coordinator.drain(asked)).draining
+    assert not (await two.coordinator.drain(coordinator_pb2.DrainRequest(backup_id=1, ask=True))).draining
+    with pytest.raises(InvalidArgument, match="there is no broker 9"):
+        await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=9, ask=True))
+    with pytest.raises(InvalidArgument, match="who only asks takes nothing back"):
+        await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1, ask=True, undo=True))
+    await two.coordinator.idle()
+
+
 async def test_a_drain_names_one_member_that_exists(two: Cluster) -> None:
     both: dict[str, Any] = {"broker_id": 1, "backup_id": 1}
     for wrong in ({}, both):
