@@ -1,8 +1,8 @@
 """The metadata store of a coordinator without company: LMDB, embedded, in its data directory.
 
 A commit is synchronous: data and then the page that makes it valid are on disk when a write returns, so that a crash
-at any point leaves the store as it was before or after the write. Commits run on a thread, because a slow disk must not
-hold up heartbeats; reads are memory accesses and run where they are called.
+at any point leaves the store as it was before or after the write. Commits run on a thread of their own, one after the
+other, because a slow disk must not hold up heartbeats; reads are memory accesses and run where they are called.
 
     <data_dir>/lock              one coordinator per directory, see `DataDir`
     <data_dir>/metadata/         the LMDB environment, with two databases:
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class LmdbStore:
         self._directory = DataDir(data_dir)
         self._path = self._directory.path / "metadata"
         self._bytes_max = bytes_max
+        self._committing = ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
         try:
             self._open()
         except BaseException:
@@ -103,7 +105,7 @@ class LmdbStore:
     async def write(self, *writes: Write | Check) -> None:
         """See `MetadataStore.write`."""
         check_writes(writes)
-        await asyncio.to_thread(self._commit, writes)
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._committing, self._commit, writes))
 
     def _commit(self, writes: tuple[Write | Check, ...]) -> None:
         with self._translated(), self._environment.begin(db=self._records, write=True) as transaction:
@@ -121,7 +123,8 @@ class LmdbStore:
                     transaction.put(key, _VERSION.pack(found_version + 1) + write.value)
 
     async def close(self) -> None:
-        """See `MetadataStore.close`."""
+        """See `MetadataStore.close`. What has been begun ends."""
+        await asyncio.to_thread(self._committing.shutdown)
         self._environment.close()
         self._directory.close()
 

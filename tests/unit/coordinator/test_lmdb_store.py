@@ -1,5 +1,8 @@
+import asyncio
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -88,7 +91,62 @@ async def test_a_full_store_refuses_the_write_says_why_and_goes_on(tmp_path: Pat
 
 async def test_an_error_of_lmdb_does_not_come_out_as_such(tmp_path: Path) -> None:
     store = open_store(tmp_path)
+    store._environment.close()
+
+    for failing in (store.write(Write("a", b"1", 0)), store.get("a"), store.list("")):
+        with pytest.raises(MetadataStoreFailed):
+            await failing
     await store.close()
 
-    with pytest.raises(MetadataStoreFailed):
-        await store.write(Write("a", b"1", 0))
+
+async def test_a_store_closes_when_the_commit_that_has_begun_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, commit = open_store(tmp_path), LmdbStore._commit
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(self: LmdbStore, *arguments: Any) -> None:
+        begun.set()
+        may_end.wait()
+        commit(self, *arguments)
+
+    monkeypatch.setattr(LmdbStore, "_commit", slow)
+    writing = asyncio.create_task(store.write(Write("a", b"1", 0)))
+    await asyncio.to_thread(begun.wait)
+    writing.cancel()
+    await asyncio.wait([writing])
+    closing = asyncio.create_task(store.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    still_open = not closing.done()
+    may_end.set()
+    await closing
+
+    assert still_open
+    store = open_store(tmp_path)
+    assert await store.list("") == {"a": Record(b"1", 1)}
+    await store.close()
+
+
+async def test_a_write_whose_caller_gives_up_is_carried_out_though_others_are_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, commit = open_store(tmp_path), LmdbStore._commit
+    may_go_on = threading.Event()
+
+    def slow(self: LmdbStore, *arguments: Any) -> None:
+        may_go_on.wait()
+        commit(self, *arguments)
+
+    monkeypatch.setattr(LmdbStore, "_commit", slow)
+    writing = [asyncio.create_task(store.write(Write(f"{number}", b"", 0))) for number in range(100)]
+    await asyncio.sleep(0)
+    for task in writing:
+        task.cancel()
+    await asyncio.wait(writing)
+    may_go_on.set()
+    await store.close()
+
+    store = open_store(tmp_path)
+    assert len(await store.list("")) == len(writing)
+    await store.close()
