@@ -65,7 +65,7 @@ class Election(Protocol):
     """Who of several coordinators may lead."""
 
     alone: bool
-    """There is one only: what keeps it from leading at its start is an error of the start."""
+    """There is one only: what keeps it from leading ends it, as no other one would lead instead."""
 
     @property
     def lease_s(self) -> float:
@@ -198,7 +198,7 @@ class Leadership:
     async def run(self, store: MetadataStore, election: Election, address: str) -> NoReturn:
         """Run for leader, lead, and so on; `address` is where this coordinator is reached.
 
-        Defects come out; and of a coordinator that is alone also what keeps it from its first term.
+        Defects come out; and of a coordinator that is alone also what keeps it from leading.
         """
         self._election, self._address = election, address
         while True:
@@ -208,8 +208,8 @@ class Leadership:
             except InternalError:
                 raise
             except KeraError as error:
-                if election.alone and not self._led.is_set():
-                    raise
+                if election.alone:
+                    raise  # it would last: a store that was opened once, and cannot be used now, has to be opened anew
                 log.warning("cannot lead", error=error.message)
             except TimeoutError:
                 log.warning("cannot lead", error="no proof of it in time")

@@ -108,7 +108,20 @@ class LmdbStore:
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._committing, self._commit, writes))
 
     def _commit(self, writes: tuple[Write | Check, ...]) -> None:
-        with self._translated(), self._environment.begin(db=self._records, write=True) as transaction:
+        try:
+            self._carry_out(writes)
+        except lmdb.Error as error:
+            if self._is_as_before(writes):
+                full = isinstance(error, lmdb.MapFullError | lmdb.DiskError)
+                raise MetadataStoreFull(
+                    f"no room for metadata{'' if full else ', or a failing disk,'} in {self._path}: {error}"
+                    f"{self._hint(error)}",
+                    path=str(self._path),
+                ) from error
+            raise self._failed(error) from error
+
+    def _carry_out(self, writes: tuple[Write | Check, ...]) -> None:
+        with self._environment.begin(db=self._records, write=True) as transaction:
             for write in writes:
                 key = write.key.encode()
                 data = transaction.get(key)
@@ -122,6 +135,20 @@ class LmdbStore:
                 else:
                     transaction.put(key, _VERSION.pack(found_version + 1) + write.value)
 
+    def _is_as_before(self, writes: tuple[Write | Check, ...]) -> bool:
+        """Whether nothing of a commit that failed was done.
+
+        A disk that takes only a part of the pages is an error like any other for LMDB. Then the page that makes the
+        commit valid was not written. When that one fails, nothing can be read any more until the store is opened anew.
+        """
+        try:
+            with self._environment.begin(db=self._records) as transaction:
+                found = [transaction.get(write.key.encode()) for write in writes]
+        except lmdb.Error:
+            return False
+        versions = [0 if data is None else _unpack(data).version for data in found]
+        return versions == [write.expected_version for write in writes]
+
     async def close(self) -> None:
         """See `MetadataStore.close`. What has been begun ends."""
         await asyncio.to_thread(self._committing.shutdown)
@@ -132,12 +159,11 @@ class LmdbStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (lmdb.MapFullError, lmdb.DiskError) as error:  # both come before anything is committed
-            raise MetadataStoreFull(
-                f"no room for metadata in {self._path}: {error}{self._hint(error)}", path=str(self._path)
-            ) from error
         except lmdb.Error as error:
-            raise MetadataStoreFailed(f"metadata store {self._path}: {error}", path=str(self._path)) from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: lmdb.Error) -> MetadataStoreFailed:
+        return MetadataStoreFailed(f"metadata store {self._path}: {error}", path=str(self._path))
 
     def _hint(self, error: lmdb.Error) -> str:
         if isinstance(error, lmdb.MapFullError):

@@ -91,7 +91,7 @@ class VersionConflict(NotAccepted):
 
 
 class MetadataStoreFull(NotAccepted):
-    """The store has no room; the message says what to enlarge."""
+    """The store has no room, and nothing was changed; the message says what to enlarge."""
 
     code = "metadata_store_full"
 

@@ -340,6 +340,25 @@ async def test_what_keeps_one_that_is_alone_from_its_first_term_comes_out() -> N
         await asyncio.wait_for(world.run(), WAIT_S)
 
 
+async def test_one_that_is_alone_ends_when_its_store_can_be_used_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other one leads, and only a new start opens the store anew."""
+    world = World()
+    world.election = Alone("me:1")
+    running = world.run()
+    await world.until(lambda: world.leadership.leading)
+
+    async def fail(*_: object) -> None:
+        raise MetadataStoreFailed("broken")
+
+    monkeypatch.setattr(world.store, "write", fail)
+    monkeypatch.setattr(world.store, "get", fail)
+    with pytest.raises(MetadataStoreFailed):
+        await world.stores[0].write(Write("a", b"1", 0))
+
+    with pytest.raises(MetadataStoreFailed, match="broken"):
+        await asyncio.wait_for(running, WAIT_S)
+
+
 async def test_of_two_that_believe_to_have_won_one_leads() -> None:
     """The election may be wrong; the store is not."""
     worlds = [World(), World()]

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,26 @@ async def test_a_full_store_refuses_the_write_says_why_and_goes_on(tmp_path: Pat
     larger = open_store(tmp_path, 4 * MIB)
     await larger.write(Write("b", b"x" * 900_000, 0), Write("c", b"x" * 900_000, 0))
     await larger.close()
+
+
+async def test_a_disk_without_room_refuses_the_write_says_so_and_the_store_goes_on(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    await store.write(Write("a", b"1", 0))
+    limit_bytes = (tmp_path / "metadata" / "data.mdb").stat().st_size + 100_000
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(MetadataStoreFull, match="no room for metadata"):
+                await store.write(Write("a", b"2", 1), Write("b", b"x" * 300_000, 0))
+        assert await store.list("") == {"a": Record(b"1", 1)}
+        await store.write(Write("a", b"2", 1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    await store.write(Write("b", b"x" * 300_000, 0))
+    assert list(await store.list("")) == ["a", "b"]
+    await store.close()
 
 
 async def test_an_error_of_lmdb_does_not_come_out_as_such(tmp_path: Path) -> None:
