@@ -305,6 +305,8 @@ async def test_all_coordinators_may_be_restarted_one_after_the_other(
     [
         (["--zookeeper", "nonsense"], "zookeeper: 'nonsense' is no address"),
         (["--advertised-address", "here"], "advertised_address: 'here' is no address"),
+        (["--zookeeper", "127.0.0.1:1", "--host", "0.0.0.0"], "--advertised-address"),
+        (["--zookeeper", "127.0.0.1:1", "--host", "::"], "--advertised-address"),
     ],
 )
 async def test_a_wrong_address_is_an_error_of_the_start(arguments: list[str], said: str, tmp_path: Any) -> None:

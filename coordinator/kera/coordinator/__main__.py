@@ -7,6 +7,7 @@ when it leads; with ZooKeeper when it runs for leader, and sends whoever asks to
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -39,6 +40,11 @@ async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
     if settings.advertised_address:
         with _setting("advertised_address"):
             split_address(settings.advertised_address)
+    elif settings.zookeeper and _is_everywhere(settings.host):
+        raise InvalidSettings(
+            f"with --host {settings.host} others cannot be told where this coordinator is; add --advertised-address",
+            host=settings.host,
+        )
     async with AsyncExitStack() as stack:
         store, election_of = await _store(settings, stack)
         registry = CollectorRegistry()
@@ -80,6 +86,14 @@ async def _store(
     store = await ZooKeeperStore.open(session)
     stack.push_async_callback(store.close)
     return store, lambda address: ZooKeeperElection(session, address)
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether one listens at all addresses with this one, which nobody else can go to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return not host
 
 
 @contextmanager
