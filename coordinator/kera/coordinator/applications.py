@@ -30,6 +30,7 @@ restart.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,9 @@ MEMBERS_MAX = 1000
 STREAMLET_GROUPS_MAX = 2048
 """Groups of a streamlet that are known and not left behind: a record of some 250 KB. A group that stays behind holds up
 its streamlet when there are so many after it."""
+WAITING_MAX = 128
+"""Groups of a streamlet that nobody holds, of those that are known. Of a backlog the next ones are found when half of
+them are given; so what is stored and looked at does not grow with it."""
 MEMBER_ID_CHARS_MAX = 64
 CLIENT_CHARS_MAX = 128
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 100, 24 * 3600 * 1000
@@ -111,6 +115,8 @@ class Group:
     done: bool = False
     member_id: str = ""
     """Who holds it; empty: nobody."""
+    ended: bool = False
+    """Who holds it has nothing more to do with it but to commit."""
     lease: int = 0
     """Of the last one who held it."""
     first_record: int | None = None
@@ -200,6 +206,7 @@ class Streamlet:
         """By id, in that order."""
         self.lease = lease
         """The last one that was given."""
+        self._waiting: list[tuple[int, int]] | None = None
 
     @classmethod
     def from_message(cls, message: messages.StreamletProgress) -> Streamlet:
@@ -216,13 +223,13 @@ class Streamlet:
                 position_of(item.next),
                 item.done,
                 item.member_id,
-                item.lease,
-                _known(item, "first_record"),
-                _known(item, "next_record"),
-                _known(item, "end_record"),
-                item.joined,
-                records_in(item.lost),
-                Timeouts(item.session_timeout_ms or SESSION_DEFAULT_MS, item.progress_timeout_ms),
+                lease=item.lease,
+                first_record=_known(item, "first_record"),
+                next_record=_known(item, "next_record"),
+                end_record=_known(item, "end_record"),
+                joined=item.joined,
+                lost=records_in(item.lost),
+                timeouts=Timeouts(item.session_timeout_ms or SESSION_DEFAULT_MS, item.progress_timeout_ms),
             )
         return self
 
@@ -265,9 +272,39 @@ class Streamlet:
         return cursor_of(EntryId(self.stream_id, self.streamlet_id, entry), position)
 
     @property
-    def full(self) -> bool:
-        """No more groups are taken up, before some are left behind."""
-        return len(self.groups) >= STREAMLET_GROUPS_MAX
+    def waiting(self) -> list[tuple[int, int]]:
+        """Groups that nobody holds, in the order in which they are to be given.
+
+        Of each: how many groups of its entry come before it that are to be read, and its id.
+        """
+        if self._waiting is None:
+            self._waiting = self._find_waiting()
+        return self._waiting
+
+    def _find_waiting(self) -> list[tuple[int, int]]:
+        found = []
+        depths: Counter[int] = Counter()
+        for group_id, group in self.groups.items():
+            if group.done or group.ended:
+                continue
+            if not group.member_id:
+                found.append((depths[group.entry], group_id))
+            depths[group.entry] += 1
+        return sorted(found)
+
+    def changed(self) -> None:
+        """To be called when a group was given, done, or otherwise may wait or wait no longer."""
+        self._waiting = None
+
+    @property
+    def room(self) -> int:
+        """How many more groups are taken up."""
+        return max(0, min(STREAMLET_GROUPS_MAX - len(self.groups), WAITING_MAX - len(self.waiting)))
+
+    @property
+    def wants_groups(self) -> bool:
+        """Whether it is worth while to look for more."""
+        return bool(self.room) and len(self.waiting) <= WAITING_MAX // 2
 
     def see(self, seen: messages.SeenGroups) -> bool:
         """Take up the groups of an interval of ids; True if that changes anything.
@@ -278,7 +315,8 @@ class Streamlet:
         if seen.after_group_id > before:
             return False
         newest = {group.entry: group for group in self.groups.values()}
-        last = 0
+        last, room = 0, self.room
+        self.changed()
         for each in seen.groups:
             start = each.start
             if start.group_id <= last or start.group_id > seen.through_group_id or start.entry >= len(self.cursors):
@@ -288,11 +326,12 @@ class Streamlet:
             last = start.group_id
             if last <= self.listed:
                 continue
-            if self.full:
+            if not room:
                 return self.listed > before
             self.listed = last
             if last < self.cursors[start.entry].group_id:
                 continue
+            room -= 1
             group = newest[start.entry] = self.groups[last] = self._found(each, newest.get(start.entry))
             group.next_record, group.end_record = group.first_record, _known(each, "end_record")
         self.listed = max(self.listed, seen.through_group_id)
@@ -316,6 +355,7 @@ class Streamlet:
 
         The entries whose cursor has moved, and the groups that have something more to tell.
         """
+        self.changed()
         telling = self._join()
         moved: set[int] = set()
         unfinished: set[int] = set()
@@ -584,9 +624,11 @@ class Application:
             member.groups_max, member.stream_ids = request.groups_max, stream_ids
             self._balanced = False
         ended = {key for step in request.ended if (key := key_of(step)) in member.held}
-        if ended != member.ended:
-            member.ended = ended
+        for key in ended ^ member.ended:
+            member.held[key].ended = key in ended
+            self.streamlets[key[:2]].changed()
             self._balanced = False
+        member.ended = ended
         member.count(max(0, request.bytes_consumed - member.bytes_consumed), now_s)
         member.bytes_consumed = request.bytes_consumed
         return member
@@ -603,7 +645,9 @@ class Application:
             self._balance(now_s)
 
     def _free(self, member: Member, key: GroupId) -> None:
-        member.held.pop(key).member_id = ""
+        group = member.held.pop(key)
+        group.member_id, group.ended = "", False
+        self.streamlets[key[:2]].changed()
         member.give_back.discard(key)
         member.ended.discard(key)
         self._note(member)
@@ -723,7 +767,7 @@ class Application:
             streamlet = self.streamlets.get(key)
             if streamlet is None:
                 response.look.add(stream_id=key[0], streamlet_id=key[1], start=True)
-            elif not streamlet.full:
+            elif streamlet.wants_groups:
                 response.look.add(stream_id=key[0], streamlet_id=key[1], after_group_id=streamlet.listed)
 
     # --- who gets what -----------------------------------------------------------------------------------------
@@ -738,42 +782,28 @@ class Application:
         def rank(member: Member) -> tuple[int, float, str]:
             return member.at_work, recent[member.member_id], member.member_id
 
-        satisfied: set[tuple[int, bool]] = set()
-        """Streams of which nobody takes more: (stream, whether that is said of all groups, or of those far behind)."""
-        for depth, key, streamlet in self._free_groups():
-            if (key.stream_id, True) in satisfied or (depth and (key.stream_id, False) in satisfied):
+        wanted = {stream_id for stream_id, _ in self.streamlets}
+        """Streams of which somebody may take more. The deeper groups wait, the fewer take them."""
+        for depth, key in heapq.merge(*(_keys_of_waiting(key, each) for key, each in self.streamlets.items())):
+            if not wanted:
+                break
+            if key.stream_id not in wanted:
                 continue
             able = [
                 member
                 for member in self.members.values()
                 if key.stream_id in member.stream_ids and len(member.held) < member.groups_max
             ]
-            if not able:
-                satisfied.add((key.stream_id, True))
+            member = min(able, key=rank, default=None)
+            if member is None or (depth and member.at_work >= AHEAD):
+                wanted.discard(key.stream_id)
                 continue
-            member = min(able, key=rank)
-            if depth and member.at_work >= AHEAD:
-                satisfied.add((key.stream_id, False))
-                continue
-            self._give(streamlet, key, member)
+            self._give(key, member)
         self._ask_back(recent)
 
-    def _free_groups(self) -> list[tuple[int, GroupId, Streamlet]]:
-        """With how many groups before it each one has, of its entry, that are to be read."""
-        found = []
-        ended = set().union(*(member.ended for member in self.members.values()))
-        for key, streamlet in self.streamlets.items():
-            depths: Counter[int] = Counter()
-            for group_id, group in streamlet.groups.items():
-                if group.done or GroupId(*key, group_id) in ended:
-                    continue
-                if not group.member_id:
-                    found.append((depths[group.entry], GroupId(*key, group_id), streamlet))
-                depths[group.entry] += 1
-        found.sort(key=lambda item: item[:2])
-        return found
-
-    def _give(self, streamlet: Streamlet, key: GroupId, member: Member) -> None:
+    def _give(self, key: GroupId, member: Member) -> None:
+        streamlet = self.streamlets[key[:2]]
+        streamlet.changed()
         group = streamlet.groups[key.group_id]
         streamlet.lease += 1
         group.lease = streamlet.lease
@@ -785,42 +815,78 @@ class Application:
     def _ask_back(self, recent: Mapping[str, float]) -> None:
         """Decide anew who is to give back what, as much as possible the same as before."""
         asked: dict[str, set[GroupId]] = {member_id: set() for member_id in self.members}
-        count = {member_id: member.at_work for member_id, member in self.members.items()}
-        while True:
-            pair = self._uneven_pair(count, recent, asked)
-            if pair is None:
-                break
-            high, low, key = pair
+        for high, key in self._evened_out(recent):
             asked[high].add(key)
-            count[high] -= 1
-            count[low] += 1
         for member_id, member in self.members.items():
             if member.give_back != asked[member_id]:
                 member.give_back = asked[member_id]
                 self._note(member)
 
-    def _uneven_pair(
-        self, count: Mapping[str, int], recent: Mapping[str, float], asked: Mapping[str, set[GroupId]]
-    ) -> tuple[str, str, GroupId] | None:
-        """Who has two groups more than somebody who could take one; who that is, and which group."""
-        able = [m for m in self.members.values() if m.stream_ids and count[m.member_id] < m.groups_max]
-        most = max(count.values(), default=0)
-        if not able or most - min(count[member.member_id] for member in able) < 2:
-            return None
-        highs = sorted(self.members, key=lambda name: (-count[name], -recent[name], name))
-        for low in sorted(able, key=lambda m: (count[m.member_id], recent[m.member_id], m.member_id)):
-            if most - count[low.member_id] < 2:
-                return None
-            for high in highs:
-                if count[high] - count[low.member_id] < 2:
-                    break
+    def _evened_out(self, recent: Mapping[str, float]) -> Iterator[tuple[str, GroupId]]:
+        """Who gives back which group, in turn: the first of those with most to the first of those with least.
+
+        That goes on until nobody has two groups more than somebody who could take one of them. It is done for each member
+        that joins, also when many do at once: so both are kept in heaps, into which a member is put anew whenever its
+        count changes. What was said of it before is passed over.
+        """
+        count = {member_id: member.at_work for member_id, member in self.members.items()}
+        able = {m.member_id: m.groups_max for m in self.members.values() if m.stream_ids}
+        takers = [(count[name], recent[name], name) for name, limit in able.items() if count[name] < limit]
+        if not takers or max(count.values()) - min(takers)[0] < 2:
+            return
+        givers = [(-count[name], -recent[name], name) for name in self.members]
+        heapq.heapify(takers)
+        heapq.heapify(givers)
+        offers: dict[str, list[tuple[bool, GroupId]]] = {}
+        while takers:
+            has, _, low = heapq.heappop(takers)
+            if has != count[low]:
+                continue
+            found = self._offer(self.members[low], givers, count, offers)
+            if found is None:
+                continue  # nor will there be anything later: others have ever less to give
+            yield found
+            high = found[0]
+            count[high] -= 1
+            count[low] += 1
+            for name in (high, low):
+                heapq.heappush(givers, (-count[name], -recent[name], name))
+                if count[name] < able.get(name, 0):
+                    heapq.heappush(takers, (count[name], recent[name], name))
+
+    def _offer(
+        self,
+        low: Member,
+        givers: list[tuple[int, float, str]],
+        count: Mapping[str, int],
+        offers: dict[str, list[tuple[bool, GroupId]]],
+    ) -> tuple[str, GroupId] | None:
+        """The first of the givers that has a group for a member, and two more than it; and which group."""
+        passed = []
+        found: tuple[str, GroupId] | None = None
+        while givers and found is None and -givers[0][0] - count[low.member_id] >= 2:
+            giver = heapq.heappop(givers)
+            high = giver[2]
+            if -giver[0] != count[high]:
+                continue
+            offer = offers.get(high)
+            if offer is None:
                 member = self.members[high]
-                keys = [
-                    key for key in member.held.keys() - member.ended - asked[high] if key.stream_id in low.stream_ids
-                ]
-                if keys:
-                    return high, low.member_id, max(keys, key=lambda key: (key in member.give_back, key))
-        return None
+                offer = sorted((key in member.give_back, key) for key in member.held.keys() - member.ended)
+                offers[high] = offer
+            at = next((at for at in reversed(range(len(offer))) if offer[at][1].stream_id in low.stream_ids), None)
+            if at is None:
+                passed.append(giver)
+            else:
+                found = high, offer.pop(at)[1]
+        for giver in passed:
+            heapq.heappush(givers, giver)
+        return found
+
+
+def _keys_of_waiting(key: tuple[int, int], streamlet: Streamlet) -> Iterator[tuple[int, GroupId]]:
+    """As `Streamlet.waiting`, with what names them everywhere."""
+    return ((depth, GroupId(*key, group_id)) for depth, group_id in streamlet.waiting)
 
 
 def leases_of(member: Member) -> Iterator[messages.GroupLease]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kera.coordinator import applications
-from kera.coordinator.applications import Application, Streamlet, lowest, position_of
+from kera.coordinator.applications import Application, Streamlet, StreamShape, lowest, position_of
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.v1 import application_pb2 as messages
@@ -326,6 +326,50 @@ def test_no_more_groups_are_known_than_a_record_takes(monkeypatch: pytest.Monkey
     world.finish()
 
 
+def backlog(groups: int) -> World:
+    """In one entry of each streamlet."""
+    world = World()
+    for streamlet in range(2):
+        for _ in range(groups):
+            world.append(streamlet, 0, 1)
+            world.close(streamlet, 0)
+    return world
+
+
+def test_of_a_long_backlog_only_the_next_groups_are_known() -> None:
+    """What is stored, told and looked at with each commit is not to grow with it."""
+    world = backlog(5 * applications.WAITING_MAX)
+    for name in "abc":
+        world.join(name)
+    rounds(world, 4)
+    for _ in range(20):
+        rounds(world, 1, share=1.0)
+        for streamlet in world.application.streamlets.values():
+            assert len(streamlet.groups) <= applications.WAITING_MAX + 3 * applications.AHEAD
+            assert streamlet.to_message("app").ByteSize() < 120 * len(streamlet.groups) + 200
+        assert all(member.held for member in world.members.values()), "there is always work for all"
+    world.finish()
+
+
+def test_a_round_looks_at_the_groups_of_streamlets_that_have_changed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = backlog(50)
+    member = world.join("a")
+    rounds(world, 4)
+    looked: list[int] = []
+    look = Streamlet._find_waiting
+
+    def noting(self: Streamlet) -> list[tuple[int, int]]:
+        looked.append(self.streamlet_id)
+        return look(self)
+
+    monkeypatch.setattr(Streamlet, "_find_waiting", noting)
+    world.round(member)
+    assert not looked
+    step = next(step for step in world.steps(member, 1.0) if step.next.streamlet_id == 1)
+    world.application.consume_round(world.request(member, [step]), SHAPES, world.now_s)
+    assert set(looked) == {1}
+
+
 # -- gaps --------------------------------------------------------------------------------------------------------------
 
 
@@ -537,6 +581,34 @@ def test_a_thousand_members_do_not_hold_up_the_coordinator() -> None:
         world.round(member, 0.3)
     assert time.monotonic() - begun < 30
     assert sum(held(world)) == 6
+
+
+def test_many_who_join_at_once_do_not_hold_up_the_coordinator() -> None:
+    """While one member holds a thousand groups; the bound is some thirty times what it takes."""
+    lanes, joining = 250, 200
+    shapes = {STREAM_ID: StreamShape(lanes, 4)}
+    application = Application("app")
+
+    def say(name: str, **fields: Any) -> None:
+        request = World().request(FakeMember(name), [])
+        request.groups_max = 2048
+        request.MergeFrom(messages.ConsumeRoundRequest(**fields))
+        application.consume_round(request, shapes, 1.0)
+
+    say("first", starts=[start(*[cursor(0, 0, 0, 0, 0)] * 4, streamlet=number) for number in range(lanes)])
+    groups = [[messages.SeenGroup(start=cursor(0, entry, entry + 1, 1, 0)) for entry in range(4)]] * lanes
+    say(
+        "first",
+        seen=[
+            messages.SeenGroups(stream_id=STREAM_ID, streamlet_id=number, through_group_id=4, groups=each)
+            for number, each in enumerate(groups)
+        ],
+    )
+    begun = time.monotonic()
+    for number in range(1, joining):
+        say(f"m{number:03}")
+    assert time.monotonic() - begun < 30
+    assert len(application.members["first"].give_back) == 4 * lanes - 4 * lanes // joining
 
 
 def test_one_member_at_a_time_looks_for_groups() -> None:
