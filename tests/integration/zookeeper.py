@@ -1,16 +1,17 @@
-"""A real ZooKeeper for tests: one server, from the jars of Debian's package ``zookeeper``, on a free port."""
+"""A real ZooKeeper for tests, from the jars of Debian's package ``zookeeper``, on free ports: a server, or three."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ JAR = JARS / "zookeeper.jar"
 """Its manifest names the others that it needs."""
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK_MS = 200
+SYNC_TICKS = 300
+"""Of an ensemble: so long a server may be silent to the one that leads, and the other way round."""
 START_TIMEOUT_S = 60.0
 PORT_ATTEMPTS = 5
 _PR_SET_PDEATHSIG = 1
@@ -31,10 +34,13 @@ _PR_SET_PDEATHSIG = 1
 class ZooKeeper:
     """One server, with its data in a directory: started by ``with``, and ended there, or when this process ends."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, server_id: int = 0, quorum: Sequence[str] = ()) -> None:
+        """In an ensemble, it is the server number `server_id` of `quorum`: their settings."""
         if not JAR.exists():
             raise FileNotFoundError(f"{JAR} is not there: install ZooKeeper (sh scripts/zookeeper.sh does)")
         self._directory = directory
+        self._server_id = server_id
+        self._quorum = quorum
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         # For the kernel, the death of the thread that started a child is the death of its parent.
@@ -54,6 +60,11 @@ class ZooKeeper:
                 self._port = port
                 return
         raise AssertionError(f"ZooKeeper did not start:\n{self._log.read_text()[-4000:]}")
+
+    @property
+    def mode(self) -> str:
+        """``standalone``, ``leader`` or ``follower``; empty while it does not serve."""
+        return _mode(self._port)
 
     def stop(self) -> None:
         """End the server as a crash would; what it has acknowledged is on disk."""
@@ -97,7 +108,10 @@ class ZooKeeper:
             "clientPortAddress=127.0.0.1\n"
             "admin.enableServer=false\n"
             "4lw.commands.whitelist=srvr\n"
+            f"initLimit=100\nsyncLimit={SYNC_TICKS}\n" + "".join(f"{line}\n" for line in self._quorum)
         )
+        (self._directory / "data").mkdir(exist_ok=True)
+        (self._directory / "data" / "myid").write_text(f"{self._server_id}\n")
         home = os.environ.get("JAVA_HOME")
         java = shutil.which("java", path=f"{home}/bin") if home else None
         command = (
@@ -123,18 +137,49 @@ class ZooKeeper:
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            if _serves(port):
+            if _mode(port):
                 return True
             time.sleep(0.02)
         self.stop()
         return False
 
 
-def _serves(port: int) -> bool:
+def _mode(port: int) -> str:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0) as connection:
         connection.sendall(b"srvr")
-        return b"Mode: standalone" in connection.makefile("rb").read()
-    return False
+        found = re.search(rb"^Mode: (\w+)", connection.makefile("rb").read(), re.MULTILINE)
+        return found[1].decode() if found else ""
+    return ""
+
+
+class Ensemble:
+    """Three servers: started by ``with``, and ended there, or when this process ends."""
+
+    def __init__(self, directory: Path) -> None:
+        quorum = [f"server.{number}=127.0.0.1:{_free_port()}:{_free_port()}" for number in (1, 2, 3)]
+        self.servers = [
+            ZooKeeper(directory / str(number), server_id=number, quorum=quorum) for number in range(1, len(quorum) + 1)
+        ]
+
+    @property
+    def address(self) -> str:
+        """Those of all, with commas."""
+        return ",".join(server.address for server in self.servers)
+
+    def leader(self) -> ZooKeeper:
+        """The server that leads."""
+        return next(server for server in self.servers if server.mode == "leader")
+
+    def __enter__(self) -> Self:
+        with ThreadPoolExecutor(len(self.servers)) as together:  # one alone does not serve
+            list(together.map(ZooKeeper.start, self.servers))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for server in self.servers:
+            server.__exit__(kind, error, traceback)
 
 
 def _free_port() -> int:
