@@ -175,6 +175,11 @@ def put_producer(stream_id: int, streamlet_id: int, producer_id: int, record: Pr
     return sealed(_PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), _PRODUCER.pack(*record))
 
 
+def no_producer(stream_id: int, streamlet_id: int, producer_id: int) -> Change:
+    """The change that deletes the record of a producer."""
+    return _PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), None
+
+
 def put_cursor(entry: EntryId, application_id: str, position: Position) -> Change:
     """The change that writes how far an application has read."""
     return sealed(_ENTRY_KEY.pack(b"c", *entry) + application_id.encode(), _POSITION.pack(*position))

@@ -15,7 +15,7 @@ from kera.broker.producer_fences import ProducerFences
 from kera.broker.replication import Replication, StreamLogs
 from kera.broker.restart import Found, RestoredStreamlet
 from kera.broker.retention import Rules
-from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_index import SegmentIndex, no_producer
 from kera.broker.segment_scan import SegmentAddress
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import InvalidArgument, KeraError, NotOwner, NotReplicated, StreamletOutOfRange, UnknownStream
@@ -337,6 +337,10 @@ class Streams:
             held=held,
         )
         streamlet.first_epochs = self.fences.first_epochs
+        forgotten = streamlet.forget_producers()
+        if forgotten:
+            ref = (stream.stream_id, assignment.streamlet_id)
+            self._memory.note([no_producer(*ref, producer_id) for producer_id in forgotten], nothing)
         for entry in restored.moved:
             self._memory.collect(entry)
         for entry in streamlet.entries:

@@ -7,8 +7,8 @@ Reading is ``kera.broker.reading``; what is in memory and what on disk, ``kera.b
 
 A streamlet that has moved is partly at other brokers: ``kera.broker.ownership`` says which of its groups are here.
 
-Invariants: group ids grow by one over all entries of the streamlet, and are never used again; per producer, stored
-sequences have no gap and no repeat; ordinals of records have no gap within an interval of an entry.
+Invariants: group ids grow by one over all entries of the streamlet, and are never used again; per producer and epoch,
+stored sequences have no gap and no repeat; ordinals of records have no gap within an interval of an entry.
 """
 
 from __future__ import annotations
@@ -24,10 +24,20 @@ from kera.broker.segment_index import ProducerRecord
 from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import OutOfSequence, ProducerFenced, RecordTooLarge
-from kera.core.ids import EARLIEST
+from kera.core.ids import EARLIEST, PRODUCER_IDS
 
 APPLICATIONS_MAX = 1024
 """Of whom a streamlet remembers which groups they were given; beyond that the one longest unheard of is forgotten."""
+
+
+PRODUCERS_KEPT = 32_768
+"""Of those whose ids the coordinator gave: of the others, longest unheard of, it is not remembered how far they got.
+One that comes back begins a new epoch, as after any loss of that. So many do not come and go within the time for which
+a chunk is sent again."""
+PRODUCERS_SPARE = PRODUCERS_KEPT // 16
+"""So many more are remembered before any is forgotten: it takes a look at all of them."""
+PRODUCERS_IN_ORDER = 1024
+"""With more than so many, each is put behind the others when it is heard of; with fewer nobody asks for their order."""
 
 
 class Appended(NamedTuple):
@@ -100,6 +110,8 @@ class Streamlet:
         """Last group given to each application (thesis table 6.1, getNextGroups)."""
         self.next_group_id = next_group_id
         self.producers = producers
+        """How far each got, the one longest unheard of first, see `PRODUCERS_IN_ORDER`."""
+        self._producers_max = PRODUCERS_KEPT + PRODUCERS_SPARE
         self.first_epochs: Mapping[int, int] = {}
         """By producer, the first epoch of which its broker takes chunks: see ``kera.broker.producer_fences``."""
         self._group_segments = group_segments
@@ -187,6 +199,22 @@ class Streamlet:
             for segment in entry.tail:
                 for producer_id, record in segment.producers.items():
                     segment.producers[producer_id] = max(record, producers.get(producer_id, record))
+        self.forget_producers()
+
+    def forget_producers(self) -> list[int]:
+        """If there are too many, forget those longest unheard of that can begin anew; returns them.
+
+        Who chose its id and counts its chunks itself could not, and is remembered for ever.
+        """
+        producers = self.producers
+        if len(producers) <= self._producers_max:
+            return []
+        given = [producer_id for producer_id in producers if producer_id not in PRODUCER_IDS]
+        forgotten = given[: max(0, len(given) - PRODUCERS_KEPT)]
+        for producer_id in forgotten:
+            del producers[producer_id]
+        self._producers_max = len(producers) + PRODUCERS_SPARE
+        return forgotten
 
     # -- appending -------------------------------------------------------------------------------------------------
 
@@ -224,7 +252,12 @@ class Streamlet:
         position = segment.append(chunk, header, self.broker_epoch, first_record)
         segment.touched_ms = self._memory.now_ms
         entry.next_record = first_record + header.record_count
-        self.producers[producer_id] = segment.producers[producer_id]
+        producers = self.producers
+        if len(producers) > PRODUCERS_IN_ORDER:
+            producers.pop(producer_id, None)
+        producers[producer_id] = segment.producers[producer_id]
+        if state is None:
+            self.forget_producers()
         _, _, _, group_id, segment_id = segment.address
         return _as_appended(
             Appended, (entry.index, group_id, segment_id, position, first_record, False, segment, segment.head)

@@ -4,7 +4,7 @@ Start with `Client.connect`. Everything public is here; modules below this one a
 """
 
 from kera.client.admin import Admin
-from kera.client.appender import PRODUCER_IDS, Appended, Appender
+from kera.client.appender import Appended, Appender
 from kera.client.applications import (
     ApplicationDescription,
     ApplicationSummary,
@@ -42,7 +42,7 @@ from kera.client.types import (
     StreamDescription,
 )
 from kera.core.errors import KeraError
-from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
 
 __all__ = [
     "EARLIEST",

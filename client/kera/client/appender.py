@@ -41,13 +41,10 @@ from kera.core.errors import (
     StreamletOutOfRange,
     UnknownStream,
 )
-from kera.core.ids import EntryId, Position
+from kera.core.ids import PRODUCER_IDS, EntryId, Position
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2
-
-PRODUCER_IDS = range(1 << 63, 1 << 64)
-"""Ids for appenders: the coordinator counts from 1, and does not get here."""
 
 
 class Appended(NamedTuple):

@@ -259,6 +259,13 @@ class Migration:
                 " many of its streamlets have groups at several brokers; wait until retention has removed older ones",
                 limit_bytes=MOVED_STREAM_BYTES_MAX,
             )
+        if end.ByteSize() > VALUE_BYTES_MAX:
+            raise InvalidArgument(
+                f"streamlet {streamlet.streamlet_id} of stream {stream.name!r} stays where it is: how far its"
+                f" {len(end.producers)} producers got takes more than {VALUE_BYTES_MAX} bytes to hand over; those"
+                " that chose their ids are remembered until the stream is deleted",
+                limit_bytes=VALUE_BYTES_MAX,
+            )
         handed_over = {streamlet_key(HANDOVERS, *streamlet): end.SerializeToString()}
         await state.write(handed_over, [stream])
         return stream

@@ -25,6 +25,8 @@ Epoch = NewType("Epoch", int)
 """Fencing number: a lower one is refused everywhere."""
 
 
+PRODUCER_IDS = range(1 << 63, 1 << 64)
+"""Of writers that choose their ids themselves, see ``kera.client.appender``. The coordinator gives lower ones."""
 PRODUCER_EPOCHS = 1 << 12
 """How many epochs in a row are an instance's of a named producer: the coordinator gives out the first of them, the
 lanes of the instance take later ones when they must. So all epochs of a later instance are above all of an earlier

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from kera.broker import streamlet as streamlet_module
 from kera.broker.retention import Rules
 from kera.broker.stream import Streams
 from kera.core.chunk import verify_header
@@ -139,6 +140,23 @@ def test_a_streamlet_goes_on_from_what_is_on_disk(engine: Engine, streams: Strea
     assert streamlet.available_groups() == (1, 1)
     assert streamlet.next_group_id == 2
     assert streamlet.producers == before.streamlet.producers
+
+
+def test_producers_that_are_forgotten_at_a_start_leave_the_disk_as_well(
+    engine: Engine, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Log(engine)
+    for producer in range(1, 8):
+        before.append(producer)
+    engine.memory.close_all()
+    engine.run()
+    monkeypatch.setattr(streamlet_module, "PRODUCERS_KEPT", 2)
+    monkeypatch.setattr(streamlet_module, "PRODUCERS_SPARE", 1)
+    streams.open(stream_info(), BROKER_ID)
+    engine.run()
+
+    assert set(streams.get(STREAM_ID).streamlet(0).producers) == {6, 7}, "those who came last"
+    assert set(engine.index.producers(STREAM_ID, 0)) == {6, 7}
 
 
 def test_what_is_dropped_leaves_no_file_and_no_record(engine: Engine, streams: Streams) -> None:

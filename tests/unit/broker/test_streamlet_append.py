@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from kera.broker import streamlet as streamlet_module
 from kera.core.chunk import verify_chunk
 from kera.core.errors import ArenaFull, KeraError, NotAccepted, OutOfSequence, ProducerFenced, RecordTooLarge
-from kera.core.ids import Position
+from kera.core.ids import PRODUCER_IDS, Position
 from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, Log, place, position
 
 MakeEngine = Callable[..., Engine]
@@ -218,6 +219,30 @@ def test_producers_of_one_entry_are_counted_apart(log: Log) -> None:
 
     assert not log.append(2, 0).duplicate
     assert log.append(1, 0).duplicate
+
+
+def test_producers_longest_unheard_of_are_forgotten_but_for_those_who_chose_their_ids(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamlet_module, "PRODUCERS_KEPT", 4)
+    monkeypatch.setattr(streamlet_module, "PRODUCERS_SPARE", 2)
+    monkeypatch.setattr(streamlet_module, "PRODUCERS_IN_ORDER", 3)
+    log.streamlet._producers_max = 6
+    own = PRODUCER_IDS[:3]
+    for producer in (*own, 1, 2, 3, 2, 1, 4, 5, 1, 6):
+        log.append(producer)
+    assert set(log.streamlet.producers) == {*own, 1, 2, 3, 4, 5, 6}
+    log.append(7)
+    assert set(log.streamlet.producers) == {*own, 1, 5, 6, 7}, "so many are kept"
+
+    refused = refuse(log, OutOfSequence, 2, 2)
+    assert refused.attributes["expected_sequence"] == 0, "it begins a new epoch"
+    assert not log.append(2, 0, producer_epoch=2).duplicate
+    assert log.append(1, 2).duplicate
+    for producer in range(10, 20):
+        log.append(producer)
+    assert len(log.streamlet.producers) <= 3 + 4 + 2
+    assert log.append(own[0], 0).duplicate
 
 
 # --- epochs of producers -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client
-from kera.client.appender import PRODUCER_IDS, Appended, Appender
+from kera.client.appender import Appended, Appender
 from kera.client.settings import ClientSettings
 from kera.core.errors import (
     InvalidArgument,
@@ -19,7 +19,7 @@ from kera.core.errors import (
     StreamletOutOfRange,
     UnknownStream,
 )
-from kera.core.ids import EntryId, Position
+from kera.core.ids import PRODUCER_IDS, EntryId, Position
 from tests.unit.client.conftest import MakeCluster
 from tests.unit.client.support import BROKER_ID, FakeCluster, Fault, stream_info
 

@@ -219,6 +219,18 @@ async def test_a_stream_in_too_many_pieces_takes_no_more(two: Cluster, monkeypat
     assert (owner(two), await moves(two)) == (1, [])
 
 
+async def test_a_streamlet_with_too_many_producers_to_hand_over_stays(two: Cluster) -> None:
+    state = common_pb2.StreamletState(streamlet_id=0, next_group_id=2, next_records=[10])
+    for number in range(60_000):
+        state.producers.add(producer_id=(1 << 63) + number, producer_epoch=1, next_sequence=1)
+    two.brokers.ends[1, 0] = state
+
+    with pytest.raises(InvalidArgument, match="how far its 60000 producers got takes more than"):
+        await two.coordinator.move_streamlet("orders", 0, 2)
+    assert (owner(two), await moves(two)) == (1, [])
+    assert two.brokers.streams[1, 1] == two.coordinator.stream("orders")  # it takes chunks again
+
+
 async def test_moves_go_side_by_side_up_to_a_number(cluster: Cluster) -> None:
     cluster.settings = cluster.settings.model_copy(update={"moves_in_flight_max": 2})
     await cluster.restart()
