@@ -67,13 +67,14 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
         print(table(MEMBER_HEADING, map(_member_row, found.members)))
     if found.entries:
         print()
-        print(table(ENTRY_HEADING, [_entry_row(entry) for entry in found.entries]))
+        print(table(ENTRY_HEADING + LAG_HEADING, [_entry_row(entry) for entry in found.entries]))
         print()
         print(_total(found))
 
 
 MEMBER_HEADING = ("CONSUMER", "CLIENT", "GROUPS", "HEARD OF", "IN ITS CODE FOR", "CONSUMED")
-ENTRY_HEADING = ("STREAM", "STREAMLET", "ENTRY", "CURSOR", "GROUPS", "LAG RECORDS", "LAG BYTES", "LAG TIME")
+ENTRY_HEADING = ("STREAM", "STREAMLET", "ENTRY", "CURSOR", "GROUPS", "CONSUMER")
+LAG_HEADING = ("LAG RECORDS", "LAG BYTES", "LAG TIME")
 
 
 def _member_row(member: MemberDescription) -> tuple[object, ...]:
@@ -92,7 +93,7 @@ def _entry_row(entry: EntryProgress) -> tuple[object, ...]:
     lag: tuple[object, ...] = ("?", "?", "?")
     if entry.lag is not None:
         lag = (entry.lag.records, format_size(entry.lag.bytes), format_ms(_behind_ms(entry.lag.oldest_us)))
-    return (entry.stream, entry.streamlet, entry.entry, cursor, entry.groups, *lag)
+    return (entry.stream, entry.streamlet, entry.entry, cursor, entry.groups, entry.member_id[:8] or "-", *lag)
 
 
 def _total(found: ApplicationDescription) -> str:

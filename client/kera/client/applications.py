@@ -83,6 +83,8 @@ class EntryProgress:
     """Everything before is done."""
     groups: int
     """Groups behind the cursor that the application knows, the one of the cursor included."""
+    member_id: str
+    """The consumer that has the first of them that is not done; empty: nobody."""
     lag: Lag | None
     """None: a broker gave no answer."""
 
@@ -94,6 +96,10 @@ class ApplicationDescription:
     application_id: str
     members: tuple[MemberDescription, ...]
     entries: tuple[EntryProgress, ...]
+
+
+_Span = tuple[Position, Position | None]
+"""Of an entry; None: up to its end."""
 
 
 class _Point(NamedTuple):
@@ -210,27 +216,35 @@ async def _progress(
     cluster: Cluster, name: str, progresses: Sequence[application_pb2.StreamletProgress]
 ) -> list[EntryProgress]:
     """Of the entries of one stream."""
-    found: list[tuple[EntryId, Position, int, list[tuple[Position, Position | None]]]] = []
+    found: list[tuple[EntryId, Position, list[application_pb2.GroupProgress], list[_Span]]] = []
     points: set[_Point] = set()
     for progress in progresses:
         for number, cursor in enumerate(progress.cursors):
             entry = EntryId(progress.stream_id, progress.streamlet_id, number)
             groups = [group for group in progress.groups if group.next.entry == number]
             spans = unread(position_of(cursor), groups)
-            found.append((entry, position_of(cursor), len(groups), spans))
+            found.append((entry, position_of(cursor), groups, spans))
             points.update(_Point(entry, position) for span in spans for position in span if position is not None)
     lags = await measure_lag(cluster, name, points)
     return [
-        EntryProgress(name, entry.streamlet_id, entry.entry, cursor, count, _sum(entry, spans, lags))
-        for entry, cursor, count, spans in found
+        EntryProgress(
+            stream=name,
+            streamlet=entry.streamlet_id,
+            entry=entry.entry,
+            cursor=cursor,
+            groups=len(groups),
+            member_id=next((group.member_id for group in groups if not group.done), ""),
+            lag=_sum(entry, spans, lags),
+        )
+        for entry, cursor, groups, spans in found
     ]
 
 
-def unread(cursor: Position, groups: Sequence[application_pb2.GroupProgress]) -> list[tuple[Position, Position | None]]:
+def unread(cursor: Position, groups: Sequence[application_pb2.GroupProgress]) -> list[_Span]:
     """What of an entry is not done, as intervals; None: up to its end. `groups`: those that are known, in order."""
     if not groups:
         return [(cursor, None)]
-    spans: list[tuple[Position, Position | None]] = []
+    spans: list[_Span] = []
     for group, following in zip(groups, [*groups[1:], None], strict=True):
         if following is None:
             spans.append((position_of(group.next), None))
@@ -241,7 +255,7 @@ def unread(cursor: Position, groups: Sequence[application_pb2.GroupProgress]) ->
 
 def _sum(
     entry: EntryId,
-    spans: Iterable[tuple[Position, Position | None]],
+    spans: Iterable[_Span],
     lags: Mapping[tuple[EntryId, Position], Lag | None],
 ) -> Lag | None:
     records = size_bytes = oldest_us = 0

@@ -38,7 +38,13 @@ class GroupSettings(ConsumerSettings):
         description="How often the consumer commits what has been dealt with, in ms. 0: only when it is told to; then"
         " a group goes to another consumer only when all that was taken of it is committed.",
     )
-    groups_max: int = Field(256, ge=1, le=2048, description="Groups of segments that the consumer holds at once.")
+    groups_max: int = Field(
+        2048,
+        ge=1,
+        le=16_384,
+        description="Groups of segments that the consumer holds at once. All consumers of an application together"
+        " should take a group for each entry of its streams: else some wait until others come to their ends.",
+    )
     on_data_lost: Literal["raise", "skip"] = Field(
         "raise",
         description="When records are gone that should come next (retention, truncation, lost hosts): raise DataLost"

@@ -55,6 +55,8 @@ class Applications:
         """Applications to be looked after: those with members, and those that have begun nothing."""
         self._readers: defaultdict[int, set[str]] = defaultdict(set)
         """By stream: the applications that have begun it."""
+        self._short: set[str] = set()
+        """Applications whose consumers do not take all groups that they should; the log has been told."""
         self._polls: dict[tuple[str, str], asyncio.Event] = {}
         """Rounds that wait, by application and member; set when there is something to say."""
         self._changed: set[str] = set()
@@ -371,6 +373,7 @@ class Applications:
             if not application.members and not application.streamlets and self._stored == self._changes:
                 del self._applications[name]
                 self._active.discard(name)
+                self._short.discard(name)
 
     def _expire(self, application: Application, now_s: float) -> None:
         for member_id in application.expire(now_s):
@@ -394,10 +397,23 @@ class Applications:
                 self._active.add(application.name)
             else:
                 self._active.discard(application.name)
+            self._tell_if_short(application)
             for member_id in application.take_news():
                 poll = self._polls.get((application.name, member_id))
                 if poll is not None:
                     poll.set()
+
+    def _tell_if_short(self, application: Application) -> None:
+        """Say once that there are entries that nobody reads."""
+        if not application.is_short:
+            self._short.discard(application.name)
+        elif application.name not in self._short:
+            self._short.add(application.name)
+            log.warning(
+                "entries wait: all consumers hold as many groups as they want; start more, or raise groups_max",
+                application=application.name,
+                consumers=len(application.members),
+            )
 
     async def _durable(self) -> None:
         """Return when all that was changed before is in the store. Raises what the store raises."""

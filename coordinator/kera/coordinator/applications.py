@@ -427,6 +427,8 @@ class Application:
         """Members that hold something else than before, or have gone."""
         self._balanced = False
         """Nothing has changed since groups were given, on which that depends."""
+        self.is_short = False
+        """The next group of some entry is with nobody: the members hold as many as they want."""
         self._expired_s = float("-inf")
         self._looked_s = float("-inf")
         self._look_at = 0
@@ -782,6 +784,7 @@ class Application:
         def rank(member: Member) -> tuple[int, float, str]:
             return member.at_work, recent[member.member_id], member.member_id
 
+        self.is_short = False
         wanted = {stream_id for stream_id, _ in self.streamlets}
         """Streams of which somebody may take more. The deeper groups wait, the fewer take them."""
         for depth, key in heapq.merge(*(_keys_of_waiting(key, each) for key, each in self.streamlets.items())):
@@ -795,6 +798,8 @@ class Application:
                 if key.stream_id in member.stream_ids and len(member.held) < member.groups_max
             ]
             member = min(able, key=rank, default=None)
+            if member is None and not depth:
+                self.is_short |= any(key.stream_id in other.stream_ids for other in self.members.values())
             if member is None or (depth and member.at_work >= AHEAD):
                 wanted.discard(key.stream_id)
                 continue
@@ -825,9 +830,9 @@ class Application:
     def _evened_out(self, recent: Mapping[str, float]) -> Iterator[tuple[str, GroupId]]:
         """Who gives back which group, in turn: the first of those with most to the first of those with least.
 
-        That goes on until nobody has two groups more than somebody who could take one of them. It is done for each member
-        that joins, also when many do at once: so both are kept in heaps, into which a member is put anew whenever its
-        count changes. What was said of it before is passed over.
+        That goes on until nobody has two groups more than somebody who could take one of them. It is done for each
+        member that joins, also when many do at once: so both are kept in heaps, into which a member is put anew
+        whenever its count changes. What was said of it before is passed over.
         """
         count = {member_id: member.at_work for member_id, member in self.members.items()}
         able = {m.member_id: m.groups_max for m in self.members.values() if m.stream_ids}

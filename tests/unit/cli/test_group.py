@@ -34,8 +34,8 @@ MEMBER = MemberDescription(
 )
 NOW_US = 1_800_000_000_000_000
 ENTRIES = (
-    EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, Lag(10, 2048, NOW_US - 7_000_000)),
-    EntryProgress("clicks", 1, 0, Position(0, 0, 0), 0, None),
+    EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, Lag(10, 2048, NOW_US - 7_000_000)),
+    EntryProgress("clicks", 1, 0, Position(0, 0, 0), 0, "", None),
 )
 
 
@@ -93,8 +93,8 @@ def test_a_group_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     heading, _, member, _, first, second, total = lines(capsys)
     assert heading == ["loader:", "1", "consumer"]
     assert member == ["01234567", "host/7", "1", "120", "ms", "ago", "4.5", "s", "1", "MiB"]
-    assert first == ["clicks", "0", "0", "3/1/640", "2", "10", "2", "KiB", "7", "s"]
-    assert second == ["clicks", "1", "0", "start", "0", "?", "?", "?"]
+    assert first == ["clicks", "0", "0", "3/1/640", "2", "01234567", "10", "2", "KiB", "7", "s"]
+    assert second == ["clicks", "1", "0", "start", "0", "-", "?", "?", "?"]
     assert " ".join(total).startswith("lag: 10 records, 2 KiB, 7 s; of 1 more entries nothing is known")
 
 
@@ -104,6 +104,7 @@ def test_a_group_is_described_as_json(capsys: pytest.CaptureFixture[str]) -> Non
     found = json.loads(capsys.readouterr().out)
     assert found["members"][0]["held"] == [{"stream": "clicks", "streamlet": 0, "entry": 0, "group_id": 3}]
     assert found["entries"][0]["cursor"] == [3, 1, 640]
+    assert [entry["member_id"] for entry in found["entries"]] == [MEMBER.member_id, ""]
     assert found["entries"][0]["lag"]["behind_ms"] == 7000
     assert found["entries"][1]["lag"] is None
 

@@ -129,6 +129,24 @@ def test_members_get_nothing_of_streams_that_they_do_not_read_and_no_more_than_t
     assert [len(members[name].held) for name in ("elsewhere", "small", "a")] == [0, 1, 5]
 
 
+def test_it_is_known_when_members_do_not_take_the_next_groups_of_all_entries() -> None:
+    """Nobody would read them, and nothing else tell of it."""
+    world = world_with(6)
+    request = world.request(FakeMember("small"), [])
+    request.groups_max = 4
+    for _ in range(3):
+        response = world.application.consume_round(request, SHAPES, world.now_s)
+        world.application.answer(response, "small", SHAPES, world.now_s)
+        request = world.request(FakeMember("small", looks=list(response.look)), [])
+        request.groups_max = 4
+        world.advance(0.6)
+    assert len(world.application.members["small"].held) == 4
+    assert world.application.is_short
+    world.join("a")
+    rounds(world, 2)
+    assert not world.application.is_short
+
+
 def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
     """Or a consumer that commits seldom would get no more to read."""
     world = World()
