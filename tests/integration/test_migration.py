@@ -173,6 +173,26 @@ async def test_rebalancing_says_what_it_would_do_and_then_does_it(tmp_path: Path
             await check(client, "s", [load], [follower])
 
 
+async def test_a_broker_that_joins_gets_its_share_by_itself_however_small_each_streamlet_is(tmp_path: Path) -> None:
+    settings = {"rebalance_interval_ms": 200, "move_rest_ms": 500}
+    async with (
+        control_cluster(tmp_path, brokers=3, backups=1, arena_bytes=32 * MIB, coordinator_settings=settings) as cluster,
+        await connect(cluster) as client,
+    ):
+        ids = [broker_id_of(cluster, name) for name in broker_names(cluster)]
+        joining = ids[-1]
+        assert (await client.admin.drain_broker(joining)).done, "as if it was not there yet"
+        await client.admin.create_stream("s", streamlets=30, replication=1)
+        assert joining not in (await owners(client, "s")).values()
+        async with writer(client, "s", pause_s=0.005) as load, reader(client, "s") as follower:
+            await load.go_on(count=100)
+            await client.admin.drain_broker(joining, undo=True)
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(await streamlets_of(client, "s", joining)) < 9:
+                    await load.go_on()
+            await check(client, "s", [load], [follower])
+
+
 async def test_a_move_to_where_it_cannot_go_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, 2) as (_, client):
         await client.admin.create_stream("s", replication=1)

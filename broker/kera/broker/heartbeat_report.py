@@ -116,8 +116,12 @@ def _add_empty(request: coordinator_pb2.HeartbeatRequest, streamlet: Streamlet) 
 
 
 def empty_intervals(streamlet: Streamlet) -> Iterator[Interval]:
-    """Closed intervals here of which nothing is left."""
+    """Closed intervals here of which nothing is left, the oldest ones: what goes goes from the start.
+
+    Those behind one of which something is left are not looked at: there may be many, and this is asked all the time.
+    """
     for interval in streamlet.intervals:
         first = [entry.next_group(max(interval.first_group_id, 1) - 1) for entry in streamlet.entries]
-        if interval.closed and all(group_id is None or group_id >= interval.end_group_id for group_id in first):
-            yield interval
+        if not interval.closed or any(group_id is not None and group_id < interval.end_group_id for group_id in first):
+            return
+        yield interval

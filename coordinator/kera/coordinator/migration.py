@@ -92,7 +92,10 @@ class Migration:
         return streamlet in self._moving or streamlet in self._unresolved
 
     def rests(self, streamlet: Streamlet) -> bool:
-        """Whether the streamlet was moved so lately, by this coordinator, that its load is not known yet."""
+        """Whether the streamlet was moved, or could not be, so lately, by this coordinator, that it had better stay.
+
+        Its load is not known yet, or it would only stall again for nothing.
+        """
         rested_s = self._state.clock.monotonic_s() - self._state.settings.move_rest_ms / 1000
         return self._moved_s.get(streamlet, -math.inf) > rested_s
 
@@ -106,11 +109,11 @@ class Migration:
         return await self._state.to_the_end(self._move(name, streamlet_id, broker_id, reason))
 
     async def _move(self, name: str, streamlet_id: int, broker_id: int, reason: str) -> Moved:
-        outcome, stall_us = "ok", 0
+        outcome, stall_us = "internal", 0
         try:
             async with self._turn():
                 result = await self._move_alone(name, streamlet_id, broker_id, reason)
-            stall_us = result.stall_us
+            outcome, stall_us = "ok", result.stall_us
             return result
         except KeraError as error:
             outcome = error.code
@@ -159,7 +162,7 @@ class Migration:
                 stream, stall_us = await self._carry_out(streamlet, before, broker_id)
         finally:
             self._moving.discard(streamlet)
-        self._moved_s[streamlet] = state.clock.monotonic_s()
+            self._moved_s[streamlet] = state.clock.monotonic_s()
         log.info("streamlet moved", stream=name, streamlet_id=streamlet_id, to=broker_id, stall_us=stall_us)
         return Moved(stream, stall_us)
 

@@ -159,6 +159,11 @@ async def test_a_move_that_fails_is_told_and_hinders_no_other(busy: Cluster) -> 
     assert [one.error.message for one in response.moves] == ["not durable in time"]
     assert owners(busy, "busy") == [1, 1]
 
+    busy.brokers.failures.clear()
+    await busy.settle()
+    (move,) = (await busy.coordinator.rebalance(dry_run=True)).moves
+    assert (move.stream, move.streamlet_id) == ("busy", 1), "the one that failed is left alone for a while"
+
 
 async def test_load_that_another_launch_measured_does_not_count(busy: Cluster) -> None:
     await busy.register("a2", broker_id=1)

@@ -310,8 +310,11 @@ async def test_each_move_is_told_with_its_outcome_and_stall(two: Cluster) -> Non
     await two.coordinator.move_streamlet("orders", 0, 2)
     with pytest.raises(InvalidArgument):
         await two.coordinator.move_streamlet("orders", 0, 9)
+    two.brokers.failures[1] = RuntimeError("a defect")
+    with pytest.raises(RuntimeError):
+        await two.coordinator.move_streamlet("orders", 1, 2)
 
-    assert watched.seen == [("ok", 0.0), ("invalid_argument", 0.0)]  # the clock stands still
+    assert watched.seen == [("ok", 0.0), ("invalid_argument", 0.0), ("internal", 0.0)]  # the clock stands still
 
 
 async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Cluster) -> None:
