@@ -200,6 +200,8 @@ class Streamlet:
         """Per entry: ordinal of what comes behind the last group that was left behind, or at the cursor."""
         self.lost: list[list[Records]] = [[] for _ in self.cursors]
         """Per entry: gaps that nobody has told the user; the next group gets them."""
+        self.leases = [0] * len(self.cursors)
+        """Per entry: with which the last group that was left behind was held."""
         self.listed = max(0, min((cursor.group_id for cursor in self.cursors), default=0) - 1)
         """Groups up to this id are done, or in `groups`."""
         self.groups: dict[int, Group] = {}
@@ -215,7 +217,7 @@ class Streamlet:
         records = [_known(each, "record") for each in message.records]
         self = cls(message.stream_id, message.streamlet_id, cursors, records, lease=message.lease)
         for entry, each in enumerate(message.records):
-            self.lost[entry] = records_in(each.lost)
+            self.lost[entry], self.leases[entry] = records_in(each.lost), each.lease
         self.listed = message.listed_group_id
         for item in message.groups:
             self.groups[item.next.group_id] = Group(
@@ -243,8 +245,8 @@ class Streamlet:
             listed_group_id=self.listed,
             lease=self.lease,
             records=[
-                messages.EntryRecords(record=record, lost=ranges_of(lost))
-                for record, lost in zip(self.records, self.lost, strict=True)
+                messages.EntryRecords(record=record, lost=ranges_of(lost), lease=left)
+                for record, lost, left in zip(self.records, self.lost, self.leases, strict=True)
             ],
         )
         for group in self.groups.values():
@@ -295,6 +297,16 @@ class Streamlet:
     def changed(self) -> None:
         """To be called when a group was given, done, or otherwise may wait or wait no longer."""
         self._waiting = None
+
+    def has_done(self, step: messages.GroupStep) -> bool:
+        """Whether what somebody says of a group that it held with this lease is known."""
+        place = step.next
+        group = self.groups.get(place.group_id)
+        if group is None:  # left behind
+            return step.finished and step.lease > 0 and step.lease in self.leases[place.entry : place.entry + 1]
+        if group.lease != step.lease:
+            return False
+        return group.done if step.finished else step.released and position_of(place) <= group.next
 
     @property
     def room(self) -> int:
@@ -372,7 +384,7 @@ class Streamlet:
                 continue
             if group.done:
                 del self.groups[group_id]
-                self.records[group.entry] = group.end_record
+                self.records[group.entry], self.leases[group.entry] = group.end_record, group.lease
             else:
                 unfinished.add(group.entry)
             if group.next > self.cursors[group.entry]:
@@ -562,6 +574,7 @@ class Application:
         """Put cursors elsewhere. Raises `InvalidArgument`, also when members are at work, unless it is forced."""
         self.expire(now_s)
         starts = list(starts)
+        places = [_checked_start(start, shapes) for start in starts]
         touched = {start.stream_id for start in starts}
         active = [m.member_id for m in self.members.values() if not m.stream_ids or m.stream_ids & touched]
         if active and not force:
@@ -571,15 +584,14 @@ class Application:
                 application=self.name,
                 members=len(active),
             )
-        for start in starts:
-            key, cursors, records = _checked_start(start, shapes)
+        for key, cursors, records in places:
             old = self.streamlets.get(key)
             fresh = Streamlet(*key, cursors, records, lease=old.lease if old is not None else 0)
             if old is not None and forward_only:
-                cursors = [max(pair) for pair in zip(old.cursors, cursors, strict=True)]
-                if cursors == old.cursors:
+                ahead = [max(pair) for pair in zip(old.cursors, cursors, strict=True)]
+                if ahead == old.cursors:
                     continue
-                fresh = old.start_again(cursors, records)
+                fresh = old.start_again(ahead, records)
             self._free_streamlet(key)
             self.streamlets[key] = fresh
             self._dirty.add(key)
@@ -703,14 +715,7 @@ class Application:
         if self._ended.get((*key[:2], step.lease)) == member_id:
             return True
         streamlet = self.streamlets.get(key[:2])
-        group = streamlet.groups.get(key.group_id) if streamlet is not None else None
-        return (
-            step.released
-            and not step.finished
-            and group is not None
-            and group.lease == step.lease
-            and position_of(step.next) <= group.next
-        )
+        return streamlet is not None and streamlet.has_done(step)
 
     def _begin(
         self, starts: Iterable[messages.StreamletStart], shapes: Mapping[int, StreamShape]
@@ -972,7 +977,9 @@ def _checked_start(
     start: messages.StreamletStart, shapes: Mapping[int, StreamShape]
 ) -> tuple[tuple[int, int], list[Position], list[int | None]]:
     """Where it is, the cursors, and the ordinals of the records there."""
-    shape = shapes[start.stream_id]
+    shape = shapes.get(start.stream_id)
+    if shape is None:
+        raise InvalidArgument(f"stream {start.stream_id} is not one of the consumer's", stream_id=start.stream_id)
     if (
         start.streamlet_id >= shape.streamlets
         or len(start.cursors) != shape.entries

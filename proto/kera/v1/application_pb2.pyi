@@ -772,8 +772,11 @@ class EntryRecords(_message.Message):
 
     RECORD_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     record: _builtins.int
     """Ordinal of what comes behind the last group that was left behind, or at the cursor; absent: not known."""
+    lease: _builtins.int
+    """With which the last group that was left behind was held."""
     @_builtins.property
     def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordRange]:
         """See GroupProgress; it goes to the entry's next group."""
@@ -783,10 +786,11 @@ class EntryRecords(_message.Message):
         *,
         record: _builtins.int | None = ...,
         lost: _abc.Iterable[Global___RecordRange] | None = ...,
+        lease: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "lost", b"lost", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "lease", b"lease", "lost", b"lost", "record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__record: _TypeAlias = _typing.Literal["record"]  # noqa: Y015
     _WhichOneofArgType__record: _TypeAlias = _typing.Literal["_record", b"_record"]  # noqa: Y015

@@ -212,6 +212,26 @@ def test_a_repeated_report_is_no_late_one() -> None:
     assert world.all_done()
 
 
+@pytest.mark.parametrize("group_id", [1, 2])
+def test_a_report_that_is_repeated_to_a_new_coordinator_is_no_late_one(group_id: int) -> None:
+    """The one before has written it, and died before it answered: nobody else had the group."""
+    world = World()
+    for _ in range(3):
+        world.append(0, 0, 10)
+        world.close(0, 0)
+    member = world.join("a")
+    rounds(world, 4)
+    (step,) = [step for step in world.steps(member, 1.0) if step.next.group_id == group_id]
+    assert not world.application.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+    world.store()
+    known = world.application.streamlets[STREAM_ID, 0].groups
+    assert (group_id in known) == (group_id == 2), "the first is left behind, the other one waits for it"
+    world.restart()
+    assert not world.application.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+    step.lease += 100
+    assert world.application.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+
+
 def test_a_group_that_was_given_again_has_another_lease() -> None:
     world = world_with(1, "a")
     ((_, before),) = world.members["a"].held.items()
@@ -537,6 +557,22 @@ def test_a_reset_goes_back_and_takes_groups_away() -> None:
     ((key, lease),) = world.members["a"].held.items()
     assert lease.next.position == 0
     assert lease.lease > before[key].lease
+
+
+def test_a_reset_is_carried_out_as_a_whole_or_not_at_all() -> None:
+    application = Application("app")
+    good, wrong = start(*[cursor(0, 0, 5, 1, 0)] * 3), start(cursor(1, 0, 5, 1, 0), streamlet=1)
+    with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
+        application.reset([good, wrong], SHAPES, 1.0, force=True, forward_only=False)
+    assert not application.streamlets
+
+
+def test_a_start_in_a_stream_that_the_member_does_not_read_is_refused() -> None:
+    world = World()
+    request = world.request(FakeMember("a"), [])
+    request.starts.add(stream_id=STREAM_ID + 1)
+    with pytest.raises(InvalidArgument, match=f"stream {STREAM_ID + 1} is not one of"):
+        world.application.consume_round(request, SHAPES, 1.0)
 
 
 def test_a_report_of_a_plain_consumer_never_goes_back() -> None:
