@@ -12,7 +12,7 @@ from kera.client.cluster import Cluster
 from kera.client.group_discovery import list_groups
 from kera.client.intervals import start_of_group
 from kera.client.retry import is_route_error, of_broker, retrying
-from kera.client.types import StreamDescription, fill_cursor, position_of
+from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
 from kera.core.errors import InvalidArgument, KeraError, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
@@ -338,6 +338,7 @@ class _Target(NamedTuple):
 
 async def _targets(cluster: Cluster, stream: StreamDescription, to: ResetTo) -> Mapping[int, Sequence[_Target]]:
     if isinstance(to, Mapping):
+        _check_positions(stream, to, await cluster.bounds(stream.name))
         return {streamlet_id: list(map(_Target, positions)) for streamlet_id, positions in to.items()}
     if to == "earliest":
         return {streamlet_id: [_Target(EARLIEST)] * stream.config.entries for streamlet_id in stream.assignments}
@@ -361,6 +362,24 @@ async def _targets(cluster: Cluster, stream: StreamDescription, to: ResetTo) -> 
         ]
 
     return {streamlet_id: await find(streamlet_id) for streamlet_id in stream.assignments}
+
+
+def _check_positions(
+    stream: StreamDescription, to: Mapping[int, Sequence[Position]], bounds: Mapping[int, Sequence[EntryBounds]]
+) -> None:
+    """A cursor never points beyond the durable head: what comes up to there later would be passed over."""
+    for streamlet_id, positions in to.items():
+        for entry, (position, known) in enumerate(zip(positions, bounds.get(streamlet_id, ()), strict=False)):
+            if Position(*position) > known.end:
+                raise InvalidArgument(
+                    f"{tuple(position)} lies behind the end of stream {stream.name!r}, streamlet {streamlet_id}, entry"
+                    f" {entry}, which is {tuple(known.end)}",
+                    stream=stream.name,
+                    streamlet_id=streamlet_id,
+                    entry=entry,
+                    position=list(position),
+                    end=list(known.end),
+                )
 
 
 async def _first_since(

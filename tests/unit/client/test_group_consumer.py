@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kera.broker.reading import ordinal_of
+from kera.client.applications import reset_application
 from kera.client.group_consumer import GroupConsumer
 from kera.client.group_settings import GroupSettings
 from kera.core.clock import SystemClock
@@ -414,6 +415,20 @@ async def test_a_stream_that_is_gone_is_told(groups: GroupCluster, make_consumer
         await take(consumer, 1)
     with pytest.raises(UnknownStream):
         await consumer.commit()
+
+
+async def test_an_application_is_not_put_behind_the_end(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
+) -> None:
+    """What comes then would be passed over, up to there."""
+    await fill(10)
+    ((bounds,),) = (await groups.bounds("s")).values()
+    for beyond in (bounds.end._replace(offset=bounds.end.offset + 64), Position(99, 1, 0)):
+        with pytest.raises(InvalidArgument, match="behind the end"):
+            await reset_application(groups, "app", "s", {0: [beyond]}, force=False)  # type: ignore[arg-type]
+    await reset_application(groups, "app", "s", {0: [bounds.end]}, force=False)  # type: ignore[arg-type]
+    await fill(5)
+    assert await take(make_consumer(), 5) == list(range(10, 15))
 
 
 async def test_brokers_are_told_cursors(groups: GroupCluster, make_consumer: MakeConsumer, fill: Any) -> None:
