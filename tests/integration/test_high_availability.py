@@ -19,11 +19,12 @@ from kera.coordinator.leadership import LEADER
 from kera.coordinator.metadata import Record
 from kera.coordinator.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
 from kera.coordinator.zookeeper_store import ZooKeeperStore
-from kera.core.errors import KeraError, NotLeader, StreamExists, Uncertain
+from kera.core.errors import KeraError, NotLeader, StreamExists, Uncertain, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
 from kera.core.settings import MIB
+from kera.v1 import broker_pb2
 from kera.v1 import coordinator_pb2 as messages
 from tests.integration.support import until
 from tests.integration.zookeeper import ZooKeeper, zookeeper
@@ -168,6 +169,56 @@ async def test_when_the_leader_ends_in_a_burst_of_creations_no_stream_is_lost_or
     with pytest.raises(StreamExists):
         await world.client.admin.create_stream(names[0])
     assert (await world.record())["epoch"] == 2
+
+
+async def test_of_two_bursts_for_the_same_names_each_stream_is_of_one_when_the_leader_ends(world: World) -> None:
+    leader = await world.leader()
+    names = [f"s-{number}" for number in range(20)]
+    async with await Client.connect(world.cluster.bootstrap, ClientSettings.load(request_timeout_ms=1000)) as other:
+        bursts = [
+            [asyncio.create_task(client.admin.create_stream(name)) for name in names]
+            for client in (world.client, other)
+        ]
+        await asyncio.wait(bursts[0] + bursts[1], return_when=asyncio.FIRST_COMPLETED)
+        await world.cluster.kill(leader)
+        made = [await asyncio.gather(*burst, return_exceptions=True) for burst in bursts]
+    listed = {stream.name: stream.stream_id for stream in await world.client.admin.list_streams()}
+
+    assert sorted(listed) == sorted(names)
+    for name, *outcomes in zip(names, *made, strict=True):
+        (stream,) = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        assert stream.stream_id == listed[name]
+        (refused,) = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        assert isinstance(refused, StreamExists)
+
+
+async def test_when_the_leader_ends_in_a_burst_of_deletions_brokers_drop_all_that_was_deleted(world: World) -> None:
+    leader = await world.leader()
+    made = await asyncio.gather(*(world.client.admin.create_stream(f"s-{number}") for number in range(20)))
+    deletions = [asyncio.create_task(world.client.admin.delete_stream(stream.name)) for stream in made]
+    await asyncio.wait(deletions, return_when=asyncio.FIRST_COMPLETED)
+    await world.cluster.kill(leader)
+
+    await asyncio.wait_for(asyncio.gather(*deletions), TIMEOUT_S)
+
+    assert await world.client.admin.list_streams() == []
+    broker = GrpcChannel(str(world.cluster.ready["broker-1"]["grpc_address"]))
+    async with asyncio.timeout(TIMEOUT_S):
+        while [stream for stream in made if await has(broker, stream.stream_id)]:
+            await asyncio.sleep(0.05)
+        while await world.store.list("drops/"):
+            await asyncio.sleep(0.05)
+    await broker.close()
+
+
+async def has(broker: GrpcChannel, stream_id: int) -> bool:
+    """Whether a broker has a stream."""
+    request = broker_pb2.DescribeStreamletsRequest(stream_id=stream_id)
+    try:
+        await call(broker, api.DESCRIBE_STREAMLETS, request, timeout_s=TIMEOUT_S)
+    except UnknownStream:
+        return False
+    return True
 
 
 async def test_a_broker_goes_on_with_the_next_leader_and_streams_stay_usable(world: World) -> None:

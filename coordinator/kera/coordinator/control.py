@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 
 from kera.coordinator.drains import Drains
+from kera.coordinator.drops import Drops
 from kera.coordinator.members import Members
 from kera.coordinator.migration import Migration
 from kera.coordinator.rebalancing import MOVES_MAX, Placed, PlannedMove, after, rebalanced, shares, spread
@@ -28,13 +29,20 @@ class Control:
     """See the head of this module."""
 
     def __init__(
-        self, state: State, members: Members, recoveries: Recoveries, migration: Migration, drains: Drains
+        self,
+        state: State,
+        members: Members,
+        recoveries: Recoveries,
+        migration: Migration,
+        drains: Drains,
+        drops: Drops,
     ) -> None:
         self._state = state
         self._members = members
         self._recoveries = recoveries
         self._migration = migration
         self._drains = drains
+        self._drops = drops
         self._work = Work()
         self._ticking: asyncio.Task[None] | None = None
         self._rebalanced_s = state.clock.monotonic_s()
@@ -77,6 +85,7 @@ class Control:
         self._recoveries.advance()
         self._migration.advance()
         self._drains.advance()
+        self._drops.advance()
         self._rebalance_if_due()
 
     # --- brokers that are lost ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
     recoveries  what a lost broker had goes to others            membership  who is there, and which launch is current
     migration   streamlets move                                  intervals   where the groups of a streamlet are
     drains      members are emptied                              recovery    what a recovery does next
+    drops       brokers forget streams that are gone             work        tasks in the background
     producers   ids, names, and that earlier ones are refused
     control     noticing who is lost, evening out load           placement, rebalancing   where streamlets go
 
@@ -31,6 +32,7 @@ from kera.coordinator.backups import Backups, GrpcBackups
 from kera.coordinator.brokers import Brokers
 from kera.coordinator.control import Control
 from kera.coordinator.drains import Drains
+from kera.coordinator.drops import Drops
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.members import Members
 from kera.coordinator.metadata import MetadataStore
@@ -57,13 +59,14 @@ class Coordinator:
     def __init__(self, state: State, *, observe_phase: ObservePhase, observe_move: ObserveMove) -> None:
         self.state = state
         """For other state machines over the same store: they hold `State.changing` when they write."""
-        self._streams = Streams(state)
+        self._drops = Drops(state)
+        self._streams = Streams(state, self._drops)
         self._producers = Producers(state)
         self._recoveries = Recoveries(state, observe_phase=observe_phase)
         self._migration = Migration(state, self._recoveries, observe_move=observe_move)
         self._members = Members(state, self._recoveries)
         self._drains = Drains(state, self._recoveries, self._migration)
-        self._control = Control(state, self._members, self._recoveries, self._migration, self._drains)
+        self._control = Control(state, self._members, self._recoveries, self._migration, self._drains, self._drops)
         self._own_backup_calls: Backups | None = None
         self.coordinator_epoch = state.coordinator_epoch
         """Of the time for which it leads; grows with each coordinator that begins to."""
@@ -98,6 +101,7 @@ class Coordinator:
         self._own_backup_calls = None if backups is backup_calls else backup_calls
         self._recoveries.load()
         self._migration.load()
+        self._drops.load()
         self._producers.load()
         log.info(
             "loaded",
@@ -119,7 +123,7 @@ class Coordinator:
         The store and what reaches brokers and backups are closed by their owners.
         """
         self._producers.close()
-        for part in (self._control, self._drains, self._migration, self._recoveries, self._members):
+        for part in (self._control, self._drops, self._drains, self._migration, self._recoveries, self._members):
             await part.close()
         await self.state.close()
         if self._own_backup_calls is not None:
@@ -131,7 +135,7 @@ class Coordinator:
 
     async def idle(self) -> None:
         """Wait until nothing is under way that it does by itself."""
-        for part in (self._control, self._drains, self._migration, self._recoveries, self._members):
+        for part in (self._control, self._drops, self._drains, self._migration, self._recoveries, self._members):
             await part.idle()
 
     @property

@@ -6,7 +6,7 @@ Changes are made one at a time: whoever makes one holds `State.changing` from th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -190,34 +190,13 @@ class State:
                 now = self.catalog.with_id(stream.stream_id)
             except UnknownStream:
                 return
-            await self._each(
-                now,
-                {*broker_ids_of(now), *also},
-                lambda broker: self.broker_calls.open_streamlets(broker, now, coordinator_epoch=self.coordinator_epoch),
-                otherwise,
+            told = [one for one in sorted({*broker_ids_of(now), *also}) if not self.brokers.is_fenced(one)]
+            results = await all_of(
+                self.broker_calls.open_streamlets(
+                    self.brokers.describe(broker_id), now, coordinator_epoch=self.coordinator_epoch
+                )
+                for broker_id in told
             )
-
-    async def drop(self, stream: common_pb2.StreamInfo) -> None:
-        """Have its brokers, and those it is recovered from, drop a stream; best effort, as `tell`."""
-        sources = {source.broker_id for one in stream.assignments for source in one.sources}
-        await self._each(
-            stream,
-            {*broker_ids_of(stream), *sources},
-            lambda broker: self.broker_calls.drop_stream(
-                broker, stream.stream_id, coordinator_epoch=self.coordinator_epoch
-            ),
-            "broker keeps a stream that is gone until it registers again",
-        )
-
-    async def _each(
-        self,
-        stream: common_pb2.StreamInfo,
-        broker_ids: Iterable[int],
-        tell: Callable[[common_pb2.BrokerInfo], Coroutine[Any, Any, None]],
-        otherwise: str,
-    ) -> None:
-        told = [broker_id for broker_id in sorted(broker_ids) if not self.brokers.is_fenced(broker_id)]
-        results = await all_of(tell(self.brokers.describe(broker_id)) for broker_id in told)
         for broker_id, error in zip(told, results, strict=True):
             if error is not None:
                 log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker_id, error=str(error))

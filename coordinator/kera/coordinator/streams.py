@@ -5,7 +5,7 @@ Creating a stream takes three steps. See `Streams.create` for what a crash betwe
     take a stream id (written) ──► brokers open their streamlets ──► write the stream, answer
                                         │ a broker fails
                                         ▼
-                                   brokers drop it, the name is free again
+                                   the name is free again, brokers drop it (see ``drops``)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 
 from kera.coordinator.brokers import cannot_be_reached
 from kera.coordinator.catalog import FIRST_GROUP_ID
+from kera.coordinator.drops import Drops
 from kera.coordinator.ledger import number
 from kera.coordinator.metadata import MetadataStoreFailed
 from kera.coordinator.placement import count_in_words, place
@@ -37,8 +38,9 @@ LAST_STREAM_ID = "last/stream_id"
 class Streams:
     """The operations on streams."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, drops: Drops) -> None:
         self._state = state
+        self._drops = drops
         self._creations: dict[tuple[str, str], asyncio.Task[common_pb2.StreamInfo]] = {}
         """Those that said how they are called, by the stream's name and that."""
 
@@ -52,10 +54,9 @@ class Streams:
         """Create a stream, and return when its brokers serve it.
 
         The id is written first and the stream last. A crash between them leaves no stream, and on some brokers
-        streamlets of an id that will never be used again: they hold no data, and the broker drops them when it
-        registers next. So there is nothing to resume or to undo: a stream is there entirely or not at all, and whoever
-        asked may ask again: with the same `creation_id` the answer is the stream that the first request has made, or
-        is about to.
+        streamlets of an id that will never be used again: they hold no data, and whoever leads next has them dropped.
+        So there is nothing to resume: a stream is there entirely or not at all, and whoever asked may ask again: with
+        the same `creation_id` the answer is the stream that the first request has made, or is about to.
 
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`; `Unavailable` when there are too few brokers or one
         of them gives no answer; `TooFewBackups`; and what a broker answers.
@@ -92,13 +93,13 @@ class Streams:
             catalog.check_room(stream)
             stream.stream_id = state.ledger.next_number(LAST_STREAM_ID)
             stream.created_us = state.clock.now_us()
-            await state.write({LAST_STREAM_ID: number(stream.stream_id)})
+            await state.write({LAST_STREAM_ID: number(stream.stream_id), **self._drops.needed(stream)})
             catalog.reserve(stream)
         try:
             await self._open(stream)
             async with state.changing:
                 self._check_epochs(stream)
-                await state.write({}, [stream])
+                await state.write(self._drops.not_needed(stream), [stream])
         except MetadataStoreFailed:
             # The stream may be there after a restart; then its brokers had better have it. The store takes no further
             # write until then, so the name cannot be given to another stream.
@@ -106,7 +107,7 @@ class Streams:
             raise
         except BaseException:
             catalog.release(stream)
-            await state.drop(stream)
+            await self._drops.carry_out(stream)
             raise
         log.info("stream created", stream=stream.name, stream_id=stream.stream_id, streamlets=stream.config.streamlets)
         return stream
@@ -192,11 +193,15 @@ class Streams:
         try:
             return state.catalog.with_id(stream.stream_id)
         except UnknownStream:
-            await state.drop(stream)  # a broker that was told to drop it before may have opened it anew
+            # A broker that was told to drop it before may have opened it anew.
+            await state.change(state.write(self._drops.needed(stream)))
+            await self._drops.carry_out(stream)
             raise
 
     async def delete(self, name: str) -> int:
-        """Delete a stream; returns its id. When it returns, the brokers that could be told have dropped it.
+        """Delete a stream; returns its id.
+
+        When it returns, the brokers that could be told have dropped it; others do later.
 
         Raises `UnknownStream`.
         """
@@ -212,8 +217,9 @@ class Streams:
                 for prefix in (STARTS, HANDOVERS, MOVES)
             )
             gone = [key for key in about_streamlets if state.ledger.get(key) is not None]
-            await state.write(dict.fromkeys([stream_key(stream.stream_id), *gone]))
+            changes = dict.fromkeys([stream_key(stream.stream_id), *gone])
+            await state.write({**changes, **self._drops.needed(stream)})
             state.catalog.remove(stream)
         log.info("stream deleted", stream=name, stream_id=stream.stream_id)
-        await state.drop(stream)
+        await self._drops.carry_out(stream)
         return stream.stream_id

@@ -47,6 +47,11 @@ class Work:
         if task := self._tasks.get(key):
             task.cancel()
 
+    async def ended(self, key: Hashable) -> None:
+        """Wait until no task of this key runs."""
+        if task := self._tasks.get(key):
+            await asyncio.wait([task])
+
     async def idle(self) -> None:
         """Wait until nothing is under way."""
         while self._tasks:

@@ -1,0 +1,116 @@
+"""Streams that brokers may have and should not: they drop them, whoever was away meanwhile."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from kera.core.errors import Unavailable, Uncertain
+from tests.unit.coordinator.fake_cluster import Cluster
+
+
+async def left(cluster: Cluster) -> list[str]:
+    """What is still to be dropped, in the store."""
+    return list(await cluster.store.list("drops/"))
+
+
+async def test_a_broker_that_did_not_answer_drops_a_deleted_stream_when_it_does(cluster: Cluster) -> None:
+    for launch in ("a", "b"):
+        await cluster.register(launch)
+    await cluster.create("orders", streamlets=2)
+    cluster.brokers.failures[2] = Uncertain("no answer in 3 s")
+
+    await cluster.coordinator.delete_stream("orders")
+    await cluster.settle()
+    assert cluster.brokers.dropped == [(1, 1)]
+    cluster.brokers.failures.clear()
+    await cluster.settle()
+
+    assert cluster.brokers.dropped == [(1, 1), (2, 1)]
+    assert await left(cluster) == []
+    await cluster.settle()
+    assert len(cluster.brokers.dropped) == 2
+
+
+async def test_the_next_leader_has_brokers_drop_what_was_deleted(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.create("orders")
+    cluster.brokers.failures[1] = Unavailable("the leader ends before it has told anybody")
+    await cluster.coordinator.delete_stream("orders")
+    cluster.brokers.failures.clear()
+
+    await cluster.restart()
+    await cluster.settle()
+
+    assert cluster.brokers.dropped == [(1, 1)]
+    assert await left(cluster) == []
+
+
+async def test_the_next_leader_has_brokers_drop_what_was_not_created_to_its_end(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    creation = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+    crashed = cluster.coordinator
+
+    await cluster.restart()
+    cluster.brokers.answering.set()
+    await cluster.create("orders")
+    await cluster.settle()
+
+    assert cluster.brokers.dropped == [(1, 1)]
+    assert await left(cluster) == []
+    assert cluster.coordinator.stream("orders").stream_id == 2
+    creation.cancel()
+    await crashed.close()
+
+
+@pytest.mark.parametrize("failure", [Uncertain("no answer in 3 s"), ZeroDivisionError("defect")])
+async def test_a_broker_that_may_have_opened_what_was_not_created_drops_it(
+    cluster: Cluster, failure: Exception
+) -> None:
+    await cluster.register("a")
+    cluster.brokers.failures[1] = failure
+    with contextlib.suppress(Unavailable, ZeroDivisionError):
+        await cluster.create("orders")
+    cluster.brokers.failures.clear()
+
+    await cluster.settle()
+
+    assert cluster.brokers.dropped == [(1, 1)]
+    assert await left(cluster) == []
+
+
+async def test_what_is_being_created_is_not_dropped(cluster: Cluster) -> None:
+    await cluster.register("a")
+    cluster.brokers.answering.clear()
+    creation = asyncio.create_task(cluster.create("orders"))
+    await cluster.brokers.asked.wait()
+    assert len(await left(cluster)) == 1
+
+    await cluster.settle()
+    cluster.brokers.answering.set()
+    await creation
+    await cluster.settle()
+
+    assert cluster.brokers.dropped == []
+    assert await left(cluster) == []
+
+
+async def test_brokers_that_are_away_are_asked_when_they_are_back(cluster: Cluster) -> None:
+    for launch in ("a", "b"):
+        await cluster.register(launch)
+    await cluster.create("orders", streamlets=2)
+    cluster.brokers.failures[2] = Unavailable("connection refused")
+    await cluster.coordinator.delete_stream("orders")
+    await cluster.silence(2)
+    asked = len(cluster.brokers.epochs)
+
+    await cluster.settle()
+    assert len(cluster.brokers.epochs) == asked
+    cluster.brokers.failures.clear()
+    await cluster.register("c", broker_id=2)
+    await cluster.settle()
+
+    assert cluster.brokers.dropped == [(1, 1), (2, 1)]
+    assert await left(cluster) == []
