@@ -16,7 +16,6 @@ however it came. What a reader has got is in the queue before its range leaves i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -119,16 +118,16 @@ class Feed:
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`."""
         self._closed = True
+        self._arrived.set()
         for reader in self._push_readers.values():
             reader.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._queue.clear()
-        self._arrived.set()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            self._queue.clear()
 
     def _put(self, item: Fetched | BaseException | None) -> None:
         self._queue.append(item)

@@ -10,10 +10,11 @@ import pytest
 
 from kera.client.client import Client
 from kera.client.consumer import Consumer
+from kera.client.feed import Feed
 from kera.client.fetch import Fetched, Fetcher, Wanted
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import encode_chunk, encode_payload
-from kera.core.errors import InvalidArgument, NotOwner, Recovering, Unavailable, UnknownStream
+from kera.core.errors import ClosedError, InvalidArgument, NotOwner, Recovering, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.fleet import NEVER_S, STREAM_ID, Fleet
@@ -285,3 +286,32 @@ async def test_bounds_are_those_of_all_intervals() -> None:
     (bounds,) = (await fleet.bounds("s"))[0]
     assert (bounds.end, bounds.next_record) == (log[-1].end, 4)
     await fleet.close()
+
+
+async def test_whoever_gives_up_closing_a_feed_is_told_so_and_readers_are_too() -> None:
+    """A cancellation that is swallowed would make a time-out around it wait for ever."""
+    feed = Feed(Fleet(), ConsumerSettings())
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(NEVER_S)
+        finally:
+            await end.wait()
+
+    feed.start(slow_to_end)
+    await begun.wait()
+    feed._running += 1
+    waiting = asyncio.ensure_future(feed.take())
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(feed.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.sleep(0)
+    end.set()
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(ClosedError):
+            await waiting
