@@ -7,16 +7,19 @@ Promises:
    coordinator does the same.
 3. Of what a broker finds out, only that counts for which nothing has changed meanwhile: same assignment, same launch.
 
-`advance` is called whenever something may go on: a member registers, a heartbeat tells of progress, an operation has
-succeeded; and every heartbeat interval, which is how often a failure is tried again.
+`advance` is called every heartbeat interval, which is how often a failure is tried again, and whenever something may go
+on: a member registers, a heartbeat tells of progress, an operation has succeeded. It looks at all that was lost; what
+happens close together is therefore looked at once (`Recoveries.advance_soon`), and written at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from kera.coordinator.catalog import with_assignments
 from kera.coordinator.intervals import broker_ids_of
@@ -26,6 +29,7 @@ from kera.coordinator.recovery import (
     ENDED,
     LOST_MEMORY,
     PENDING,
+    Action,
     Decision,
     Enter,
     Fence,
@@ -69,6 +73,15 @@ ORDERS_IN_FLIGHT_MAX = 32
 """Orders to brokers about streams, of all recoveries together."""
 TAKE_OVER_BYTES_MAX = 16 << 20
 """Of the streams in one request to take over; the rest follow in the next one."""
+WRITE_BYTES_MAX = 256 << 10
+"""Of the streams in one write: less than a transaction of any store takes."""
+ADVANCE_REST = 10
+"""So many times as long as a look at everything took, the next one rests, if nobody waits for it."""
+ADVANCE_REST_S_MAX = 1.0
+
+T = TypeVar("T")
+_Key = tuple[object, ...]
+"""Of work: the recovery, what is to be done, and for whom or what."""
 
 CursorsOf = Callable[[int], Sequence[common_pb2.Cursor]]
 """Up to where the applications have read a stream."""
@@ -86,6 +99,8 @@ class _Run:
     planned: dict[Streamlet, Launch] = field(default_factory=dict)
     opened: set[tuple[Streamlet, Launch]] = field(default_factory=set)
     waits_for: tuple[str, ...] = ()
+    keys: tuple[_Key, ...] = ()
+    """Of the work that there is to do now."""
 
     def found(self, bytes_total: int, records_lost: int) -> None:
         """What a broker found that took something over."""
@@ -113,7 +128,11 @@ class Recoveries:
         self._progress: dict[Launch, list[coordinator_pb2.RecoveryProgress]] = {}
         self.unneeded = Unneeded()
         """Backups of which brokers say that they have nothing there."""
-        self._work = Work(self.advance)
+        self._work = Work(self.advance_soon)
+        self._soon: asyncio.TimerHandle | None = None
+        """When `advance` is called, if something has happened."""
+        self._rest_s = 0.0
+        self._closed = False
         self._orders = asyncio.Semaphore(ORDERS_IN_FLIGHT_MAX)
 
     def load(self) -> None:
@@ -123,11 +142,17 @@ class Recoveries:
 
     async def close(self) -> None:
         """End what is under way; the next coordinator goes on with it."""
+        self._closed = True
+        if self._soon is not None:
+            self._soon.cancel()
         await self._work.close()
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""
         await self._work.idle()
+        while self._soon is not None and not self._closed:
+            await asyncio.sleep(self._rest_s)  # sleep: until it is looked at what has happened
+            await self._work.idle()
 
     # --- what there is -----------------------------------------------------------------------------------------
 
@@ -153,20 +178,17 @@ class Recoveries:
         run.info = info
 
     def _shown(self, run: _Run) -> coordinator_pb2.RecoveryInfo:
-        failures = [reason for key in self._keys(run) if (reason := self._work.failure(key))]
+        failures = [reason for key in run.keys if (reason := self._work.failure(key))]
         return with_progress(run.info, self._streams(run), self._reports(run), (*run.waits_for, *failures))
-
-    def _keys(self, run: _Run) -> list[tuple[object, ...]]:
-        launches = [Launch(one, self._state.brokers.epoch(one)) for one in self._state.brokers.live_ids()]
-        backups = [Launch(one, self._state.backups.epoch(one)) for one in self._state.backups.live_ids()]
-        return [
-            *((key_of(run.info), TakeOver, owner) for owner in launches),
-            *((key_of(run.info), kind, backup) for kind in (Fence, Free) for backup in backups),
-        ]
 
     def _streams(self, run: _Run) -> list[common_pb2.StreamInfo]:
         concerned = self._state.catalog.concerning(run.info.broker_id)
         return [stream for stream in concerned if stream.config.replication]
+
+    def _stream(self, stream_id: int) -> common_pb2.StreamInfo | None:
+        """A stream, if it is still there."""
+        catalog = self._state.catalog
+        return catalog.with_id(stream_id) if stream_id in catalog else None
 
     def _reports(self, run: _Run) -> Reports:
         return gather(run.info, self._streams(run), self._progress)
@@ -186,11 +208,11 @@ class Recoveries:
         """Give a broker's launches up for lost, as of now, if there is anything to recover and somebody to do it.
 
         Looked at, and written, in one: `is_needed` is asked when nothing else can change. With cause `DRAINED` the
-        broker lives on, and only loses older groups of streamlets.
+        broker lives on, and only loses older groups of streamlets. Raises `Unavailable` when there is nobody.
         """
         if info := await self._state.change(self._begin(broker_id, cause, is_needed)):
             log.warning("recovery begins", broker_id=broker_id, before_epoch=info.before_epoch, cause=cause)
-            self.advance()
+            self.advance_soon()
 
     async def _begin(
         self, broker_id: int, cause: str, is_needed: Callable[[], bool]
@@ -202,8 +224,10 @@ class Recoveries:
         info = begun(broker_id, epoch, cause, state.clock.now_us())
         plan, waits_for = plan_owners(info, self._view(_Run(info)))
         if not plan:
-            log.warning("a broker is lost, and nobody can take over", broker_id=broker_id, waits_for=waits_for)
-            return None
+            raise Unavailable(
+                f"broker {broker_id} is lost, and nobody can take over; that waits for {'; '.join(waits_for)}",
+                broker_id=broker_id,
+            )
         changes: dict[str, bytes | None] = {last_epoch("broker"): number(epoch), **_records([info])}
         fenced = None if cause == DRAINED else state.brokers.fenced(broker_id, epoch)
         if fenced is not None:
@@ -272,28 +296,41 @@ class Recoveries:
         for info in changed:
             self._put(info)
             log.info("recovery", broker_id=info.broker_id, before_epoch=info.before_epoch, phase=word(info.phase))
-        self.advance()
+        self.advance_soon()
 
     def report(self, launch: Launch, progress: Sequence[coordinator_pb2.RecoveryProgress]) -> None:
         """What a broker says in its heartbeat of how far it is."""
         if progress or launch in self._progress:
             self._progress[launch] = list(progress)
-            self.advance()
+            self.advance_soon()
 
     # --- going on ----------------------------------------------------------------------------------------------
 
+    def advance_soon(self) -> None:
+        """Have `advance` called, after a rest in which more may come together."""
+        if self._soon is None and not self._closed:
+            self._soon = asyncio.get_running_loop().call_later(self._rest_s, self.advance)
+
     def advance(self) -> None:
         """Begin whatever can be done now, of all recoveries."""
-        if self._state.lost.done():
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._state.lost.done() or self._closed:
             return
+        begun_s = time.perf_counter()
+        self._advance()
+        self._rest_s = min(ADVANCE_REST * (time.perf_counter() - begun_s), ADVANCE_REST_S_MAX)
+
+    def _advance(self) -> None:
         self._progress = {launch: told for launch, told in self._progress.items() if told and self._is_current(launch)}
         for run in list(self._runs.values()):
             if run.info.phase == RECOVERY_PHASE_CANCELLED:
                 continue
             decision = self._decide(run)
             run.waits_for = decision.waits_for
-            for action in decision.actions:
-                self._start(run, action)
+            run.keys = tuple(self._start(run, action) for action in decision.actions)
+        self._work.forget_failures({key for run in self._runs.values() for key in run.keys})
 
     def _is_current(self, launch: Launch) -> bool:
         brokers = self._state.brokers
@@ -306,9 +343,11 @@ class Recoveries:
 
     def _view(self, run: _Run) -> View:
         state, info = self._state, run.info
-        ended = info.phase in ENDED
+        backups = frozenset(Launch(one, state.backups.epoch(one)) for one in state.backups.live_ids())
+        if info.phase in ENDED:  # all that is left to do is to tell backups that come late
+            return View((), {}, backups, fenced=frozenset(run.fenced), freed=frozenset(run.freed))
         counts = state.catalog.streamlet_counts()
-        streams = [] if ended else self._streams(run)
+        streams = self._streams(run)
         reports = gather(info, streams, self._progress)
         return View(
             streams=streams,
@@ -321,7 +360,7 @@ class Recoveries:
                 )
                 for broker in map(state.brokers.describe, state.brokers.live_ids())
             },
-            backups=frozenset(Launch(one, state.backups.epoch(one)) for one in state.backups.live_ids()),
+            backups=backups,
             segment_bytes=state.brokers.describe(info.broker_id).segment_bytes,
             fenced=frozenset(run.fenced),
             freed=frozenset(run.freed),
@@ -334,22 +373,27 @@ class Recoveries:
             ),
         )
 
-    def _start(self, run: _Run, action: Fence | TakeOver | Open | Release | Free | Enter) -> None:
-        key = key_of(run.info)
+    def _start(self, run: _Run, action: Action) -> _Key:
+        """Have an action carried out, unless that is under way; returns the key of that work."""
+        recovery = key_of(run.info)
         match action:
             case Fence(backup):
-                self._work.start((key, Fence, backup), lambda: self._fence(run, backup))
+                return self._work_on((recovery, Fence, backup), lambda: self._fence(run, backup))
             case TakeOver(owner, streamlets):
                 run.planned.update(dict.fromkeys(streamlets, owner))
-                self._work.start((key, TakeOver, owner), lambda: self._take_over(run, owner, streamlets))
+                return self._work_on((recovery, TakeOver, owner), lambda: self._take_over(run, owner, streamlets))
             case Open(owner, stream_id):
-                self._work.start((key, Open, owner, stream_id), lambda: self._open(run, owner, stream_id))
-            case Release(stream_id):
-                self._work.start((key, Release, stream_id), lambda: self._release(run, stream_id))
+                return self._work_on((recovery, Open, owner, stream_id), lambda: self._open(run, owner, stream_id))
+            case Release(stream_ids):
+                return self._work_on((recovery, Release), lambda: self._release(run, stream_ids))
             case Free(backup):
-                self._work.start((key, Free, backup), lambda: self._free(run, backup))
+                return self._work_on((recovery, Free, backup), lambda: self._free(run, backup))
             case Enter(phase):
-                self._work.start((key, Enter, phase), lambda: self._enter(run, phase))
+                return self._work_on((recovery, Enter, phase), lambda: self._enter(run, phase))
+
+    def _work_on(self, key: _Key, work: Callable[[], Coroutine[Any, Any, None]]) -> _Key:
+        self._work.start(key, work)
+        return key
 
     async def _fence(self, run: _Run, backup: Launch) -> None:
         info = self._state.backups.describe(backup.member_id)
@@ -368,28 +412,37 @@ class Recoveries:
         state = self._state
         request = self._request(run, streamlets)
         answer = await state.broker_calls.take_over(state.brokers.describe(owner.member_id), request)
+        found = {Streamlet(one.stream_id, one.state.streamlet_id): one.state for one in answer.streamlets}
+        counted = False
+        for batch in _batches(request.streams, lambda asked: asked.ByteSize()):
+            if await state.change(self._write_taken(run, owner, batch, found, None if counted else answer)):
+                counted = True
+                self.advance_soon()  # so that the owner opens it, while others are written
         if answer.waits_for:
             raise Unavailable(f"broker {owner.member_id} waits for {'; '.join(answer.waits_for)}")
-        found = {Streamlet(one.stream_id, one.state.streamlet_id): one.state for one in answer.streamlets}
-        run.found(answer.bytes_total, answer.records_lost)
-        for asked in request.streams:
-            await state.change(self._write_taken(run, owner, asked, found))
-            self.advance()  # so that the owner opens it, while others are written
 
     async def _write_taken(
         self,
         run: _Run,
         owner: Launch,
-        asked: broker_pb2.TakeOverStream,
+        asked: Iterable[broker_pb2.TakeOverStream],
         found: Mapping[Streamlet, common_pb2.StreamletState],
-    ) -> None:
+        totals: broker_pb2.TakeOverResponse | None,
+    ) -> bool:
+        """Write that `owner` has what it was asked for and has found; whether there was any.
+
+        `totals`: what of it is not counted yet.
+        """
         if run.info.phase not in PENDING or not self._is_current(owner):
-            return  # it came back, or the owner-to-be went: what was found out is about something else
-        stream = self._taken(run, owner, asked, found)
-        if stream is not None:
+            return False  # it came back, or the owner-to-be went: what was found out is about something else
+        streams = [stream for one in asked if (stream := self._taken(run, owner, one, found)) is not None]
+        if streams:
+            if totals is not None:
+                run.found(totals.bytes_total, totals.records_lost)
             info = self._shown(run)
-            await self._state.write(_records([info]), [stream])
+            await self._state.write(_records([info]), streams)
             self._put(info)
+        return bool(streams)
 
     def _request(self, run: _Run, streamlets: Iterable[Streamlet]) -> broker_pb2.TakeOverRequest:
         state = self._state
@@ -452,7 +505,7 @@ class Recoveries:
     ) -> common_pb2.StreamInfo | None:
         """The stream with `owner` as the owner of what it has found; None: nothing of it is as it was asked for."""
         stream_id = asked.stream.stream_id
-        stream = next((one for one in self._streams(run) if one.stream_id == stream_id), None)
+        stream = self._stream(stream_id)
         if stream is None:
             return None
         changed = [
@@ -472,7 +525,7 @@ class Recoveries:
     async def _open(self, run: _Run, owner: Launch, stream_id: int) -> None:
         state = self._state
         async with self._orders, state.gate(stream_id):
-            stream = next((one for one in self._streams(run) if one.stream_id == stream_id), None)
+            stream = self._stream(stream_id)
             if stream is None or not self._is_current(owner):
                 return
             await state.open(owner.member_id, stream)
@@ -480,29 +533,33 @@ class Recoveries:
             if Launch(one.broker_id, one.broker_epoch) == owner:
                 run.opened.add((Streamlet(stream_id, one.streamlet_id), owner))
 
-    async def _release(self, run: _Run, stream_id: int) -> None:
+    async def _release(self, run: _Run, stream_ids: Sequence[int]) -> None:
+        streams = [stream for stream_id in stream_ids if (stream := self._stream(stream_id)) is not None]
+        for batch in _batches(streams, lambda stream: stream.ByteSize()):
+            for stream in await self._state.change(self._write_released(run, [one.stream_id for one in batch])):
+                key = (key_of(run.info), "tell", stream.stream_id)
+                self._work.start(key, lambda stream=stream: self._tell_released(run, stream))  # type: ignore[misc]
+
+    async def _write_released(self, run: _Run, stream_ids: Iterable[int]) -> list[common_pb2.StreamInfo]:
+        streams = []
+        for stream in map(self._stream, stream_ids):
+            taken = [one for one in stream.assignments if is_taken_over(run.info, one)] if stream is not None else []
+            if stream is not None and taken:
+                streams.append(with_assignments(stream, [released(run.info, one) for one in taken]))
+        info = self._shown(run)  # without the source the owners tell of it no more: what they said last is written
+        await self._state.write(_records([info]), streams)
+        self._put(info)
+        return streams
+
+    async def _tell_released(self, run: _Run, stream: common_pb2.StreamInfo) -> None:
+        # The broker that was lost may be back, or never have gone: it has kept what it had until now.
+        others = {run.info.broker_id} - {one for held in stream.assignments for one in broker_ids_of(held)}
         async with self._orders:
-            stream = await self._state.change(self._write_released(run, stream_id))
-            if stream is None:
-                return
-            # The broker that was lost may be back, or never have gone: it has kept what it had until now.
-            others = {run.info.broker_id} - {one for held in stream.assignments for one in broker_ids_of(held)}
             await self._state.tell(
                 stream,
                 also=[one for one in others if self._state.brokers.is_alive(one)],
                 otherwise="broker does not know yet that a stream is restored",
             )
-
-    async def _write_released(self, run: _Run, stream_id: int) -> common_pb2.StreamInfo | None:
-        stream = next((one for one in self._streams(run) if one.stream_id == stream_id), None)
-        if stream is None:
-            return None
-        restored = [released(run.info, one) for one in stream.assignments if is_taken_over(run.info, one)]
-        stream = with_assignments(stream, restored)
-        info = self._shown(run)  # without the source the owners tell of it no more: what they said last is written
-        await self._state.write(_records([info]), [stream])
-        self._put(info)
-        return stream
 
     async def _enter(self, run: _Run, phase: coordinator_pb2.RecoveryPhase.ValueType) -> None:
         before = run.info
@@ -529,6 +586,20 @@ class Recoveries:
             return []
         ended = [run.info for key, run in self._runs.items() if run.info.phase in ENDED and key != key_of(info)]
         return sorted(ended, key=lambda one: (one.detected_us, one.before_epoch), reverse=True)[KEPT - 1 :]
+
+
+def _batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """As many at a time as one write takes."""
+    batch: list[T] = []
+    total_bytes = 0
+    for item in items:
+        batch.append(item)
+        total_bytes += size_of(item)
+        if total_bytes >= WRITE_BYTES_MAX:
+            yield batch
+            batch, total_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def _records(infos: Iterable[coordinator_pb2.RecoveryInfo]) -> dict[str, bytes | None]:

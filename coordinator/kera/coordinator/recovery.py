@@ -135,9 +135,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Write that a stream has nothing of the source any more, and tell its brokers."""
+    """Write that streams have nothing of the source any more, and tell their brokers."""
 
-    stream_id: int
+    stream_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +248,10 @@ def decide(recovery: RecoveryInfo, view: View) -> Decision:
         case phase if phase == RECOVERY_PHASE_TAKING_OVER:
             return _take_over(recovery, view)
         case phase if phase == RECOVERY_PHASE_RECOVERING:
-            done = all(streamlet in view.readable for streamlet, _ in _taken_over(recovery, view))
+            left = _taken_over(recovery, view)
+            done = all(streamlet in view.readable for streamlet, _ in left)
             step = (Enter(RECOVERY_PHASE_RESTORING),) if done else ()
-            return Decision((*_unfenced(recovery, view), *step))
+            return Decision((*_unfenced(recovery, view), *step), () if done else _orphans(view, left))
         case phase if phase == RECOVERY_PHASE_RESTORING:
             return _restore(recovery, view)
         case phase if phase == RECOVERY_PHASE_DONE:
@@ -298,18 +299,15 @@ def _taken_over(recovery: RecoveryInfo, view: View) -> list[tuple[Streamlet, com
 
 def _take_over(recovery: RecoveryInfo, view: View) -> Decision:
     plan, waits_for = plan_owners(recovery, view)
+    taken = _taken_over(recovery, view)
+    orphans = _orphans(view, taken)
     by_owner: dict[Launch, list[Streamlet]] = {}
     for streamlet, owner in plan.items():
         by_owner.setdefault(owner, []).append(streamlet)
     unopened = {
         Open(owner, streamlet.stream_id)
-        for streamlet, one in _taken_over(recovery, view)
+        for streamlet, one in taken
         if (streamlet, owner := Launch(one.broker_id, one.broker_epoch)) not in view.opened and _lives(view, owner)
-    }
-    orphans = {
-        f"the recovery of broker {one.broker_id}, which had taken over streamlets"
-        for _, one in _taken_over(recovery, view)
-        if not _lives(view, Launch(one.broker_id, one.broker_epoch))
     }
     actions: list[Action] = [
         *_unfenced(recovery, view),
@@ -318,15 +316,21 @@ def _take_over(recovery: RecoveryInfo, view: View) -> Decision:
     ]
     if not actions and not waits_for and not orphans:
         actions.append(Enter(RECOVERY_PHASE_RECOVERING))
-    return Decision(tuple(actions), (*waits_for, *sorted(orphans)))
+    return Decision(tuple(actions), (*waits_for, *orphans))
+
+
+def _orphans(view: View, taken: Iterable[tuple[Streamlet, common_pb2.StreamletAssignment]]) -> tuple[str, ...]:
+    """What holds up streamlets whose new owner is gone, too: it comes back, or is recovered itself."""
+    gone = {one.broker_id for _, one in taken if not _lives(view, Launch(one.broker_id, one.broker_epoch))}
+    return tuple(f"broker {broker_id}, which had taken over streamlets, or its recovery" for broker_id in sorted(gone))
 
 
 def _restore(recovery: RecoveryInfo, view: View) -> Decision:
     left = _taken_over(recovery, view)
     if not all(streamlet in view.restored for streamlet, _ in left):
-        return Decision(_unfenced(recovery, view))
+        return Decision(_unfenced(recovery, view), _orphans(view, left))
     if left:
-        return Decision(tuple(Release(stream_id) for stream_id in sorted({one.stream_id for one, _ in left})))
+        return Decision((Release(tuple(sorted({one.stream_id for one, _ in left}))),))
     if view.older:  # they may still have to read what would be freed with ours
         waits_for = f"the recovery of broker {recovery.broker_id} before launch {max(view.older)}"
         return Decision(_unfenced(recovery, view), (waits_for,))

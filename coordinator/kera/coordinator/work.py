@@ -8,7 +8,7 @@ stops nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Container, Coroutine, Hashable
 from typing import Any
 
 from kera.core.errors import KeraError
@@ -41,6 +41,11 @@ class Work:
     def failure(self, key: Hashable) -> str:
         """Why the last task of this key failed; empty: it did not, or there was none."""
         return self._failures.get(key, "")
+
+    def forget_failures(self, but: Container[Hashable]) -> None:
+        """Whatever nobody is going to try again does not matter any more; `but`: what somebody is."""
+        for key in [key for key in self._failures if key not in but]:
+            del self._failures[key]
 
     def cancel(self, key: Hashable) -> None:
         """Give up the task of this key, if there is one."""

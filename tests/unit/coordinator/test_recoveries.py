@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from kera.coordinator import recoveries as recoveries_module
+from kera.coordinator import recovery as recovery_module
 from kera.coordinator.catalog import GROUPS_PER_LAUNCH
 from kera.core.errors import StaleEpoch, Unavailable
-from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
 
@@ -192,6 +193,95 @@ async def test_who_takes_over_may_have_to_wait_for_replicas(three: Cluster) -> N
     three.brokers.waits_for = []
     await three.settle()
     assert phase(three) == "RECOVERING"
+
+
+async def test_what_need_not_wait_for_replicas_is_not_held_up_by_what_does(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for launch in "ab":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    for name in ("copied", "also"):
+        await cluster.create(name, streamlets=2, replication=1)
+    waiting = {"also"}
+
+    async def take_over(_: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest) -> broker_pb2.TakeOverResponse:
+        answer = broker_pb2.TakeOverResponse()
+        for one in request.streams:
+            if one.stream.name in waiting:
+                answer.waits_for.append("its only backup")
+                continue
+            for number in one.streamlet_ids:
+                state = cluster.brokers.end(one.stream.stream_id, number)
+                answer.streamlets.add(stream_id=one.stream.stream_id, state=state)
+                answer.bytes_total += 100
+        return answer
+
+    monkeypatch.setattr(cluster.brokers, "take_over", take_over)
+    await cluster.silence(1)
+
+    assert owners(cluster)[0] == (2, 2)
+    assert cluster.brokers.streams[2, 1] == cluster.coordinator.stream("copied"), "it takes records"
+    assert owners(cluster, "also") == [(1, 1), (2, 2)]
+    assert [reason for reason in only(cluster).waits_for if "its only backup" in reason]
+    assert phase(cluster) == "TAKING_OVER"
+
+    waiting.clear()
+    await cluster.settle()
+    assert phase(cluster) == "RECOVERING"
+    assert only(cluster).bytes_total == 200, "each was counted once"
+
+
+async def test_an_owner_that_cannot_open_what_it_has_taken_over_is_what_the_recovery_waits_for(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = three.brokers.open_streamlets
+
+    async def refusing(broker: common_pb2.BrokerInfo, stream: common_pb2.StreamInfo, **_: Any) -> None:
+        raise Unavailable(f"the disk of broker {broker.broker_id} has no room for {stream.name}")
+
+    monkeypatch.setattr(three.brokers, "open_streamlets", refusing)
+    await three.silence(1)
+    assert phase(three) == "TAKING_OVER"
+    assert list(only(three).waits_for) == ["the disk of broker 2 has no room for copied"]
+
+    monkeypatch.setattr(three.brokers, "open_streamlets", opening)
+    await three.settle()
+    assert phase(three) == "RECOVERING"
+    assert not only(three).waits_for
+
+
+async def test_what_nobody_tries_again_is_forgotten(three: Cluster) -> None:
+    three.brokers.failures[2] = three.brokers.failures[3] = Unavailable("nobody there")
+    await three.silence(1)
+    work = three.coordinator._recoveries._work
+    assert work._failures
+    await three.coordinator.delete_stream("copied")
+    await three.settle()
+
+    assert work._failures == {}
+
+
+async def test_the_work_of_a_recovery_grows_with_what_is_lost_and_not_with_its_square(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for launch in "ab":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    streams = 60
+    for number in range(streams):
+        await cluster.create(f"s{number}", replication=1)
+    looks = 0
+
+    def counted(*arguments: Any) -> recovery_module.Decision:
+        nonlocal looks
+        looks += 1
+        return recovery_module.decide(*arguments)
+
+    monkeypatch.setattr(recoveries_module, "decide", counted)
+    await cluster.silence(1)
+    assert phase(cluster) == "RECOVERING"
+    assert looks < streams / 2, "each look is at all of them"
 
 
 async def test_a_broker_that_is_back_with_its_memory_in_time_keeps_everything(three: Cluster) -> None:
