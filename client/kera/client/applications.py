@@ -13,10 +13,11 @@ from kera.client.group_discovery import list_groups
 from kera.client.intervals import start_of_group
 from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
-from kera.core.errors import InvalidArgument, KeraError, UnknownStream
+from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
 from kera.core.rpc.method import call
+from kera.core.rpc.wire import error_from_message
 from kera.v1 import application_pb2, broker_pb2, coordinator_pb2
 
 ResetTo = Literal["earliest", "latest"] | datetime.datetime | Mapping[int, Sequence[Position]]
@@ -309,20 +310,42 @@ def _parts(stream: StreamDescription, entry: EntryId, position: Position) -> dic
 async def _measure(
     cluster: Cluster, stream: StreamDescription, broker_id: int, parts: Sequence[tuple[_Point, Position]]
 ) -> list[Lag | None]:
-    request = broker_pb2.MeasureLagRequest()
-    for point, start in parts:
-        fill_cursor(request.cursors.add(), point.entry, start)
-    try:
-        channel = await cluster.channel(stream, broker_id)
-        answer = await call(channel, api.MEASURE_LAG, request, timeout_s=cluster.request_timeout_s)
-    except KeraError as error:
-        if not of_broker(error).retriable:
-            raise
-        return [None] * len(parts)
-    return [
-        None if lag.HasField("error") else Lag(lag.records, lag.bytes, lag.oldest_us if lag.records else 0)
-        for lag in answer.lags
-    ]
+    """Of what is gone, as retention was faster, nothing is left: it is measured from behind that."""
+    found: list[Lag | None] = [None] * len(parts)
+    asked = {at: start for at, (_, start) in enumerate(parts)}
+    while asked:
+        request = broker_pb2.MeasureLagRequest()
+        for at, start in asked.items():
+            fill_cursor(request.cursors.add(), parts[at][0].entry, start)
+        try:
+            channel = await cluster.channel(stream, broker_id)
+            answer = await call(channel, api.MEASURE_LAG, request, timeout_s=cluster.request_timeout_s)
+        except KeraError as error:
+            if not of_broker(error).retriable:
+                raise
+            return [None] * len(parts)
+        again: dict[int, Position] = {}
+        for (at, start), lag in zip(asked.items(), answer.lags, strict=True):
+            if not lag.HasField("error"):
+                found[at] = Lag(lag.records, lag.bytes, lag.oldest_us if lag.records else 0)
+                continue
+            behind = _behind(error_from_message(lag.error), start)
+            if behind is None:
+                continue
+            if stream.assignments[parts[at][0].entry.streamlet_id].broker_at(behind) == broker_id:
+                again[at] = behind
+            else:
+                found[at] = Lag(0, 0, 0)
+        asked = again
+    return found
+
+
+def _behind(error: KeraError, start: Position) -> Position | None:
+    """Where there is something again; None: that is not what is wrong."""
+    if not isinstance(error, DataLost):
+        return None
+    available = Position(*error.attributes.get("available_from", start))
+    return available if available > start else None
 
 
 # -- where to reset to ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kera.broker.reading import ordinal_of
-from kera.client.applications import reset_application
+from kera.client.applications import Lag, describe_application, reset_application
 from kera.client.group_consumer import GroupConsumer
 from kera.client.group_settings import GroupSettings
 from kera.core.clock import SystemClock
@@ -429,6 +429,28 @@ async def test_an_application_is_not_put_behind_the_end(
     await reset_application(groups, "app", "s", {0: [bounds.end]}, force=False)  # type: ignore[arg-type]
     await fill(5)
     assert await take(make_consumer(), 5) == list(range(10, 15))
+
+
+async def test_the_lag_of_who_is_behind_retention_is_what_is_left(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
+) -> None:
+    """It is then that people look."""
+    await fill()
+    consumer = make_consumer()
+    await take(consumer, 1)
+    await consumer.close()
+    for group_id in (4, 6):  # in groups that are known
+        gone = truncate(groups, group_id)
+        (entry,) = (await describe_application(groups, "app")).entries  # type: ignore[arg-type]
+        assert entry.lag is not None
+        assert entry.lag.records == ROWS - gone
+        assert entry.lag.bytes > 0
+        assert entry.lag.oldest_us > 0
+    ((bounds,),) = (await groups.bounds("s")).values()
+    (log_entry,) = groups.streams.get(groups.info.stream_id).streamlet(0).entries
+    groups.streams.move_start(log_entry, bounds.end, ROWS)
+    (entry,) = (await describe_application(groups, "app")).entries  # type: ignore[arg-type]
+    assert entry.lag == Lag(0, 0, 0), "all is gone"
 
 
 async def test_brokers_are_told_cursors(groups: GroupCluster, make_consumer: MakeConsumer, fill: Any) -> None:
