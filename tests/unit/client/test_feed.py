@@ -296,7 +296,7 @@ async def test_whoever_gives_up_closing_a_feed_is_told_so_and_readers_are_too() 
     async def slow_to_end() -> None:
         try:
             begun.set()
-            await asyncio.sleep(NEVER_S)
+            await asyncio.Event().wait()
         finally:
             await end.wait()
 
