@@ -2,6 +2,9 @@
 
 Loads are rates since the last heartbeat, whether that was answered or not. The rest is told until an answer says that
 it has arrived, or for as long as it is so. All of it is bounded: what does not fit goes with the next heartbeats.
+
+A heartbeat walks over all streamlets, which takes 0.15 µs for each that is quiet (1.5 ms for ten thousand), and looks
+into some of those that have moved, in turns: that takes longer.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from kera.v1 import coordinator_pb2
 LOADS_MAX = 1000
 STARTS_MAX = 1000
 EMPTY_INTERVALS_MAX = 1000
+MOVED_MAX = 1000
+"""Streamlets with older intervals, of which one heartbeat finds out whether they are empty."""
 
 Recoveries = Callable[[], Iterable[coordinator_pb2.RecoveryProgress]]
 
@@ -44,6 +49,8 @@ class HeartbeatReport:
         """Backups that the heartbeat names that is not answered yet."""
         self._monotonic_s = monotonic_s
         self._filled_s = monotonic_s()
+        self._looked_at = 0
+        """Streamlets with older intervals, in this round of looks."""
         self._told: dict[Entry, Position] = {}
         """Starts in the heartbeat that is not answered yet."""
 
@@ -52,6 +59,7 @@ class HeartbeatReport:
         now_s = self._monotonic_s()
         seconds, self._filled_s = max(now_s - self._filled_s, 1e-3), now_s
         loads: list[_Load] = []
+        moved: list[Streamlet] = []
         total_bytes = 0
         for stream in self._streams:  # of which there may be ten thousand: messages are only made of what is told
             for streamlet in stream.streamlets.values():
@@ -59,7 +67,8 @@ class HeartbeatReport:
                     total_bytes += streamlet.bytes_appended
                     loads.append(_load_of(streamlet))
                 if len(streamlet.intervals) > 1 or not streamlet.owned:
-                    _add_empty(request, streamlet)
+                    moved.append(streamlet)
+        self._add_empty(request, moved)
         request.bytes_per_s = round(total_bytes / seconds)
         for _, streamlet, appended, records, read in heapq.nlargest(LOADS_MAX, loads, key=itemgetter(0)):
             request.loads.add(
@@ -84,6 +93,19 @@ class HeartbeatReport:
             start.group_id, start.segment_id, start.position = entry.start
             self._told[entry] = entry.start
 
+    def _add_empty(self, request: coordinator_pb2.HeartbeatRequest, moved: list[Streamlet]) -> None:
+        first = self._looked_at if self._looked_at < len(moved) else 0
+        found = (
+            (streamlet, each) for streamlet in moved[first : first + MOVED_MAX] for each in empty_intervals(streamlet)
+        )
+        for streamlet, interval in islice(found, EMPTY_INTERVALS_MAX):
+            request.empty_intervals.add(
+                stream_id=streamlet.stream_id,
+                streamlet_id=streamlet.streamlet_id,
+                first_group_id=interval.first_group_id,
+            )
+        self._looked_at = first + MOVED_MAX
+
     def answered(self) -> None:
         """The last heartbeat that was filled has arrived."""
         for entry, start in self._told.items():
@@ -102,17 +124,6 @@ def _load_of(streamlet: Streamlet) -> _Load:
     appended, records, read = streamlet.bytes_appended, streamlet.records_appended, streamlet.bytes_read
     streamlet.bytes_appended = streamlet.records_appended = streamlet.bytes_read = 0
     return appended + read, streamlet, appended, records, read
-
-
-def _add_empty(request: coordinator_pb2.HeartbeatRequest, streamlet: Streamlet) -> None:
-    for interval in empty_intervals(streamlet):
-        if len(request.empty_intervals) >= EMPTY_INTERVALS_MAX:
-            return
-        request.empty_intervals.add(
-            stream_id=streamlet.stream_id,
-            streamlet_id=streamlet.streamlet_id,
-            first_group_id=interval.first_group_id,
-        )
 
 
 def empty_intervals(streamlet: Streamlet) -> Iterator[Interval]:

@@ -4,6 +4,7 @@ import pytest
 
 from kera.broker import heartbeat_report
 from kera.broker.heartbeat_report import HeartbeatReport
+from kera.broker.ownership import Interval
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
@@ -132,6 +133,19 @@ async def test_intervals_of_which_nothing_is_left_are_told_until_they_are_given_
     cluster.info = assign(cluster.info, 1, [(2, 2, [2, 0]), (3, 1, [2, 2])])
     await cluster.open(1)
     assert empty(first) == []
+
+
+async def test_of_many_streamlets_that_moved_some_are_looked_at_in_turn(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_report, "MOVED_MAX", 2)
+    interval = Interval(1, 2)
+    for streamlet in broker.streams.get(STREAM_ID).streamlets.values():
+        monkeypatch.setattr(streamlet, "intervals", (interval, Interval(2)))
+    report = HeartbeatReport(broker.streams)
+
+    told = [[each.streamlet_id for each in filled(report).empty_intervals] for _ in range(4)]
+    assert told == [[0, 1], [2], [0, 1], [2]]
 
 
 async def test_recoveries_are_told_as_they_are(broker: Broker) -> None:
