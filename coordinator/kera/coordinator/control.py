@@ -24,6 +24,10 @@ from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")
 
+BEATS_MISSED_MIN = 1.25
+"""A broker whose address refuses connections has to have been silent for so many heartbeat intervals, too: what refuses
+may be something between it and us, and then it is well."""
+
 
 class Control:
     """See the head of this module."""
@@ -108,7 +112,8 @@ class Control:
         broker, heard_s = brokers.describe(broker_id), brokers.heard_s(broker_id)
         if not await state.broker_calls.refuses(broker):
             return
-        await asyncio.sleep(state.settings.report_grace_ms / 1000)
+        due_s = heard_s + BEATS_MISSED_MIN * state.settings.heartbeat_interval_ms / 1000
+        await asyncio.sleep(max(state.settings.report_grace_ms / 1000, due_s - state.clock.monotonic_s()))
         if not await state.broker_calls.refuses(broker):
             return
         if (brokers.epoch(broker_id), brokers.heard_s(broker_id)) != (broker.broker_epoch, heard_s):

@@ -63,6 +63,20 @@ async def test_a_broker_that_is_heard_of_between_two_looks_lives(two: Cluster) -
     assert two.coordinator.recoveries() == []
 
 
+async def test_a_broker_whose_heartbeat_is_not_due_yet_is_given_time_whatever_refuses_its_address(two: Cluster) -> None:
+    settings = {"heartbeat_interval_ms": 200, "report_grace_ms": 1}
+    two.settings = two.settings.model_copy(update=settings)
+    await two.restart()
+    two.brokers.refused = {1}
+    two.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1))
+    await asyncio.sleep(0.02)  # sleep: the grace alone is over
+    two.clock.advance(0.02)
+    await two.heartbeat(1)
+    await two.coordinator.idle()
+
+    assert two.coordinator.recoveries() == []
+
+
 async def test_a_broker_that_registers_anew_between_two_looks_lives(two: Cluster) -> None:
     two.brokers.refused = {1}
     two.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1))
