@@ -265,9 +265,11 @@ class World:
         *,
         wait_ms: int,
         coordinator_epoch: int,
+        assignments_version: int,
     ) -> list[common_pb2.StreamletState]:
         del wait_ms
         broker = await self._order(info, coordinator_epoch)
+        assert assignments_version >= broker.streams[stream_id].assignments_version, "it would be refused"
         broker.sealed |= {(stream_id, one): broker.streams[stream_id].assignments_version for one in streamlet_ids}
         await self.step()
         return [self._end(stream_id, one) for one in streamlet_ids]

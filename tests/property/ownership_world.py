@@ -312,9 +312,14 @@ class World:
         *,
         wait_ms: int,
         coordinator_epoch: int,
+        assignments_version: int,
     ) -> list[common_pb2.StreamletState]:
         request = broker_pb2.SealStreamletsRequest(
-            coordinator_epoch=coordinator_epoch, stream_id=stream_id, streamlet_ids=streamlet_ids, wait_ms=wait_ms
+            coordinator_epoch=coordinator_epoch,
+            stream_id=stream_id,
+            streamlet_ids=streamlet_ids,
+            wait_ms=wait_ms,
+            assignments_version=assignments_version,
         )
         return list((await self._order(broker, api.SEAL_STREAMLETS, request)).states)
 

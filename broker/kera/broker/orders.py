@@ -105,10 +105,16 @@ class Orders:
     async def seal(self, request: broker_pb2.SealStreamletsRequest) -> list[common_pb2.StreamletState]:
         """Take no more chunks for streamlets; where they end, once all that they have is durable.
 
-        Raises `NotOwner`, or `Unavailable` when that takes too long: then they take chunks again.
+        Raises `NotOwner`, or `Unavailable` when that takes too long: then they take chunks again. An order that was
+        overtaken by a later version of the assignments is refused: whoever gave it has given it up, and told that.
         """
         self.heard_of(request.coordinator_epoch)
         stream = self._streams.get(request.stream_id)
+        if request.assignments_version and request.assignments_version < stream.assignments_version:
+            raise Unavailable(
+                f"the order to seal streamlets of stream {stream.name!r} came late: what it was given for is over",
+                stream=stream.name,
+            )
         streamlets = [stream.streamlet(streamlet_id) for streamlet_id in request.streamlet_ids]
         for streamlet in streamlets:
             if not streamlet.owned:

@@ -48,8 +48,12 @@ class Brokers(Protocol):
         *,
         wait_ms: int,
         coordinator_epoch: int,
+        assignments_version: int,
     ) -> list[common_pb2.StreamletState]:
-        """Have `broker` take no more chunks for streamlets, and say where they end."""
+        """Have `broker` take no more chunks for streamlets, and say where they end.
+
+        It refuses that once it knows a later version of the assignments.
+        """
         ...
 
     async def take_over(
@@ -101,10 +105,15 @@ class GrpcBrokers:
         *,
         wait_ms: int,
         coordinator_epoch: int,
+        assignments_version: int,
     ) -> list[common_pb2.StreamletState]:
         """See `Brokers.seal_streamlets`."""
         request = broker_pb2.SealStreamletsRequest(
-            coordinator_epoch=coordinator_epoch, stream_id=stream_id, streamlet_ids=streamlet_ids, wait_ms=wait_ms
+            coordinator_epoch=coordinator_epoch,
+            stream_id=stream_id,
+            streamlet_ids=streamlet_ids,
+            wait_ms=wait_ms,
+            assignments_version=assignments_version,
         )
         timeout_s = wait_ms / 1000 + self._timeout_s
         answer = await self._peers.call(broker.grpc_address, api.SEAL_STREAMLETS, request, timeout_s=timeout_s)

@@ -218,6 +218,7 @@ class Migration:
             [streamlet.streamlet_id],
             wait_ms=state.settings.seal_wait_ms,
             coordinator_epoch=state.coordinator_epoch,
+            assignments_version=state.catalog.with_id(streamlet.stream_id).assignments_version,
         )
         end = next((one for one in states if one.streamlet_id == streamlet.streamlet_id), None)
         if end is None:

@@ -1182,10 +1182,13 @@ class SealStreamletsRequest(_message.Message):
     STREAM_ID_FIELD_NUMBER: _builtins.int
     STREAMLET_IDS_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    ASSIGNMENTS_VERSION_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     stream_id: _builtins.int
     wait_ms: _builtins.int
     """How long it may wait for what is not durable yet; then all is as it was, and the error says what it waited for."""
+    assignments_version: _builtins.int
+    """Of the stream, as the coordinator knows it. A seal that comes after a later one is refused: nobody would end it."""
     @_builtins.property
     def streamlet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1195,10 +1198,11 @@ class SealStreamletsRequest(_message.Message):
         stream_id: _builtins.int = ...,
         streamlet_ids: _abc.Iterable[_builtins.int] | None = ...,
         wait_ms: _builtins.int = ...,
+        assignments_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "stream_id", b"stream_id", "streamlet_ids", b"streamlet_ids", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments_version", b"assignments_version", "coordinator_epoch", b"coordinator_epoch", "stream_id", b"stream_id", "streamlet_ids", b"streamlet_ids", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

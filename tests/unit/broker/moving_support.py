@@ -65,9 +65,15 @@ class Cluster:
 
     # -- the coordinator -------------------------------------------------------------------------------------------
 
-    async def seal(self, number: int, wait_ms: int = WAIT_MS, epoch: int = 0) -> common_pb2.StreamletState:
+    async def seal(
+        self, number: int, wait_ms: int = WAIT_MS, epoch: int = 0, version: int = 0
+    ) -> common_pb2.StreamletState:
         request = api.SEAL_STREAMLETS.request(
-            stream_id=STREAM_ID, streamlet_ids=[0], wait_ms=wait_ms, coordinator_epoch=epoch
+            stream_id=STREAM_ID,
+            streamlet_ids=[0],
+            wait_ms=wait_ms,
+            coordinator_epoch=epoch,
+            assignments_version=version,
         )
         answer = await self.brokers[number].ask(api.SEAL_STREAMLETS, request)
         (state,) = answer.states

@@ -75,6 +75,19 @@ async def test_sealing_again_says_the_same_and_a_new_version_that_moves_nothing_
     assert await cluster.read_all() == cluster.sent
 
 
+async def test_a_seal_that_comes_after_its_end_is_refused_as_nobody_would_end_it(cluster: Cluster) -> None:
+    cluster.send(2)
+    cluster.info.assignments_version = given_in = 7
+    await cluster.open(1)
+    cluster.info.assignments_version += 1
+    await cluster.open(1)  # who gave the order had no answer, and has given it up
+    with pytest.raises(Unavailable, match="came late"):
+        await cluster.seal(1, version=given_in)
+
+    cluster.send(2)
+    assert (await cluster.seal(1, version=given_in + 1)).next_group_id == 2
+
+
 async def test_a_streamlet_of_another_broker_cannot_be_sealed(cluster: Cluster) -> None:
     await cluster.move(2)
     with pytest.raises(NotOwner):

@@ -85,8 +85,11 @@ class FakeBrokers:
         *,
         wait_ms: int,
         coordinator_epoch: int,
+        assignments_version: int,
     ) -> list[common_pb2.StreamletState]:
         assert wait_ms > 0
+        told = self.streams.get((broker.broker_id, stream_id))
+        assert told is None or assignments_version >= told.assignments_version, "it would be refused"
         await self._answer(broker, coordinator_epoch)
         for streamlet_id in self.unsealable.intersection(streamlet_ids):
             raise Unavailable(f"streamlet {streamlet_id} is not durable in time")

@@ -67,7 +67,9 @@ async def test_orders_to_brokers_say_who_leads(brokers: GrpcBrokers) -> None:
         daemon.answer = lambda _: broker_pb2.DropStreamResponse()
         await brokers.drop_stream(daemon.broker, 7, coordinator_epoch=3)
         daemon.answer = lambda _: broker_pb2.SealStreamletsResponse(states=[STATE])
-        states = await brokers.seal_streamlets(daemon.broker, 7, [1], wait_ms=9, coordinator_epoch=3)
+        states = await brokers.seal_streamlets(
+            daemon.broker, 7, [1], wait_ms=9, coordinator_epoch=3, assignments_version=4
+        )
         daemon.answer = lambda _: broker_pb2.TakeOverResponse(bytes_total=5)
         taken = await brokers.take_over(daemon.broker, broker_pb2.TakeOverRequest(coordinator_epoch=3))
 
@@ -75,7 +77,9 @@ async def test_orders_to_brokers_say_who_leads(brokers: GrpcBrokers) -> None:
     assert daemon.asked == [
         broker_pb2.OpenStreamletsRequest(stream=STREAM, coordinator_epoch=3, handed_over=[STATE]),
         broker_pb2.DropStreamRequest(stream_id=7, coordinator_epoch=3),
-        broker_pb2.SealStreamletsRequest(coordinator_epoch=3, stream_id=7, streamlet_ids=[1], wait_ms=9),
+        broker_pb2.SealStreamletsRequest(
+            coordinator_epoch=3, stream_id=7, streamlet_ids=[1], wait_ms=9, assignments_version=4
+        ),
         broker_pb2.TakeOverRequest(coordinator_epoch=3),
     ]
 
