@@ -56,6 +56,7 @@ class CoordinatorMetrics:
         for phase in PHASES:
             recoveries.labels(phase).set_function(of_leader(lambda coordinator, phase=phase: _in(coordinator, phase)))  # type: ignore[misc]
         for what, told in (
+            ("total", "Bytes of chunks that backups had"),
             ("recovered", "Bytes that can be read again"),
             ("restored", "Bytes that have their replicas again"),
         ):
@@ -65,6 +66,20 @@ class CoordinatorMetrics:
                 registry=registry,
             )
             recovered.set_function(of_leader(lambda coordinator, what=what: _bytes(coordinator, what)))  # type: ignore[misc]
+        lost = Gauge(
+            "kera_coordinator_recovery_records_lost",
+            "Records that no replica has, though they may have been acknowledged, of the recoveries that are listed.",
+            registry=registry,
+        )
+        lost.set_function(of_leader(lambda coordinator: sum(one.records_lost for one in coordinator.recoveries())))
+        waiting = Gauge(
+            "kera_coordinator_recoveries_waiting",
+            "Recoveries of lost brokers that wait for somebody; for whom, `kera cluster recoveries` tells.",
+            registry=registry,
+        )
+        waiting.set_function(
+            of_leader(lambda coordinator: sum(bool(one.waits_for) for one in coordinator.recoveries()))
+        )
         self._phases = Histogram(
             "kera_coordinator_recovery_phase_seconds",
             "How long the phases of recoveries took.",

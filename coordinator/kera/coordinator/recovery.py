@@ -21,6 +21,7 @@ A broker that is emptied (cause `DRAINED`) lives, and nobody is fenced: it loses
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -340,10 +341,10 @@ def _restore(recovery: RecoveryInfo, view: View) -> Decision:
 def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[Streamlet, Launch], tuple[str, ...]]:
     """Who is to take over what is lost, and why not, for what nobody can.
 
-    A streamlet of which the lost broker had older groups stays with its owner. Others go to the brokers that live, the
-    one with the fewest streamlets first, one by one.
+    A streamlet of which the lost broker had older groups stays with its owner. Others are spread evenly over the
+    brokers that live, so that all of them recover; whoever has the fewest streamlets gets the first one.
     """
-    load = {broker_id: owner.streamlets for broker_id, owner in view.owners.items()}
+    given = Counter(owner.member_id for owner in view.planned.values() if _lives(view, owner))
     plan: dict[Streamlet, Launch] = {}
     waits_for: set[str] = set()
     for stream in view.streams:
@@ -362,19 +363,24 @@ def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[Streamlet, Lau
             if before is not None and _lives(view, before):
                 plan[streamlet] = before
                 continue
-            chosen = choose(view.owners, load, view.segment_bytes)
+            chosen = choose(view.owners, given, view.segment_bytes)
             if chosen is None:
                 waits_for.add(f"a live broker with segments of at least {view.segment_bytes} bytes")
                 continue
-            load[chosen] += 1
+            given[chosen] += 1
             plan[streamlet] = Launch(chosen, view.owners[chosen].epoch)
     return plan, tuple(sorted(waits_for))
 
 
-def choose(owners: Mapping[int, Owner], load: Mapping[int, int], segment_bytes: int) -> int | None:
+def choose(owners: Mapping[int, Owner], given: Mapping[int, int], segment_bytes: int) -> int | None:
     """The broker that gets the next streamlet; one that is being emptied only if there is no other."""
+
+    def order(broker_id: int) -> tuple[bool, int, int, int]:
+        owner = owners[broker_id]
+        return owner.draining, given.get(broker_id, 0), owner.streamlets, broker_id
+
     fitting = [broker_id for broker_id, owner in owners.items() if owner.segment_bytes >= segment_bytes]
-    return min(fitting, key=lambda broker_id: (owners[broker_id].draining, load[broker_id], broker_id), default=None)
+    return min(fitting, key=order, default=None)
 
 
 def _lives(view: View, launch: Launch) -> bool:

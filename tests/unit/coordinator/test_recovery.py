@@ -96,7 +96,17 @@ def test_backups_are_fenced_first_and_late_ones_at_any_time() -> None:
     assert Fence(Y) not in decide(recovery(cause=DRAINED), some).actions
 
 
-def test_streamlets_go_to_those_with_the_fewest_and_stay_with_whom_they_were_planned_for() -> None:
+def test_all_who_can_recover_something_whatever_else_they_have() -> None:
+    lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
+    uneven = dataclasses.replace(lost, owners={2: Owner(2, 8, 100), 3: Owner(3, 8, 0)})  # it has just started
+    s = [Streamlet(5, number) for number in range(4)]
+    assert decide(recovery(), uneven).actions == (
+        TakeOver(Launch(2, 2), (s[1], s[3])),
+        TakeOver(Launch(3, 3), (s[0], s[2])),
+    )
+
+
+def test_streamlets_go_to_those_with_the_fewest_first_and_stay_with_whom_they_were_planned_for() -> None:
     lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
     s = [Streamlet(5, number) for number in range(4)]
 

@@ -190,7 +190,10 @@ async def test_metrics_have_recoveries_and_moves(cluster: Cluster) -> None:
 
     assert 'kera_coordinator_recoveries{phase="recovering"} 1.0' in text
     assert 'kera_coordinator_recoveries{phase="done"} 0.0' in text
-    assert "kera_coordinator_recovery_recovered_bytes 0.0" in text
+    for name in ("recovered_bytes", "restored_bytes", "records_lost"):
+        assert f"kera_coordinator_recovery_{name} 0.0" in text
+    assert "kera_coordinator_recovery_total_bytes 100.0" in text
+    assert "kera_coordinator_recoveries_waiting 0.0" in text
     assert 'kera_coordinator_recovery_phase_seconds_sum{phase="fencing"} 0.2' in text
     assert 'kera_coordinator_moves_total{outcome="unavailable"} 1.0' in text
     assert "kera_coordinator_move_stall_seconds_count 1.0" in text
