@@ -18,6 +18,7 @@ from kera.client import Client, Producer
 from kera.client.local_cluster import LocalCluster
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import KIB, MIB
+from tests.integration.control_support import broker_name, connect, control_cluster, now_us, until_recovered
 from tests.integration.support import TIMEOUT_S, until
 
 STREAM = "shared"
@@ -233,3 +234,33 @@ async def test_a_consumer_that_sleeps_too_long_loses_what_it_has_and_commits_not
         again = together(group) - everything
         assert set(again.values()) <= {1}
         assert again.keys() <= asleep.taken.keys(), "only what it had taken, and others had to do again"
+
+
+@pytest.mark.slow
+async def test_consumers_go_on_when_a_broker_is_recovered_and_when_their_coordinator_is_started_anew(
+    tmp_path: Path,
+) -> None:
+    """Each with what it has: no record is left out, and as none of them dies, none is read twice."""
+    async with control_cluster(tmp_path) as running, await connect(running) as client:
+        await client.admin.create_stream(
+            STREAM, streamlets=STREAMLETS, entries=ENTRIES, group_segments=1, replication=2, durability="replicated"
+        )
+        async with workers(running.bootstrap, 3) as group:
+            async with feeding(client):
+                await until(lambda: all(each.count > 100 for each in group), TIMEOUT_S)
+                begun_us = now_us()
+                owner_id = (await client.admin.describe_stream(STREAM)).assignments[0].broker_id
+                await running.kill(broker_name(running, owner_id))
+                await until_recovered(client, [owner_id], begun_us)
+                await running.kill("coordinator")
+                await running.restart("coordinator")
+                counts = [each.count for each in group]
+                await until(
+                    lambda: all(each.count > count + 100 for each, count in zip(group, counts, strict=True)), TIMEOUT_S
+                )
+            everything = await all_records(client)
+            await until(lambda: together(group).keys() >= everything.keys(), TIMEOUT_S)
+            for each in group:
+                await each.stop()
+        assert together(group) == everything
+        assert not any(each.leases_lost for each in group)
