@@ -31,6 +31,7 @@ class CoordinatorMetrics:
         self.applications: Applications | None = None
         """Likewise."""
         registry.register(_OfApplications(lambda: self.applications))
+        registry.register(_OfRecoveries(lambda: self.coordinator))
 
         def of_leader(look: Callable[[Coordinator], float]) -> Callable[[], float]:
             return lambda: 0.0 if self.coordinator is None else look(self.coordinator)
@@ -47,39 +48,6 @@ class CoordinatorMetrics:
         backups.set_function(of_leader(lambda coordinator: coordinator.backups_alive))
         streams = Gauge("kera_coordinator_streams", "Streams that exist.", registry=registry)
         streams.set_function(of_leader(lambda coordinator: coordinator.stream_count))
-        recoveries = Gauge(
-            "kera_coordinator_recoveries",
-            "Recoveries of lost brokers, under way and recent, by the phase they are in.",
-            ("phase",),
-            registry=registry,
-        )
-        for phase in PHASES:
-            recoveries.labels(phase).set_function(of_leader(lambda coordinator, phase=phase: _in(coordinator, phase)))  # type: ignore[misc]
-        for what, told in (
-            ("total", "Bytes of chunks that backups had"),
-            ("recovered", "Bytes that can be read again"),
-            ("restored", "Bytes that have their replicas again"),
-        ):
-            recovered = Gauge(
-                f"kera_coordinator_recovery_{what}_bytes",
-                f"{told}, of the recoveries that are listed.",
-                registry=registry,
-            )
-            recovered.set_function(of_leader(lambda coordinator, what=what: _bytes(coordinator, what)))  # type: ignore[misc]
-        lost = Gauge(
-            "kera_coordinator_recovery_records_lost",
-            "Records that no replica has, though they may have been acknowledged, of the recoveries that are listed.",
-            registry=registry,
-        )
-        lost.set_function(of_leader(lambda coordinator: sum(one.records_lost for one in coordinator.recoveries())))
-        waiting = Gauge(
-            "kera_coordinator_recoveries_waiting",
-            "Recoveries of lost brokers that wait for somebody; for whom, `kera cluster recoveries` tells.",
-            registry=registry,
-        )
-        waiting.set_function(
-            of_leader(lambda coordinator: sum(bool(one.waits_for) for one in coordinator.recoveries()))
-        )
         self._phases = Histogram(
             "kera_coordinator_recovery_phase_seconds",
             "How long the phases of recoveries took.",
@@ -143,9 +111,37 @@ class _OfApplications(Collector):
         yield from (count, consumers, held)
 
 
-def _in(coordinator: Coordinator, phase: str) -> int:
-    return sum(word(info.phase) == phase for info in coordinator.recoveries())
+class _OfRecoveries(Collector):
+    """Looks at the recoveries when metrics are asked for, once for all: it takes time where there are many streams."""
 
+    def __init__(self, coordinator: Callable[[], Coordinator | None]) -> None:
+        self._coordinator = coordinator
 
-def _bytes(coordinator: Coordinator, what: str) -> int:
-    return sum(getattr(info, f"bytes_{what}") for info in coordinator.recoveries())
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families."""
+        coordinator = self._coordinator()
+        found = coordinator.recoveries() if coordinator is not None else []
+        phases = GaugeMetricFamily(
+            "kera_coordinator_recoveries",
+            "Recoveries of lost brokers, under way and recent, by the phase they are in.",
+            labels=("phase",),
+        )
+        for phase in PHASES:
+            phases.add_metric([phase], sum(word(one.phase) == phase for one in found))
+        yield phases
+        yield GaugeMetricFamily(
+            "kera_coordinator_recoveries_waiting",
+            "Recoveries of lost brokers that wait for somebody; kera cluster recoveries says for whom.",
+            value=sum(bool(one.waits_for) for one in found),
+        )
+        for name, field, text in (
+            ("total_bytes", "bytes_total", "Bytes of chunks that backups had"),
+            ("recovered_bytes", "bytes_recovered", "Bytes that can be read again"),
+            ("restored_bytes", "bytes_restored", "Bytes that have their replicas again"),
+            ("records_lost", "records_lost", "Records that no replica has, though they may have been acknowledged"),
+        ):
+            yield GaugeMetricFamily(
+                f"kera_coordinator_recovery_{name}",
+                f"{text}, of the recoveries that are listed.",
+                value=sum(getattr(one, field) for one in found),
+            )

@@ -157,8 +157,8 @@ class Recoveries:
     # --- what there is -----------------------------------------------------------------------------------------
 
     def describe_all(self) -> list[coordinator_pb2.RecoveryInfo]:
-        """All of them, the last one first, each with how far it is now."""
-        shown = [self._shown(run) for run in self._runs.values()]
+        """All of them, the last one first, each with how far it is now. Metrics ask for it on a thread of their own."""
+        shown = [self._shown(run) for run in list(self._runs.values())]
         return sorted(shown, key=lambda info: (info.detected_us, info.before_epoch), reverse=True)
 
     def pending_of(self, broker_id: int) -> list[coordinator_pb2.RecoveryInfo]:
@@ -191,7 +191,7 @@ class Recoveries:
         return catalog.with_id(stream_id) if stream_id in catalog else None
 
     def _reports(self, run: _Run) -> Reports:
-        return gather(run.info, self._streams(run), self._progress)
+        return gather(run.info, self._streams(run), dict(self._progress))
 
     # --- beginning and ending ----------------------------------------------------------------------------------
 
