@@ -416,6 +416,20 @@ async def test_a_quota_that_is_used_up_refuses_what_asks_for_more_and_nothing_el
         assert await left_over(store) == 0
 
 
+async def test_a_coordinator_that_finds_a_quota_used_up_waits_for_room(zookeeper: ZooKeeper) -> None:
+    async with opened(zookeeper, new_root()) as (session, _):
+        quota = f"/zookeeper/quota{session.root}"
+        limits = b"count=-1,bytes=-1=;byteHardLimit=%d;countHardLimit=-1"
+        await asyncio.to_thread(session._client.create, f"{quota}/zookeeper_limits", limits % 1, makepath=True)
+        await session.make(f"{quota}/zookeeper_stats", b"count=0,bytes=6000")
+        winning = asyncio.create_task(ZooKeeperElection(session, "here:1").win())
+        await asyncio.wait([winning], timeout=5 * zookeeper_session.RETRY_INTERVAL_S)
+        assert not winning.done()
+
+        await session.transact([put(f"{quota}/zookeeper_limits", limits % 1_000_000, 0)], WAIT_S)
+        await asyncio.wait_for(winning, WAIT_S)
+
+
 # --- the election --------------------------------------------------------------------------------------------
 
 

@@ -185,6 +185,7 @@ class Leadership:
         self._term: _Term | None = None
         self._served: Service = {}
         self._led = asyncio.Event()
+        self._said = ""
 
     @property
     def leading(self) -> bool:
@@ -210,12 +211,18 @@ class Leadership:
             except KeraError as error:
                 if election.alone:
                     raise  # it would last: a store that was opened once, and cannot be used now, has to be opened anew
-                log.warning("cannot lead", error=error.message)
+                self._tell(error.message)
             except TimeoutError:
-                log.warning("cannot lead", error="no proof of it in time")
+                self._tell("no proof of it in time")
             finally:
                 await election.resign()
             await asyncio.sleep(PAUSE_S)
+
+    def _tell(self, reason: str) -> None:
+        """Once for each reason: it may last, and is tried again several times in a second."""
+        if reason != self._said:
+            self._said = reason
+            log.warning("cannot lead", error=reason)
 
     async def _lead(self, store: MetadataStore, election: Election) -> None:
         term = await self._begin(store)
@@ -229,6 +236,7 @@ class Leadership:
             async with self._office(TermStore(store, term), term.epoch) as served:
                 self._term, self._served = term, served
                 self._led.set()
+                self._said = ""
                 log.info("leading", epoch=term.epoch, address=self._address)
                 await term.over.wait()
                 log.warning("leading no more", epoch=term.epoch, reason=term.reason)

@@ -15,7 +15,7 @@ import contextlib
 import uuid
 from typing import Any
 
-from kera.coordinator.metadata import Check, MetadataStoreFailed
+from kera.coordinator.metadata import Check, MetadataStoreFailed, MetadataStoreFull
 from kera.coordinator.zookeeper_layout import candidates_path, record_path
 from kera.coordinator.zookeeper_session import (
     CLOSE_TIMEOUT_S,
@@ -86,7 +86,7 @@ class ZooKeeperElection:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), POLL_INTERVAL_S)
                 self._said = ""
-            except MetadataStoreFailed as error:
+            except (MetadataStoreFailed, MetadataStoreFull) as error:
                 self._tell(error)
                 await asyncio.sleep(RETRY_INTERVAL_S)
 
@@ -136,7 +136,7 @@ class ZooKeeperElection:
                 found[node] = (await self._session.get(node)).value.decode()
         self._candidates = found
 
-    def _tell(self, error: MetadataStoreFailed) -> None:
+    def _tell(self, error: MetadataStoreFailed | MetadataStoreFull) -> None:
         """Once for each reason: it may last, and is looked at many times in a second."""
         if error.message != self._said:
             self._said = error.message

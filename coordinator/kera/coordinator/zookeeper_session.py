@@ -170,9 +170,9 @@ class ZooKeeperSession:
         connect = connection._connect  # noqa: SLF001
 
         def connect_and_note(*arguments: Any) -> Any:  # on kazoo's thread
-            silence_s, connect_timeout_s = connect(*arguments)
-            self._granted(silence_s * 3 / 2 / 1000)
-            return silence_s, connect_timeout_s
+            silence_ms, connect_timeout_ms = connect(*arguments)
+            self._granted(round(silence_ms * 3 / 2) / 1000)
+            return silence_ms, connect_timeout_ms
 
         connection._connect = connect_and_note  # noqa: SLF001
 
@@ -313,29 +313,28 @@ class ZooKeeperSession:
         """Raise why a transaction failed, if it did. (A list of names has no errors in it.)"""
         for at, result in enumerate(results):
             if _is_cause(result):
-                error = (
-                    self._translated(result, Refused) if isinstance(result, _IMPOSSIBLE) else self._translated(result)
-                )
-                if isinstance(error, Refused):
-                    error.at = at
-                raise error
+                error = self._translated(result)
+                if not isinstance(result, _IMPOSSIBLE):
+                    raise error
+                refused = Refused(error.message, **error.attributes)
+                refused.at = at
+                raise refused
 
-    def _translated(self, error: Exception, kind: type[MetadataStoreFailed] | None = None) -> Exception:
-        what = "no answer in time" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
+    def _translated(self, error: BaseException) -> MetadataStoreFailed | MetadataStoreFull:
+        kind: type[MetadataStoreFailed | MetadataStoreFull] = MetadataStoreFailed
+        what = str(error) or type(error).__name__
         if isinstance(error, NoNodeError):
-            what = (
-                f"something below {self.root} is not there; if it was removed, restart the coordinators to begin anew"
-            )
-        message = f"ZooKeeper at {self.hosts}: {what}"
-        if isinstance(error, QuotaExceededError):
-            return MetadataStoreFull(f"{message}: raise the quota of {self.root}", address=self.hosts)
-        if kind is None and isinstance(error, NoNodeError):
             kind = NodeMissing
-        elif kind is None and isinstance(error, NodeExistsError):
+            what = f"something below {self.root} is missing; if it was removed, restart the coordinators to begin anew"
+        elif isinstance(error, NodeExistsError):
             kind = NodeThere
+        elif isinstance(error, QuotaExceededError):
+            kind, what = MetadataStoreFull, f"no room for metadata; raise the quota of {self.root}"
+        elif isinstance(error, TimeoutError):
+            kind, what = Lost, "no answer in time"
         elif isinstance(error, _LOST) or not isinstance(error, KazooException):  # not: kazoo cannot read the answer
             kind = Lost
-        return (kind or MetadataStoreFailed)(message, address=self.hosts)
+        return kind(f"ZooKeeper at {self.hosts}: {what}", address=self.hosts)
 
     # --- the end -----------------------------------------------------------------------------------------------
 

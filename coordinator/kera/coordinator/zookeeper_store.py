@@ -199,8 +199,9 @@ class ZooKeeperStore:
         uncertain = False
         while True:
             if look is not None and not uncertain:
+                began = loop.time()
                 await look()
-                deadline = loop.time() + session.request_timeout_s
+                deadline += loop.time() - began
             operations, owners = self._transaction(writes, also, write_id)
             try:
                 timeout_s = min(session.attempt_timeout_s, max(0.0, deadline - loop.time()))

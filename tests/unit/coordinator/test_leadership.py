@@ -284,6 +284,24 @@ async def test_what_keeps_it_from_loading_is_tried_again(world: World) -> None:
     assert world.election.resigned == 2
 
 
+async def test_what_keeps_it_from_leading_is_told_once_for_each_reason(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(leadership_module.log, "warning", lambda _, **more: said.append(more["error"]))
+    errors = ["away"] * 20 + ["full"] * 20 + ["away"]
+
+    def load() -> None:
+        if errors:
+            raise MetadataStoreFailed(errors.pop(0))
+
+    world.loading = load
+    world.election.may_win.set()
+    await world.until(lambda: world.leadership.leading)
+
+    assert said == ["away", "full", "away"]
+
+
 async def test_a_defect_comes_out() -> None:
     world = World()
     world.election.may_win.set()
