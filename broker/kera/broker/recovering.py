@@ -29,6 +29,7 @@ import contextlib
 import mmap
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,9 @@ RESCAN_REST = 20
 """So many times as long as a look took the next one waits: it reads the headers of all that is missing."""
 WAITS_MAX = 20
 """Of what a streamlet waits for, so much is told."""
+ORDER_REST = 10
+"""So many times as long as it took to put all in order the next time waits: 6 µs for each segment that is to come."""
+ORDER_REST_S_MAX = 1.0
 CHECKED_MAX = 2_000
 """Segments of which a look at the progress finds out whether they are covered."""
 
@@ -284,6 +288,8 @@ class Recovering:
         self._cursors: dict[tuple[int, int, int], Position] = {}
         """Up to where entries were read by all applications."""
         self._ordering = False
+        self._order_rest_s = 0.0
+        """Until the next time, so that many streamlets that begin one after the other are put in order together."""
         self._rescan_s = 0.0
         """When what is nowhere may be looked for again."""
         self._more = asyncio.Event()
@@ -418,10 +424,11 @@ class Recovering:
     def _order_soon(self) -> None:
         if not self._ordering:
             self._ordering = True
-            self._loop.call_soon(self._order)
+            self._loop.call_later(self._order_rest_s, self._order)
 
     def _order(self) -> None:
         """Bring what is to be read into the order in which it is wanted."""
+        begun_s = time.perf_counter()
         self._ordering = False
         ranks: dict[SegmentAddress, tuple[int, int]] = {}
         by_entry: dict[tuple[int, int, int], list[Target]] = {}
@@ -443,6 +450,7 @@ class Recovering:
 
         waiting = [reading for key, reading in self._readings.items() if key not in self._exhausted]
         self._queue = deque(reading.replicas.key for reading in sorted(waiting, key=rank))
+        self._order_rest_s = min(ORDER_REST * (time.perf_counter() - begun_s), ORDER_REST_S_MAX)
         self._more.set()
 
     def _cursor(self, entry_id: tuple[int, int, int]) -> Position:
