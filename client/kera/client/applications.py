@@ -18,7 +18,12 @@ from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
 from kera.core.rpc.method import call
 from kera.core.rpc.wire import error_from_message
+from kera.core.telemetry import get_logger
 from kera.v1 import application_pb2, broker_pb2, coordinator_pb2
+
+log = get_logger("kera.applications")
+
+TELL_TIMEOUT_S = 5.0
 
 ResetTo = Literal["earliest", "latest"] | datetime.datetime | Mapping[int, Sequence[Position]]
 """Where to: the oldest record, the end of now, the first record from a moment on, or positions per streamlet and entry
@@ -153,6 +158,32 @@ async def reset_application(cluster: Cluster, name: str, stream_name: str, to: R
             fill_cursor(start.cursors.add(), stream.entry_id(streamlet_id, entry), Position(*target.position))
             start.records.add(record=target.record)
     await cluster.ask(api.RESET_APPLICATION, request)
+    try:
+        async with asyncio.timeout(TELL_TIMEOUT_S):
+            await _tell_brokers(cluster, name, stream, request)
+    except (KeraError, TimeoutError) as error:
+        log.warning(
+            "application was put elsewhere, and not all brokers know: retention goes by its former cursors for now",
+            application=name,
+            stream=stream_name,
+            error=str(error),
+        )
+
+
+async def _tell_brokers(
+    cluster: Cluster, name: str, stream: StreamDescription, request: application_pb2.ResetApplicationRequest
+) -> None:
+    """Retention goes by the cursors that brokers know: it is not to take what an application is to read again."""
+    positions = {
+        EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry): position_of(cursor)
+        for start in request.starts
+        for cursor in start.cursors
+    }
+    if EARLIEST in positions.values():
+        bounds = await cluster.bounds(stream.name)
+        for entry, position in positions.items():
+            positions[entry] = max(position, bounds[entry.streamlet_id][entry.entry].start)
+    await cluster.commit(name, stream.name, positions)
 
 
 async def delete_application(cluster: Cluster, name: str) -> None:

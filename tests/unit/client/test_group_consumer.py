@@ -19,7 +19,7 @@ from kera.client.group_consumer import GroupConsumer
 from kera.client.group_settings import GroupSettings
 from kera.core.clock import SystemClock
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, LeaseLost, Unavailable, Uncertain, UnknownStream
-from kera.core.ids import Position
+from kera.core.ids import EntryId, Position
 from kera.core.settings import InvalidSettings
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.group_support import GroupCluster
@@ -429,6 +429,18 @@ async def test_an_application_is_not_put_behind_the_end(
     await reset_application(groups, "app", "s", {0: [bounds.end]}, force=False)  # type: ignore[arg-type]
     await fill(5)
     assert await take(make_consumer(), 5) == list(range(10, 15))
+
+
+async def test_brokers_are_told_where_an_application_was_put(groups: GroupCluster, fill: Any) -> None:
+    """Else retention would go by where it was, and remove what it is to read again."""
+    await fill()
+    truncate(groups, 3)
+    ((bounds,),) = (await groups.bounds("s")).values()
+    middle = Position(5, 1, 0)
+    expected: list[tuple[Any, Position]] = [("earliest", bounds.start), ("latest", bounds.end), ({0: [middle]}, middle)]
+    for to, told in expected:
+        await reset_application(groups, "app", "s", to, force=False)  # type: ignore[arg-type]
+        assert groups.committed[-1] == ("app", "s", {EntryId(groups.info.stream_id, 0, 0): told})
 
 
 async def test_the_lag_of_who_is_behind_retention_is_what_is_left(
