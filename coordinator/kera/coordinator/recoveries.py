@@ -178,7 +178,7 @@ class Recoveries:
         run.info = info
 
     def _shown(self, run: _Run) -> coordinator_pb2.RecoveryInfo:
-        failures = [reason for key in run.keys if (reason := self._work.failure(key))]
+        failures = [f"{_who(key)}: {reason}" for key in run.keys if (reason := self._work.failure(key))]
         return with_progress(run.info, self._streams(run), self._reports(run), (*run.waits_for, *failures))
 
     def _streams(self, run: _Run) -> list[common_pb2.StreamInfo]:
@@ -419,7 +419,7 @@ class Recoveries:
                 counted = True
                 self.advance_soon()  # so that the owner opens it, while others are written
         if answer.waits_for:
-            raise Unavailable(f"broker {owner.member_id} waits for {'; '.join(answer.waits_for)}")
+            raise Unavailable(f"it waits for {'; '.join(answer.waits_for)}", broker_id=owner.member_id)
 
     async def _write_taken(
         self,
@@ -586,6 +586,14 @@ class Recoveries:
             return []
         ended = [run.info for key, run in self._runs.items() if run.info.phase in ENDED and key != key_of(info)]
         return sorted(ended, key=lambda one: (one.detected_us, one.before_epoch), reverse=True)[KEPT - 1 :]
+
+
+def _who(key: _Key) -> str:
+    """Who is to do what a key is of."""
+    match key:
+        case (_, kind, Launch(member_id, _), *_):
+            return f"{'backup' if kind in {Fence, Free} else 'broker'} {member_id}"
+    return "the coordinator"
 
 
 def _batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:

@@ -45,6 +45,8 @@ REPORTED = "reported"
 LOST_MEMORY = "lost memory"
 DRAINED = "drained"
 
+WAITS_MAX = 20
+"""Of what a recovery waits for, so much is told."""
 LAUNCHES_MAX = 4
 """Of a broker: whose word about backups is remembered."""
 ENDED = frozenset({RECOVERY_PHASE_DONE, RECOVERY_PHASE_CANCELLED})
@@ -435,7 +437,12 @@ def gather(
         bytes_recovered=sum(one.bytes_recovered for one in every),
         bytes_restored=sum(one.bytes_restored for one in every),
         records_lost=sum(one.records_lost for one in every),
-        waits_for=tuple(reason for one in every for reason in one.waits_for),
+        waits_for=tuple(
+            f"broker {owner.member_id}: {reason}"
+            for owner, reports in told.items()
+            for one in reports
+            for reason in one.waits_for
+        ),
     )
 
 
@@ -458,7 +465,9 @@ def with_progress(
     shown.streamlets_readable = max(shown.streamlets_readable, len(reports.readable))
     shown.streamlets_restored = max(shown.streamlets_restored, len(reports.restored))
     shown.owner_ids[:] = sorted({*shown.owner_ids, *(one.broker_id for one in taken)})
-    shown.waits_for[:] = sorted({*waits_for, *reports.waits_for})
+    reasons = sorted({*waits_for, *reports.waits_for})
+    left = len(reasons) - WAITS_MAX
+    shown.waits_for[:] = [*reasons[:WAITS_MAX], f"and for {left} things more"] if left > 0 else reasons
     return shown
 
 

@@ -83,7 +83,7 @@ async def test_a_recovery_goes_by_what_the_new_owners_say_to_its_end(three: Clus
     await three.silence(1)
 
     await three.heartbeat(2, recoveries=[progress(1, 4, bytes_total=100, bytes_recovered=40, waits_for=["a disk"])])
-    assert (only(three).bytes_recovered, list(only(three).waits_for)) == (40, ["a disk"])
+    assert (only(three).bytes_recovered, list(only(three).waits_for)) == (40, ["broker 2: a disk"])
     await three.heartbeat(3, recoveries=[progress(1, 4, readable=(0,), restored=(0,))])  # not its owner
     await three.coordinator.idle()
     assert phase(three) == "RECOVERING"
@@ -168,7 +168,7 @@ async def test_nothing_is_taken_over_before_all_live_backups_are_fenced(three: C
     await three.silence(1)
     assert phase(three) == "FENCING"
     assert three.brokers.taken_over == []
-    assert list(only(three).waits_for) == ["nobody there"]
+    assert list(only(three).waits_for) == ["backup 2: nobody there"]
 
     three.backups.failures.clear()
     await three.settle()
@@ -187,7 +187,7 @@ async def test_who_takes_over_may_have_to_wait_for_replicas(three: Cluster) -> N
     three.brokers.waits_for = ["backup 2, which has virtual segment 7"]
     await three.silence(1)
     assert phase(three) == "TAKING_OVER"
-    assert list(only(three).waits_for) == ["broker 2 waits for backup 2, which has virtual segment 7"]
+    assert list(only(three).waits_for) == ["broker 2: it waits for backup 2, which has virtual segment 7"]
     assert owners(three)[0] == (1, 1)
 
     three.brokers.waits_for = []
@@ -237,13 +237,13 @@ async def test_an_owner_that_cannot_open_what_it_has_taken_over_is_what_the_reco
 ) -> None:
     opening = three.brokers.open_streamlets
 
-    async def refusing(broker: common_pb2.BrokerInfo, stream: common_pb2.StreamInfo, **_: Any) -> None:
-        raise Unavailable(f"the disk of broker {broker.broker_id} has no room for {stream.name}")
+    async def refusing(_: common_pb2.BrokerInfo, stream: common_pb2.StreamInfo, **__: Any) -> None:
+        raise Unavailable(f"the disk has no room for {stream.name}")
 
     monkeypatch.setattr(three.brokers, "open_streamlets", refusing)
     await three.silence(1)
     assert phase(three) == "TAKING_OVER"
-    assert list(only(three).waits_for) == ["the disk of broker 2 has no room for copied"]
+    assert list(only(three).waits_for) == ["broker 2: the disk has no room for copied"]
 
     monkeypatch.setattr(three.brokers, "open_streamlets", opening)
     await three.settle()

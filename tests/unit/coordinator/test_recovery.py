@@ -221,10 +221,12 @@ def test_only_what_the_present_owners_say_counts() -> None:
     found = gather(recovery(), streams, {Launch(2, 2): [told, other], Launch(3, 3): [other]})
 
     assert (found.readable, found.restored) == (frozenset({Streamlet(5, 0)}), frozenset({Streamlet(5, 0)}))
-    assert (found.bytes_total, found.bytes_recovered, found.waits_for) == (10, 5, ("w",))
+    assert (found.bytes_total, found.bytes_recovered, found.waits_for) == (10, 5, ("broker 2: w",))
     shown = with_progress(recovery(), streams, found, ["a disk"])
     assert (shown.streamlets_total, shown.streamlets_opened, shown.streamlets_readable) == (2, 2, 1)
-    assert (list(shown.owner_ids), list(shown.waits_for)) == ([2, 3], ["a disk", "w"])
+    assert (list(shown.owner_ids), list(shown.waits_for)) == ([2, 3], ["a disk", "broker 2: w"])
+    many = with_progress(recovery(), streams, found, [f"reason {number:02}" for number in range(30)])
+    assert (len(many.waits_for), many.waits_for[-1]) == (21, "and for 11 things more")
     nothing = gather(recovery(), streams, {})
     assert with_progress(shown, streams, nothing, []).bytes_recovered == 5  # numbers do not go back
     ended = recovery(RECOVERY_PHASE_DONE)
