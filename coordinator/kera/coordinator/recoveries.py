@@ -530,7 +530,8 @@ class Recoveries:
                 return
             await state.open(owner.member_id, stream)
         for one in stream.assignments:
-            if Launch(one.broker_id, one.broker_epoch) == owner:
+            # Others that are its own may yet get something from this recovery: of that it was told nothing.
+            if Launch(one.broker_id, one.broker_epoch) == owner and is_taken_over(run.info, one):
                 run.opened.add((Streamlet(stream_id, one.streamlet_id), owner))
 
     async def _release(self, run: _Run, stream_ids: Sequence[int]) -> None:

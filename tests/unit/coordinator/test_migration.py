@@ -336,6 +336,25 @@ async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Clust
     assert await two.store.list("starts/") == {}
 
 
+async def test_who_gets_a_streamlet_of_two_lost_brokers_is_told_of_what_comes_from_each(cluster: Cluster) -> None:
+    """One had older groups of a streamlet of the other's, and a streamlet that the new owner is told of first."""
+    for launch in "ab":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    await cluster.create("orders", streamlets=2, brokers=1, replication=1)
+    (old,) = {one.broker_id for one in cluster.coordinator.stream("orders").assignments}
+    await cluster.coordinator.move_streamlet("orders", 0, 3 - old)
+    await cluster.register("c")
+    await cluster.silence(1, 2)
+    for _ in range(5):
+        await cluster.settle()
+
+    stream = cluster.coordinator.stream("orders")
+    assert [(one.broker_id, len(one.intervals)) for one in stream.assignments] == [(3, 0), (3, 0)]
+    assert {source.broker_id for source in stream.assignments[0].sources} == {1, 2}
+    assert cluster.brokers.streams[3, 1].assignments == stream.assignments
+
+
 # --- spreading a stream ------------------------------------------------------------------------------------------
 
 
