@@ -127,11 +127,11 @@ class Control:
     def _rebalance_if_due(self) -> None:
         interval_ms, now_s = self._state.settings.rebalance_interval_ms, self._state.clock.monotonic_s()
         if interval_ms and now_s - self._rebalanced_s >= interval_ms / 1000:
-            self._rebalanced_s = now_s
             self._work.start("rebalance", self._rebalance)
 
     async def _rebalance(self) -> None:
-        await self.rebalance(dry_run=False)
+        await self.rebalance(dry_run=False)  # until then it is tried with each tick
+        self._rebalanced_s = self._state.clock.monotonic_s()
 
     async def rebalance(self, *, dry_run: bool) -> coordinator_pb2.RebalanceResponse:
         """Move streamlets so that brokers have about the same load, or only say what would move, and why.

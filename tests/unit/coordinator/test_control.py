@@ -226,6 +226,19 @@ async def test_streamlets_are_rebalanced_at_times_if_that_is_set(busy: Cluster) 
     assert owners(busy, "busy") == [2, 1]
 
 
+async def test_rebalancing_does_not_wait_for_its_next_time_when_a_broker_was_silent_at_this_one(busy: Cluster) -> None:
+    busy.settings = busy.settings.model_copy(update={"rebalance_interval_ms": 60_000, "heartbeat_interval_ms": 30_000})
+    await busy.restart()
+    busy.clock.advance(60)
+    await busy.heartbeat(2)
+    await busy.settle()
+    assert owners(busy, "busy") == [1, 1]
+
+    await load(busy, 1, 10 * MB, 10 * MB)
+    await busy.settle()
+    assert owners(busy, "busy") == [2, 1]
+
+
 async def test_a_broker_that_is_emptied_gets_nothing_by_rebalancing(busy: Cluster) -> None:
     await busy.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))
     assert not (await busy.coordinator.rebalance(dry_run=True)).moves
