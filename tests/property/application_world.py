@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kera.coordinator.applications import Application, StreamShape, key_of, leases_of, position_of
+from kera.coordinator.application_members import leases_of
+from kera.coordinator.application_progress import key_of, position_of
+from kera.coordinator.applications import Application, StreamShape
 from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
 

@@ -22,7 +22,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from kera.coordinator.applications import Application, StreamShape, leases_of, lowest
+from kera.coordinator.application_members import leases_of
+from kera.coordinator.application_progress import lowest
+from kera.coordinator.applications import Application, StreamShape
 from kera.coordinator.state import State, streamlet_key
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator import applications
-from kera.coordinator.applications import Application, Streamlet, StreamShape, lowest, position_of
+from kera.coordinator import application_progress, applications
+from kera.coordinator.application_members import leases_of
+from kera.coordinator.application_progress import Streamlet, key_of, lowest, position_of
+from kera.coordinator.applications import Application, StreamShape
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.v1 import application_pb2 as messages
@@ -89,7 +91,7 @@ def test_a_member_that_joins_gets_groups_from_those_who_have_most_and_others_kee
 
 
 def world_answers(world: World) -> list[messages.GroupLease]:
-    return [lease for member in world.application.members.values() for lease in applications.leases_of(member)]
+    return [lease for member in world.application.members.values() for lease in leases_of(member)]
 
 
 def test_extra_groups_go_to_those_who_have_consumed_least() -> None:
@@ -161,7 +163,7 @@ def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
         request.ended.extend(messages.GroupStep(next=lease.next, lease=lease.lease) for lease in member.held.values())
         response = world.application.consume_round(request, SHAPES, world.now_s)
         world.application.answer(response, "a", SHAPES, world.now_s)
-        member.held = {applications.key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
+        member.held = {key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
         assert len(member.held) == expected
 
 
@@ -353,7 +355,7 @@ def test_a_list_that_makes_no_sense_is_refused(wrong: messages.SeenGroups) -> No
 
 
 def test_no_more_groups_are_known_than_a_record_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applications, "STREAMLET_GROUPS_MAX", 3)
+    monkeypatch.setattr(application_progress, "STREAMLET_GROUPS_MAX", 3)
     world = World()
     for _ in range(8):
         world.append(0, 0, 1)
@@ -376,14 +378,14 @@ def backlog(groups: int) -> World:
 
 def test_of_a_long_backlog_only_the_next_groups_are_known() -> None:
     """What is stored, told and looked at with each commit is not to grow with it."""
-    world = backlog(5 * applications.WAITING_MAX)
+    world = backlog(5 * application_progress.WAITING_MAX)
     for name in "abc":
         world.join(name)
     rounds(world, 4)
     for _ in range(20):
         rounds(world, 1, share=1.0)
         for streamlet in world.application.streamlets.values():
-            assert len(streamlet.groups) <= applications.WAITING_MAX + 3 * applications.AHEAD
+            assert len(streamlet.groups) <= application_progress.WAITING_MAX + 3 * applications.AHEAD
             assert streamlet.to_message("app").ByteSize() < 120 * len(streamlet.groups) + 200
         assert all(member.held for member in world.members.values()), "there is always work for all"
     world.finish()

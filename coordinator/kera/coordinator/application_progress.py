@@ -1,0 +1,385 @@
+"""How far an application is in a streamlet: which groups of segments are known, with whom they are, what is done.
+
+No I/O, no waiting. ``applications`` says who holds what; here is what becomes of groups from when they are found until
+they are left behind, what there was between them, and the form in which all of that is stored.
+
+Invariants:
+
+1. Positions of groups, and cursors of entries, never go back.
+2. No group is left out: members name the groups of a streamlet in intervals of ids that follow each other
+   (`Streamlet.see`), and a group stays known until it is done.
+3. Everything before an entry's cursor is done.
+4. Records are not passed over silently. Groups that go as a whole before any member has found them leave a gap between
+   the ordinals of their neighbours. It belongs to the group behind it (`Group.lost`), whose holder tells the user, and
+   says so with a step; if that group is done before, to the entry's next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kera.core.errors import InvalidArgument
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.v1 import application_pb2 as messages
+from kera.v1 import common_pb2
+
+STREAMLET_GROUPS_MAX = 2048
+"""Groups of a streamlet that are known and not left behind: a record of some 250 KB. A group that stays behind holds up
+its streamlet when there are so many after it."""
+WAITING_MAX = 128
+"""Groups of a streamlet that nobody holds, of those that are known. Of a backlog the next ones are found when half of
+them are given; so what is stored and looked at does not grow with it."""
+SESSION_DEFAULT_MS = 10_000
+"""Of members whose time-outs nobody has written down."""
+
+
+class GroupId(NamedTuple):
+    """Names a group."""
+
+    stream_id: int
+    streamlet_id: int
+    group_id: int
+
+
+class Records(NamedTuple):
+    """Records of an entry by their ordinals: from the first one up to `end`.
+
+    Of a gap, `end` is below `first` when ordinals went back, with the memory of a host: nobody knows how many went.
+    """
+
+    first: int
+    end: int
+
+
+class Timeouts(NamedTuple):
+    """How long a member may be silent, and in its user's code, in milliseconds."""
+
+    session_ms: int
+    progress_ms: int
+    """0: not known."""
+
+
+UNKNOWN_TIMEOUTS = Timeouts(SESSION_DEFAULT_MS, 0)
+
+
+@dataclass(slots=True)
+class Group:
+    """A group that is not left behind yet."""
+
+    entry: int
+    next: Position
+    """Next byte to read; of one that is done, its end."""
+    done: bool = False
+    member_id: str = ""
+    """Who holds it; empty: nobody."""
+    ended: bool = False
+    """Who holds it has nothing more to do with it but to commit."""
+    lease: int = 0
+    """Of the last one who held it."""
+    first_record: int | None = None
+    """Ordinal of the record with which it begins; None here and below: not known."""
+    next_record: int | None = None
+    """Ordinal of the record at `next`."""
+    end_record: int | None = None
+    """Ordinal of its end."""
+    joined: bool = False
+    """It is known what there was between the entry's group before it and this one."""
+    lost: list[Records] = field(default_factory=list)
+    """Gaps before `next` that nobody has told the user."""
+    timeouts: Timeouts = UNKNOWN_TIMEOUTS
+    """Of who holds it: a new coordinator knows its member by what it holds."""
+
+
+class Streamlet:
+    """How far an application is in a streamlet."""
+
+    def __init__(
+        self,
+        stream_id: int,
+        streamlet_id: int,
+        cursors: Iterable[Position],
+        records: Iterable[int | None] = (),
+        *,
+        lease: int = 0,
+    ) -> None:
+        self.stream_id = stream_id
+        self.streamlet_id = streamlet_id
+        self.cursors = list(cursors)
+        """Per entry: all before it is done."""
+        self.records = list(records) or [None] * len(self.cursors)
+        """Per entry: ordinal of what comes behind the last group that was left behind, or at the cursor."""
+        self.lost: list[list[Records]] = [[] for _ in self.cursors]
+        """Per entry: gaps that nobody has told the user; the next group gets them."""
+        self.leases = [0] * len(self.cursors)
+        """Per entry: with which the last group that was left behind was held."""
+        self.listed = max(0, min((cursor.group_id for cursor in self.cursors), default=0) - 1)
+        """Groups up to this id are done, or in `groups`."""
+        self.groups: dict[int, Group] = {}
+        """By id, in that order."""
+        self.lease = lease
+        """The last one that was given."""
+        self._waiting: list[tuple[int, int]] | None = None
+
+    @classmethod
+    def from_message(cls, message: messages.StreamletProgress) -> Streamlet:
+        """From its stored form."""
+        cursors = map(position_of, message.cursors)
+        records = [known(each, "record") for each in message.records]
+        self = cls(message.stream_id, message.streamlet_id, cursors, records, lease=message.lease)
+        for entry, each in enumerate(message.records):
+            self.lost[entry], self.leases[entry] = records_in(each.lost), each.lease
+        self.listed = message.listed_group_id
+        for item in message.groups:
+            self.groups[item.next.group_id] = Group(
+                item.next.entry,
+                position_of(item.next),
+                item.done,
+                item.member_id,
+                lease=item.lease,
+                first_record=known(item, "first_record"),
+                next_record=known(item, "next_record"),
+                end_record=known(item, "end_record"),
+                joined=item.joined,
+                lost=records_in(item.lost),
+                timeouts=Timeouts(item.session_timeout_ms or SESSION_DEFAULT_MS, item.progress_timeout_ms),
+            )
+        return self
+
+    def to_message(self, application_id: str) -> messages.StreamletProgress:
+        """Its stored form."""
+        message = messages.StreamletProgress(
+            application_id=application_id,
+            stream_id=self.stream_id,
+            streamlet_id=self.streamlet_id,
+            cursors=[self.cursor(entry) for entry in range(len(self.cursors))],
+            listed_group_id=self.listed,
+            lease=self.lease,
+            records=[
+                messages.EntryRecords(record=record, lost=ranges_of(lost), lease=left)
+                for record, lost, left in zip(self.records, self.lost, self.leases, strict=True)
+            ],
+        )
+        for group in self.groups.values():
+            held = bool(group.member_id)
+            message.groups.add(
+                next=self._cursor(group.entry, group.next),
+                done=group.done,
+                member_id=group.member_id,
+                lease=group.lease,
+                first_record=group.first_record,
+                next_record=group.next_record,
+                end_record=group.end_record,
+                joined=group.joined,
+                lost=ranges_of(group.lost),
+                session_timeout_ms=group.timeouts.session_ms if held else 0,
+                progress_timeout_ms=group.timeouts.progress_ms if held else 0,
+            )
+        return message
+
+    def cursor(self, entry: int) -> common_pb2.Cursor:
+        """An entry's cursor as a message."""
+        return self._cursor(entry, self.cursors[entry])
+
+    def _cursor(self, entry: int, position: Position) -> common_pb2.Cursor:
+        return cursor_of(EntryId(self.stream_id, self.streamlet_id, entry), position)
+
+    @property
+    def waiting(self) -> list[tuple[int, int]]:
+        """Groups that nobody holds, in the order in which they are to be given.
+
+        Of each: how many groups of its entry come before it that are to be read, and its id.
+        """
+        if self._waiting is None:
+            self._waiting = self._find_waiting()
+        return self._waiting
+
+    def _find_waiting(self) -> list[tuple[int, int]]:
+        found = []
+        depths: Counter[int] = Counter()
+        for group_id, group in self.groups.items():
+            if group.done or group.ended:
+                continue
+            if not group.member_id:
+                found.append((depths[group.entry], group_id))
+            depths[group.entry] += 1
+        return sorted(found)
+
+    def changed(self) -> None:
+        """To be called when a group was given, done, or otherwise may wait or wait no longer."""
+        self._waiting = None
+
+    def has_done(self, step: messages.GroupStep) -> bool:
+        """Whether what somebody says of a group that it held with this lease is known."""
+        place = step.next
+        group = self.groups.get(place.group_id)
+        if group is None:  # left behind
+            return step.finished and step.lease > 0 and step.lease in self.leases[place.entry : place.entry + 1]
+        if group.lease != step.lease:
+            return False
+        return group.done if step.finished else step.released and position_of(place) <= group.next
+
+    @property
+    def room(self) -> int:
+        """How many more groups are taken up."""
+        return max(0, min(STREAMLET_GROUPS_MAX - len(self.groups), WAITING_MAX - len(self.waiting)))
+
+    @property
+    def wants_groups(self) -> bool:
+        """Whether it is worth while to look for more."""
+        return bool(self.room) and len(self.waiting) <= WAITING_MAX // 2
+
+    def see(self, seen: messages.SeenGroups) -> bool:
+        """Take up the groups of an interval of ids; True if that changes anything.
+
+        An interval that does not join on to what is known is of no use: groups in between could be left out.
+        """
+        before = self.listed
+        if seen.after_group_id > before:
+            return False
+        newest = {group.entry: group for group in self.groups.values()}
+        last, room = 0, self.room
+        self.changed()
+        for each in seen.groups:
+            start = each.start
+            if start.group_id <= last or start.group_id > seen.through_group_id or start.entry >= len(self.cursors):
+                raise InvalidArgument(
+                    "groups are listed in the order of their ids, within the interval and the entries"
+                )
+            last = start.group_id
+            if last <= self.listed:
+                continue
+            if not room:
+                return self.listed > before
+            self.listed = last
+            if last < self.cursors[start.entry].group_id:
+                continue
+            room -= 1
+            group = newest[start.entry] = self.groups[last] = self._found(each, newest.get(start.entry))
+            group.next_record, group.end_record = group.first_record, known(each, "end_record")
+        self.listed = max(self.listed, seen.through_group_id)
+        return self.listed > before
+
+    def _found(self, seen: messages.SeenGroup, previous: Group | None) -> Group:
+        """A group that was found behind `previous`, the entry's last one that is known."""
+        entry, start = seen.start.entry, position_of(seen.start)
+        cursor, record = self.cursors[entry], self.records[entry]
+        if start.group_id == cursor.group_id:
+            return Group(entry, cursor, first_record=record, joined=True)
+        if previous is None and record is None and cursor == EARLIEST:
+            return Group(entry, start, first_record=seen.first_record, joined=True)
+        begin = Position(start.group_id, 1, 0)
+        if start <= begin or (record if previous is None else previous.end_record) is not None:
+            return Group(entry, start, first_record=seen.first_record)
+        return Group(entry, begin)  # its start is gone, and the reader is told of that
+
+    def settle(self) -> tuple[list[int], list[Group]]:
+        """Find gaps, leave behind what is done, and move cursors.
+
+        The entries whose cursor has moved, and the groups that have something more to tell.
+        """
+        self.changed()
+        telling = self._join()
+        moved: set[int] = set()
+        unfinished: set[int] = set()
+        for group_id, group in list(self.groups.items()):
+            pending = self.lost[group.entry]
+            if group.done:
+                pending += group.lost
+                group.lost = []
+            elif pending:
+                group.lost = pending + group.lost
+                self.lost[group.entry] = []
+                telling.append(group)
+            if group.entry in unfinished:
+                continue
+            if group.done:
+                del self.groups[group_id]
+                self.records[group.entry], self.leases[group.entry] = group.end_record, group.lease
+            else:
+                unfinished.add(group.entry)
+            if group.next > self.cursors[group.entry]:
+                self.cursors[group.entry] = group.next
+                moved.add(group.entry)
+        return sorted(moved), telling
+
+    def _join(self) -> list[Group]:
+        """See what was between groups whose ends are known by now, and the next ones of their entries.
+
+        The groups before which there is a gap.
+        """
+        behind_gaps = []
+        previous: dict[int, Group] = {}
+        for group in self.groups.values():
+            before = previous.get(group.entry)
+            previous[group.entry] = group
+            if group.joined or (before is not None and not before.done and before.end_record is None):
+                continue
+            group.joined = True
+            end = self.records[group.entry] if before is None else before.end_record
+            if end is not None and group.first_record is not None and end != group.first_record:
+                group.lost.append(Records(end, group.first_record))
+                behind_gaps.append(group)
+        return behind_gaps
+
+    def start_again(self, cursors: Sequence[Position], records: Sequence[int | None]) -> Streamlet:
+        """The same streamlet, to be read from other cursors on; entries whose cursor stays keep what is known there."""
+        fresh = Streamlet(self.stream_id, self.streamlet_id, cursors, records, lease=self.lease)
+        for entry, cursor in enumerate(self.cursors):
+            if cursor != cursors[entry]:
+                continue
+            fresh.records[entry], fresh.lost[entry] = self.records[entry], list(self.lost[entry])
+            group = next((group for group in self.groups.values() if group.entry == entry), None)
+            if group is not None and group.next == cursor:
+                fresh.records[entry] = group.next_record
+                fresh.lost[entry] += group.lost
+        return fresh
+
+
+def lowest(cursors: Iterable[common_pb2.Cursor]) -> list[common_pb2.Cursor]:
+    """Of several applications' cursors, the lowest of each entry."""
+    found: dict[EntryId, common_pb2.Cursor] = {}
+    for cursor in cursors:
+        entry = EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)
+        if entry not in found or position_of(cursor) < position_of(found[entry]):
+            found[entry] = cursor
+    return [cursor for _, cursor in sorted(found.items())]
+
+
+def key_of(step: messages.GroupStep) -> GroupId:
+    """The group of a step."""
+    return GroupId(step.next.stream_id, step.next.streamlet_id, step.next.group_id)
+
+
+def position_of(cursor: common_pb2.Cursor) -> Position:
+    """The position in a cursor."""
+    return Position(cursor.group_id, cursor.segment_id, cursor.position) if cursor.group_id else EARLIEST
+
+
+def records_in(ranges: Iterable[messages.RecordRange]) -> list[Records]:
+    """Records in a message."""
+    return [Records(each.first_record, each.end_record) for each in ranges]
+
+
+def ranges_of(records: Iterable[Records]) -> Iterator[messages.RecordRange]:
+    """Records as a message has them."""
+    return (messages.RecordRange(first_record=each.first, end_record=each.end) for each in records)
+
+
+def known(message: Any, field_name: str) -> int | None:
+    """An ordinal that may not be there."""
+    return getattr(message, field_name) if message.HasField(field_name) else None
+
+
+def cursor_of(entry: EntryId, position: Position) -> common_pb2.Cursor:
+    """A position of an entry as a message."""
+    return common_pb2.Cursor(
+        stream_id=entry.stream_id,
+        streamlet_id=entry.streamlet_id,
+        entry=entry.entry,
+        group_id=position.group_id,
+        segment_id=position.segment_id,
+        position=position.offset,
+    )
