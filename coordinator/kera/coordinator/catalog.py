@@ -85,13 +85,16 @@ class Catalog:
 
         Raises `InvalidArgument`.
         """
-        others_bytes = self._bytes - self._sizes.get(stream.stream_id, 0)
-        if others_bytes + stream.ByteSize() > CATALOG_BYTES_MAX:
+        if not self.fits(stream, CATALOG_BYTES_MAX):
             raise InvalidArgument(
                 f"the descriptions of all streams would take more than {CATALOG_BYTES_MAX} bytes;"
                 " delete streams, or create some with fewer streamlets",
                 limit_bytes=CATALOG_BYTES_MAX,
             )
+
+    def fits(self, stream: common_pb2.StreamInfo, bytes_max: int) -> bool:
+        """Whether all descriptions take at most so much, with this one in the place of the stream's own."""
+        return self._bytes - self._sizes.get(stream.stream_id, 0) + stream.ByteSize() <= bytes_max
 
     def reserve(self, stream: common_pb2.StreamInfo) -> None:
         """Hold the name of a stream that is being created, until `add` or `release`."""

@@ -172,7 +172,7 @@ class Drains:
             reasons["what it had is being recovered"] += 1
         for one in self._recoveries.describe_all():
             if one.broker_id == broker_id:
-                reasons.update(f"its recovery waits: {what}" for what in one.waits_for)
+                reasons.update(f"its recovery: {what}" for what in one.waits_for)
         creating = self._being_created(broker_id)
         if creating:
             reasons["streams are being created there"] += creating

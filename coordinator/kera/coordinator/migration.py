@@ -22,7 +22,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-from kera.coordinator.catalog import with_assignments
+from kera.coordinator.catalog import CATALOG_BYTES_MAX, with_assignments
 from kera.coordinator.intervals import moved
 from kera.coordinator.metadata import VALUE_BYTES_MAX
 from kera.coordinator.recoveries import Recoveries
@@ -39,6 +39,8 @@ MOVED_STREAM_BYTES_MAX = VALUE_BYTES_MAX * 3 // 4
 """Of a stream's description after a move: each streamlet that is in two places makes it longer. The rest is for what
 recoveries add, which must not fail."""
 
+MOVED_CATALOG_BYTES_MAX = CATALOG_BYTES_MAX * 3 // 2
+"""Of the descriptions of all streams, likewise: brokers that register get them in one message."""
 MOVES_WAITING_MAX = 1024
 """For their turn. Who has more to move asks for some at a time."""
 
@@ -256,8 +258,15 @@ class Migration:
             next_group_id=end.next_group_id,
             first_records=end.next_records,
         )
-        stream = with_assignments(stream, [after])
-        if stream.ByteSize() > MOVED_STREAM_BYTES_MAX:
+        before_bytes, stream = stream.ByteSize(), with_assignments(stream, [after])
+        is_longer = stream.ByteSize() > before_bytes  # else it is a way out
+        if is_longer and not state.catalog.fits(stream, MOVED_CATALOG_BYTES_MAX):
+            raise InvalidArgument(
+                f"the descriptions of all streams would take more than {MOVED_CATALOG_BYTES_MAX} bytes: too many"
+                " streamlets have groups at several brokers; wait until retention has removed older ones",
+                limit_bytes=MOVED_CATALOG_BYTES_MAX,
+            )
+        if is_longer and stream.ByteSize() > MOVED_STREAM_BYTES_MAX:
             raise InvalidArgument(
                 f"the description of stream {stream.name!r} would take more than {MOVED_STREAM_BYTES_MAX} bytes: too"
                 " many of its streamlets have groups at several brokers; wait until retention has removed older ones",

@@ -219,6 +219,19 @@ async def test_a_stream_in_too_many_pieces_takes_no_more(two: Cluster, monkeypat
     assert (owner(two), await moves(two)) == (1, [])
 
 
+async def test_all_streams_together_take_no_more_pieces_than_fit_into_an_answer(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.coordinator.move_streamlet("orders", 0, 2)
+    size = two.coordinator.stream("orders").ByteSize()
+    monkeypatch.setattr(migration_module, "MOVED_CATALOG_BYTES_MAX", size)
+
+    with pytest.raises(InvalidArgument, match="the descriptions of all streams would take more"):
+        await two.coordinator.move_streamlet("orders", 1, 2)
+    await two.coordinator.move_streamlet("orders", 0, 1)  # it comes back and is in one piece again
+    assert (owner(two), places(two), owner(two, 1)) == (1, [], 1)
+
+
 async def test_a_streamlet_with_too_many_producers_to_hand_over_stays(two: Cluster) -> None:
     state = common_pb2.StreamletState(streamlet_id=0, next_group_id=2, next_records=[10])
     for number in range(60_000):
