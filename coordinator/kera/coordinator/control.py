@@ -90,6 +90,8 @@ class Control:
         self._migration.advance()
         self._drains.advance()
         self._drops.advance()
+        for stream_id in state.untold():
+            self._work.start((stream_id, "tell"), lambda stream_id=stream_id: state.tell_again(stream_id))  # type: ignore[misc]
         self._rebalance_if_due()
 
     # --- brokers that are lost ---------------------------------------------------------------------------------

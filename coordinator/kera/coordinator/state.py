@@ -6,7 +6,7 @@ Changes are made one at a time: whoever makes one holds `State.changing` from th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,7 @@ from kera.coordinator.metadata import MetadataStoreFailed, VersionConflict
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.validation import config_of_store
 from kera.core.clock import Clock
-from kera.core.errors import KeraError, UnknownStream
+from kera.core.errors import KeraError, Unavailable, UnknownStream
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -104,6 +104,8 @@ class State:
         """Done once memory may not be what is in the store, for the reason it has: another coordinator has written, or
         nobody knows whether a write was carried out. This one must not act any more."""
         self._operations: set[asyncio.Task[Any]] = set()
+        self._untold: dict[int, set[int]] = {}
+        """Brokers that have yet to hear of a stream as it is now, by its id."""
         self._gates: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     def load(self) -> None:
@@ -183,23 +185,47 @@ class State:
     async def tell(self, stream: common_pb2.StreamInfo, *, otherwise: str, also: Iterable[int] = ()) -> None:
         """Tell its brokers, and those in `also`, of a stream as it is now, if it still is there.
 
-        Best effort: a broker that cannot be told learns it when it registers next.
+        A broker that cannot be told is told when it can be, see `tell_again`, or learns it when it registers anew.
         """
-        async with self.gate(stream.stream_id):
+        failed = await self._tell(stream.stream_id, lambda now: {*broker_ids_of(now), *also})
+        for broker_id, error in failed.items():
+            log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker_id, error=str(error))
+
+    def untold(self) -> list[int]:
+        """The streams of which somebody can be told now who could not be before."""
+        for stream_id in [stream_id for stream_id in self._untold if stream_id not in self.catalog]:
+            del self._untold[stream_id]
+        return [stream_id for stream_id, late in self._untold.items() if any(map(self.brokers.is_alive, late))]
+
+    async def tell_again(self, stream_id: int) -> None:
+        """Tell those of a stream who could not be told before. Raises `Unavailable` if one still cannot be."""
+        failed = await self._tell(
+            stream_id, lambda _: set(filter(self.brokers.is_alive, self._untold.get(stream_id, ())))
+        )
+        for broker_id, error in failed.items():
+            raise Unavailable(f"broker {broker_id} has yet to hear of a change of stream {stream_id}: {error}")
+
+    async def _tell(
+        self, stream_id: int, whom: Callable[[common_pb2.StreamInfo], set[int]]
+    ) -> dict[int, BaseException]:
+        """Tell of a stream as it is now, if it still is there; the error of each broker that could not be told."""
+        async with self.gate(stream_id):
             try:
-                now = self.catalog.with_id(stream.stream_id)
+                now = self.catalog.with_id(stream_id)
             except UnknownStream:
-                return
-            told = [one for one in sorted({*broker_ids_of(now), *also}) if not self.brokers.is_fenced(one)]
+                return {}
+            told = [broker_id for broker_id in sorted(whom(now)) if not self.brokers.is_fenced(broker_id)]
             results = await all_of(
                 self.broker_calls.open_streamlets(
                     self.brokers.describe(broker_id), now, coordinator_epoch=self.coordinator_epoch
                 )
                 for broker_id in told
             )
-        for broker_id, error in zip(told, results, strict=True):
-            if error is not None:
-                log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker_id, error=str(error))
+            failed = {broker_id: error for broker_id, error in zip(told, results, strict=True) if error is not None}
+            late = self._untold.pop(stream_id, set()).difference(told).union(failed)
+            if late:
+                self._untold[stream_id] = late
+        return failed
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:

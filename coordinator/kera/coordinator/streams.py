@@ -170,7 +170,7 @@ class Streams:
     async def alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
         """Change what `request` sets of a stream's configuration; returns the stream.
 
-        When it returns, the brokers that could be told go by the new configuration; others get it when they register.
+        When it returns, the brokers that could be told go by the new configuration; others when they can be told.
         A request that changes nothing writes nothing, but the brokers are told again: it may be a repeated one.
 
         Raises `UnknownStream`, also when the stream is deleted meanwhile, and `InvalidArgument`.
@@ -189,7 +189,7 @@ class Streams:
                 state.catalog.check_room(stream)
                 await state.write({}, [stream])
                 log.info("stream altered", stream=stream.name, config_version=stream.config_version)
-        await state.tell(stream, otherwise="broker goes by an older configuration of a stream until it registers again")
+        await state.tell(stream, otherwise="broker goes by an older configuration of a stream until it can be told")
         try:
             return state.catalog.with_id(stream.stream_id)
         except UnknownStream:

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from kera.coordinator.metadata import VersionConflict
-from kera.core.errors import InvalidArgument, StreamExists, Unavailable
+from kera.core.errors import InvalidArgument, StreamExists, Unavailable, Uncertain
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
@@ -280,3 +280,27 @@ async def test_the_same_request_waits_for_the_one_under_way(two: Cluster) -> Non
     two.brokers.failures[1] = two.brokers.failures[2] = Unavailable("nobody there")
     results = await asyncio.gather(create(two, "t", "id-3"), create(two, "t", "id-3"), return_exceptions=True)
     assert [type(result) for result in results] == [Unavailable, Unavailable]
+
+
+@pytest.mark.parametrize("returns", ["by itself", "as another launch", "never"])
+async def test_a_broker_that_could_not_be_told_of_a_change_is_told_again(cluster: Cluster, returns: str) -> None:
+    for launch in ("a", "b"):
+        await cluster.register(launch)
+    stream = await cluster.create("orders", streamlets=2)
+    cluster.brokers.failures[2] = Uncertain("no answer in 3 s")
+    await cluster.alter("orders", retention_ms=1)
+    await cluster.settle()
+    assert not cluster.brokers.streams[2, stream.stream_id].config.retention_ms
+    opened = len(cluster.brokers.opened)
+
+    if returns == "never":
+        await cluster.coordinator.delete_stream("orders")
+    cluster.brokers.failures.clear()
+    if returns == "as another launch":
+        await cluster.register("c", broker_id=2)
+    for _ in range(3):
+        await cluster.settle()
+
+    assert len(cluster.brokers.opened) == opened + (returns != "never")
+    if returns != "never":
+        assert cluster.brokers.streams[2, stream.stream_id].config.retention_ms == 1
