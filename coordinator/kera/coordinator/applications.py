@@ -56,7 +56,8 @@ LOOK_INTERVAL_S = 0.5
 LOOKS_MAX = 256
 """Streamlets that a member looks at, at once; the others have their turn."""
 ENDED_MAX = 4096
-"""Leases that ended well are remembered: of a repeated report, nobody is to think that it came too late."""
+"""Leases that ended well are remembered while there are members: of a repeated report, nobody is to think that it came
+too late."""
 
 
 class StreamShape(NamedTuple):
@@ -296,6 +297,8 @@ class Application:
         self._news.add(member_id)
         for key in list(member.held):
             self._free(member, key)
+        if not self.members:
+            self._ended.clear()
         if balance:
             self._balance(now_s)
 

@@ -214,6 +214,18 @@ def test_a_repeated_report_is_no_late_one() -> None:
     assert world.all_done()
 
 
+def test_an_application_that_nobody_runs_remembers_no_reports() -> None:
+    """There may be thousands, each with thousands of them."""
+    world = world_with(2, "a", "b", closed=True)
+    rounds(world, 1, share=1.0)
+    assert world.application._ended
+    world.application.leave("a", [], world.now_s)
+    world.advance(SESSION_MS / 1000 + 1)
+    world.application.expire(world.now_s)
+    assert not world.application.members
+    assert not world.application._ended
+
+
 @pytest.mark.parametrize("group_id", [1, 2])
 def test_a_report_that_is_repeated_to_a_new_coordinator_is_no_late_one(group_id: int) -> None:
     """The one before has written it, and died before it answered: nobody else had the group."""
