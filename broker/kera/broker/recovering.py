@@ -569,8 +569,11 @@ class Recovering:
                 async with link.turns:
                     wrong = await self._replica(link, replicas)
             except KeraError as error:
-                reasons.append(f"backup {backup_id}: {error.message}")
                 self.totals.replicas_failed += 1
+                if info is not None and info.draining:
+                    reading.tried.add(backup_id)  # it is given up: it was asked once more, and that is all
+                else:
+                    reasons.append(f"backup {backup_id}: {error.message}")
                 continue
             except OSError as error:
                 log.error("cannot write what is recovered; it is tried again", error=str(error))

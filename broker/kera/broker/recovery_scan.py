@@ -75,7 +75,7 @@ class Scanned:
     unread: list[str] = field(default_factory=list)
     """Virtual segments of which no replica could be read whole, in words."""
     away: dict[int, str] = field(default_factory=dict)
-    """Backups that did not answer (any more), and why."""
+    """Backups that did not answer (any more), or could not read what they have, and why."""
 
 
 async def scan(
@@ -156,8 +156,9 @@ class _Scan:
             try:
                 async with self._links[backup_id].turns:
                     missing = await self._replica(self._links[backup_id], info, replicas)
-            except KeraError as error:
+            except KeraError as error:  # that is no damage: it may well be able to later
                 missing = error.message
+                self._result.away[backup_id] = f"it cannot read a replica: {missing}"
             if not missing and info.length < source.wanted_bytes:
                 missing = f"it has {info.length} of {source.wanted_bytes} bytes"
             if missing:

@@ -428,6 +428,53 @@ async def test_as_many_backups_away_as_there_are_replicas_are_waited_for(world: 
     await node.stop()
 
 
+async def test_a_disk_of_a_backup_that_cannot_be_read_is_waited_for_like_a_backup_that_is_away(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, stored = await written(world, 12, replication=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+
+    async def failing(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.backups[1].engine, "read", failing)
+        response, _ = await world.take_over(info, 1, 2)
+        assert "backup 2" in response.waits_for[0]
+        assert not response.streamlets, "nobody can say where it ends"
+
+    response, _ = await world.take_over(info, 1, 2)
+    assert not response.waits_for
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    await node.stop()
+
+
+async def test_a_disk_of_a_backup_that_can_never_be_read_again_is_given_up_when_that_is_drained(
+    world: Cluster, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
+    monkeypatch.setattr(recovering, "RESCAN_S", 0.05)
+    info, _ = await written(world, 12, replication=1, entries=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    response, _ = await world.take_over(info, 1, 2)
+    assert not response.waits_for
+
+    async def failing(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(world.backups[1].engine, "read", failing)
+    held.set()
+    await node.until(lambda: any("backup 2" in reason for each in progress(node) for reason in each.waits_for))
+    world.backups[1].draining = True
+    await node.until(lambda: all(each.readable for each in progress(node)))
+    assert node.engine.takeovers.totals.chunks_lost
+    await node.until_restored()
+    await node.stop()
+
+
 async def test_what_a_backup_that_is_gone_for_good_had_is_told_as_lost(world: Cluster) -> None:
     info, stored = await written(world, 12, replication=1, entries=1)
     node = world.nodes[2]
