@@ -57,7 +57,7 @@ async def one(arguments: argparse.Namespace, root: Path, replication: int, figur
             )
             (broker_id,) = {assignment.broker_id for assignment in made.assignments.values()}
             name = next(each for each in names if cluster.ready[each]["broker_id"] == broker_id)
-            filled = Filled(arguments.streamlets, arguments.record_bytes)
+            filled = Filled(arguments.streamlets, arguments.record_bytes, arguments.chunk_bytes)
             seconds = await fill(client, STREAM, filled, arguments.bytes)
             say(f"  {filled.bytes / 1e9:.2f} GB in {seconds:.1f} s; killing {name}")
             async with steady(client, STREAM, pause_s=0.01) as load:
@@ -112,6 +112,7 @@ def main() -> int:
     made.add_argument("--backups", type=int, default=3)
     made.add_argument("--streamlets", type=int, default=8)
     made.add_argument("--record-bytes", type=int, default=1000)
+    made.add_argument("--chunk-bytes", type=size, default=MIB, help="of the records in a chunk")
     made.add_argument("--arena-bytes", type=size, default=2 * GIB, help="memory of each broker")
     made.add_argument("--backup-memory-bytes", type=size, default=512 * MIB, help="memory of each backup")
     made.add_argument("--segment-bytes", type=size, default=8 * MIB)

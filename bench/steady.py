@@ -24,7 +24,6 @@ from kera.client import Client, Producer
 from kera.core.settings import KIB, MIB
 
 NUMBER_BYTES = 8
-BATCH_BYTES = MIB
 POLL_S = 0.01
 
 
@@ -38,11 +37,12 @@ class Wrong(Exception):
 class Filled:
     """What a stream was filled with, by streamlet."""
 
-    def __init__(self, streamlets: int, record_bytes: int) -> None:
+    def __init__(self, streamlets: int, record_bytes: int, chunk_bytes: int = MIB) -> None:
+        """`chunk_bytes`: of the records of a batch, each of which becomes a chunk."""
         self.record_bytes = record_bytes
         self.records = [0] * streamlets
         self.checksums = [0] * streamlets
-        rows = max(1, BATCH_BYTES // record_bytes)
+        rows = max(1, chunk_bytes // record_bytes)
         self._noise = np.random.default_rng(7).integers(0, 256, (rows, record_bytes), np.uint8)
         self._offsets = pa.py_buffer(np.arange(0, (rows + 1) * record_bytes, record_bytes, dtype=np.int32))
 
@@ -52,7 +52,7 @@ class Filled:
         return sum(self.records) * self.record_bytes
 
     def next_batch(self, streamlet: int) -> pa.RecordBatch:
-        """About `BATCH_BYTES` of records; each starts with its number."""
+        """About as many records as fill a chunk; each starts with its number."""
         block = self._noise.copy()
         rows, first = len(block), self.records[streamlet]
         numbers = np.arange(first, first + rows, dtype=">u8")

@@ -5,9 +5,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kera.broker.recovery_read import BackupLink, Chunk, Merge, ReadLimits, Recovered, Source, choose
-from kera.core.chunk import chained_checksum, verify_chunk
+from kera.broker.recovery_merge import Merge, Recovered
+from kera.broker.recovery_read import BackupLink, ReadLimits, Source, choose
+from kera.core.chunk import ChunkHeader, chained_checksum, verify_chunk
 from kera.core.errors import CorruptChunk, KeraError
+from kera.core.header_table import table
 from kera.core.ids import EntryId
 from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
@@ -19,7 +21,7 @@ PARALLEL_MAX = 2
 
 Streamlets = Mapping[int, Collection[int]]
 """Streamlets by stream; none of a stream: all of it."""
-Take = Callable[[Chunk, memoryview], Awaitable[None]]
+Take = Callable[[ChunkHeader, memoryview], Awaitable[None]]
 """Takes the bytes of a chunk, for as long as it runs. Several may run at the same time."""
 
 
@@ -85,6 +87,7 @@ class _Reading:
         self._take = take
         self._merge = merge
         self._limits = limits
+        self._taken: set[ChunkHeader] = set()
         self._unread: list[Unread] = []
 
     async def run(self) -> ReplicasRead:
@@ -159,14 +162,19 @@ class _Reading:
     async def _chunks(self, chunks: memoryview, checksum: int, info: backup_pb2.ReplicaInfo) -> int:
         """Take the chunks of an answer; the checksum that goes on over them. Raises `CorruptChunk`."""
         at = 0
-        while at < len(chunks):
-            header = verify_chunk(chunks, at)
-            if not header.placed or header.stream_id != info.stream_id:
-                raise CorruptChunk(f"the chunk at offset {at} of an answer belongs to another replica", offset=at)
-            checksum = chained_checksum(chunks, at, checksum)
-            end = at + header.chunk_bytes
-            chunk = self._merge.add(header, closed=info.closed)
-            if chunk is not None and self._take is not None:
-                await self._take(chunk, chunks[at:end])
-            at = end
+        headers: list[ChunkHeader] = []
+        try:
+            while at < len(chunks):
+                header = verify_chunk(chunks, at)
+                if not header.placed or header.stream_id != info.stream_id:
+                    raise CorruptChunk(f"the chunk at offset {at} of an answer belongs to another replica", offset=at)
+                checksum = chained_checksum(chunks, at, checksum)
+                end = at + header.chunk_bytes
+                headers.append(header)
+                if header not in self._taken and self._take is not None:
+                    self._taken.add(header)
+                    await self._take(header, chunks[at:end])
+                at = end
+        finally:
+            self._merge.add(table(headers), closed=info.closed)
         return checksum

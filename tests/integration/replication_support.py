@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kera.broker.recovery_read import Chunk
+from kera.broker.segment_scan import address_of
 from kera.client import Client, Delivery, Producer
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, decode_payload, read_header
+from kera.core.chunk import HEADER_BYTES, ChunkHeader, decode_payload, read_header
+from kera.core.header_table import as_headers
 from kera.core.ids import EntryId
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
@@ -191,22 +192,22 @@ class Found:
     """What was recovered: chunks in order, and their bytes."""
 
     result: ReplicasRead
-    data: dict[Chunk, bytes] = field(default_factory=dict)
+    data: dict[ChunkHeader, bytes] = field(default_factory=dict)
 
-    def chunks(self) -> Iterator[tuple[Chunk, int | None]]:
+    def chunks(self) -> Iterator[tuple[ChunkHeader, int | None]]:
         """All chunks that are part of the log, and their positions."""
         for run in self.result.runs:
             at = run.start
-            for chunk in run.chunks:
+            for chunk in as_headers(run.chunks):
                 yield chunk, at
                 at = None if at is None else at + chunk.chunk_bytes
 
 
 async def recover(cluster: RunningCluster, names: Sequence[str], broker_id: int = BROKER_ID) -> Found:
     """Read what these backups have of the broker."""
-    data: dict[Chunk, bytes] = {}
+    data: dict[ChunkHeader, bytes] = {}
 
-    async def take(chunk: Chunk, view: memoryview) -> None:
+    async def take(chunk: ChunkHeader, view: memoryview) -> None:
         data[chunk] = bytes(view)
 
     result = await read_replicas(backup_infos(cluster, names), broker_id, take=take)
@@ -227,20 +228,20 @@ def check_recovered(found: Found, loads: Iterable[Writing]) -> int:
     numbers: dict[tuple[EntryId, int], int] = {}
     places: dict[tuple[EntryId, int], tuple[int, int, int | None]] = {}
     for chunk, position in found.chunks():
-        if chunk.address.stream_id not in schemas:
+        if chunk.stream_id not in schemas:
             continue
         data = found.data[chunk]
         header = read_header(data)
         payload = memoryview(data)[HEADER_BYTES:]
-        batch = decode_payload(payload, schemas[chunk.address.stream_id])
+        batch = decode_payload(payload, schemas[chunk.stream_id])
         if batch.num_rows != header.record_count:
             raise Wrong(f"{chunk} has {batch.num_rows} records")
         for index, value in enumerate(batch.column("value").to_pylist()):
-            key = chunk.entry, chunk.first_record + index
+            key = EntryId(*address_of(chunk)[:3]), chunk.first_record + index
             if key in numbers:
                 raise Wrong(f"record {key} is there twice")
             numbers[key] = number_of(value)
-            places[key] = chunk.address.group_id, chunk.address.segment_id, position
+            places[key] = chunk.group_id, chunk.segment_id, position
     for load in loads:
         _check_load(load, numbers, places)
     return sum(len(load.acknowledged) for load in loads)

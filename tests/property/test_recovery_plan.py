@@ -12,6 +12,7 @@ from kera.broker.recovery_plan import Known, StreamletMerge, StreamletPlan, plac
 from kera.broker.segment_index import EntryRecord, Gap, ProducerRecord, SegmentRecord
 from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import ChunkHeader, padded, read_header
+from kera.core.header_table import table
 from kera.core.ids import Position
 from tests.unit.broker.support import ADDRESS, placed
 
@@ -103,7 +104,7 @@ def test_everything_has_its_place_again(log: list[Appended], random: object) -> 
     shuffled = [*log, *log[:5]]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for each in shuffled:
-        merge.add(each.header, closed=False)
+        merge.add(table([each.header]), closed=False)
     plan, chunks = plan_of(merge), merge.chunks()
 
     assert (plan.records_lost, plan.chunks_cut) == (0, 0)
@@ -136,7 +137,7 @@ def test_what_is_missing_is_told_and_the_rest_is_not_before_its_place(log: list[
     merge = StreamletMerge(KNOWN, {})
     for number, each in enumerate(log):
         if number not in lost:
-            merge.add(each.header, closed=True)
+            merge.add(table([each.header]), closed=True)
     plan, chunks = plan_of(merge), merge.chunks()
 
     segments = segments_of(plan)
@@ -191,7 +192,7 @@ def test_what_is_here_already_does_not_come_again_and_fills_what_backups_miss(
     merge = StreamletMerge(KNOWN, present)
     for each in log:
         if also or each.address not in here:
-            merge.add(each.header, closed=True)
+            merge.add(table([each.header]), closed=True)
     plan = plan_of(merge)
 
     assert set(segments_of(plan)) == set(addresses) - here
@@ -221,7 +222,7 @@ def test_intervals_of_others_are_no_gap(log: list[Appended], middle: int) -> Non
     known = Known(STREAM, STREAMLET, ENTRIES, intervals)
     merge = StreamletMerge(known, {})
     for each in log:
-        merge.add(each.header, closed=True)
+        merge.add(table([each.header]), closed=True)
     plan = plan_of(merge)
     ordered = all(
         a.header.first_record <= b.header.first_record
@@ -239,7 +240,7 @@ def test_what_a_start_without_memory_took_for_lost_is_no_gap_when_ordinals_go_on
     later = SegmentAddress(*ADDRESS[:3], 1 << 24, 1)
     merge = StreamletMerge(KNOWN, {})
     for address, first_record in ((ADDRESS, 0), (later, 1)):
-        merge.add(read_header(placed(0, address, first_record=first_record), 0), closed=True)
+        merge.add(table([read_header(placed(0, address, first_record=first_record), 0)]), closed=True)
     gap = Gap(Position(1, 1, 1024), Position(9, 1, 0))
     old = EntryRecord(start=Position(1, 1, 0), gaps=(gap,))
 

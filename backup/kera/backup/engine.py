@@ -128,7 +128,13 @@ class Engine:
             slots = await asyncio.to_thread(
                 Slots, settings.memory_bytes // settings.segment_bytes, layout.segment_bytes
             )
-            store = ReplicaStore(slots, states, sequence=restart.sequence, flush_delay_ms=settings.flush_delay_ms)
+            store = ReplicaStore(
+                slots,
+                states,
+                sequence=restart.sequence,
+                flush_delay_ms=settings.flush_delay_ms,
+                headers_bytes_max=settings.headers_bytes_max,
+            )
             store.persistence.backup_id, store.persistence.cluster_id = identity
             epochs = {number: max(epoch, fences.get(number, 0)) for number, epoch in restart.epochs.items()}
             store.adopt(restart.replicas, {**fences, **epochs})
@@ -192,6 +198,10 @@ class Engine:
         self, replica: Replica, offset: int, bytes_max: int, streamlets: Streamlets, *, headers_only: bool = False
     ) -> asyncio.Future[Walk]:
         """Chunks of a replica, see `kera.backup.reading.walk`; fails with ``OSError``."""
+        if headers_only and (known := self.store.headers.read(replica, offset, bytes_max, streamlets)) is not None:
+            found: asyncio.Future[Walk] = self._loop.create_future()
+            found.set_result(known)
+            return found
         length, index = replica.length, replica.frame.number
         disk = self._disks[replica.frame.disk]
         view = replica.view[:length] if replica.slot is not None else None

@@ -75,6 +75,11 @@ class BackupCollector(Collector):
             yield CounterMetricFamily(f"kera_backup_{name}", text, value=getattr(store.persistence.totals, name))
         yield GaugeMetricFamily("kera_backup_slots", "replicas that fit into memory", value=store.slots.count)
         yield GaugeMetricFamily("kera_backup_slots_free", "of them, free", value=store.slots.free)
+        yield GaugeMetricFamily(
+            "kera_backup_headers_bytes",
+            "headers in memory of chunks that are on disk only",
+            value=store.headers.bytes_kept,
+        )
         yield self._replicas()
         yield from self._disks()
         for name, text in _FOUND_HELP.items():

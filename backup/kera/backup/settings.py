@@ -57,6 +57,11 @@ class BackupSettings(KeraSettings):
         description="How long a finished replica may wait before it goes to disk, in ms, while a quarter of the memory"
         " is free: what brokers free by then is never written. Level persisted does not wait.",
     )
+    headers_bytes_max: ByteSize = Field(
+        ByteSize(64 * MIB),
+        description="Memory for headers of chunks that are on disk only, 128 bytes each: who takes over from a broker"
+        " reads these first, while producers wait; the disk, where they are not kept.",
+    )
     disk_bytes_max: ByteSize | None = Field(
         None, description="Room for replicas on each disk; absent: what its file system has, less a reserve."
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kera.backup.disks import DiskState, disk_error
 from kera.backup.errors import ReplicaClosed, ReplicaOffset, UnknownReplica
+from kera.backup.headers import KeptHeaders
 from kera.backup.jobs import Done, Job
 from kera.backup.persistence import Persistence
 from kera.backup.replica import Frame, Replica, ReplicaId, verify_chunks
@@ -27,9 +28,18 @@ SLOTS_PER_FREE_SLOT = 4
 class ReplicaStore:
     """See the head of this module. Belongs to one event loop."""
 
-    def __init__(self, slots: Slots, disks: list[DiskState], *, sequence: int = 0, flush_delay_ms: int = 0) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        disks: list[DiskState],
+        *,
+        sequence: int = 0,
+        flush_delay_ms: int = 0,
+        headers_bytes_max: int = 0,
+    ) -> None:
         """`sequence`: the highest that any header on disk has."""
         self.slots = slots
+        self.headers = KeptHeaders(headers_bytes_max)
         self.persistence = Persistence(
             disks,
             on_written=self._let_go,
@@ -275,6 +285,7 @@ class ReplicaStore:
         if not replicas:
             del self._replicas[replica.broker_id], self._ids[replica.broker_id]
         replica.dropped = True
+        self.headers.forget(replica)
         self._leaving[replica] = self._until_gone(replica.replica_id)
         self.persistence.forget(replica, f"{replica} was freed")
         self._let_go(replica)
@@ -306,6 +317,7 @@ class ReplicaStore:
                 self._release_slot(replica)
                 self.persistence.punch(replica, done)
         elif replica.finished and replica.on_disk:
+            self.headers.keep(replica)
             self._release_slot(replica)
 
     def _release_slot(self, replica: Replica) -> None:

@@ -43,8 +43,9 @@ from crc32c import crc32c
 from kera.broker.disk import Disk, block_ceiling
 from kera.broker.entry import Entry, Key
 from kera.broker.persistence import PersistenceManager
+from kera.broker.recovery_merge import digest_of
 from kera.broker.recovery_plan import Places, StreamletMerge, places
-from kera.broker.recovery_read import BackupLink, Chunk, ReadLimits, digest_of
+from kera.broker.recovery_read import BackupLink, ReadLimits
 from kera.broker.recovery_scan import Ref, Replicas, Scanned, VirtualKey, add_streamlets
 from kera.broker.replication import Replication
 from kera.broker.segment_index import SegmentIndex, SegmentRecord
@@ -52,6 +53,7 @@ from kera.broker.segment_scan import SegmentAddress, address_of
 from kera.broker.segment_store import SegmentStore
 from kera.core.chunk import verify_chunk
 from kera.core.errors import CorruptChunk, KeraError, Unavailable
+from kera.core.header_table import Headers, table
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
@@ -94,17 +96,14 @@ class Materials:
     merges: Sequence[StreamletMerge]
     scanned: Scanned
 
-    def chunks(self) -> dict[SegmentAddress, list[Chunk]]:
-        """All chunks, by segment. Takes a microsecond for each."""
-        found: dict[SegmentAddress, list[Chunk]] = {}
-        for merge in self.merges:
-            found.update(merge.chunks())
-        return found
+    def chunks(self) -> dict[SegmentAddress, Headers]:
+        """All chunks, by segment."""
+        return {address: chunks for merge in self.merges for address, chunks in merge.chunks().items()}
 
     def places(self, records: Mapping[SegmentAddress, SegmentRecord]) -> dict[SegmentAddress, Places]:
-        """Where the chunks of segments go. Takes a microsecond for each."""
-        chunks = self.chunks()
-        return {address: places(record, chunks.get(address, ())) for address, record in records.items()}
+        """Where the chunks of segments go."""
+        chunks, none = self.chunks(), table()
+        return {address: places(record, chunks.get(address, none)) for address, record in records.items()}
 
 
 @dataclass(slots=True, eq=False)

@@ -18,17 +18,27 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from kera.broker.ownership import NO_END, Interval
-from kera.broker.recovery_read import Chunk, Merge
+import numpy as np
+
+from kera.broker.ownership import Interval
+from kera.broker.recovery_merge import Merge, Origin, Run, digests_of
 from kera.broker.segment_index import EntryRecord, Gap, ProducerRecord, SegmentRecord
 from kera.broker.segment_scan import SegmentAddress
-from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader
+from kera.core.chunk import ALIGNMENT_BYTES
+from kera.core.header_table import (
+    Column,
+    Headers,
+    chunk_bytes,
+    column,
+    differs_from_before,
+    end_records,
+)
 from kera.core.ids import EARLIEST, EntryId, Position
 
 HOLE_BYTES = ALIGNMENT_BYTES
 """Of a hole where nobody knows how much is missing: less than any chunk."""
-_DIGEST_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +81,7 @@ class SegmentPlan:
     """A segment that backups have."""
 
     address: SegmentAddress
-    chunks: list[Chunk]
-    positions: list[int]
+    chunks: Headers
     record: SegmentRecord
     """With physical id 0."""
     records_lost: int
@@ -153,21 +162,23 @@ class StreamletMerge:
             starts[self.known.entry(index)] = first
         return starts
 
-    def add(self, header: ChunkHeader, *, closed: bool) -> Chunk | None:
+    def add(self, headers: Headers, *, closed: bool, source: int = 0) -> None:
         """See `Merge.add`. Chunks of groups that are to be elsewhere do not count."""
+        groups = headers["group_id"]
         for interval, merge in zip(self.known.intervals, self._merges, strict=True):
-            if interval.has(header.group_id):
-                self.groups_max = max(self.groups_max, header.group_id)
-                return merge.add(header, closed=closed) if header.entry < self.known.entries else None
-        return None
+            mine = groups >= (0 if interval.leads else interval.first_group_id)
+            if interval.closed:
+                mine &= groups < interval.end_group_id
+            self.groups_max = max(self.groups_max, int(groups[mine].max(initial=0)))
+            merge.add(headers[mine & (headers["entry"] < self.known.entries)], closed=closed, source=source)
 
-    def chunks(self) -> dict[SegmentAddress, list[Chunk]]:
+    def origins(self) -> set[Origin]:
+        """See `Merge.origins`."""
+        return {origin for merge in self._merges for origin in merge.origins()}
+
+    def chunks(self) -> dict[SegmentAddress, Headers]:
         """All that have come, by segment, in the order of their ordinals."""
-        found: dict[SegmentAddress, list[Chunk]] = {}
-        for merge in self._merges:
-            for chunk in merge.chunks():
-                found.setdefault(chunk.address, []).append(chunk)
-        return found
+        return {address: chunks for merge in self._merges for address, chunks in merge.segments().items()}
 
     def plan(self, entries: Sequence[EntryRecord | None], producers: Mapping[int, ProducerRecord]) -> StreamletPlan:
         """What the streamlet is to be; `entries` and `producers`: what the index has of it."""
@@ -180,15 +191,12 @@ class StreamletMerge:
             result.producers[producer_id] = max(result.producers.get(producer_id, state), state)
         for interval, each in zip(known.intervals, found, strict=True):
             starts = self._starts(interval) if known.keeps_all else {}
-            for plan in _segments([chunk for run in each.runs for chunk in run.chunks], starts):
+            for plan in _segments(each.runs, starts):
                 start = self._known_starts.get(plan.address.entry)
                 if start is not None and plan.key < start.position[:2]:
                     continue  # retention has removed it; it was left on backups for the sake of others
                 segments[plan.address.entry].append(plan)
-                for chunk in plan.chunks:
-                    state = ProducerRecord(chunk.producer_epoch, chunk.sequence + 1)
-                    if result.producers.get(chunk.producer_id, state) <= state:
-                        result.producers[chunk.producer_id] = state
+                _note_producers(plan.chunks, result.producers)
         groups = [self.groups_max, known.next_group_id - 1, *(first - 1 for first in self._firsts)]
         groups += [address.group_id for items in self.present.values() for address, _ in items]
         groups += [start.position.group_id - 1 for start in self._known_starts.values()]
@@ -323,57 +331,73 @@ def _still(gap: Gap, ordered: Sequence[tuple[SegmentAddress, SegmentRecord]], *,
     return not inside and (ordered[-1][0].group_id, ordered[-1][0].segment_id) >= gap.end[:2]
 
 
-def _segments(chunks: Iterable[Chunk], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:
-    """The segments of chunks in the order of the log, of one entry after the other.
+def _note_producers(chunks: Headers, producers: dict[int, ProducerRecord]) -> None:
+    """How far producers got with these chunks."""
+    chunks = chunks[np.lexsort((chunks["sequence"], chunks["producer_epoch"], chunks["producer_id"]))]
+    last = np.flatnonzero(np.roll(differs_from_before(chunks, "producer_id"), -1))
+    fields = (chunks[name][last].tolist() for name in ("producer_id", "producer_epoch", "sequence"))
+    for producer_id, epoch, sequence in zip(*fields, strict=True):
+        state = ProducerRecord(epoch, sequence + 1)
+        producers[producer_id] = max(producers.get(producer_id, state), state)
+
+
+def _segments(runs: Iterable[Run], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:
+    """The segments of runs in the order of the log, of one entry after the other.
 
     `starts`: ordinals at which entries begin; of others, the first chunk is where a segment begins, unless it knows.
     """
-    parts: list[list[Chunk]] = []
-    adjacent: list[bool] = []
-    before: Chunk | None = None
-    for chunk in chunks:
-        if before is None or before.address != chunk.address:
-            parts.append([])
-            follows = before is not None and before.entry == chunk.entry and before.end_record == chunk.first_record
-            first = before is None or before.entry != chunk.entry
-            begins = not chunk.durable_head and chunk.first_record <= starts.get(chunk.entry, chunk.first_record)
-            adjacent.append(follows or (first and begins))
-        parts[-1].append(chunk)
-        before = chunk
-    return [_segment(part, from_start=starts) for part, starts in zip(parts, adjacent, strict=True)]
+    plans: list[SegmentPlan] = []
+    for address, its in groupby(runs, key=lambda run: run.address):
+        pieces = [run.chunks for run in its]
+        chunks = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        first_record = int(chunks["first_record"][0])
+        before = plans[-1] if plans and plans[-1].address[:3] == address[:3] else None
+        if before is None:
+            start = starts.get(EntryId(*address[:3]), first_record)
+            from_start = not chunks["durable_head"][0] and first_record <= start
+        else:
+            from_start = before.record.first_record + before.record.record_count == first_record
+        plans.append(_segment(address, chunks, from_start=from_start))
+    return plans
 
 
-def _segment(chunks: list[Chunk], *, from_start: bool) -> SegmentPlan:
-    positions, end = lay_out(chunks, from_start=from_start)
-    first, last = chunks[0], chunks[-1]
-    there = sum(chunk.record_count for chunk in chunks)
+def _segment(address: SegmentAddress, chunks: Headers, *, from_start: bool) -> SegmentPlan:
+    _, end = lay_out(chunks, from_start=from_start)
+    first_record, end_record = int(chunks["first_record"][0]), int(end_records(chunks[-1:])[0])
+    there = int(column(chunks, "record_count").sum())
     record = SegmentRecord(
         physical_id=0,
         length=end,
         open=False,
         chunk_count=len(chunks),
         crc32c=0,
-        first_record=first.first_record,
-        record_count=last.end_record - first.first_record,
-        min_timestamp_us=min(chunk.min_timestamp_us for chunk in chunks),
-        max_timestamp_us=max(chunk.max_timestamp_us for chunk in chunks),
-        newest_us=max(chunk.created_us for chunk in chunks),
+        first_record=first_record,
+        record_count=end_record - first_record,
+        min_timestamp_us=int(chunks["min_timestamp_us"].min()),
+        max_timestamp_us=int(chunks["max_timestamp_us"].max()),
+        newest_us=int(chunks["created_us"].max()),
     )
-    return SegmentPlan(first.address, chunks, positions, record, record.record_count - there)
+    return SegmentPlan(address, chunks, record, record.record_count - there)
 
 
-def lay_out(chunks: Sequence[Chunk], *, from_start: bool) -> tuple[list[int], int]:
-    """Where the chunks of a segment are, and where the last one ends; `from_start`: none is missing before them."""
-    positions = []
-    at = 0
-    expected = chunks[0].first_record if from_start else -1
-    for chunk in chunks:
-        if chunk.first_record != expected:
-            at = max(at + HOLE_BYTES, chunk.durable_head)
-        positions.append(at)
-        at += chunk.chunk_bytes
-        expected = chunk.end_record
-    return positions, at
+def lay_out(chunks: Headers, *, from_start: bool) -> tuple[Column, int]:
+    """Where the chunks of a segment are, and where the last one ends; `from_start`: none is missing before them.
+
+    What is missing before the first one may all have been in the segment before.
+    """
+    sizes = chunk_bytes(chunks)
+    packed = np.cumsum(sizes) - sizes
+    behind_hole = np.zeros(len(chunks), dtype=np.bool_)
+    behind_hole[0] = not from_start
+    behind_hole[1:] = end_records(chunks)[:-1] != column(chunks, "first_record")[1:]
+    holes = np.zeros(len(chunks), dtype=np.int64)
+    shift = 0
+    for row in np.flatnonzero(behind_hole).tolist():
+        at = int(packed[row]) + shift
+        holes[row] = max(at + HOLE_BYTES if row else 0, int(chunks["durable_head"][row])) - at
+        shift += int(holes[row])
+    positions = packed + np.cumsum(holes)
+    return positions, int(positions[-1] + sizes[-1])
 
 
 @dataclass(slots=True)
@@ -389,65 +413,37 @@ class Places:
         at = bisect_left(self.first_records, first_record)
         if at == len(self.first_records) or self.first_records[at] != first_record:
             return None
-        return at if self.digests[at] == short_digest(digest) else None
+        return at if self.digests[at] == digest else None
 
 
-def short_digest(digest: int) -> int:
-    """64 bits of `Chunk.digest`."""
-    return (digest ^ digest >> 32) & _DIGEST_MASK
-
-
-def places(record: SegmentRecord, chunks: Sequence[Chunk]) -> Places:
+def places(record: SegmentRecord, chunks: Headers) -> Places:
     """Where the chunks of a segment go of which `record` says what it is to be.
 
     Chunks may be missing that were there when the record was made. Those before the first that is missing count from
     the start of the segment then, and those behind the last from its end; nobody knows of others where they were.
     """
     end_record = record.first_record + record.record_count
-    mine = [chunk for chunk in chunks if record.first_record <= chunk.first_record and chunk.end_record <= end_record]
-    found = Places()
-    for chunk, position in zip(mine, _positions(record, mine), strict=True):
-        if position is not None:
-            found.first_records.append(chunk.first_record)
-            found.positions.append(position)
-            found.digests.append(short_digest(chunk.digest))
-    return found
+    within = column(chunks, "first_record") >= record.first_record
+    within &= end_records(chunks) <= end_record
+    mine, positions = _positions(record, chunks[within])
+    return Places(
+        array("Q", mine["first_record"].tobytes()),
+        array("I", positions.astype(np.uint32).tobytes()),
+        array("Q", digests_of(mine).tobytes()),
+    )
 
 
-def _positions(record: SegmentRecord, chunks: Sequence[Chunk]) -> Sequence[int | None]:
-    if not chunks:
-        return ()
-    for from_start in (True, False):
-        positions, end = lay_out(chunks, from_start=from_start)
-        if end == record.length and len(chunks) == record.chunk_count:
-            return positions
-    result: list[int | None] = [None] * len(chunks)
-    at, expected = 0, record.first_record
-    for index, chunk in enumerate(chunks):
-        if chunk.first_record != expected:
-            break
-        result[index] = at
-        at, expected = at + chunk.chunk_bytes, chunk.end_record
-    at, expected = record.length, record.first_record + record.record_count
-    for index in range(len(chunks) - 1, -1, -1):
-        chunk = chunks[index]
-        if chunk.end_record != expected or result[index] is not None:
-            break
-        at, expected = at - chunk.chunk_bytes, chunk.first_record
-        result[index] = at
-    return result
-
-
-__all__ = [
-    "NO_END",
-    "EntryPlan",
-    "Known",
-    "Places",
-    "SegmentPlan",
-    "Start",
-    "StreamletMerge",
-    "StreamletPlan",
-    "lay_out",
-    "places",
-    "short_digest",
-]
+def _positions(record: SegmentRecord, chunks: Headers) -> tuple[Headers, Column]:
+    """The chunks of which it is known where they are, and where that is."""
+    if len(chunks) and len(chunks) == record.chunk_count:
+        for from_start in (True, False):
+            positions, end = lay_out(chunks, from_start=from_start)
+            if end == record.length:
+                return chunks, positions
+    sizes, firsts, ends = chunk_bytes(chunks), column(chunks, "first_record"), end_records(chunks)
+    end_record = record.first_record + record.record_count
+    holes = np.flatnonzero(np.append(record.first_record, ends) != np.append(firsts, end_record))
+    head, tail = (int(holes[0]), int(holes[-1])) if len(holes) else (len(chunks), len(chunks))
+    before = np.cumsum(sizes[:head]) - sizes[:head]
+    behind = record.length - np.cumsum(sizes[tail:][::-1])[::-1]
+    return np.concatenate((chunks[:head], chunks[tail:])), np.concatenate((before, behind))

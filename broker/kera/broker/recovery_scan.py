@@ -7,21 +7,25 @@ Of a virtual segment one replica is read, and the next one if that is not whole.
 replicas of each at a time. Nobody is fenced here: launches that are gone were, by the coordinator, at the backups that
 it calls alive; a broker that is being emptied lives.
 
-It costs 128 bytes of network and 7.5 µs of the event loop per chunk (in steps of some milliseconds), and 0.7 kB of
-memory for each, until the places of the chunks are known and their headers forgotten.
+It costs 128 bytes of network per chunk, and as much memory until the places of the chunks are known and their headers
+forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from kera.broker.recovery_read import BackupLink, Chunk, ReadLimits, Source, choose
-from kera.broker.segment_scan import SegmentAddress, address_of
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_header
+import numpy as np
+
+from kera.broker.recovery_merge import Origin
+from kera.broker.recovery_read import BackupLink, ReadLimits, Source, choose
+from kera.broker.segment_scan import SegmentAddress
+from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import CorruptChunk, KeraError
+from kera.core.header_table import Headers, verify_headers
 from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
 
@@ -40,8 +44,12 @@ Launches = tuple[int, int]
 class Taker(Protocol):
     """Takes note of chunks of one streamlet."""
 
-    def add(self, header: ChunkHeader, *, closed: bool) -> Chunk | None:
-        """A chunk that was found; `closed`: it was surely acknowledged. None: it does not count, or not again."""
+    def add(self, headers: Headers, *, closed: bool, source: int) -> None:
+        """Chunks that were found; `closed`: they were surely acknowledged. `source`: a number, see `origins`."""
+        ...
+
+    def origins(self) -> Iterable[Origin]:
+        """Which sources have what, of those chunks that count."""
         ...
 
 
@@ -57,6 +65,8 @@ class Replicas:
     """Where a virtual segment can be read, and what for."""
 
     key: VirtualKey
+    number: int
+    """In the order in which they were found."""
     stream_id: int
     length: int
     backup_ids: tuple[int, ...]
@@ -102,11 +112,20 @@ async def scan(
         for launches, takers in sorted(wanted.items()):
             if takers:
                 await _Scan(links, launches, takers, result, limits).run()
+        every = {id(taker): taker for takers in wanted.values() for taker in takers.values()}
+        for taker in every.values():
+            await asyncio.to_thread(_note_origins, taker, list(result.replicas.values()))
         result.away.update((backup_id, link.failed) for backup_id, link in links.items() if link.failed)
         return result
     finally:
         for link in links.values():
             await link.close()
+
+
+def _note_origins(taker: Taker, replicas: Sequence[Replicas]) -> None:
+    for origin in taker.origins():
+        its = replicas[origin.source]
+        (its.first if origin.taken else its.also).add(origin.address)
 
 
 class _Scan:
@@ -147,15 +166,17 @@ class _Scan:
     async def _source(self, source: Source) -> None:
         infos = source.replicas
         key = VirtualKey(self._launches[0], source.virtual_segment_id)
-        replicas = self._result.replicas.setdefault(
-            key, Replicas(key, infos[0][1].stream_id, source.wanted_bytes, tuple(each for each, _ in infos))
-        )
+        found = self._result.replicas
+        if key not in found:  # or it was looked through for another source, of a later launch
+            backup_ids = tuple(each for each, _ in infos)
+            found[key] = Replicas(key, len(found), infos[0][1].stream_id, source.wanted_bytes, backup_ids)
+        number = found[key].number
         reasons = []
         whole = False
         for backup_id, info in infos:
             try:
                 async with self._links[backup_id].turns:
-                    missing = await self._replica(self._links[backup_id], info, replicas)
+                    missing = await self._replica(self._links[backup_id], info, number)
             except KeraError as error:  # that is no damage: it may well be able to later
                 missing = error.message
                 self._result.away[backup_id] = f"it cannot read a replica: {missing}"
@@ -172,7 +193,7 @@ class _Scan:
                 f"virtual segment {source.virtual_segment_id:#x} of broker {key.broker_id} ({'; '.join(reasons)})"
             )
 
-    async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo, replicas: Replicas) -> str:
+    async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo, number: int) -> str:
         """Look through a replica; returns what is wrong with it, if anything. Raises errors of the backup."""
         request = backup_pb2.ReadReplicaRequest(
             broker_id=self._launches[0],
@@ -188,25 +209,30 @@ class _Scan:
                 return f"it answers nothing at offset {request.offset}"
             if answer.replica.chunks_damaged:
                 wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
-            try:
-                self._take(headers, info, replicas)
-            except CorruptChunk as error:
-                wrong = error.message
+            wrong = self._take(headers, info, number) or wrong
             request.offset = answer.next_offset
         return wrong
 
-    def _take(self, headers: memoryview, info: backup_pb2.ReplicaInfo, replicas: Replicas) -> None:
-        takers, closed = self._takers, info.closed
-        for at in range(0, len(headers), HEADER_BYTES):
-            header = verify_header(headers, at)
-            taker = takers.get((header.stream_id, header.streamlet_id))
-            if taker is None or not header.placed or header.stream_id != info.stream_id:
-                raise CorruptChunk(f"the chunk at offset {at} of an answer belongs to another replica", offset=at)
-            chunk = taker.add(header, closed=closed)
-            if chunk is not None:
-                replicas.first.add(chunk.address)
-            else:
-                replicas.also.add(address_of(header))
+    def _take(self, buffer: memoryview, info: backup_pb2.ReplicaInfo, number: int) -> str:
+        """Pass on the headers of an answer, up to one that should not be there; returns what is wrong with that."""
+        wrong = ""
+        try:
+            headers = verify_headers(buffer)
+        except CorruptChunk as error:
+            wrong = error.message
+            headers = verify_headers(buffer[: error.attributes["offset"]])
+        numbers = np.unique(headers["streamlet_id"]).tolist()
+        takers = {each: self._takers.get((info.stream_id, each)) for each in numbers}
+        ours = (headers["stream_id"] == info.stream_id) & (headers["group_id"] != 0)
+        ours &= np.isin(headers["streamlet_id"], [each for each, taker in takers.items() if taker is not None])
+        if not ours.all():
+            at = int(np.argmin(ours))
+            wrong = f"the chunk at offset {at * HEADER_BYTES} of an answer belongs to another replica"
+            headers = headers[:at]
+        for each, taker in takers.items():
+            if taker is not None:
+                taker.add(headers[headers["streamlet_id"] == each], closed=info.closed, source=number)
+        return wrong
 
 
 def wanted_replicas(

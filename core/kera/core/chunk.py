@@ -55,25 +55,25 @@ _PLACEMENT = struct.Struct("<QIIQQI")  # bytes 88..123
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct("<4sBBHIIQIIQIIQqqqIIQIIQQII")
 _SIZES = struct.Struct("<4sBBHI")
-_HEADER_CRC_AT = 84
-_PLACEMENT_AT = 88
-_PLACEMENT_CRC_AT = 124
+HEADER_CRC_AT = 84
+PLACEMENT_AT = 88
+PLACEMENT_CRC_AT = 124
 _CHECKSUMS_AT = 80
 _PLACED = struct.Struct("<QIIQQII")  # bytes 88..127
 _COVERED_AND_CRC = struct.Struct(f"<{_PLACEMENT.size}sI")  # bytes 88..127 as well
 MAX_TIMESTAMP_AT = 72
 """Where in a header `max_timestamp_us` is, for those who look at that of many chunks at once."""
 _CHECKED = struct.Struct("<4sBxHI68xIIQ28xI")  # what `verify_placed` looks at
-_UNPLACED = bytes(HEADER_BYTES - _PLACEMENT_AT)
+_UNPLACED = bytes(HEADER_BYTES - PLACEMENT_AT)
 _NO_PLACEMENT = _PLACED.unpack(_UNPLACED)
 _KNOWN = (MAGIC, VERSION, HEADER_BYTES)
 _PADDING = bytes(ALIGNMENT_BYTES)
 
 invariant(_HEADER.size == HEADER_BYTES, "the chunk header must be exactly 128 bytes: offsets are part of the format")
-invariant(_PRODUCER.size == _HEADER_CRC_AT, "header_crc32c follows the fields it covers")
+invariant(_PRODUCER.size == HEADER_CRC_AT, "header_crc32c follows the fields it covers")
 invariant(_PRODUCER.size == MAX_TIMESTAMP_AT + 8 + _CRC.size, "max_timestamp_us is the last but payload_crc32c")
-invariant(_PLACEMENT_AT + _PLACEMENT.size == _PLACEMENT_CRC_AT, "placement_crc32c follows the fields it covers")
-invariant(_PLACEMENT_AT + _PLACED.size == HEADER_BYTES, "the broker's fields are the last ones")
+invariant(PLACEMENT_AT + _PLACEMENT.size == PLACEMENT_CRC_AT, "placement_crc32c follows the fields it covers")
+invariant(PLACEMENT_AT + _PLACED.size == HEADER_BYTES, "the broker's fields are the last ones")
 invariant(_CHECKED.size == HEADER_BYTES, "placement_crc32c is the last field")
 invariant(HEADER_BYTES % ALIGNMENT_BYTES == 0, "a payload must start aligned, as Arrow buffers are read in place")
 
@@ -256,7 +256,7 @@ def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
     header = read_header(buffer, offset)
     if header.magic != MAGIC:
         raise CorruptChunk(f"no chunk at offset {offset}: magic is {header.magic!r}", offset=offset)
-    if crc32c(buffer[offset : offset + _HEADER_CRC_AT]) != header.header_crc32c:
+    if crc32c(buffer[offset : offset + HEADER_CRC_AT]) != header.header_crc32c:
         raise CorruptChunk(f"chunk header at offset {offset} does not match its checksum", offset=offset)
     if header.version != VERSION or header.header_bytes != HEADER_BYTES:
         raise CorruptChunk(
@@ -266,7 +266,7 @@ def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
         )
     if (
         header[_PLACEMENT_FIELD:] != _NO_PLACEMENT
-        and crc32c(buffer[offset + _PLACEMENT_AT : offset + _PLACEMENT_CRC_AT]) != header.placement_crc32c
+        and crc32c(buffer[offset + PLACEMENT_AT : offset + PLACEMENT_CRC_AT]) != header.placement_crc32c
     ):
         raise CorruptChunk(f"chunk placement at offset {offset} does not match its checksum", offset=offset)
     return header
@@ -326,7 +326,7 @@ def place_chunk(buffer: Any, offset: int, placement: Placement | tuple[int, int,
     The fields of a `Placement` will do: the broker makes one per chunk.
     """
     covered = _PLACEMENT.pack(*placement)
-    _COVERED_AND_CRC.pack_into(buffer, offset + _PLACEMENT_AT, covered, crc32c(covered))
+    _COVERED_AND_CRC.pack_into(buffer, offset + PLACEMENT_AT, covered, crc32c(covered))
 
 
 def chained_checksum(buffer: Any, offset: int, checksum: int) -> int:
@@ -336,7 +336,7 @@ def chained_checksum(buffer: Any, offset: int, checksum: int) -> int:
     with its own crc32c is the same whatever that is). So two sequences of verified chunks with the same one are the
     same bytes in the same order, and no payload is read for it (thesis 7.3.2).
     """
-    return crc32c(buffer[offset + _CHECKSUMS_AT : offset + _PLACEMENT_CRC_AT], checksum)
+    return crc32c(buffer[offset + _CHECKSUMS_AT : offset + PLACEMENT_CRC_AT], checksum)
 
 
 def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, int]:
@@ -357,10 +357,10 @@ def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, in
             and end <= size
             and (magic, version, header_bytes) == _KNOWN
             and crc32c(view[payload_at:end]) == payload_crc
-            and crc32c(view[offset : offset + _HEADER_CRC_AT]) == header_crc
-            and crc32c(view[offset + _PLACEMENT_AT : offset + _PLACEMENT_CRC_AT]) == placement_crc
+            and crc32c(view[offset : offset + HEADER_CRC_AT]) == header_crc
+            and crc32c(view[offset + PLACEMENT_AT : offset + PLACEMENT_CRC_AT]) == placement_crc
         ):
-            return end, crc32c(view[offset + _CHECKSUMS_AT : offset + _PLACEMENT_CRC_AT], checksum)
+            return end, crc32c(view[offset + _CHECKSUMS_AT : offset + PLACEMENT_CRC_AT], checksum)
     header = verify_chunk(view, offset)  # which says what is wrong
     if not header.placed:
         raise CorruptChunk(f"the chunk at offset {offset} has no placement", offset=offset)

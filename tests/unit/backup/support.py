@@ -157,6 +157,7 @@ class FakeBackup:
         segment_bytes: int = SEGMENT_BYTES,
         bytes_max: int | None = None,
         flush_delay_ms: int = 0,
+        headers_bytes_max: int = 0,
     ) -> None:
         """Start on what the disks have."""
         self.disks = disks or (FakeDisk(),)
@@ -168,7 +169,13 @@ class FakeBackup:
         restart = rebuild(scans, states, self.layout)
         self.found: Found = restart.found
         self.slots = Slots(slots, segment_bytes)
-        self.store = ReplicaStore(self.slots, states, sequence=restart.sequence, flush_delay_ms=flush_delay_ms)
+        self.store = ReplicaStore(
+            self.slots,
+            states,
+            sequence=restart.sequence,
+            flush_delay_ms=flush_delay_ms,
+            headers_bytes_max=headers_bytes_max,
+        )
         self.store.persistence.backup_id, self.store.persistence.cluster_id = IDENTITY
         self.store.adopt(restart.replicas, restart.epochs)
         self.performer = Performer(self.disks, self.layout)

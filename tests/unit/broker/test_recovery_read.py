@@ -1,4 +1,4 @@
-"""What backups have of a broker, put in order: which replicas are read, and what of them is the log."""
+"""What backups have of a broker: which replicas are read, and what comes of it when some of them fail."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kera.broker.recovery_read import Chunk, Conflict, Merge, ReadLimits, Recovered, Run, choose
+from kera.broker.recovery_merge import Conflict, Run
+from kera.broker.recovery_read import ReadLimits, choose
 from kera.broker.segment_scan import SegmentAddress
-from kera.core.chunk import ChunkHeader, chained_checksum, iterate_chunks, read_header
+from kera.core.chunk import ChunkHeader, chained_checksum, iterate_chunks
 from kera.core.errors import InternalError, Unavailable
+from kera.core.header_table import as_headers
 from kera.core.ids import EntryId
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.frame_server import FrameServer
@@ -18,36 +20,7 @@ from tests.replica_reading import ReplicasRead, read_replicas
 from tests.unit.broker.support import ADDRESS, BROKER_ID, CHUNK_BYTES, STREAM_ID, placed
 
 ENTRY = EntryId(*ADDRESS[:3])
-NEXT_SEGMENT = ADDRESS._replace(segment_id=2)
 LIMITS = ReadLimits(per_backup_max=1, read_bytes_max=2 * CHUNK_BYTES, timeout_s=5.0)
-
-
-def header(
-    first_record: int,
-    address: SegmentAddress = ADDRESS,
-    *,
-    records: int = 1,
-    epoch: int = 9,
-    durable_head: int = 0,
-    content: int = 0,
-) -> ChunkHeader:
-    base = read_header(placed(address=address, first_record=first_record, durable_head=durable_head))
-    return base._replace(record_count=records, broker_epoch=epoch, payload_crc32c=base.payload_crc32c ^ content)
-
-
-def merged(
-    *headers: ChunkHeader, closed: Sequence[ChunkHeader] = (), starts: dict[EntryId, int] | None = None
-) -> Recovered:
-    merge = Merge(starts)
-    for each in headers:
-        merge.add(each, closed=False)
-    for each in closed:
-        merge.add(each, closed=True)
-    return merge.finish()
-
-
-def ordinals(result: Recovered) -> list[int]:
-    return [chunk.first_record for run in result.runs for chunk in run.chunks]
 
 
 # -- which replicas ------------------------------------------------------------------------------------------------
@@ -87,121 +60,6 @@ def test_equal_replicas_are_read_from_all_backups_in_turn() -> None:
 def test_closed_replicas_that_differ_are_told_of() -> None:
     (source,) = choose({1: [info(closed=True)], 2: [info(closed=True, checksum=6)]})
     assert source.disagree
-
-
-# -- putting in order ----------------------------------------------------------------------------------------------
-
-
-def test_chunks_in_any_order_make_runs_with_positions() -> None:
-    chunks = [header(0), header(1), header(2, records=5), header(7, NEXT_SEGMENT), header(8, NEXT_SEGMENT)]
-    result = merged(*reversed(chunks))
-    assert [(run.address, run.start, run.length) for run in result.runs] == [
-        (ADDRESS, 0, 3 * CHUNK_BYTES),
-        (NEXT_SEGMENT, 0, 2 * CHUNK_BYTES),
-    ]
-    assert ordinals(result) == [0, 1, 2, 7, 8]
-    assert (result.gaps, result.cuts, result.conflicts, result.duplicates) == ([], [], [], 0)
-
-
-def test_entries_have_ordinals_of_their_own() -> None:
-    others = [ADDRESS._replace(entry=1), ADDRESS._replace(streamlet_id=1), ADDRESS._replace(stream_id=STREAM_ID + 1)]
-    result = merged(*(header(0, address) for address in (ADDRESS, *others)))
-    assert [run.address for run in result.runs] == sorted([ADDRESS, *others])
-
-
-def test_a_chunk_of_two_virtual_segments_is_taken_once() -> None:
-    result = merged(header(0), header(0), header(1), closed=[header(0)])
-    assert ordinals(result) == [0, 1]
-    assert result.duplicates == 2
-
-
-def test_what_is_behind_the_first_hole_is_cut_and_told() -> None:
-    result = merged(header(0), header(1), header(3), header(4))
-    assert ordinals(result) == [0, 1]
-    (cut,) = result.cuts
-    assert (cut.entry, cut.end_record, [chunk.first_record for chunk in cut.chunks]) == (ENTRY, 2, [3, 4])
-    assert result.gaps == []
-
-
-def test_a_hole_before_what_was_acknowledged_is_a_gap_and_nothing_is_cut() -> None:
-    result = merged(header(0), header(3, NEXT_SEGMENT), closed=[header(2, NEXT_SEGMENT)])
-    assert ordinals(result) == [0, 2, 3]
-    assert result.gaps == [(ENTRY, 1, 2)]
-    assert result.cuts == []
-
-
-def test_a_durable_head_behind_a_hole_tells_that_its_segment_was_acknowledged() -> None:
-    result = merged(header(0), header(5, NEXT_SEGMENT), header(6, NEXT_SEGMENT, durable_head=CHUNK_BYTES), header(8))
-    assert ordinals(result)[:3] == [0, 5, 6]
-    assert result.gaps == [(ENTRY, 1, 5)]
-
-
-def test_a_durable_head_of_before_a_hole_in_the_same_segment_tells_nothing_of_what_follows() -> None:
-    result = merged(header(0), header(1), header(3, durable_head=CHUNK_BYTES))
-    assert ordinals(result) == [0, 1]
-    assert result.gaps == []
-
-
-def test_what_retention_has_removed_is_no_part_of_the_log_where_the_start_is_known() -> None:
-    left_over, live = [header(0), header(1)], [header(7, NEXT_SEGMENT), header(8, NEXT_SEGMENT)]
-    result = merged(*left_over, *live, starts={ENTRY: 7})
-    assert ordinals(result) == [7, 8]
-    assert (result.gaps, result.cuts) == ([], [])
-
-
-def test_what_is_missing_at_a_known_start_is_a_gap_if_what_follows_was_acknowledged() -> None:
-    result = merged(closed=[header(9)], starts={ENTRY: 7})
-    assert ordinals(result) == [9]
-    assert result.gaps == [(ENTRY, 7, 9)]
-
-
-def test_what_does_not_begin_at_a_known_start_and_was_never_acknowledged_is_cut() -> None:
-    result = merged(header(9), starts={ENTRY: 7})
-    assert ordinals(result) == []
-    assert [(cut.end_record, len(cut.chunks)) for cut in result.cuts] == [(7, 1)]
-
-
-def test_where_no_start_is_known_the_first_chunk_is_the_start() -> None:
-    result = merged(header(9))
-    assert ordinals(result) == [9]
-    assert (result.gaps, result.cuts) == ([], [])
-
-
-def test_an_entry_of_which_all_was_removed_has_nothing() -> None:
-    assert merged(header(0), header(1), starts={ENTRY: 2}) == Recovered()
-
-
-def test_positions_are_not_known_where_the_start_of_a_segment_is_missing() -> None:
-    result = merged(header(5), header(6, durable_head=4 * CHUNK_BYTES))
-    assert [(run.start, len(run.chunks)) for run in result.runs] == [(None, 2)]
-
-
-def test_positions_are_not_known_behind_a_gap_in_a_segment() -> None:
-    result = merged(header(0), closed=[header(2)])
-    assert [run.start for run in result.runs] == [0, None]
-
-
-@pytest.mark.parametrize("newer_first", [False, True])
-def test_of_two_chunks_in_one_place_the_later_launch_has_the_right_one(newer_first: bool) -> None:
-    old, new = header(0, content=1), header(0, epoch=10)
-    result = merged(*([new, old] if newer_first else [old, new]))
-    assert [chunk.broker_epoch for run in result.runs for chunk in run.chunks] == [10]
-    ((taken, dropped),) = result.conflicts
-    assert (taken.broker_epoch, dropped.broker_epoch) == (10, 9)
-
-
-def test_chunks_whose_records_overlap_are_a_conflict() -> None:
-    old, new = [header(0), header(1, records=4), header(5)], [header(1, NEXT_SEGMENT, records=2, epoch=10)]
-    result = merged(*old, *new)
-    assert ordinals(result) == [0, 1]
-    assert [conflict.dropped.first_record for conflict in result.conflicts] == [1, 5]
-
-
-def test_an_old_end_of_the_log_is_not_spliced_behind_a_new_one() -> None:
-    new = [header(0), header(1, NEXT_SEGMENT, epoch=10), header(2, NEXT_SEGMENT, epoch=10)]
-    result = merged(*new, header(3))
-    assert ordinals(result) == [0, 1, 2]
-    assert [conflict.dropped.first_record for conflict in result.conflicts] == [3]
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -275,9 +133,9 @@ class World:
 
     def __init__(self) -> None:
         self.backups = [FakeBackup(backup_id) for backup_id in (1, 2, 3)]
-        self.taken: dict[Chunk, bytes] = {}
+        self.taken: dict[ChunkHeader, bytes] = {}
 
-    async def take(self, chunk: Chunk, data: memoryview) -> None:
+    async def take(self, chunk: ChunkHeader, data: memoryview) -> None:
         assert chunk not in self.taken, "each once"
         self.taken[chunk] = bytes(data)
 
@@ -286,7 +144,7 @@ class World:
         return await read_replicas(messages, BROKER_ID, streamlets, take=self.take, limits=LIMITS)
 
     def bytes_of(self, runs: Sequence[Run]) -> list[bytes]:
-        return [self.taken[chunk] for run in runs for chunk in run.chunks]
+        return [self.taken[chunk] for run in runs for chunk in as_headers(run.chunks)]
 
 
 @pytest.fixture
@@ -416,7 +274,7 @@ async def test_closed_replicas_that_differ_are_both_read_and_their_conflict_is_t
 async def test_what_the_taker_raises_ends_the_reading(world: World) -> None:
     world.backups[0].replicas[1] = b"".join(chunks_of(4)), True
 
-    async def take(_: Chunk, __: memoryview) -> None:
+    async def take(_: ChunkHeader, __: memoryview) -> None:
         await asyncio.sleep(0)
         raise RuntimeError("no room")
 

@@ -1,0 +1,75 @@
+"""The headers of chunks that are on disk only, in memory: who takes over from a broker reads them and no disk.
+
+They tell where streamlets end and how far producers got, and until that is known producers wait. On disk they are
+scattered: to read those of chunks of 16 KiB is to read everything. When a replica's memory is given back they are kept,
+128 bytes of each chunk, verified when they came; up to `bytes_max` in all, and then the oldest go. Who asks for what is
+not kept, as after a start, reads the disk.
+
+Belongs to one event loop. Pure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kera.backup.reading import Streamlets, Walk
+from kera.backup.replica import Replica
+from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES
+from kera.core.header_table import HEADER, Headers, Rows, chunk_bytes
+
+_UNITS = HEADER_BYTES // ALIGNMENT_BYTES
+"""A header takes so many units of what chunks are aligned to."""
+
+
+class KeptHeaders:
+    """See the head of this module."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_kept = 0
+        self._bytes_max = bytes_max
+        self._kept: dict[Replica, bytes] = {}
+        """The oldest first."""
+
+    def keep(self, replica: Replica) -> None:
+        """Keep the headers of a replica whose memory is about to be given back."""
+        size = len(replica.chunk_ends) * HEADER_BYTES
+        if not size or size > self._bytes_max or replica in self._kept or replica.chunk_ends[-1] != replica.length:
+            return
+        starts = np.array([0, *replica.chunk_ends[:-1]], dtype=np.uint32) // ALIGNMENT_BYTES
+        units = np.frombuffer(replica.view, dtype=np.uint8).reshape(-1, ALIGNMENT_BYTES)
+        self._kept[replica] = units[(starts[:, None] + np.arange(_UNITS, dtype=np.uint32)).ravel()].tobytes()
+        self.bytes_kept += size
+        while self.bytes_kept > self._bytes_max:
+            self.forget(next(iter(self._kept)))
+
+    def forget(self, replica: Replica) -> None:
+        """A replica goes."""
+        self.bytes_kept -= len(self._kept.pop(replica, b""))
+
+    def read(self, replica: Replica, offset: int, bytes_max: int, streamlets: Streamlets) -> Walk | None:
+        """What `kera.backup.reading.walk` finds with `headers_only`; None: the headers are not kept."""
+        if replica.slot is not None and replica.finished:
+            self.keep(replica)
+        kept = self._kept.get(replica)
+        if kept is None:
+            return None
+        headers = np.frombuffer(kept, dtype=HEADER)
+        sizes = chunk_bytes(headers)
+        ends = np.cumsum(sizes)
+        first = int(np.searchsorted(ends - sizes, offset))
+        wanted = np.flatnonzero(_wanted(headers[first:], streamlets)) + first
+        count_max = max(1, bytes_max // HEADER_BYTES)
+        stop = int(wanted[count_max]) if len(wanted) > count_max else len(ends)
+        return Walk(
+            bytearray(headers[wanted[:count_max]].tobytes()), int(ends[stop - 1]), ends=ends[first:stop].tolist()
+        )
+
+
+def _wanted(headers: Headers, streamlets: Streamlets) -> Rows:
+    if not streamlets:
+        return np.ones(len(headers), dtype=np.bool_)
+    found = np.zeros(len(headers), dtype=np.bool_)
+    for stream_id, numbers in streamlets.items():
+        mine = headers["stream_id"] == stream_id
+        found |= mine & np.isin(headers["streamlet_id"], list(numbers)) if numbers else mine
+    return found

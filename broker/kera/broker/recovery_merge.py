@@ -1,0 +1,308 @@
+"""How what backups have of a broker that is gone goes together (thesis 6.6). Pure.
+
+    headers of chunks, in any order, each perhaps more than once ──Merge──► per entry and segment the runs of chunks,
+                                                                            gaps, what is cut, and conflicts
+
+* The same chunk may be in several virtual segments: it is taken once. Two chunks in one place that differ are a
+  conflict, which no failure of backups explains; of those the one of the later launch is taken.
+* Ordinals of an entry have no gap. What is behind a hole was never acknowledged, and is cut; unless it is known to have
+  been: because its virtual segment was closed, or its segment tells of a durable head. Then the hole is a *gap*: what
+  was there has been removed by retention (and what is before it is only left because its virtual segment is), or more
+  backups are gone than the stream has replicas. Who recovers and knows where entries start says so.
+* In memory there are the headers, 128 bytes per chunk, and what sorts them; never the chunks. What is done is done to
+  all of them at once, and one by one only around holes and conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kera.broker.segment_scan import SegmentAddress
+from kera.core.chunk import ChunkHeader
+from kera.core.header_table import (
+    HEADER,
+    Column,
+    Headers,
+    Rows,
+    as_headers,
+    chunk_bytes,
+    column,
+    differs_from_before,
+    end_records,
+    parted,
+    table,
+)
+from kera.core.ids import EntryId
+
+ENTRY = ("stream_id", "streamlet_id", "entry")
+SEGMENT = (*ENTRY, "group_id", "segment_id")
+
+_LOW_BITS = 32
+
+
+class Run(NamedTuple):
+    """Chunks that follow each other in one segment."""
+
+    address: SegmentAddress
+    start: int | None
+    """Position of the first one within the segment, in bytes. None: not known, as chunks before it are missing."""
+    chunks: Headers
+
+    @property
+    def length(self) -> int:
+        """Of all chunks, in bytes."""
+        return int(chunk_bytes(self.chunks).sum())
+
+
+class Gap(NamedTuple):
+    """Records that no replica has, though something behind them was acknowledged."""
+
+    entry: EntryId
+    first_record: int
+    end_record: int
+
+
+class Cut(NamedTuple):
+    """Chunks behind a hole, that were never acknowledged: not part of what is recovered."""
+
+    entry: EntryId
+    end_record: int
+    """Where the entry ends instead."""
+    chunks: Headers
+
+
+class Conflict(NamedTuple):
+    """Two chunks that cannot both be in the log."""
+
+    taken: ChunkHeader
+    dropped: ChunkHeader
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What came of reading."""
+
+    runs: list[Run] = field(default_factory=list)
+    """Of all entries, in the order of the log."""
+    gaps: list[Gap] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+    duplicates: int = 0
+    """Chunks that came more than once."""
+
+
+class Origin(NamedTuple):
+    """What a source has of a segment."""
+
+    source: int
+    address: SegmentAddress
+    taken: bool
+    """Chunks that were taken from there; else ones that others have, too, or that lost a conflict."""
+
+
+def digest_of(header: ChunkHeader) -> int:
+    """Of all its checksums: two chunks that were verified and have the same digest are the same bytes."""
+    high = header.header_crc32c ^ header.payload_crc32c
+    return high << _LOW_BITS | header.payload_crc32c ^ header.placement_crc32c
+
+
+def digests_of(headers: Headers) -> npt.NDArray[np.uint64]:
+    """See `digest_of`."""
+    header, payload, placement = (
+        headers[f"{name}_crc32c"].astype(np.uint64) for name in ("header", "payload", "placement")
+    )
+    return (header ^ payload) << np.uint64(_LOW_BITS) | payload ^ placement
+
+
+def address_at(headers: Headers, row: int) -> SegmentAddress:
+    """Where a chunk belongs."""
+    return SegmentAddress(*(int(headers[name][row]) for name in SEGMENT))
+
+
+class _Chunks(NamedTuple):
+    """Chunks that have come, and how."""
+
+    headers: Headers
+    closed: Rows
+    sources: Column
+
+
+NOTHING = _Chunks(table(), np.zeros(0, np.bool_), np.zeros(0, np.int64))
+
+
+class Merge:
+    """Puts the chunks of all virtual segments in order; they may come in any order, and more than once."""
+
+    def __init__(self, starts: Mapping[EntryId, int] | None = None) -> None:
+        """`starts`: where entries start, as ordinals of records; of others, what is found first is the start."""
+        self._starts = starts or {}
+        self._came: list[_Chunks] = []
+        self._taken: Rows | None = None
+        """If they are all in order, by entry and ordinal: which are taken. Those are before others of their ordinal."""
+
+    def add(self, headers: Headers, *, closed: bool, source: int = 0) -> None:
+        """Take note of placed and verified chunks.
+
+        `closed`: they are within a virtual segment that was closed, so they were acknowledged. `source`: see `Origin`.
+        """
+        if len(headers):
+            count = len(headers)
+            self._came.append(_Chunks(headers.copy(), np.full(count, closed), np.full(count, source)))
+            self._taken = None
+
+    def origins(self) -> set[Origin]:
+        """Where chunks came from."""
+        chunks, taken = self._ordered()
+        begins = differs_from_before(chunks.headers, *SEGMENT)
+        begins[1:] |= chunks.sources[1:] != chunks.sources[:-1]
+        begins[1:] |= taken[1:] != taken[:-1]
+        return {
+            Origin(int(chunks.sources[row]), address_at(chunks.headers, row), bool(taken[row]))
+            for row in np.flatnonzero(begins).tolist()
+        }
+
+    def segments(self) -> dict[SegmentAddress, Headers]:
+        """All that have come and were not dropped, by segment, each in the order of its ordinals."""
+        chunks, taken = self._ordered()
+        headers = _only(chunks.headers, taken)
+        if not _ascends(headers):
+            headers = headers[np.lexsort([headers[name] for name in reversed(SEGMENT)])]
+        parts = parted(headers, differs_from_before(headers, *SEGMENT))
+        return {address_at(part, 0): part for part in parts}
+
+    def finish(self) -> Recovered:
+        """The runs of all chunks that belong to the log, and whatever was strange."""
+        result = Recovered()
+        chunks, taken = self._ordered()
+        _tell_dropped(chunks.headers, taken, result)
+        bounds = [*np.flatnonzero(differs_from_before(chunks.headers, *ENTRY)).tolist(), len(taken)]
+        for start, end in pairwise(bounds):
+            headers = chunks.headers[start:end]
+            entry = EntryId(*address_at(headers, 0)[:3])
+            acknowledged = int(end_records(_only(headers, chunks.closed[start:end])).max(initial=0))
+            self._entry(entry, _in_order(_only(headers, taken[start:end]), result.conflicts), acknowledged, result)
+        return result
+
+    def _ordered(self) -> tuple[_Chunks, Rows]:
+        if self._taken is None:
+            came, self._came = self._came, []
+            chunks = _Chunks(*map(np.concatenate, zip(*came, strict=True))) if came else NOTHING
+            del came  # there may be gigabytes of it
+            # Of the same ordinal the latest launch comes first, and of that whatever came first: the sort is stable.
+            headers = chunks.headers
+            keys = [~headers["broker_epoch"], headers["first_record"], *(headers[name] for name in reversed(ENTRY))]
+            order = np.lexsort([key for key in keys if len(key) and (key != key[0]).any()] or keys)
+            chunks = _Chunks(headers[order], chunks.closed[order], chunks.sources[order])
+            self._came = [chunks]
+            self._taken = differs_from_before(chunks.headers, *ENTRY, "first_record")
+        return self._came[0], self._taken
+
+    def _entry(self, entry: EntryId, chunks: Headers, acknowledged: int, result: Recovered) -> None:
+        begins = np.ones(len(chunks), dtype=np.bool_)
+        begins[1:] = end_records(chunks)[:-1] != column(chunks, "first_record")[1:]
+        stretches = parted(chunks, begins)
+        start = self._starts.get(entry)
+        if start is not None:
+            # What retention has removed may be left, in virtual segments that others need: it is no part of the log.
+            stretches = [stretch for stretch in stretches if _end_record(stretch) > start]
+        if not stretches:
+            return
+        from_start = start is None or _first_record(stretches[0]) <= start
+        known = [from_start or _counts(None, stretches[0], acknowledged)]
+        known += [_counts(before, after, acknowledged) for before, after in pairwise(stretches)]
+        kept = max((at for at, counts in enumerate(known, 1) if counts), default=0)
+        if start is not None and kept and not from_start:
+            result.gaps.append(Gap(entry, start, _first_record(stretches[0])))
+        for before, after in pairwise(stretches[:kept]):
+            result.gaps.append(Gap(entry, _end_record(before), _first_record(after)))
+        for stretch in stretches[:kept]:
+            result.runs += _runs(stretch, after=result.runs[-1] if result.runs else None)
+        if kept < len(stretches):
+            end = _end_record(stretches[kept - 1]) if kept else start or 0
+            result.cuts.append(Cut(entry, end, np.concatenate(stretches[kept:])))
+
+
+def _only(headers: Headers, rows: Rows) -> Headers:
+    return headers if rows.all() else headers[rows]
+
+
+def _tell_dropped(headers: Headers, taken: Rows, result: Recovered) -> None:
+    """Count what came more than once, and tell what was not the same."""
+    rows = np.flatnonzero(~taken)
+    winners = np.maximum.accumulate(np.where(taken, np.arange(len(taken)), 0))[rows]
+    raw = headers.view(np.uint8).reshape(-1, HEADER.itemsize)
+    same = (raw[rows] == raw[winners]).all(axis=1)
+    result.duplicates = int(same.sum())
+    for winner, loser in zip(winners[~same].tolist(), rows[~same].tolist(), strict=True):
+        result.conflicts.append(_conflict(headers, winner, loser))
+
+
+def _first_record(chunks: Headers) -> int:
+    return int(chunks["first_record"][0])
+
+
+def _end_record(chunks: Headers) -> int:
+    return int(end_records(chunks[-1:])[0])
+
+
+def _ascends(headers: Headers) -> bool:
+    """Whether segments of each entry come in the order of the log."""
+    same = ~differs_from_before(headers, *ENTRY)[1:]
+    group, segment = headers["group_id"], headers["segment_id"]
+    backwards = (group[1:] < group[:-1]) | ((group[1:] == group[:-1]) & (segment[1:] < segment[:-1]))
+    return not (same & backwards).any()
+
+
+def _conflict(headers: Headers, taken: int, dropped: int) -> Conflict:
+    return Conflict(*as_headers(headers[[taken, dropped]]))
+
+
+def _in_order(chunks: Headers, conflicts: list[Conflict]) -> Headers:
+    """Chunks of an entry whose ordinals do not overlap and whose positions grow, of those in the order of ordinals."""
+    ends = end_records(chunks)
+    if _ascends(chunks) and (column(chunks, "first_record")[1:] >= ends[:-1]).all():
+        return chunks
+    kept: list[int] = []
+    firsts, epochs = column(chunks, "first_record").tolist(), column(chunks, "broker_epoch").tolist()
+    places = list(zip(chunks["group_id"].tolist(), chunks["segment_id"].tolist(), strict=True))
+    for row in range(len(chunks)):
+        while kept and (firsts[row] < ends[kept[-1]] or places[row] < places[kept[-1]]):
+            if epochs[row] <= epochs[kept[-1]]:
+                conflicts.append(_conflict(chunks, kept[-1], row))
+                break
+            conflicts.append(_conflict(chunks, row, kept.pop()))
+        else:
+            kept.append(row)
+    return chunks[kept]
+
+
+def _counts(before: Headers | None, after: Headers, acknowledged: int) -> bool:
+    """Whether something behind a hole is known to have been acknowledged; `before` and `after`: what is around it."""
+    if _first_record(after) < acknowledged:
+        return True
+    tells = after["durable_head"] > 0
+    if before is not None:
+        # In the segment in which the hole is, a durable head may be one of before it.
+        group, segment = before["group_id"][-1], before["segment_id"][-1]
+        tells &= (after["group_id"] > group) | ((after["group_id"] == group) & (after["segment_id"] > segment))
+    return bool(tells.any())
+
+
+def _runs(stretch: Headers, after: Run | None) -> list[Run]:
+    """The runs of chunks that follow each other; `after`: the run before them."""
+    runs = []
+    for part in parted(stretch, differs_from_before(stretch, *SEGMENT)):
+        address = address_at(part, 0)
+        sizes = chunk_bytes(part)
+        # A durable head cannot be behind its own chunk: then chunks before it are missing.
+        whole = bool((column(part, "durable_head") <= np.cumsum(sizes) - sizes).all())
+        if after is not None and after.address == address:
+            whole = False  # a gap within a segment
+        runs.append(Run(address, 0 if whole else None, part))
+    return runs
