@@ -16,6 +16,7 @@ gone for good has to be drained, then it does not count; what is missing then is
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ class Takeovers:
         self._broker_id = broker_id
         self._node_id = node_id
         self._loop = asyncio.get_running_loop()
-        self._prepared: dict[tuple[Ref, frozenset[Launches]], _Prepared] = {}
+        self._prepared: defaultdict[Ref, dict[frozenset[Launches], _Prepared]] = defaultdict(dict)
         """By streamlet and sources: of several brokers that are lost at a time, each had something else of it."""
         self._joined: dict[bytes, asyncio.Task[broker_pb2.TakeOverResponse]] = {}
         self._turn = asyncio.Lock()
@@ -175,7 +176,7 @@ class Takeovers:
                     handed_over=item.handed_over,
                 )
         async with self._turn:
-            todo = {ref: each for ref, each in wanted.items() if (ref, each.sources) not in self._prepared}
+            todo = {ref: each for ref, each in wanted.items() if each.sources not in self._prepared[ref]}
             waits = await self._find(todo, list(request.backups))
             response = broker_pb2.TakeOverResponse(waits_for=waits[:WAITS_MAX])
             for ref, each in wanted.items():
@@ -187,7 +188,7 @@ class Takeovers:
 
     def _found(self, ref: Ref, sources: frozenset[Launches]) -> _Prepared | None:
         """What was found out for these sources; or for more, if some of those have been released since."""
-        fitting = [each for (its, of), each in self._prepared.items() if its == ref and of >= sources]
+        fitting = [each for of, each in self._prepared.get(ref, {}).items() if of >= sources]
         return min(fitting, key=lambda each: len(each.sources), default=None)
 
     async def _answer(self, ref: Ref, sources: frozenset[Launches], response: broker_pb2.TakeOverResponse) -> None:
@@ -280,7 +281,7 @@ class Takeovers:
                 waits.append(f"streamlet {ref[1]} of stream {each.info.name!r}: {'; '.join(scanned.unread[:3])}")
             else:
                 prepared = _Prepared(each.sources, merges[ref], scanned, each.cursors, self._loop.time())
-                self._prepared[ref, each.sources] = prepared
+                self._prepared[ref][each.sources] = prepared
         for text in scanned.unread:
             log.warning("a virtual segment cannot be read whole", which=text)
         return waits
@@ -442,7 +443,7 @@ class Takeovers:
                 if tracked is None or tracked.sources != origin.sources:
                     prepared = self._found(ref, _launches(assignment.sources))
                     if prepared is not None:
-                        del self._prepared[ref, prepared.sources]
+                        del self._prepared[ref][prepared.sources]
                     materials = Materials([prepared.merge], prepared.scanned) if prepared is not None else None
                     cursors = prepared.cursors if prepared is not None else {}
                     self._recovering.begin(ref, origin.sources, origin.records_lost, materials, cursors)
@@ -454,8 +455,7 @@ class Takeovers:
 
     def progress(self) -> list[coordinator_pb2.RecoveryProgress]:
         """How far this broker is, by source."""
-        for key in [key for key, each in self._prepared.items() if self._loop.time() - each.made_s > PREPARED_S_MAX]:
-            del self._prepared[key]
+        self._forget_prepared()
         for ref in [ref for ref in self._recovering.streamlets if not self._is_open(ref)]:
             self._recovering.end(ref)
         self._recovering.look()
@@ -478,6 +478,15 @@ class Takeovers:
                 if each.restored:
                     progress.restored.add(stream_id=ref[0], streamlet_id=ref[1])
         return list(found.values())
+
+    def _forget_prepared(self) -> None:
+        """What was found out and not opened for so long belongs to others by now."""
+        now_s = self._loop.time()
+        for ref, found in list(self._prepared.items()):
+            for sources in [sources for sources, each in found.items() if now_s - each.made_s > PREPARED_S_MAX]:
+                del found[sources]
+            if not found:
+                del self._prepared[ref]
 
     def _waits_for(self, ref: Ref, progress: Progress) -> list[str]:
         if not progress.readable:
