@@ -6,7 +6,8 @@ Invariants:
 
 1. What an answer tells is in the store. Memory is ahead of the store while a write is under way, so every answer waits
    for the write of all that was changed before it (`Applications._durable`): one write for all that has gathered.
-2. When a write fails, memory goes back to what is in the ledger, and whoever waited for it gets the error.
+2. When a write fails, memory goes back to what is in the ledger, of the applications that have changed, and whoever
+   waited for it gets the error.
 3. Silence that is our own fault counts for nobody: after a pause of this process, everyone has as much time as before.
 
 Records: ``applications/<name>/<stream id, 16 hexadecimal digits>/<streamlet, 8>`` → StreamletProgress.
@@ -78,21 +79,39 @@ class Applications:
     def load(cls, state: State) -> Applications:
         """The applications that the ledger has. Their members have as long as any to be heard of."""
         self = cls(state)
-        self._restore()
+        for value in state.ledger.values(APPLICATIONS):
+            self._take_up(value)
         if self._active:
             self._tick_while_needed()  # those who do not come back are to be noticed, though nobody asks
         return self
 
-    def _restore(self) -> None:
-        now_s = self._clock.monotonic_s()
-        for kept in (self._applications, self._changed, self._active, self._readers):
-            kept.clear()
-        for value in self._state.ledger.values(APPLICATIONS):
-            record = messages.StreamletProgress.FromString(value)
-            name = record.application_id
-            self._applications.setdefault(name, Application(name)).restore(record, now_s)
-            self._readers[record.stream_id].add(name)
-        self._active.update(name for name, application in self._applications.items() if application.members)
+    def _take_up(self, value: bytes) -> None:
+        """What the ledger has of an application in a streamlet."""
+        record = messages.StreamletProgress.FromString(value)
+        name = record.application_id
+        application = self._applications.setdefault(name, Application(name))
+        application.restore(record, self._clock.monotonic_s())
+        self._readers[record.stream_id].add(name)
+        if application.members:
+            self._active.add(name)
+
+    def _take_back(self, lost: Mapping[str, Iterable[tuple[int, int]]]) -> None:
+        """Have applications as the ledger has them: those of which changes are lost, and all that have others by now.
+
+        `lost`: the streamlets, by application.
+        """
+        for name in lost.keys() | self._changed:
+            application = self._applications.pop(name)
+            self._active.discard(name)
+            self._short.discard(name)
+            known = {*lost.get(name, ()), *application.dirty, *application.streamlets}
+            for stream_id, _ in known:
+                self._readers[stream_id].discard(name)
+            for streamlet in sorted(known):
+                value = self._state.ledger.get(_key(name, *streamlet))
+                if value is not None:
+                    self._take_up(value)
+        self._changed.clear()
 
     async def close(self) -> None:
         """End what is under way: rounds that wait are answered."""
@@ -431,11 +450,11 @@ class Applications:
                 return
             through = self._changes
             names, self._changed = self._changed, set()
+            taken = {name: self._applications[name].take_changes() for name in sorted(names)}
             changes = {
-                streamlet_key(f"{APPLICATIONS}{name}/", stream_id, streamlet_id): message
-                and message.SerializeToString()
-                for name in sorted(names & self._applications.keys())
-                for (stream_id, streamlet_id), message in self._applications[name].take_changes().items()
+                _key(name, *streamlet): message and message.SerializeToString()
+                for name, changed in taken.items()
+                for streamlet, message in changed.items()
             }
             try:
                 if changes:
@@ -443,6 +462,10 @@ class Applications:
             except Exception as error:
                 self._lost = (self._changes, error)
                 self._stored = self._changes
-                self._restore()
+                self._take_back(taken)
                 raise
             self._stored = through
+
+
+def _key(name: str, stream_id: int, streamlet_id: int) -> str:
+    return streamlet_key(f"{APPLICATIONS}{name}/", stream_id, streamlet_id)

@@ -23,6 +23,7 @@ from tests.unit.coordinator.fake_cluster import Cluster
 
 TIMEOUT_S = 20.0
 LONG_MS = 15_000
+SHORT_MS = 200
 
 
 class Service:
@@ -138,12 +139,12 @@ async def test_what_cannot_be_stored_has_not_happened(service: Service) -> None:
 
 
 async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(service: Service) -> None:
-    """A member that holds nothing is in no record: an error that another application causes is not to end it."""
+    """A member that holds nothing is in no record: an error that another one causes is not to end it."""
     (lease,) = (await service.begin(1)).held
-    await service.round("b", application_id="new")
-    waiting = asyncio.create_task(service.round("b", application_id="new", wait_ms=LONG_MS))
+    await service.round("b")
+    waiting = asyncio.create_task(service.round("b", wait_ms=SHORT_MS))
     async with asyncio.timeout(TIMEOUT_S):
-        while ("new", "b") not in service.applications._polls:
+        while ("app", "b") not in service.applications._polls:
             await asyncio.sleep(0)
     store = service.cluster.store
     write = store.write
@@ -157,7 +158,37 @@ async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(servi
     store.write = write  # type: ignore[method-assign]
     async with asyncio.timeout(TIMEOUT_S):
         assert not (await waiting).held
-    await service.round("b", application_id="new")
+    assert "b" not in service.applications._applications["app"].members
+    await service.round("b")
+    assert "b" in service.applications._applications["app"].members
+
+
+async def test_what_cannot_be_stored_of_one_application_leaves_the_others_alone(service: Service) -> None:
+    """With thousands, to load all of them anew for each commit that fails would hold up the coordinator."""
+    (lease,) = (await service.begin(1)).held
+    start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
+    await service.round("b", application_id="other", starts=[start])
+    known = service.applications._applications
+    before, other = known["app"], known["other"]
+    store = service.cluster.store
+    write = store.write
+
+    async def full(*_: Any) -> None:
+        raise MetadataStoreFull("no room")
+
+    store.write = full  # type: ignore[method-assign]
+    with pytest.raises(MetadataStoreFull):
+        await service.round(steps=[step(lease, 10)])
+    with pytest.raises(MetadataStoreFull):
+        await service.round(application_id="new", starts=[start])
+    store.write = write  # type: ignore[method-assign]
+    assert known["other"] is other
+    assert list(other.members) == ["b"]
+    assert known["app"] is not before
+    assert "new" not in known
+    assert [each.group_id for each in service.applications.cursors_of(1)] == [0]
+    (again,) = (await service.round()).held
+    assert (again.lease, again.next.position) == (lease.lease, 0)
 
 
 async def test_a_round_waits_until_there_is_something_to_say(service: Service) -> None:
