@@ -193,16 +193,21 @@ class Orders:
                 self._takeovers.opened(now)
 
     async def _open_later(self, info: common_pb2.StreamInfo) -> None:
+        told = ""
         while True:
             try:
                 async with self._lock(info.stream_id):
                     if info.stream_id in self._streams:  # it may have been dropped meanwhile
                         await self._open(info, ())
             except KeraError as error:
-                log.warning("cannot recover streamlets yet", stream=info.name, error=error.message)
-                await asyncio.sleep(RETRY_INTERVAL_S)
+                if error.message != told:
+                    log.warning("cannot recover streamlets yet", stream=info.name, error=error.message)
+                told = error.message
+            except Exception as error:  # a defect must not leave them closed for ever
+                log.error("opening streamlets failed; it is tried again", stream=info.name, exc_info=error)
             else:
                 return
+            await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def open(self, request: broker_pb2.OpenStreamletsRequest) -> None:
         """Have of a stream what is assigned to this broker; what was handed over is durable then."""

@@ -59,6 +59,8 @@ PREPARED_S_MAX = 900.0
 """How long is remembered what was found out and never opened."""
 WAITS_MAX = 20
 """Of what is waited for, so much is told."""
+UNOPENED_S_MAX = 10.0
+"""How long it is told why streamlets could not be opened: whoever wants them tries again sooner."""
 FLUSH_WAIT_S = 5.0
 """For older groups of a streamlet that is open already to be on disk."""
 
@@ -72,6 +74,15 @@ class _Prepared:
     scanned: Scanned
     cursors: dict[int, Position]
     made_s: float
+
+
+@dataclass(slots=True)
+class _Unopened:
+    """Why streamlets cannot be opened."""
+
+    sources: frozenset[Launches]
+    waits_for: list[str]
+    told_s: float
 
 
 @dataclass(slots=True)
@@ -110,6 +121,8 @@ class Takeovers:
         self._loop = asyncio.get_running_loop()
         self._prepared: defaultdict[Ref, dict[frozenset[Launches], _Prepared]] = defaultdict(dict)
         """By streamlet and sources: of several brokers that are lost at a time, each had something else of it."""
+        self._unopened: dict[int, _Unopened] = {}
+        """By stream."""
         self._joined: dict[bytes, asyncio.Task[broker_pb2.TakeOverResponse]] = {}
         self._turn = asyncio.Lock()
         """One scan, or one change of the index, at a time."""
@@ -329,7 +342,10 @@ class Takeovers:
             todo = {ref: each for ref, each in wanted.items() if not self._knows(ref, each.sources)}
             waits = await self._find(todo, list(self._backups()), alone=True)
         if waits:
+            sources = frozenset[Launches]().union(*(each.sources for each in wanted.values()))
+            self._unopened[info.stream_id] = _Unopened(sources, waits[:WAITS_MAX], self._loop.time())
             raise StillRecovering(waits[0], waits_for=waits[:WAITS_MAX])
+        self._unopened.pop(info.stream_id, None)
 
     async def _rescan(self, refs: set[Ref]) -> Materials:
         """Look for chunks of streamlets that are open already: after a restart, or what was nowhere before."""
@@ -459,14 +475,11 @@ class Takeovers:
         for ref in [ref for ref in self._recovering.streamlets if not self._is_open(ref)]:
             self._recovering.end(ref)
         self._recovering.look()
-        found: dict[Launches, coordinator_pb2.RecoveryProgress] = {}
+        found: defaultdict[Launches, coordinator_pb2.RecoveryProgress]
+        found = defaultdict(coordinator_pb2.RecoveryProgress)
         for ref, each in sorted(self._recovering.streamlets.items()):
             for source in sorted(each.sources):
-                progress = found.get(source)
-                if progress is None:
-                    progress = found[source] = coordinator_pb2.RecoveryProgress(
-                        source=common_pb2.RecoverySource(broker_id=source[0], before_epoch=source[1])
-                    )
+                progress = found[source]
                 progress.bytes_total += each.bytes_total
                 progress.bytes_recovered += each.bytes_total - each.bytes_to_come
                 progress.bytes_restored += each.bytes_total - each.bytes_uncovered
@@ -477,7 +490,18 @@ class Takeovers:
                     progress.readable.add(stream_id=ref[0], streamlet_id=ref[1])
                 if each.restored:
                     progress.restored.add(stream_id=ref[0], streamlet_id=ref[1])
+        for unopened in self._still_unopened():
+            for source in unopened.sources:
+                waits_for = found[source].waits_for
+                waits_for.extend(unopened.waits_for[: WAITS_MAX - len(waits_for)])
+        for source, progress in found.items():
+            progress.source.broker_id, progress.source.before_epoch = source
         return list(found.values())
+
+    def _still_unopened(self) -> Iterable[_Unopened]:
+        until_s = self._loop.time() - UNOPENED_S_MAX
+        self._unopened = {stream_id: each for stream_id, each in self._unopened.items() if each.told_s > until_s}
+        return self._unopened.values()
 
     def _forget_prepared(self) -> None:
         """What was found out and not opened for so long belongs to others by now."""

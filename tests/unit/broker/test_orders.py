@@ -47,6 +47,7 @@ class FakeTakeovers:
         self.calls: list[tuple[str, list[int]]] = []
         self.known: set[int] = set()
         self.failures = 0
+        self.failure: Exception = Unavailable("no backup has it")
         self.open_then: Callable[[], bool] = lambda: True
         self.was_open: list[bool] = []
 
@@ -64,7 +65,7 @@ class FakeTakeovers:
         await asyncio.sleep(0)
         if self.failures:
             self.failures -= 1
-            raise Unavailable("no backup has it")
+            raise self.failure
         self.known.update(streamlet_ids)
 
     async def commit(self, _info: common_pb2.StreamInfo, /, streamlet_ids: Sequence[int]) -> None:
@@ -124,12 +125,13 @@ async def test_a_broker_without_backups_takes_nothing_over(engine: Engine) -> No
         await broker.ask(api.TAKE_OVER, api.TAKE_OVER.request())
 
 
+@pytest.mark.parametrize("failure", [Unavailable("no backup has it"), RuntimeError("unforeseen")])
 async def test_at_a_registration_what_is_not_known_yet_is_opened_later_and_the_rest_at_once(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     monkeypatch.setattr(orders_module, "RETRY_INTERVAL_S", 0.001)
     takeovers = FakeTakeovers()
-    takeovers.failures = 2
+    takeovers.failures, takeovers.failure = 2, failure
     broker = Broker(engine, takeovers=takeovers)
     broker.broker.registered(BROKER_ID, [recovered(stream_info(owners=(BROKER_ID,) * 3), 0, 2)])
     stream = broker.streams.get(STREAM_ID)

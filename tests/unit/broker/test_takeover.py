@@ -616,6 +616,26 @@ async def test_an_owner_that_was_told_nothing_before_finds_out_by_itself(world: 
     await node.stop()
 
 
+async def test_an_owner_that_cannot_find_out_says_for_whom_it_waits(world: Cluster) -> None:
+    info, stored = await written(world, 10, replication=1)
+    epoch = world.epoch()
+    info.assignments_version += 1
+    info.assignments[0].broker_id, info.assignments[0].broker_epoch = 2, epoch
+    info.assignments[0].sources.add(broker_id=1, before_epoch=epoch)
+    node = world.nodes[2]
+    await world.backups[1].stop()
+    await node.start(epoch, info)
+    await node.until(lambda: any("backup 2" in reason for each in progress(node) for reason in each.waits_for))
+    assert [each.source for each in progress(node)] == list(info.assignments[0].sources)
+
+    await world.backups[1].start()
+    await node.until(lambda: bool(node.engine.streams.get(STREAM_ID).streamlets))
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    assert not any(each.waits_for for each in progress(node))
+    await node.stop()
+
+
 async def test_what_is_recovered_can_be_removed_before_it_is_here(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
