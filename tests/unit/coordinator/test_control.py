@@ -63,17 +63,27 @@ async def test_a_broker_that_is_heard_of_between_two_looks_lives(two: Cluster) -
     assert two.coordinator.recoveries() == []
 
 
-async def test_a_broker_whose_heartbeat_is_not_due_yet_is_given_time_whatever_refuses_its_address(two: Cluster) -> None:
-    settings = {"heartbeat_interval_ms": 200, "report_grace_ms": 1}
-    two.settings = two.settings.model_copy(update=settings)
+async def test_a_broker_whose_heartbeat_is_not_due_yet_is_given_time_whatever_refuses_its_address(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.settings = two.settings.model_copy(update={"heartbeat_interval_ms": 200, "report_grace_ms": 1})
     await two.restart()
     two.brokers.refused = {1}
+    two.clock.advance(0.05)
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def until_then(seconds: float) -> None:
+        if not pauses:
+            await two.heartbeat(1)
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", until_then)
     two.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1))
-    await asyncio.sleep(0.02)  # sleep: the grace alone is over
-    two.clock.advance(0.02)
-    await two.heartbeat(1)
     await two.coordinator.idle()
 
+    assert pauses[0] == pytest.approx(0.25 - 0.05), "when it has missed one"
     assert two.coordinator.recoveries() == []
 
 
