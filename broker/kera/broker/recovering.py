@@ -11,10 +11,9 @@
 * A replica that fails or is damaged: the next one. None left: it waits, says so, and is tried again; and when nothing
   else is left to read, backups are asked anew what they have, as others may be back by then. What no replica has,
   though all backups answer that are not given up, becomes a hole in its segment, and readers are told that it is lost.
-* Bounded: `PARALLEL_MAX` answers of `READ_BYTES_MAX` (or of one larger chunk) are in memory, and segments that are not
-  complete up to `ASSEMBLED_BYTES_MAX`. Chunks of others are written to their files as they come, by way of the page
-  cache, which takes more time. Files that are not complete are in a directory of their own, which a start empties: a
-  restart in the middle looks through headers again and goes on with the segments that are still to come.
+* Bounded: `PARALLEL_MAX` answers of `READ_BYTES_MAX` (or of one larger chunk) are in memory, and of the segments that
+  they make what ``kera.broker.arriving`` allows. Files that are not complete are in a directory of their own, which a
+  start empties: a restart in the middle looks through headers again and goes on with the segments still to come.
 * What has come is covered anew by virtual segments of this broker, in the background (``kera.broker.repair``), when
   nothing is left that can be read just now: the old replicas are there as long, and disks have one thing to do at a
   time. When all of a streamlet is covered, it is *restored*: the old replicas are not needed any more.
@@ -26,33 +25,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from crc32c import crc32c
-
-from kera.broker.disk import Disk, block_ceiling
+from kera.broker.arriving import Assembly, Taken, Target, make_durable, put_in_place
 from kera.broker.entry import Entry, Key
 from kera.broker.persistence import PersistenceManager
-from kera.broker.recovery_merge import digest_of
 from kera.broker.recovery_plan import Places, StreamletMerge, places
 from kera.broker.recovery_read import BackupLink, ReadLimits
 from kera.broker.recovery_scan import Ref, Replicas, Scanned, VirtualKey, add_streamlets
 from kera.broker.replication import Replication
 from kera.broker.segment_index import SegmentIndex, SegmentRecord
-from kera.broker.segment_scan import SegmentAddress, address_of
+from kera.broker.segment_scan import SegmentAddress
 from kera.broker.segment_store import SegmentStore
-from kera.core.chunk import verify_chunk
-from kera.core.errors import CorruptChunk, KeraError, Unavailable
+from kera.core.errors import KeraError, Unavailable
 from kera.core.header_table import Headers, table
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger
@@ -66,8 +56,6 @@ PER_BACKUP_MAX = 2
 READ_BYTES_MAX = 8 << 20
 """In one answer: a whole replica of the usual size."""
 THREADS = 4
-ASSEMBLED_BYTES_MAX = 64 << 20
-"""Of segments that are put together in memory."""
 SETTLERS = 2
 """Batches of files that are made durable at the same time."""
 SETTLED_MAX = 4
@@ -104,36 +92,6 @@ class Materials:
         """Where the chunks of segments go."""
         chunks, none = self.chunks(), table()
         return {address: places(record, chunks.get(address, none)) for address, record in records.items()}
-
-
-@dataclass(slots=True, eq=False)
-class Target:
-    """A segment that is to come."""
-
-    address: SegmentAddress
-    record: SegmentRecord
-    places: Places
-    path: Path
-    physical_id: int
-    here: bytearray = field(default_factory=bytearray)
-    """Of each chunk, whether it has come."""
-    missing: int = 0
-    sources: list[VirtualKey] = field(default_factory=list)
-    """That have chunks of it."""
-    holes: bool = False
-    """Given up: some of it is nowhere."""
-    settling: bool = False
-    memory: memoryview | None = None
-    """What has come, if it is put together there; None: it is in the file."""
-    begun: bool = False
-    """It is decided which of these."""
-    writers: int = 0
-    """Threads that put a chunk in its place."""
-
-    @property
-    def key(self) -> Key:
-        """Group and segment."""
-        return self.address.group_id, self.address.segment_id
 
 
 @dataclass(slots=True)
@@ -178,62 +136,6 @@ class Totals:
     replicas_failed: int = 0
 
 
-class _Assembly:
-    """The memory in which segments are put together, used again and again. Asked from threads."""
-
-    def __init__(self) -> None:
-        self._left_bytes = ASSEMBLED_BYTES_MAX
-        self._free: list[memoryview] = []
-        self._lock = threading.Lock()
-
-    def begin(self, target: Target) -> memoryview | None:
-        """Where chunks of a segment go, until `end`; None: into its file."""
-        with self._lock:
-            if not target.begun and not target.holes:
-                target.memory = self._take(block_ceiling(target.record.length))
-            target.begun = True
-            target.writers += 1
-            return target.memory
-
-    def end(self, target: Target) -> None:
-        """A chunk is there."""
-        with self._lock:
-            target.writers -= 1
-
-    def release(self, target: Target) -> None:
-        """A segment is in its file, or given up; may be repeated."""
-        with self._lock:
-            memory, target.memory, target.begun = target.memory, None, True
-            if memory is None:
-                return
-            if target.writers:  # the same chunk comes once more just now: what takes it belongs to nobody else
-                self._left_bytes += len(memory)
-            else:
-                self._free.append(memory)
-
-    def clear(self) -> None:
-        """Nothing is to be put together any more, for now."""
-        with self._lock:
-            self._drop_free()
-
-    def _drop_free(self) -> None:
-        self._left_bytes += sum(len(memory) for memory in self._free)
-        self._free.clear()
-
-    def _take(self, size: int) -> memoryview | None:
-        for number, memory in enumerate(self._free):
-            if len(memory) >= size:
-                del self._free[number]
-                np.frombuffer(memory, np.uint8).fill(0)
-                return memory
-        if size > self._left_bytes:
-            self._drop_free()
-        if size > self._left_bytes:
-            return None
-        self._left_bytes -= size
-        return memoryview(mmap.mmap(-1, size))
-
-
 class _Reading(NamedTuple):
     """What is left to be done of a virtual segment."""
 
@@ -271,7 +173,7 @@ class Recovering:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, "kera-recover")
         self._targets: dict[SegmentAddress, Target] = {}
-        self._assembly = _Assembly()
+        self._assembly = Assembly()
         self._readings: dict[VirtualKey, _Reading] = {}
         self._queue: deque[VirtualKey] = deque()
         self._urgent: deque[VirtualKey] = deque()
@@ -618,7 +520,9 @@ class Recovering:
             if answer.replica.chunks_damaged:
                 wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
             if len(chunks):
-                taken = await self._loop.run_in_executor(self._pool, _store, chunks, self._targets, self._assembly)
+                taken = await self._loop.run_in_executor(
+                    self._pool, put_in_place, chunks, self._targets, self._assembly
+                )
                 wrong = taken.wrong or wrong
                 self._took(taken)
             request.offset = answer.next_offset
@@ -626,7 +530,7 @@ class Recovering:
                 return ""
         return wrong
 
-    def _took(self, taken: _Taken) -> None:
+    def _took(self, taken: Taken) -> None:
         for target, number in taken.chunks:
             if not target.here[number]:
                 target.here[number] = 1
@@ -660,7 +564,7 @@ class Recovering:
     async def _synced(self, batch: Sequence[Target]) -> list[int] | None:
         """Make files durable; returns their checksums, or None when it has to be tried again."""
         try:
-            checksums = await self._loop.run_in_executor(self._pool, _sync, batch, self._store.disk)
+            checksums = await self._loop.run_in_executor(self._pool, make_durable, batch, self._store.disk)
         except OSError as error:
             log.error("cannot sync what is recovered; it is tried again", error=str(error))
             self._settling_fails = _of_disk(error)
@@ -846,87 +750,3 @@ def _of_defect(error: Exception) -> str:
 
 def _of_disk(error: OSError) -> str:
     return f"the broker's disk: {error}"
-
-
-class _Taken(NamedTuple):
-    chunks: list[tuple[Target, int]]
-    """That were written, with their numbers in their targets."""
-    wrong: str
-
-
-def _store(chunks: memoryview, targets: Mapping[SegmentAddress, Target], assembly: _Assembly) -> _Taken:
-    """Put the chunks of an answer in their places. Raises ``OSError``."""
-    taken: list[tuple[Target, int]] = []
-    pieces: list[tuple[Target, int, int, int]] = []
-    wrong, at = "", 0
-    while at < len(chunks):
-        try:
-            header = verify_chunk(chunks, at)
-        except CorruptChunk as error:
-            wrong = error.message
-            break
-        end = at + header.chunk_bytes
-        target = targets.get(address_of(header))
-        number = target.places.find(header.first_record, digest_of(header)) if target is not None else None
-        if target is not None and number is not None and not target.here[number] and not target.settling:
-            position = target.places.positions[number]
-            last = pieces[-1] if pieces else None
-            if last is not None and last[0] is target and last[2] == at and last[3] + at - last[1] == position:
-                pieces[-1] = (target, last[1], end, last[3])
-            else:
-                pieces.append((target, at, end, position))
-            taken.append((target, number))
-        at = end
-    for target, start, end, position in pieces:
-        memory = assembly.begin(target)
-        try:
-            if memory is None:
-                _write(target.path, chunks[start:end], position)
-            else:
-                memory[position : position + end - start] = chunks[start:end]
-        finally:
-            assembly.end(target)
-    return _Taken(taken, wrong)
-
-
-def _write(path: Path, data: memoryview, position: int) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while data:
-            count = os.pwrite(fd, data, position)
-            data, position = data[count:], position + count
-    finally:
-        os.close(fd)
-
-
-def _sync(targets: Iterable[Target], disk: Disk) -> list[int]:
-    """Make files durable; returns their checksums. Raises ``OSError``."""
-    checksums = []
-    for target in targets:
-        memory, length = target.memory, target.record.length
-        target.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(target.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if memory is not None:
-                checksum = crc32c(memory[:length])
-                disk.write(target.path, 0, memory[: block_ceiling(length)])
-            else:
-                os.ftruncate(fd, block_ceiling(length))
-                checksum = _checksum(fd, length)
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        checksums.append(int(checksum))
-    return checksums
-
-
-def _checksum(fd: int, length: int) -> int:
-    checksum, left = 0, length
-    while left:
-        data = os.pread(fd, min(left, 1 << 20), length - left)
-        checksum, left = crc32c(data, checksum), left - len(data)
-    return int(checksum)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kera.broker.arriving import Assembly, Target
 from kera.broker.disk import BLOCK_BYTES
-from kera.broker.recovering import Target, _Assembly
 from kera.broker.recovery_plan import Places
 from kera.broker.segment_index import SegmentRecord
 from kera.broker.segment_scan import SegmentAddress
@@ -20,13 +20,13 @@ def target(number: int, length: int = LENGTH, *, holes: bool = False) -> Target:
 
 
 @pytest.fixture
-def assembly(monkeypatch: pytest.MonkeyPatch) -> _Assembly:
+def assembly(monkeypatch: pytest.MonkeyPatch) -> Assembly:
     """With room for two segments."""
-    monkeypatch.setattr("kera.broker.recovering.ASSEMBLED_BYTES_MAX", 6 * BLOCK_BYTES)
-    return _Assembly()
+    monkeypatch.setattr("kera.broker.arriving.ASSEMBLED_BYTES_MAX", 6 * BLOCK_BYTES)
+    return Assembly()
 
 
-def test_memory_is_bounded_and_whoever_got_none_stays_in_its_file(assembly: _Assembly) -> None:
+def test_memory_is_bounded_and_whoever_got_none_stays_in_its_file(assembly: Assembly) -> None:
     targets = [target(number) for number in range(3)]
     found = [assembly.begin(each) for each in targets]
     assert [memory is not None and len(memory) for memory in found] == [3 * BLOCK_BYTES, 3 * BLOCK_BYTES, False]
@@ -38,7 +38,7 @@ def test_memory_is_bounded_and_whoever_got_none_stays_in_its_file(assembly: _Ass
     assert assembly.begin(target(3)) is not None
 
 
-def test_memory_that_is_used_again_is_empty(assembly: _Assembly) -> None:
+def test_memory_that_is_used_again_is_empty(assembly: Assembly) -> None:
     first = target(0)
     memory = assembly.begin(first)
     assert memory is not None
@@ -54,7 +54,7 @@ def test_memory_that_is_used_again_is_empty(assembly: _Assembly) -> None:
     assert assembly.begin(target(3)) is None, "it was released once"
 
 
-def test_memory_in_which_somebody_still_writes_is_nobody_elses(assembly: _Assembly) -> None:
+def test_memory_in_which_somebody_still_writes_is_nobody_elses(assembly: Assembly) -> None:
     first = target(0)
     memory = assembly.begin(first)
     assembly.release(first)
@@ -64,7 +64,7 @@ def test_memory_in_which_somebody_still_writes_is_nobody_elses(assembly: _Assemb
     assert assembly.begin(first) is None
 
 
-def test_smaller_memory_makes_room_for_what_is_larger(assembly: _Assembly) -> None:
+def test_smaller_memory_makes_room_for_what_is_larger(assembly: Assembly) -> None:
     small = [target(number) for number in range(2)]
     for each in small:
         assembly.begin(each)
@@ -75,5 +75,5 @@ def test_smaller_memory_makes_room_for_what_is_larger(assembly: _Assembly) -> No
     assert len(large) == 6 * BLOCK_BYTES
 
 
-def test_a_segment_with_holes_is_put_together_in_its_file(assembly: _Assembly) -> None:
+def test_a_segment_with_holes_is_put_together_in_its_file(assembly: Assembly) -> None:
     assert assembly.begin(target(0, holes=True)) is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kera.backup import reading
-from kera.broker import recovering
+from kera.broker import arriving, recovering
 from kera.broker.recovering import Recovering
 from kera.broker.recovery_scan import VirtualKey
 from kera.broker.repair import Repair
@@ -97,7 +97,7 @@ async def test_another_broker_goes_on_where_the_lost_one_ended(world: Cluster) -
 async def test_what_has_no_room_in_memory_is_put_together_in_its_file(
     world: Cluster, monkeypatch: pytest.MonkeyPatch, assembled_bytes_max: int
 ) -> None:
-    monkeypatch.setattr("kera.broker.recovering.ASSEMBLED_BYTES_MAX", assembled_bytes_max)
+    monkeypatch.setattr("kera.broker.arriving.ASSEMBLED_BYTES_MAX", assembled_bytes_max)
     monkeypatch.setattr("kera.broker.recovering.READ_BYTES_MAX", 4096)
     info, stored = await written(world, 20)
     node = world.nodes[2]
@@ -327,14 +327,14 @@ async def test_a_disk_that_takes_nothing_is_what_a_recovery_waits_for_and_says_s
     monkeypatch.setattr(recovering, "RETRY_S", 0.02)
     info, stored = await written(world, 10)
     full = True
-    sync = recovering._sync
+    sync = arriving.make_durable
 
     def syncing(*arguments: Any) -> list[int]:
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
         return sync(*arguments)
 
-    monkeypatch.setattr(recovering, "_sync", syncing)
+    monkeypatch.setattr(recovering, "make_durable", syncing)
     node = world.nodes[2]
     await node.start(world.epoch())
     await world.take_over(info, 1, 2)
@@ -396,7 +396,7 @@ async def test_a_connection_to_a_backup_that_hung_is_not_left_open(world: Cluste
 async def test_files_of_a_stream_that_is_deleted_while_it_comes_go_with_it(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovering, "ASSEMBLED_BYTES_MAX", 0)
+    monkeypatch.setattr("kera.broker.arriving.ASSEMBLED_BYTES_MAX", 0)
     monkeypatch.setattr(Recovering, "_completed", lambda *_: None)
     info, _ = await written(world, 10)
     node = world.nodes[2]
