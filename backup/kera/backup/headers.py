@@ -35,7 +35,8 @@ class KeptHeaders:
         size = len(replica.chunk_ends) * HEADER_BYTES
         if not size or size > self._bytes_max or replica in self._kept or replica.chunk_ends[-1] != replica.length:
             return
-        starts = np.array([0, *replica.chunk_ends[:-1]], dtype=np.uint32) // ALIGNMENT_BYTES
+        starts = np.zeros(len(replica.chunk_ends), dtype=np.uint32)
+        starts[1:] = np.array(replica.chunk_ends)[:-1] // ALIGNMENT_BYTES  # a copy: a view would keep it from shrinking
         units = np.frombuffer(replica.view, dtype=np.uint8).reshape(-1, ALIGNMENT_BYTES)
         self._kept[replica] = units[(starts[:, None] + np.arange(_UNITS, dtype=np.uint32)).ravel()].tobytes()
         self.bytes_kept += size
