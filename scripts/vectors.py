@@ -1,0 +1,226 @@
+"""Write docs/vectors.json: chunks, frames, keys and errors to test a client in another language with.
+
+The bytes of a payload depend on the version of Arrow that wrote them, and are no contract; all the others are. So the
+tests hold the file against the code as it is now, and this is run again only when there is something new to show.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from kera.client.partitioner import streamlet_of
+from kera.core.chunk import ChunkHeader, Codec, encode_chunk, encode_payload, place_chunk, verify_header
+from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence
+from kera.core.rpc import api
+from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.core.rpc.method import Method
+from kera.core.rpc.wire import error_to_message
+from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+
+OUT = Path(__file__).resolve().parent.parent / "docs" / "vectors.json"
+STREAM_ID, PRODUCER_ID = 7_300_000_000_000_001, 42
+CREATED_US = 1_700_000_000_000_000
+TYPED_SCHEMA = pa.schema(
+    [
+        pa.field("carrier", pa.string(), nullable=False),
+        pa.field("time", pa.timestamp("us", tz="UTC")),
+        pa.field("delay", pa.int16()),
+        pa.field("legs", pa.list_(pa.struct([("from", pa.string()), ("miles", pa.float64())]))),
+    ]
+)
+Records = list[dict[str, Any]]
+
+
+def main() -> None:
+    """Write the file, or the one that is named."""
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
+    out.write_text(json.dumps(vectors(), indent=1) + "\n", encoding="utf-8")
+
+
+def vectors() -> dict[str, Any]:
+    """All of the file's lists."""
+    chunks = [
+        chunk("one record", 1, DEFAULT_SCHEMA, [record(0, keys=[b"user-1"], value=b"home")], sequence=0),
+        chunk(
+            "three records: no key, two keys, nothing but a time",
+            1,
+            DEFAULT_SCHEMA,
+            [
+                record(1, value=b"\x00\xff"),
+                record(2, keys=[b"a", b"b"], value=b"", headers=[("trace", b"\x01\x02"), ("", b"")]),
+                record(3),
+            ],
+            sequence=1,
+        ),
+        chunk("LZ4", 1, DEFAULT_SCHEMA, [record(4, value=b"abc" * 200)], sequence=2, codec=Codec.LZ4),
+        chunk("Zstandard", 1, DEFAULT_SCHEMA, [record(5, value=b"abc" * 200)], sequence=3, codec=Codec.ZSTD),
+        chunk(
+            "a stream with a schema of its own",
+            2,
+            TYPED_SCHEMA,
+            [
+                {"carrier": "UA", "time": CREATED_US, "delay": -3, "legs": [{"from": "EWR", "miles": 719.5}]},
+                {"carrier": "ÖBB", "time": None, "delay": None, "legs": None},
+            ],
+            sequence=4,
+            typed=True,
+        ),
+    ]
+    return {
+        "schemas": [
+            {"schema_id": 1, "what": "the default schema", "arrow_schema": schema_to_bytes(DEFAULT_SCHEMA).hex()},
+            {"schema_id": 2, "what": str(TYPED_SCHEMA), "arrow_schema": schema_to_bytes(TYPED_SCHEMA).hex()},
+        ],
+        "chunks": chunks,
+        "damaged_chunks": damaged(bytes.fromhex(chunks[0]["placed"])),
+        "keys": [key(data) for data in (b"", b"user-1", b"123456789", "Zürich".encode(), bytes(32), b"\xff" * 32)],
+        "frames": [
+            frame(api.DESCRIBE_STREAM, 1, coordinator_pb2.DescribeStreamRequest(name="clicks")),
+            frame(api.MULTI_WRITE_CHUNKS, 2, broker_pb2.MultiWriteChunksRequest(chunk_count=1), chunks[0]["chunk"]),
+            frame(api.MULTI_READ_CHUNKS, 1 << 40, read_request()),
+        ],
+        "errors": [
+            error(NotOwner("streamlet 3 is with broker 2", stream="clicks", streamlet_id=3)),
+            error(OutOfSequence("expected 4", producer_id=PRODUCER_ID, sequence=6, expected_sequence=4)),
+            error(DataLost("removed by retention", lost_from=[1, 1, 0], available_from=[4, 1, 0])),
+        ],
+    }
+
+
+def record(
+    number: int, *, keys: list[bytes] | None = None, value: bytes | None = None, headers: Any = None
+) -> dict[str, Any]:
+    """A record of a stream with the default schema."""
+    return {"timestamp": CREATED_US + number, "keys": keys, "value": value, "headers": headers}
+
+
+def chunk(
+    what: str,
+    schema_id: int,
+    schema: pa.Schema,
+    records: Records,
+    *,
+    sequence: int,
+    codec: Codec = Codec.NONE,
+    typed: bool = False,
+) -> dict[str, Any]:
+    """A chunk as it is sent, and as it is stored."""
+    batch = pa.RecordBatch.from_pylist(records, schema)
+    times = [each["time" if typed else "timestamp"] or CREATED_US for each in records]
+    encoded = encode_chunk(
+        encode_payload(batch, codec),
+        record_count=len(records),
+        stream_id=STREAM_ID,
+        streamlet_id=sequence % 4,
+        schema_id=schema_id,
+        producer_id=PRODUCER_ID,
+        producer_epoch=1,
+        sequence=sequence,
+        created_us=CREATED_US,
+        min_timestamp_us=min(times),
+        max_timestamp_us=max(times),
+        codec=codec,
+        typed=typed,
+    )
+    sent = encoded.to_bytes()
+    placed = bytearray(sent)
+    place_chunk(placed, 0, (5, 2, PRODUCER_ID % 2, 1000 + sequence, 9 << 32, 128 * sequence))
+    return {
+        "what": what,
+        "header": header_fields(verify_header(placed)),
+        "payload": encoded.payload.to_pybytes().hex(),
+        "chunk": sent.hex(),
+        "placed": placed.hex(),
+        "records": [{name: as_json(value) for name, value in each.items()} for each in records],
+    }
+
+
+def header_fields(header: ChunkHeader) -> dict[str, Any]:
+    """A header's fields but the magic, which JSON has no form for."""
+    return {name: int(value) for name, value in header._asdict().items() if name != "magic"}
+
+
+def damaged(placed: bytes) -> list[dict[str, str]]:
+    """Chunks that are none."""
+
+    def with_byte(at: int) -> str:
+        return (placed[:at] + bytes([placed[at] ^ 1]) + placed[at + 1 :]).hex()
+
+    newer = bytearray(placed)
+    newer[4] = 2
+    newer[84:88] = struct.pack("<I", crc32c(bytes(newer[:84])))
+    return [
+        {"why": "the magic is another one", "chunk": with_byte(0)},
+        {"why": "a bit of the header has flipped", "chunk": with_byte(48)},
+        {"why": "a bit of the placement has flipped", "chunk": with_byte(104)},
+        {"why": "a bit of the payload has flipped", "chunk": with_byte(200)},
+        {"why": "a bit of the padding has flipped", "chunk": with_byte(len(placed) - 1)},
+        {"why": "it is cut short", "chunk": placed[:-64].hex()},
+        {"why": "another version of the format", "chunk": newer.hex()},
+    ]
+
+
+def key(data: bytes) -> dict[str, Any]:
+    """Where records with a key go."""
+    return {"key": data.hex(), "crc32c": crc32c(data), "streamlet": {m: streamlet_of(data, m) for m in (1, 4, 1000)}}
+
+
+def frame(method: Method[Any, Any], request_id: int, message: Any, bulk: str = "") -> dict[str, Any]:
+    """A request as a frame."""
+    pieces = [bytes.fromhex(bulk)] if bulk else []
+    parts = encode_frame(Kind.REQUEST, method, request_id, message, pieces, BULK_BYTES_MAX)
+    return {
+        "method": f"{method.service}/{method.name}",
+        "number": method.number,
+        "request_id": request_id,
+        "message": message.SerializeToString(deterministic=True).hex(),
+        "bulk": bulk,
+        "frame": b"".join(parts).hex(),
+    }
+
+
+def read_request() -> broker_pb2.MultiReadChunksRequest:
+    """Two ranges: one from the oldest record on, one in the middle."""
+    ranges = [
+        broker_pb2.ReadRange(start=common_pb2.Cursor(stream_id=STREAM_ID, streamlet_id=0, entry=0)),
+        broker_pb2.ReadRange(
+            start=common_pb2.Cursor(
+                stream_id=STREAM_ID, streamlet_id=3, entry=1, group_id=5, segment_id=2, position=512
+            )
+        ),
+    ]
+    return broker_pb2.MultiReadChunksRequest(ranges=ranges, bytes_max=1 << 20, wait_ms=500)
+
+
+def error(cause: KeraError) -> dict[str, Any]:
+    """An error as it travels."""
+    message = error_to_message(cause)
+    return {
+        "code": message.code,
+        "message": message.message,
+        "retriable": message.retriable,
+        "attributes": {name: json.loads(text) for name, text in sorted(message.attributes.items())},
+        "error": message.SerializeToString(deterministic=True).hex(),
+    }
+
+
+def as_json(value: Any) -> Any:
+    """A value of a record, for JSON."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    return value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""docs/vectors.json and docs/writing-a-client.md: what other languages go by is what this code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+
+from kera.client.partitioner import streamlet_of
+from kera.core.chunk import (
+    HEADER_BYTES,
+    PLACEMENT_AT,
+    ChunkHeader,
+    Codec,
+    Flags,
+    decode_payload,
+    encode_chunk,
+    verify_chunk,
+)
+from kera.core.errors import CorruptChunk
+from kera.core.rpc import api
+from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
+from kera.core.rpc.frames import decode_header
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.core.rpc.wire import error_from_message
+from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes
+from kera.v1 import application_pb2, broker_pb2, common_pb2, coordinator_pb2
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+VECTORS: dict[str, Any] = json.loads((DOCS / "vectors.json").read_text(encoding="utf-8"))
+SCHEMAS = {each["schema_id"]: schema_from_bytes(bytes.fromhex(each["arrow_schema"])) for each in VECTORS["schemas"]}
+METHODS = {
+    f"{method.service.removeprefix('kera.v1.')}.{method.name}": method.number
+    for table in (api.BROKER_METHODS, api.COORDINATOR_METHODS, api.CONSUMER_GROUPS_METHODS)
+    for method in table
+}
+
+
+def described(lists: str, name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("vector", VECTORS[lists], ids=[str(each[name]) for each in VECTORS[lists]])
+
+
+def as_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    return value
+
+
+def rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as the vectors have them: timestamps are microseconds, bytes are hexadecimal digits."""
+    columns = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns]
+    listed = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+    return [{name: as_json(value) for name, value in row.items()} for row in listed]
+
+
+def test_the_first_schema_is_the_default_one() -> None:
+    assert SCHEMAS[1].equals(DEFAULT_SCHEMA)
+
+
+@described("chunks", "what")
+def test_a_chunk_has_the_fields_that_are_told_of_it(vector: dict[str, Any]) -> None:
+    header = verify_chunk(bytes.fromhex(vector["placed"]))
+    assert {name: value for name, value in header._asdict().items() if name != "magic"} == vector["header"]
+    assert set(vector["header"]) == set(ChunkHeader._fields) - {"magic"}
+
+
+@described("chunks", "what")
+def test_a_chunk_is_encoded_to_these_bytes(vector: dict[str, Any]) -> None:
+    fields = vector["header"]
+    encoded = encode_chunk(
+        pa.py_buffer(bytes.fromhex(vector["payload"])),
+        **{name: fields[name] for name in (
+            "record_count", "stream_id", "streamlet_id", "schema_id", "producer_id", "producer_epoch", "sequence",
+            "created_us", "min_timestamp_us", "max_timestamp_us",
+        )},
+        codec=Codec(fields["codec"]),
+        typed=bool(fields["flags"] & Flags.TYPED),
+    )  # fmt: skip
+    assert encoded.to_bytes().hex() == vector["chunk"]
+    assert vector["placed"][: 2 * PLACEMENT_AT] == vector["chunk"][: 2 * PLACEMENT_AT]
+    assert vector["placed"][2 * HEADER_BYTES :] == vector["chunk"][2 * HEADER_BYTES :]
+
+
+@described("chunks", "what")
+def test_a_chunk_has_the_records_that_are_told_of_it(vector: dict[str, Any]) -> None:
+    batch = decode_payload(bytes.fromhex(vector["payload"]), SCHEMAS[vector["header"]["schema_id"]])
+    assert rows(batch) == vector["records"]
+    assert batch.num_rows == vector["header"]["record_count"]
+
+
+@described("damaged_chunks", "why")
+def test_a_damaged_chunk_is_refused(vector: dict[str, Any]) -> None:
+    with pytest.raises(CorruptChunk):
+        verify_chunk(bytes.fromhex(vector["chunk"]))
+
+
+@described("keys", "key")
+def test_a_key_has_its_streamlet(vector: dict[str, Any]) -> None:
+    key = bytes.fromhex(vector["key"])
+    assert crc32c(key) == vector["crc32c"]
+    assert {m: streamlet_of(key, int(m)) for m in vector["streamlet"]} == vector["streamlet"]
+
+
+@described("frames", "method")
+def test_a_frame_is_the_request_that_is_told_of_it(vector: dict[str, Any]) -> None:
+    frame = bytes.fromhex(vector["frame"])
+    header = decode_header(memoryview(frame), 0, BULK_BYTES_MAX)
+    message, bulk = bytes.fromhex(vector["message"]), bytes.fromhex(vector["bulk"])
+    assert (header.method, header.request_id) == (vector["number"], vector["request_id"])
+    assert (header.head_bytes, header.bulk_bytes) == (len(message), len(bulk))
+    assert frame[FRAME_HEADER_BYTES:] == message + bulk
+    assert METHODS[vector["method"].removeprefix("kera.v1.").replace("/", ".")] == vector["number"]
+
+
+@described("errors", "code")
+def test_an_error_says_what_is_told_of_it(vector: dict[str, Any]) -> None:
+    error = error_from_message(common_pb2.Error.FromString(bytes.fromhex(vector["error"])))
+    assert (error.code, error.message, error.retriable) == (vector["code"], vector["message"], vector["retriable"])
+    assert error.attributes == vector["attributes"]
+
+
+def test_the_page_names_the_methods_by_their_numbers() -> None:
+    page = (DOCS / "writing-a-client.md").read_text(encoding="utf-8")
+    told = {name: int(number) for name, number in re.findall(r"\| `(\w+\.\w+)` \| (\d+)", page)}
+    assert len(told) >= 15
+    assert told == {name: METHODS[name] for name in told}
+
+
+def test_the_page_names_every_field_that_a_producer_fills_in() -> None:
+    page = (DOCS / "writing-a-client.md").read_text(encoding="utf-8")
+    header = page[page.index("### The header") : page.index("### Sequences")]
+    ours = ChunkHeader._fields[: ChunkHeader._fields.index("group_id")]
+    assert [name for name in ours if f"`{name}`" not in header] == []
+
+
+@pytest.mark.parametrize("messages", [application_pb2, broker_pb2, common_pb2, coordinator_pb2])
+def test_the_messages_compile_into_one_package_of_go(messages: Any) -> None:
+    assert messages.DESCRIPTOR.GetOptions().go_package == "kera/v1;kerav1"
