@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.orders import Orders
 from kera.broker.reading import plan_read
 from kera.broker.streamlet import Streamlet
@@ -65,7 +66,8 @@ class Moving(RuleBasedStateMachine):
         return info
 
     def _orders(self, number: int) -> Orders:
-        orders = Orders(self.worlds[number].streams, self.worlds[number].memory)
+        world = self.worlds[number]
+        orders = Orders(world.streams, world.memory, coordinator=CoordinatorEpoch(confirmed=False))
         orders.broker_id = number
         return orders
 

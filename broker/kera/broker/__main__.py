@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.log_engine import FLUSH_TIMEOUT_S, LogEngine
 from kera.broker.metrics import BrokerCollector, Counters, PushTotals
@@ -38,6 +39,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         engine = await LogEngine.start(settings, data_dir)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
+        leader = CoordinatorEpoch()
         broker = BrokerService(
             engine.streams,
             engine.memory,
@@ -46,6 +48,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             pump=engine.replicator.pump,
             read_bytes_max=settings.message_bytes_max,
             takeovers=engine.takeovers,
+            coordinator=leader,
         )
         stack.push_async_callback(broker.close)
         service = broker.service()
@@ -79,7 +82,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             settings.coordinator,
             directory,
             engine.replicator.backups_are,
-            on_coordinator=broker.orders.heard_of,
+            leader=leader,
             report=HeartbeatReport(engine.streams, engine.takeovers.progress, replication=engine.replication),
             lease=broker.lease,
             fences=engine.streams.fences,

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.entry import Entry
 from kera.broker.handover import changes_for, producers_of
 from kera.broker.jobs import nothing
@@ -27,7 +28,7 @@ from kera.broker.persistence import PersistenceManager
 from kera.broker.stream import Stream, Streams, is_of_another_launch
 from kera.broker.streamlet import Streamlet
 from kera.broker.waiting import until_done, woken
-from kera.core.errors import KeraError, StaleEpoch, Unavailable
+from kera.core.errors import KeraError, Unavailable
 from kera.core.ids import EntryId
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2
@@ -70,28 +71,25 @@ class Takeovers(Protocol):
 class Orders:
     """See the head of this module. Belongs to one event loop."""
 
-    def __init__(self, streams: Streams, memory: PersistenceManager, takeovers: Takeovers | None = None) -> None:
-        """`takeovers`: None for a broker without backups."""
+    def __init__(
+        self,
+        streams: Streams,
+        memory: PersistenceManager,
+        takeovers: Takeovers | None = None,
+        *,
+        coordinator: CoordinatorEpoch,
+    ) -> None:
+        """`takeovers`: None for a broker without backups; `coordinator`: whose orders are carried out."""
         self._streams = streams
         self._memory = memory
         self._takeovers = takeovers
-        self.coordinator_epoch = 0
-        """The highest that was heard of."""
+        self._coordinator = coordinator
         self.broker_id = self.broker_epoch = 0
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """Of streams whose streamlets are being opened."""
         self._seals: dict[Streamlet, object] = {}
         """The latest order to seal each, of those that are waited for."""
         self._late: set[asyncio.Task[None]] = set()
-
-    def heard_of(self, coordinator_epoch: int) -> None:
-        """There is a coordinator of this epoch. Raises `StaleEpoch` when there is a later one; 0: it does not say."""
-        if coordinator_epoch and coordinator_epoch < self.coordinator_epoch:
-            raise StaleEpoch(
-                f"another coordinator leads since epoch {self.coordinator_epoch}; this order is of {coordinator_epoch}",
-                coordinator_epoch=self.coordinator_epoch,
-            )
-        self.coordinator_epoch = max(self.coordinator_epoch, coordinator_epoch)
 
     async def close(self) -> None:
         """End what is under way."""
@@ -108,7 +106,7 @@ class Orders:
         Raises `NotOwner`, or `Unavailable` when that takes too long: then they take chunks again. An order that was
         overtaken by a later version of the assignments is refused: whoever gave it has given it up, and told that.
         """
-        self.heard_of(request.coordinator_epoch)
+        await self._coordinator.confirm(request.coordinator_epoch)
         stream = self._streams.get(request.stream_id)
         if request.assignments_version and request.assignments_version < stream.assignments_version:
             raise Unavailable(
@@ -211,9 +209,9 @@ class Orders:
 
     async def open(self, request: broker_pb2.OpenStreamletsRequest) -> None:
         """Have of a stream what is assigned to this broker; what was handed over is durable then."""
-        self.heard_of(request.coordinator_epoch)
+        await self._coordinator.confirm(request.coordinator_epoch)
         async with self._lock(request.stream.stream_id):
-            self.heard_of(request.coordinator_epoch)  # it may have waited
+            self._coordinator.refuse_stale(request.coordinator_epoch)  # it may have waited
             await self._open(request.stream, request.handed_over)
 
     async def _open(self, info: common_pb2.StreamInfo, handed_over: Iterable[common_pb2.StreamletState]) -> None:
@@ -308,7 +306,7 @@ class Orders:
 
     async def drop(self, request: broker_pb2.DropStreamRequest) -> None:
         """Forget a stream, and free its memory and its disk."""
-        self.heard_of(request.coordinator_epoch)
+        await self._coordinator.confirm(request.coordinator_epoch)
         async with self._lock(request.stream_id):
             await until_done(lambda done: self._streams.drop(request.stream_id, done))
 
@@ -322,7 +320,7 @@ class Orders:
 
     async def take_over(self, request: broker_pb2.TakeOverRequest) -> broker_pb2.TakeOverResponse:
         """Find out from backups where streamlets of a lost broker end."""
-        self.heard_of(request.coordinator_epoch)
+        await self._coordinator.confirm(request.coordinator_epoch)
         if self._takeovers is None:
             raise Unavailable("this broker knows no backups to take anything over from")
         return await self._takeovers.take_over(request)

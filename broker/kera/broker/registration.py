@@ -7,15 +7,14 @@ is the log's (``kera.broker.log_engine``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import ClassVar
 
+from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.lease import Lease
 from kera.broker.producer_fences import ProducerFences
 from kera.core import data_dir, registration
 from kera.core.data_dir import FORMAT, LOCK_NAME
-from kera.core.errors import StaleEpoch
 from kera.core.registration import CoordinatorUnreachable, WrongCluster
 from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
@@ -32,7 +31,6 @@ __all__ = [
 ]
 
 OnBackups = Callable[[list[common_pb2.BackupInfo]], None]
-OnCoordinator = Callable[[int], None]
 
 
 class Identity(data_dir.Identity):
@@ -61,17 +59,19 @@ class Registration(registration.Registration):
         directory: DataDirectory,
         on_backups: OnBackups = lambda _: None,
         *,
-        on_coordinator: OnCoordinator = lambda _: None,
+        leader: CoordinatorEpoch | None = None,
         report: HeartbeatReport | None = None,
         lease: Lease | None = None,
         fences: ProducerFences | None = None,
     ) -> None:
-        """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator, `on_coordinator`
-        its epoch. `report` is told with each heartbeat, `lease` renewed by each answer, and `fences` noted.
+        """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator.
+
+        `leader` learns who that is, and may want a heartbeat at once; `report` is told with each heartbeat, `lease`
+        renewed by each answer, and `fences` noted.
         """
-        super().__init__(coordinator, directory)
+        self._leader = leader or CoordinatorEpoch()
+        super().__init__(coordinator, directory, hurry=self._leader.wanted)
         self._on_backups = on_backups
-        self._on_coordinator = on_coordinator
         self._report = report
         self._lease = lease or Lease()
         self._fences = fences or ProducerFences()
@@ -118,6 +118,5 @@ class Registration(registration.Registration):
         if answer.HasField("fences"):
             self._fences.note(answer.fences)
         self._lease.renew(self.last_sent_s, answer.lease_ms)
-        with suppress(StaleEpoch):  # the answer is older than the order of a later coordinator
-            self._on_coordinator(answer.coordinator_epoch)
+        self._leader.observe(answer.coordinator_epoch)
         self._on_backups(list(answer.backups))

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from kera.broker.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
+from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.entry import Entry, Key, length_of
 from kera.broker.fetching import READ_BYTES_MAX, Fetches, position_of
 from kera.broker.lease import Lease
@@ -57,11 +58,16 @@ class BrokerService:
         pump: Callable[[], None],
         read_bytes_max: int = READ_BYTES_MAX,
         takeovers: Takeovers | None = None,
+        coordinator: CoordinatorEpoch | None = None,
     ) -> None:
-        """`pump`: carries out what replication wants to be done; `takeovers`: by default there are none."""
+        """`pump`: carries out what replication wants to be done; `takeovers`: by default there are none.
+
+        `coordinator`: whose orders are carried out; by default of any that is not older than one before it.
+        """
         self._streams = streams
         self._memory = memory
-        self.orders = Orders(streams, memory, takeovers)
+        coordinator = coordinator or CoordinatorEpoch(confirmed=False)
+        self.orders = Orders(streams, memory, takeovers, coordinator=coordinator)
         self.lease = Lease()
         """To be renewed by who hears of the coordinator."""
         self.writer = Writer(streams, memory, replication, counters, pump, self.lease)

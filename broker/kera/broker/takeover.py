@@ -229,6 +229,14 @@ class Takeovers:
         cursors: Iterable[common_pb2.Cursor] = (),
         handed_over: Iterable[common_pb2.StreamletState] = (),
     ) -> _Wanted:
+        intervals = holding(assignment, held_by).intervals
+        if not intervals:
+            raise InvalidArgument(
+                f"broker {held_by} has no groups of streamlet {assignment.streamlet_id} of stream {info.name!r}",
+                stream=info.name,
+                streamlet_id=assignment.streamlet_id,
+                broker_id=held_by,
+            )
         state = next((each for each in handed_over if each.streamlet_id == assignment.streamlet_id), None)
         found = {
             each.start.entry: Start(_position(each.start), each.first_record)
@@ -240,7 +248,7 @@ class Takeovers:
             info.stream_id,
             assignment.streamlet_id,
             info.config.entries,
-            holding(assignment, held_by).intervals,
+            intervals,
             starts=found,
             next_records=tuple(state.next_records) if state is not None else (),
             next_group_id=max(assignment.first_group_id, state.next_group_id if state is not None else 1, 1),

@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 from kera.core.coordinators import Coordinators
 from kera.core.data_dir import DataDirectory
@@ -26,6 +27,8 @@ CALL_TIMEOUT_S = 5.0
 BEAT_TIMEOUT_S = 2.0
 """For the answer to a heartbeat: another coordinator may lead by now, and has to hear of us before we count as dead."""
 RETRY_INTERVAL_S = 0.2
+HURRY_PAUSE_S = 0.02
+"""Between two heartbeats, however often they are wanted: whoever can ask for them must not flood the coordinator."""
 
 
 class CoordinatorUnreachable(StartError):
@@ -43,10 +46,14 @@ class WrongCluster(StartError):
 class Registration:
     """One launch of a daemon, as the coordinator knows it."""
 
-    def __init__(self, coordinator: str, directory: DataDirectory) -> None:
-        """`coordinator` is ``host:port``, several with commas. Raises `InvalidSettings`."""
+    def __init__(self, coordinator: str, directory: DataDirectory, *, hurry: asyncio.Event | None = None) -> None:
+        """`coordinator` is ``host:port``, several with commas; `hurry`: a heartbeat is wanted at once.
+
+        Raises `InvalidSettings`.
+        """
         self._address = coordinator
         self._directory = directory
+        self._hurry = hurry or asyncio.Event()
         try:
             self._coordinators = Coordinators(coordinator)
         except InvalidArgument as error:
@@ -107,7 +114,7 @@ class Registration:
         """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
         reachable = True
         while True:
-            await asyncio.sleep(self.heartbeat_interval_s)
+            await self._until_due()
             try:
                 answer = await self._call(method, request(), BEAT_TIMEOUT_S)
             except StaleEpoch:
@@ -123,6 +130,14 @@ class Registration:
                     log.info("coordinator is back", address=self._address)
                 reachable = True
                 on_answer(answer)
+
+    async def _until_due(self) -> None:
+        """Wait until the next heartbeat is due, or somebody wants it at once; never less than `HURRY_PAUSE_S`."""
+        await asyncio.sleep(HURRY_PAUSE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self.heartbeat_interval_s - HURRY_PAUSE_S)):
+                await self._hurry.wait()
+        self._hurry.clear()
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         sent_s = time.monotonic()

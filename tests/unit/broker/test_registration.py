@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.lease import Lease
 from kera.broker.producer_fences import ProducerFences
@@ -408,13 +409,14 @@ async def test_the_backups_that_there_are_come_with_the_registration_and_with_ea
 async def test_each_answer_renews_the_lease_from_when_it_was_asked_for(
     coordinator: FakeCoordinator, directory: DataDirectory
 ) -> None:
-    lease, epochs = Lease(), list[int]()
+    lease, leader = Lease(), CoordinatorEpoch()
     assert lease.until_s == math.inf
     coordinator.lease_ms, coordinator.coordinator_epoch = 7_000_000, 3
-    registration = Registration(coordinator.address, directory, on_coordinator=epochs.append, lease=lease)
+    registration = Registration(coordinator.address, directory, leader=leader, lease=lease)
     before_s = time.monotonic()
     await registration.register(info(), timeout_s=5)
     first_s = lease.until_s
+    assert leader.value == 3
     assert before_s + 7000 <= first_s == registration.last_sent_s + 7000 <= time.monotonic() + 7000
     coordinator.coordinator_epoch = 4
     coordinator.fence(None, Unavailable("away"))
@@ -423,7 +425,7 @@ async def test_each_answer_renews_the_lease_from_when_it_was_asked_for(
     await registration.close()
 
     assert first_s < lease.until_s == registration.last_sent_s + 7000
-    assert epochs == [3, 4]
+    assert leader.value == 4
 
 
 async def test_a_coordinator_without_leases_sets_no_limit(
@@ -438,17 +440,23 @@ async def test_a_coordinator_without_leases_sets_no_limit(
     assert lease.until_s == math.inf
 
 
-async def test_an_answer_of_a_coordinator_that_was_replaced_meanwhile_is_no_reason_to_end(
+@pytest.mark.timeout(30)
+async def test_a_heartbeat_that_is_wanted_does_not_wait_for_its_time(
     coordinator: FakeCoordinator, directory: DataDirectory
 ) -> None:
-    def refuse(_: int) -> None:
-        raise StaleEpoch("another coordinator leads")
-
-    registration = Registration(coordinator.address, directory, on_coordinator=refuse)
+    leader = CoordinatorEpoch()
+    coordinator.coordinator_epoch = 3
+    registration = Registration(coordinator.address, directory, leader=leader)
     await registration.register(info(), timeout_s=5)
-    await registration.close()
+    registration.heartbeat_interval_s = 3600
+    coordinator.coordinator_epoch = 4
+    beating = asyncio.create_task(registration.keep_alive())
 
-    assert registration.broker_id == BROKER_ID
+    await leader.confirm(4)
+
+    beating.cancel()
+    await registration.close()
+    assert leader.value == 4
 
 
 @pytest.mark.timeout(30)

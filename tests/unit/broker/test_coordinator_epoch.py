@@ -1,0 +1,86 @@
+"""Whose orders a broker carries out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kera.broker import coordinator_epoch
+from kera.broker.coordinator_epoch import CoordinatorEpoch
+from kera.core.errors import StaleEpoch, Unavailable
+
+LARGEST = (1 << 64) - 1
+
+
+async def test_an_order_of_the_coordinator_that_leads_is_carried_out_at_once() -> None:
+    leader = CoordinatorEpoch()
+    leader.observe(3)
+    await leader.confirm(3)
+    assert not leader.wanted.is_set()
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+async def test_an_order_of_one_that_was_replaced_or_of_nobody_is_refused(epoch: int) -> None:
+    leader = CoordinatorEpoch()
+    leader.observe(3)
+    with pytest.raises(StaleEpoch) as refused:
+        await leader.confirm(epoch)
+    assert refused.value.attributes == {"coordinator_epoch": 3}
+
+
+async def test_an_order_of_a_later_one_waits_until_the_coordinator_says_that_it_leads() -> None:
+    leader = CoordinatorEpoch()
+    leader.observe(3)
+    order = asyncio.create_task(leader.confirm(4))
+    await asyncio.wait_for(leader.wanted.wait(), 5)
+    assert not order.done()
+    leader.observe(4)
+    await order
+
+
+async def test_the_answer_to_a_heartbeat_that_was_under_way_does_not_refuse_it() -> None:
+    leader = CoordinatorEpoch()
+    leader.observe(3)
+    order = asyncio.create_task(leader.confirm(4))
+    await asyncio.wait_for(leader.wanted.wait(), 5)
+    leader.observe(3)
+    await asyncio.sleep(0)
+    leader.observe(4)
+    await order
+
+
+async def test_an_epoch_that_the_coordinator_does_not_confirm_is_not_believed() -> None:
+    leader = CoordinatorEpoch()
+    leader.observe(3)
+    order = asyncio.create_task(leader.confirm(LARGEST))
+    await asyncio.wait_for(leader.wanted.wait(), 5)
+    for _ in range(coordinator_epoch.ANSWERS_MIN):
+        leader.observe(3)
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        await order
+    await leader.confirm(3)  # the one that leads is not stale for it
+
+
+async def test_without_a_coordinator_that_answers_it_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_epoch, "CONFIRM_TIMEOUT_S", 0.01)
+    leader = CoordinatorEpoch()
+    leader.observe(3)
+    with pytest.raises(Unavailable):
+        await leader.confirm(4)
+
+
+async def test_an_answer_that_comes_late_does_not_bring_an_old_coordinator_back() -> None:
+    leader = CoordinatorEpoch()
+    leader.observe(4)
+    leader.observe(3)
+    assert leader.value == 4
+
+
+async def test_where_nobody_confirms_epochs_the_latest_order_counts() -> None:
+    leader = CoordinatorEpoch(confirmed=False)
+    await leader.confirm(4)
+    await leader.confirm(0)
+    with pytest.raises(StaleEpoch):
+        await leader.confirm(3)
