@@ -127,6 +127,8 @@ class LogMachine(RuleBasedStateMachine):
         self.world = World(world, streams=[stream(LEADER, 1), stream(PERSISTED, 3)], slots=slots)
         self.logs: dict[tuple[int, int], Log] = defaultdict(Log)
         self.next_sequences: dict[tuple[int, int], int] = defaultdict(int)
+        self.sent: dict[tuple[int, int, int], bytes] = {}
+        """Chunks by stream, producer and sequence."""
         self.names: dict[tuple[int, int], int] = {}
         self.last_name = PRODUCERS
         self.held: list[Held] = []
@@ -383,6 +385,7 @@ class LogMachine(RuleBasedStateMachine):
         if log.start == EARLIEST:
             log.start = self.entry((stream_id, appended.entry)).start
         self.next_sequences[stream_id, producer] = sequence + 1
+        self.sent[stream_id, producer, sequence] = data
         self.acknowledge(stream_id, streamlet, appended, chunk)
 
     def acknowledge(self, stream_id: int, streamlet: Streamlet, appended: Appended, chunk: Chunk) -> None:
@@ -415,7 +418,7 @@ class LogMachine(RuleBasedStateMachine):
         sequence = self.next_sequences[stream_id, producer] - back
         if sequence < 0:
             return
-        data, _ = self.data(stream_id, producer, sequence, 512)
+        data = self.sent[stream_id, producer, sequence]
         appended = self.streamlet(stream_id).append(memoryview(data), verify_header(data))
         assert appended.duplicate
         log = self.logs[stream_id, producer % ENTRIES]

@@ -46,6 +46,7 @@ class Moving(RuleBasedStateMachine):
         }
         self.orders = {number: self._orders(number) for number in self.worlds}
         self.sequences: defaultdict[int, int] = defaultdict(int)
+        self.sizes: dict[tuple[int, int], int] = {}
         self.stored: list[list[Stored]] = [[] for _ in range(ENTRIES)]
         self.readers: list[tuple[Position, int]] = [(EARLIEST, 0)] * ENTRIES
         """Of each entry: where one is, and how many chunks it has got."""
@@ -166,6 +167,7 @@ class Moving(RuleBasedStateMachine):
     def append(self, producer: int, count: int, size: int) -> None:
         for _ in range(count):
             sequence = self.sequences[producer]
+            self.sizes[producer, sequence] = size
             appended = self._append(producer, sequence, size)
             assert not appended.duplicate
             assert appended.first_record == len(self.stored[appended.entry])
@@ -176,7 +178,8 @@ class Moving(RuleBasedStateMachine):
     @rule(data=st.data())
     def append_again(self, data: st.DataObject) -> None:
         producer = data.draw(st.sampled_from([each for each, count in self.sequences.items() if count]))
-        assert self._append(producer, data.draw(st.integers(0, self.sequences[producer] - 1)), 512).duplicate
+        sequence = data.draw(st.integers(0, self.sequences[producer] - 1))
+        assert self._append(producer, sequence, self.sizes[producer, sequence]).duplicate
 
     @rule(killed=st.sampled_from(["", "old before", "new before", "new after", "old after"]))
     def move(self, killed: str) -> None:

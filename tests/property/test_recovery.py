@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from kera.broker import writing
 from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
@@ -32,8 +33,9 @@ BACKUPS = 3
 class History:
     """One of them."""
 
-    def __init__(self, world: Cluster, random: Random) -> None:
+    def __init__(self, world: Cluster, random: Random, *, records_min: int = 1) -> None:
         self.world = world
+        self.records_min = records_min
         self.random = random
         self.owner = 1
         self.info = stream_info(
@@ -110,7 +112,8 @@ class History:
 
     def chunk(self, producer: int, sequence: int) -> bytes:
         size = (256, 512, 1024, 2048)[(producer + sequence * 7) % 4]
-        return chunk(producer, sequence, size=size, fill=bytes([65 + sequence % 26]))
+        records = max(self.records_min, (producer * 3 + sequence * 5) % 3)
+        return chunk(producer, sequence, size=size, fill=bytes([65 + sequence % 26]), record_count=records)
 
     async def unknown(self) -> None:
         """Chunks that are on their way when the broker dies."""
@@ -223,14 +226,9 @@ class History:
             self.places[entry] = [*self.places[entry][-3:], (end, next_record)]
 
 
-@pytest.mark.parametrize("number", range(HISTORIES))
-async def test_what_was_acknowledged_is_there_whatever_crashes(
-    number: int,
-    tmp_path: Path,
-    shm_dir: Path,  # noqa: F811 - the fixture
-) -> None:
-    async with cluster(tmp_path, shm_dir, BACKUPS) as world:
-        history = History(world, Random(number))
+async def run(root: Path, shm_dir: Path, number: int, **settings: int) -> None:  # noqa: F811 - the fixture's
+    async with cluster(root, shm_dir, BACKUPS) as world:
+        history = History(world, Random(number), **settings)
         try:
             await history.run(STEPS)
         except BaseException as error:
@@ -239,3 +237,23 @@ async def test_what_was_acknowledged_is_there_whatever_crashes(
         finally:
             for broker_id in history.started:
                 await world.nodes[broker_id].kill(memory=True)
+
+
+@pytest.mark.parametrize("number", range(HISTORIES))
+async def test_what_was_acknowledged_is_there_whatever_crashes(
+    number: int,
+    tmp_path: Path,
+    shm_dir: Path,  # noqa: F811 - the fixture
+) -> None:
+    await run(tmp_path, shm_dir, number)
+
+
+@pytest.mark.parametrize("number", range(100, 100 + HISTORIES // 2))
+async def test_chunks_without_records_that_are_in_a_log_take_nothing_with_them(
+    number: int,
+    tmp_path: Path,
+    shm_dir: Path,  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writing, "check_sent", lambda _: None)  # they were taken once
+    await run(tmp_path, shm_dir, number, records_min=0)

@@ -46,7 +46,8 @@ class Log:
             first_record=first,
             record_count=records,
             payload_bytes=payload_bytes,
-            payload_crc32c=first * 31 + records,
+            payload_crc32c=len(self.headers),
+            placement_crc32c=self.entry.streamlet_id,
         )
         self.headers.append(header)
         self.positions.append(position)
@@ -65,7 +66,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     logs = [Log(EntryId(7, number, 0)) for number in range(ENTRIES)]
-    sizes = st.tuples(st.integers(0, ENTRIES - 1), st.integers(1, 5), st.integers(1, 1500))
+    sizes = st.tuples(st.integers(0, ENTRIES - 1), st.integers(0, 5), st.integers(1, 1500))
     chunks = [logs[which].append(records, size) for which, records, size in draw(st.lists(sizes, max_size=40))]
     durable = draw(st.integers(0, len(chunks)))
     acknowledged: dict[EntryId, int] = {}

@@ -120,7 +120,11 @@ class StreamletMachine(RuleBasedStateMachine):
         if isinstance(expected, type):
             assert outcome is expected
         elif expected is not None:
-            first = model.find(producer, epoch, sequence).appended
+            stored = model.find(producer, epoch, sequence)
+            first = stored.appended
+            if stored.payload != payload:
+                assert outcome is ProducerFenced
+                return
             assert outcome[:6] == first._replace(duplicate=True)[:6]
             assert (outcome.segment, outcome.end) == (first.segment, first.end)
         elif size > SLOT_BYTES:

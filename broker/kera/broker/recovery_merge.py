@@ -5,6 +5,9 @@
 
 * The same chunk may be in several virtual segments: it is taken once. Two chunks in one place that differ are a
   conflict, which no failure of backups explains; of those the one of the later launch is taken.
+* A chunk's place is what decides: within an entry chunks are in the order of ordinals. Those without records, which
+  brokers took once, have the ordinal of the chunk that follows them; they are in the log like any other, before it,
+  since what comes behind them in their segment lies where it lies.
 * Ordinals of an entry have no gap. What is behind a hole was never acknowledged, and is cut; unless it is known to have
   been: because its virtual segment was closed, or its segment tells of a durable head. Then the hole is a *gap*: what
   was there has been removed by retention (and what is before it is only left because its virtual segment is), or more
@@ -196,11 +199,16 @@ class Merge:
             del came  # there may be gigabytes of it
             # Of the same ordinal the latest launch comes first, and of that whatever came first: the sort is stable.
             headers = chunks.headers
+            empty = headers["record_count"] == 0
             keys = [~headers["broker_epoch"], headers["first_record"], *(headers[name] for name in reversed(ENTRY))]
+            if empty.any():
+                keys[1:1] = _order_of_empty(headers, empty)
             order = np.lexsort([key for key in keys if len(key) and (key != key[0]).any()] or keys)
             chunks = _Chunks(headers[order], chunks.closed[order], chunks.sources[order])
             self._came = [chunks]
             self._taken = differs_from_before(chunks.headers, *ENTRY, "first_record")
+            if empty.any():
+                self._taken |= _first_of_empty(chunks.headers)
         return self._came[0], self._taken
 
     def _entry(self, entry: EntryId, chunks: Headers, acknowledged: int, result: Recovered) -> None:
@@ -210,7 +218,7 @@ class Merge:
         start = self._starts.get(entry)
         if start is not None:
             # What retention has removed may be left, in virtual segments that others need: it is no part of the log.
-            stretches = [stretch for stretch in stretches if _end_record(stretch) > start]
+            stretches = [each for each in stretches if _end_record(each) > start or _first_record(each[-1:]) >= start]
         if not stretches:
             return
         from_start = start is None or _first_record(stretches[0]) <= start
@@ -226,6 +234,28 @@ class Merge:
         if kept < len(stretches):
             end = _end_record(stretches[kept - 1]) if kept else start or 0
             result.cuts.append(Cut(entry, end, np.concatenate(stretches[kept:])))
+
+
+def _order_of_empty(headers: Headers, empty: Rows) -> list[npt.NDArray[np.uint64]]:
+    """Keys that put chunks without records before the one with their ordinal, by their places; the last counts most.
+
+    A header does not say where in its segment a chunk is; its durable head grows with that.
+    """
+    none = np.uint64(0)
+    digests = np.where(empty, digests_of(headers), none)
+    places = (
+        np.where(empty, headers[name], 0).astype(np.uint64) for name in ("durable_head", "segment_id", "group_id")
+    )
+    return [digests, *places, (~empty).astype(np.uint64)]
+
+
+def _first_of_empty(headers: Headers) -> Rows:
+    """Of chunks in that order: those without records that did not come before, and the chunks behind such."""
+    empty = headers["record_count"] == 0
+    digests = digests_of(headers)
+    first = np.ones(len(headers), dtype=np.bool_)
+    first[1:] = np.where(empty[1:], ~empty[:-1] | (digests[1:] != digests[:-1]), empty[:-1])
+    return first
 
 
 def _only(headers: Headers, rows: Rows) -> Headers:

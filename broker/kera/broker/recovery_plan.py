@@ -411,9 +411,11 @@ class Places:
     def find(self, first_record: int, digest: int) -> int | None:
         """Which chunk this is; None: none of them."""
         at = bisect_left(self.first_records, first_record)
-        if at == len(self.first_records) or self.first_records[at] != first_record:
-            return None
-        return at if self.digests[at] == digest else None
+        while at < len(self.first_records) and self.first_records[at] == first_record:  # several: some have no records
+            if self.digests[at] == digest:
+                return at
+            at += 1
+        return None
 
 
 def places(record: SegmentRecord, chunks: Headers) -> Places:

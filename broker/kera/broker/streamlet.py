@@ -313,6 +313,7 @@ class Streamlet:
                 if stored.producer_id != header.producer_id or stored.sequence != header.sequence:
                     continue
                 if stored.producer_epoch == header.producer_epoch:
+                    _refuse_impostor(stored, header)
                     return Appended(
                         entry.index,
                         *segment.key,
@@ -366,6 +367,22 @@ class Streamlet:
         self._memory.dropped(self)
         for entry in self.entries:
             entry.wake()
+
+
+def _refuse_impostor(stored: ChunkHeader, header: ChunkHeader) -> None:
+    """Raise `ProducerFenced` for a chunk that is no repeat, though another with its sequence is stored.
+
+    To call it a repeat would acknowledge records that are nowhere. Those who choose their ids themselves send other
+    records with the same sequence on purpose, and look at what is there: see ``kera.client.appender``.
+    """
+    if stored.payload_crc32c != header.payload_crc32c and header.producer_id not in PRODUCER_IDS:
+        raise ProducerFenced(
+            f"another writer uses producer id {header.producer_id}: what is stored in streamlet {header.streamlet_id}"
+            f" with sequence {header.sequence} are other records; each producer needs an id of its own (InitProducer)",
+            producer_id=header.producer_id,
+            streamlet_id=header.streamlet_id,
+            sequence=header.sequence,
+        )
 
 
 def _fenced(producer_id: int, producer_epoch: int, by_epoch: int) -> ProducerFenced:

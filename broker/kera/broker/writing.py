@@ -29,7 +29,7 @@ from kera.broker.segment import Segment
 from kera.broker.stream import Stream, Streams
 from kera.broker.streamlet import Appended, Streamlet
 from kera.broker.virtual_log import Batch, VirtualLog
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, padded, verify_header, verify_payload
+from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.errors import (
     ArenaFull,
     CorruptChunk,
@@ -264,8 +264,7 @@ class Writer:
                 stream=stream.name,
                 schema_id=header.schema_id,
             )
-        if header.group_id:
-            raise InvalidArgument("chunk has been placed by a broker before", stream=stream.name)
+        check_sent(header)
         return stream, streamlet
 
     def _append(

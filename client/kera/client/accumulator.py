@@ -25,7 +25,8 @@ class Pending(Awaitable[Delivery]):
         chunk = outcome.result()
         if chunk.record_count == 1:
             return chunk
-        return chunk._replace(record=chunk.record + self._index - first, record_count=1)
+        record = chunk.record + self._index - first if chunk.has_place else chunk.record
+        return chunk._replace(record=record, record_count=1)
 
 
 class Accumulator:

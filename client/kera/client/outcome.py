@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Generator
 from typing import Any, NamedTuple
 
-from kera.client.types import Delivery, durability_name
+from kera.client.types import RECORD_UNKNOWN, Delivery, durability_name
 from kera.core.errors import KeraError
 from kera.core.ids import EntryId, Position
 from kera.v1 import broker_pb2
@@ -30,11 +30,12 @@ class Stored(NamedTuple):
     def delivery(self) -> Delivery:
         """The same, as users see it."""
         status = self.status
+        known = status.group_id != 0
         return Delivery(
             stream=self.stream,
             entry=EntryId(self.stream_id, self.streamlet_id, status.entry),
             position=Position(status.group_id, status.segment_id, status.position),
-            record=status.first_record,
+            record=status.first_record if known else RECORD_UNKNOWN,
             record_count=self.record_count,
             durability=durability_name(status.durability),
             duplicate=status.duplicate,

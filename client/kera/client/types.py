@@ -345,6 +345,10 @@ class ChunkBatch(NamedTuple):
         return self.slot is None or self.slot.intact
 
 
+RECORD_UNKNOWN = -1
+"""The ordinal of a delivery whose place is not known, see `Delivery.has_place`."""
+
+
 class Delivery(NamedTuple):
     """What became of a record, or of a chunk of a batch: it is stored."""
 
@@ -352,17 +356,22 @@ class Delivery(NamedTuple):
     entry: EntryId
     position: Position
     record: int
-    """Ordinal of the record (the first one of a chunk) within its entry."""
+    """Ordinal of the record (the first one of a chunk) within its entry; `RECORD_UNKNOWN` without a place."""
     record_count: int
     durability: str
     """The level that was reached."""
     duplicate: bool
-    """An earlier attempt had arrived already; position and record are that one's, or count from 0 if it has left the
-    broker's memory since: then the position's group is 0."""
+    """An earlier attempt had arrived already; position and record are that one's. If it has left the broker's memory
+    since, nobody knows them: see `has_place`."""
     virtual_segment: int = 0
     """The virtual segment that has the chunk on backups; 0: none, or not known."""
     backups: tuple[int, ...] = ()
     """The backups that have this virtual segment."""
+
+    @property
+    def has_place(self) -> bool:
+        """Whether position and record are known: of all deliveries but some with `duplicate`."""
+        return self.position.group_id != 0
 
 
 class Record(NamedTuple):

@@ -95,6 +95,9 @@ class Codec(enum.IntEnum):
     ZSTD = 2
 
 
+_COMPRESSED = int(Flags.COMPRESSED)
+_FLAGS = int(Flags.COMPRESSED | Flags.TYPED)
+_LAST_CODEC = int(max(Codec))
 _ARROW_CODEC = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
 
 
@@ -302,6 +305,54 @@ def verify_payload(buffer: Any, offset: int, header: ChunkHeader) -> None:
             streamlet_id=header.streamlet_id,
             sequence=header.sequence,
         )
+
+
+def check_sent(header: ChunkHeader) -> None:
+    """Check the fields that a producer has chosen: any program may write a header whose checksums are right.
+
+    Raises `InvalidArgument`, naming the field, for a chunk without records or without a payload, for a codec or flags
+    that nobody knows or that do not agree, for times that are no range, and for a chunk that has been placed before.
+    """
+    if (
+        header.record_count
+        and header.payload_bytes
+        and header.flags & _COMPRESSED == (header.codec != 0)
+        and header.flags <= _FLAGS
+        and header.codec <= _LAST_CODEC
+        and header.min_timestamp_us <= header.max_timestamp_us
+        and header[_PLACEMENT_FIELD:] == _NO_PLACEMENT
+    ):
+        return
+    for field, wrong, rule in (
+        ("record_count", not header.record_count, "a chunk has at least one record"),
+        ("payload_bytes", not header.payload_bytes, "a chunk has a record batch"),
+        ("codec", header.codec > _LAST_CODEC, f"the codecs are 0 to {_LAST_CODEC}"),
+        ("flags", header.flags > _FLAGS, f"the flags that there are add up to {_FLAGS}"),
+        (
+            "flags",
+            header.flags & _COMPRESSED != (header.codec != 0),
+            "flag 1 goes with a codec, and without one it is not set",
+        ),
+        ("min_timestamp_us", header.min_timestamp_us > header.max_timestamp_us, "it is not above max_timestamp_us"),
+    ):
+        if wrong:
+            value = getattr(header, field)
+            raise InvalidArgument(
+                f"chunk header has {field} {value}: {rule} (stream {header.stream_id}, streamlet {header.streamlet_id},"
+                f" sequence {header.sequence})",
+                field=field,
+                value=value,
+                stream_id=header.stream_id,
+                streamlet_id=header.streamlet_id,
+                sequence=header.sequence,
+            )
+    raise InvalidArgument(
+        f"chunk has been placed by a broker before, in group {header.group_id}: bytes {PLACEMENT_AT} to"
+        f" {HEADER_BYTES - 1} of a header are zero when it is sent",
+        field="group_id",
+        value=header.group_id,
+        stream_id=header.stream_id,
+    )
 
 
 def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Iterator[tuple[ChunkHeader, int]]:

@@ -10,8 +10,9 @@ import pytest
 
 from kera.broker import writing
 from kera.broker.jobs import RETRY_MS
+from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import InvalidArgument, OutOfSequence, Unavailable
-from kera.core.ids import EARLIEST, Position
+from kera.core.ids import EARLIEST, PRODUCER_IDS, Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import common_pb2
@@ -179,6 +180,41 @@ async def test_a_fenced_producer_is_refused(broker: Broker) -> None:
     statuses = broker.append(chunk(1, 0, producer_epoch=2), chunk(1, 0, producer_epoch=1))
 
     assert codes(statuses) == ["", "producer_fenced"]
+
+
+async def test_other_records_with_the_sequence_of_stored_ones_are_not_acknowledged_as_a_repeat(broker: Broker) -> None:
+    broker.append(chunk(1, 0), chunk(1, 1))
+    statuses = broker.append(chunk(1, 1, fill=b"y"), chunk(1, 1), chunk(1, 2))
+
+    assert codes(statuses) == ["producer_fenced", "", ""]
+    assert [status.duplicate for status in statuses] == [False, True, False]
+    assert stored(broker) == [0, 1, 2]
+
+
+async def test_who_chooses_its_id_is_told_of_what_is_stored_with_the_sequence(broker: Broker) -> None:
+    own = PRODUCER_IDS[5]
+    broker.append(chunk(own, 0))
+    (status,) = broker.append(chunk(own, 0, fill=b"y"))
+
+    assert status.duplicate, "it reads that, and goes by it"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"record_count": 0}, "record_count"),
+        ({"size": HEADER_BYTES}, "payload_bytes"),
+        ({"min_timestamp_us": 21}, "min_timestamp_us"),
+    ],
+)
+async def test_a_header_that_no_chunk_can_have_is_refused_and_its_neighbours_are_not(
+    broker: Broker, fields: dict[str, Any], field: str
+) -> None:
+    statuses = broker.append(chunk(1, 0), chunk(2, **fields), chunk(1, 1))
+
+    assert codes(statuses) == ["", "invalid_argument", ""]
+    assert error_from_message(statuses[1].error).attributes["field"] == field
+    assert stored(broker) == [0, 1]
 
 
 async def test_a_chunk_that_has_a_place_already_is_refused(broker: Broker) -> None:

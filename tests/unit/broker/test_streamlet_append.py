@@ -160,11 +160,11 @@ def test_a_repeat_gives_the_position_of_the_first_time_and_stores_nothing(engine
     assert trace(log) == before
 
 
-def test_a_repeat_is_told_even_when_the_arena_is_full_and_the_chunk_too_large(make_engine: MakeEngine) -> None:
+def test_a_repeat_is_told_even_when_the_arena_is_full(make_engine: MakeEngine) -> None:
     log = Log(make_engine(slots=1))
     log.append(size=SLOT_BYTES)
 
-    assert log.append(sequence=0, size=2 * SLOT_BYTES).duplicate
+    assert log.append(sequence=0, size=SLOT_BYTES).duplicate
 
 
 def test_a_repeat_of_what_has_been_removed_since_is_a_repeat_without_a_place(log: Log) -> None:

@@ -43,7 +43,9 @@ def send(client: RealBrokers, *times_us: int) -> None:
     """A chunk of ten records for each of these times."""
     for time_us in times_us:
         number = client.map.sequences[1]
-        (status,) = client.map.owner.append(chunk(1, number, record_count=10, max_timestamp_us=time_us))
+        (status,) = client.map.owner.append(
+            chunk(1, number, record_count=10, min_timestamp_us=1, max_timestamp_us=time_us)
+        )
         assert not status.error.code
         client.map.sequences[1] += 1
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from kera.client.outcome import Outcome, Stored
+from kera.client.types import RECORD_UNKNOWN
 from kera.core.errors import ClosedError, Unavailable
 from kera.core.ids import EntryId, Position
 from kera.v1 import broker_pb2, common_pb2
@@ -31,6 +32,13 @@ async def test_a_delivery_says_what_the_broker_has_said() -> None:
     assert (delivery.record, delivery.record_count, delivery.durability) == (9, 10, "replicated")
     assert (delivery.virtual_segment, delivery.backups, delivery.duplicate) == (5, (1, 2), False)
     assert await outcome is delivery
+
+
+async def test_a_delivery_whose_place_nobody_knows_is_not_record_0() -> None:
+    status = broker_pb2.ChunkStatus(entry=1, durability=common_pb2.DURABILITY_LEADER, duplicate=True)
+    delivery = Stored("s", 7, 4, 10, status, ()).delivery()
+    assert (delivery.has_place, delivery.record, delivery.duplicate) == (False, RECORD_UNKNOWN, True)
+    assert stored().delivery().has_place
 
 
 async def test_who_waits_is_woken_and_who_gave_up_is_not() -> None:

@@ -16,6 +16,7 @@ from kera.core.chunk import (
     Flags,
     Placement,
     chained_checksum,
+    check_sent,
     decode_payload,
     encode_chunk,
     encode_payload,
@@ -225,6 +226,32 @@ def test_a_chunk_of_another_version_is_refused_and_its_version_is_named() -> Non
         verify_header(with_header_fields(UNPLACED, 4, b"\2"))
 
     assert caught.value.attributes["version"] == 2
+
+
+def test_a_header_that_a_producer_may_write_is_taken() -> None:
+    check_sent(verify_header(UNPLACED))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"record_count": 0}, "record_count"),
+        ({"payload_bytes": 0}, "payload_bytes"),
+        ({"codec": 3, "flags": 1}, "codec"),
+        ({"codec": 1}, "flags"),
+        ({"flags": 1}, "flags"),
+        ({"flags": 4}, "flags"),
+        ({"flags": 255, "codec": 1}, "flags"),
+        ({"min_timestamp_us": 3, "max_timestamp_us": 2}, "min_timestamp_us"),
+        ({"group_id": 1}, "group_id"),
+        ({"durable_head": 64}, "group_id"),
+        ({"placement_crc32c": 7}, "group_id"),
+    ],
+)
+def test_a_field_that_no_chunk_can_have_is_named(fields: dict[str, int], field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_sent(verify_header(UNPLACED)._replace(**fields))  # type: ignore[arg-type]
+    assert refused.value.attributes["field"] == field
 
 
 def test_a_header_of_another_length_is_refused() -> None:
