@@ -31,7 +31,7 @@ from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.v1 import backup_pb2, broker_pb2, common_pb2, coordinator_pb2
-from tests.unit.broker.support import SLOT_BYTES, chunk, cursor, next_of, read_range
+from tests.unit.broker.support import SLOT_BYTES, any_payload, chunk, cursor, next_of, read_range
 from tests.unit.broker.takeover_support import Backup, Node, header_of
 
 BROKERS = 3
@@ -187,6 +187,7 @@ class World:
             Counters(),
             pump=engine.replicator.pump,
             takeovers=engine.takeovers,
+            check_payload=any_payload,
         )
         node.handlers = node.service.service()
         node.told()

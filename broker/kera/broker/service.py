@@ -28,9 +28,10 @@ from kera.broker.segment_index import SegmentRecord
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
 from kera.broker.waiting import until_done
-from kera.broker.writing import Writer
+from kera.broker.writing import PayloadCheck, Writer
 from kera.core.errors import DataLost, InvalidArgument, KeraError, Unavailable
 from kera.core.ids import EARLIEST, Position
+from kera.core.record_batch import check_payload
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.method import Handler
 from kera.core.rpc.wire import error_to_message
@@ -48,7 +49,7 @@ CURSORS_MAX = 65536
 class BrokerService:
     """All handlers of one broker; `service()` gives them to the transports."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a broker is made of
         self,
         streams: Streams,
         memory: PersistenceManager,
@@ -59,10 +60,12 @@ class BrokerService:
         read_bytes_max: int = READ_BYTES_MAX,
         takeovers: Takeovers | None = None,
         coordinator: CoordinatorEpoch | None = None,
+        check_payload: PayloadCheck = check_payload,
     ) -> None:
         """`pump`: carries out what replication wants to be done; `takeovers`: by default there are none.
 
         `coordinator`: whose orders are carried out; by default of any that is not older than one before it.
+        `check_payload`: what is asked of a chunk's payload.
         """
         self._streams = streams
         self._memory = memory
@@ -70,7 +73,7 @@ class BrokerService:
         self.orders = Orders(streams, memory, takeovers, coordinator=coordinator)
         self.lease = Lease()
         """To be renewed by who hears of the coordinator."""
-        self.writer = Writer(streams, memory, replication, counters, pump, self.lease)
+        self.writer = Writer(streams, memory, replication, counters, pump, self.lease, check_payload=check_payload)
         self.fetches = Fetches(streams, memory, counters, read_bytes_max=read_bytes_max)
         self._lookups = Lookups(streams, memory)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -40,6 +40,7 @@ from kera.core.errors import (
     SchemaMismatch,
     Unavailable,
 )
+from kera.core.record_batch import check_payload
 from kera.core.rpc import Answer, Call, Reply
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
@@ -56,6 +57,8 @@ _KNOWN_LEVELS = (common_pb2.DURABILITY_UNSPECIFIED, _LEADER, _REPLICATED, _PERSI
 _REPLACED = "a newer launch of this broker has taken over; ask the coordinator"
 
 WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
+PayloadCheck = Callable[[memoryview, int, ChunkHeader], None]
+"""Looks at the payload of the chunk that begins there, whose checksums were verified; raises what is wrong with it."""
 WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
 
 
@@ -129,6 +132,8 @@ class Writer:
         counters: Counters,
         pump: Callable[[], None],
         lease: Lease,
+        *,
+        check_payload: PayloadCheck = check_payload,
     ) -> None:
         """`pump`: has carried out what replication wants to be done."""
         self._streams = streams
@@ -137,6 +142,7 @@ class Writer:
         self._counters = counters
         self._pump_replication = pump
         self._lease = lease
+        self._check_payload = check_payload
         self._fenced = False
         """Nothing is acknowledged any more."""
         self._loop = asyncio.get_running_loop()
@@ -239,6 +245,8 @@ class Writer:
                 return True
             try:
                 verify_payload(bulk, at, header)
+                check_sent(header)
+                self._check_payload(bulk, at, header)
                 stream, streamlet = self._owner(header)
                 self._append(write, stream, streamlet, bulk[at:chunk_end], header)
             except ArenaFull:
@@ -264,7 +272,6 @@ class Writer:
                 stream=stream.name,
                 schema_id=header.schema_id,
             )
-        check_sent(header)
         return stream, streamlet
 
     def _append(

@@ -32,6 +32,7 @@ from kera.core.chunk import (
     ChunkHeader,
     Placement,
     encode_chunk,
+    encode_payload,
     iterate_chunks,
     place_chunk,
     verify_header,
@@ -39,6 +40,7 @@ from kera.core.chunk import (
 from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc.method import Call, Method, Peer, Reply
+from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import broker_pb2, common_pb2
 
 CHUNK_BYTES = 1024
@@ -64,7 +66,18 @@ def chunk(producer: int = 1, sequence: int = 0, *, size: int = CHUNK_BYTES, fill
         "min_timestamp_us": 10,
         "max_timestamp_us": 20,
     }
-    return encode_chunk(pa.py_buffer(fill * (size - HEADER_BYTES)), **(header | fields)).to_bytes()
+    return encode_chunk(pa.py_buffer((fill * size)[: size - HEADER_BYTES]), **(header | fields)).to_bytes()
+
+
+def batch_chunk(producer: int = 1, sequence: int = 0, *, size: int = CHUNK_BYTES, **fields: Any) -> bytes:
+    """A chunk of one record, as a broker takes it that looks at payloads; `size`: about so large."""
+    batch = pa.RecordBatch.from_pylist([{"timestamp": 10, "value": b"x" * (size - HEADER_BYTES)}], DEFAULT_SCHEMA)
+    data = encode_payload(batch).to_pybytes()
+    return chunk(producer, sequence, size=HEADER_BYTES + len(data), fill=data, **fields)
+
+
+def any_payload(_chunk: memoryview, _at: int, _header: ChunkHeader) -> None:
+    """For brokers that take what `chunk` makes."""
 
 
 def placed(
@@ -292,6 +305,7 @@ class Broker:
             pump=lambda: None,
             read_bytes_max=read_bytes_max,
             takeovers=takeovers,
+            check_payload=any_payload,
         )
         self.service = self.broker.service()
         self.peer = Peer("unix", "")

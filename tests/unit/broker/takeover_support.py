@@ -29,7 +29,7 @@ from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.method import Peer
 from kera.core.settings import KIB
 from kera.v1 import backup_pb2, broker_pb2, common_pb2
-from tests.unit.broker.support import SLOT_BYTES, STREAM_ID, chunk, next_of, read_range
+from tests.unit.broker.support import SLOT_BYTES, STREAM_ID, any_payload, chunk, next_of, read_range
 
 SLOTS = 24
 WAIT_S = 20.0
@@ -118,6 +118,7 @@ class Node:
             Counters(),
             pump=engine.replicator.pump,
             takeovers=engine.takeovers,
+            check_payload=any_payload,
         )
         self.handlers = self.service.service()
         self.told()

@@ -27,7 +27,7 @@ from kera.core.rpc.method import call
 from kera.core.settings import KIB
 from kera.v1 import push_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
-from tests.unit.broker.support import STREAM_ID, chunk, next_of, read_range, sequences_of, stream_info
+from tests.unit.broker.support import STREAM_ID, batch_chunk, next_of, read_range, sequences_of, stream_info
 
 
 @pytest.fixture
@@ -88,7 +88,9 @@ async def test_a_read_without_a_bound_gives_what_the_transport_can_send(settings
         channel = await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)
         for sequence in range(2):
             request = api.MULTI_WRITE_CHUNKS.request(chunk_count=1)
-            await channel.submit(api.MULTI_WRITE_CHUNKS, request, [chunk(1, sequence, size=40 * KIB)], timeout_s=5)
+            await channel.submit(
+                api.MULTI_WRITE_CHUNKS, request, [batch_chunk(1, sequence, size=40 * KIB)], timeout_s=5
+            )
         everything = api.MULTI_READ_CHUNKS.request(ranges=[read_range()])
         reply = await channel.submit(api.MULTI_READ_CHUNKS, everything, timeout_s=5)
         await channel.close()
@@ -154,11 +156,14 @@ async def test_a_broker_that_is_started_again_has_what_was_written(settings: Bro
     lasting = settings.model_copy(update={"ephemeral": False})
     for launch in range(3):
         async with serve(lasting) as ready:
-            assert await write(ready["frames_address"], chunk(1, 2 * launch), chunk(1, 2 * launch + 1)) == ["", ""]
+            assert await write(ready["frames_address"], batch_chunk(1, 2 * launch), batch_chunk(1, 2 * launch + 1)) == [
+                "",
+                "",
+            ]
             assert await read(ready["frames_address"]) == list(range(2 * launch + 2))
         assert list(settings.shm_dir.iterdir()) == [], "all is on disk"
     async with serve(lasting) as ready:
-        assert await write(ready["frames_address"], chunk(1, 5), chunk(1, 7)) == ["", "out_of_sequence"]
+        assert await write(ready["frames_address"], batch_chunk(1, 5), batch_chunk(1, 7)) == ["", "out_of_sequence"]
 
 
 async def test_a_broker_removes_what_its_last_launch_left(settings: BrokerSettings) -> None:

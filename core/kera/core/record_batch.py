@@ -1,0 +1,160 @@
+"""What a chunk's payload says of itself: how many records, whether compressed, how large that would become.
+
+    0            4                8                                    8 + metadata_bytes
+    ┌────────────┬────────────────┬────────────────────────────────────┬──────────────────────────
+    │ 0xFFFFFFFF │ metadata_bytes │ flatbuffer: Message → RecordBatch  │ body: the buffers
+    └────────────┴────────────────┴────────────────────────────────────┴──────────────────────────
+
+A payload is one Arrow IPC record-batch message. Its metadata are read here field by field, without Arrow and without
+touching the body: that takes some two microseconds, whatever is in it, so a broker can look at each chunk at its door,
+and a reader knows what a buffer will take before it is decompressed.
+
+Promise: whatever the bytes are, the outcome is a `Shape` or `CorruptChunk`. Left to others: what is in the buffers.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from kera.core.chunk import HEADER_BYTES, ChunkHeader
+from kera.core.errors import CorruptChunk
+
+DECOMPRESSED_BYTES_MAX = 128 << 20
+"""Of all buffers of one chunk together. A few kilobytes of zeros can say that they are a gigabyte."""
+
+BUFFERS_MAX = 1 << 14
+"""Of a compressed batch: each is looked at by itself. A column has two or three."""
+
+_PREFIX = struct.Struct("<iiI")
+_I32, _U32, _I64, _U16 = (struct.Struct(f"<{code}").unpack_from for code in "iIqH")
+# A vtable: its own size, the table's, then where in the table each field is. What is at the end and has its default is
+# not in it.
+_MESSAGE_VTABLE = struct.Struct("<HHHHHH").unpack_from  # version, header type, header, body length
+_BATCH_VTABLE = struct.Struct("<HHHHH").unpack_from  # length, nodes, buffers
+_WITH_BODY, _WITH_HEADER = 12, 10
+_WITH_BUFFERS, _WITH_LENGTH = 10, 6
+_RANGE = struct.Struct("<qq")
+_METADATA_AT = 8
+_CONTINUATION = -1
+_RECORD_BATCH = 3
+_COMPRESSION_AT = 10
+"""Where in its vtable a record batch has the offset of its compression, if the vtable is so long."""
+_UNCOMPRESSED = -1
+_LENGTH_BYTES = 8
+
+
+class Shape(NamedTuple):
+    """What the metadata of a record batch say."""
+
+    records: int
+    compressed: bool
+    body_at: int
+    """Where in the payload the body begins."""
+    body_bytes: int
+    buffers_at: int
+    """Where in the payload the table of buffers is; 0: there is none."""
+
+
+def shape_of(payload: Any) -> Shape:
+    """Read the metadata of a payload. Raises `CorruptChunk` if it is no record-batch message."""
+    try:
+        continuation, metadata_bytes, root = _PREFIX.unpack_from(payload, 0)
+        body_at = _METADATA_AT + metadata_bytes
+        table = _METADATA_AT + root
+        vtable = table - _I32(payload, table)[0]
+        vtable_bytes, _, _, type_at, header_at, body_bytes_at = _MESSAGE_VTABLE(payload, vtable)
+        if vtable_bytes < _WITH_BODY:
+            body_bytes_at, header_at = 0, header_at if vtable_bytes >= _WITH_HEADER else 0
+        batch = table + header_at + _U32(payload, table + header_at)[0]
+        batch_vtable = batch - _I32(payload, batch)[0]
+        vtable_bytes, _, length_at, _, buffers_at = _BATCH_VTABLE(payload, batch_vtable)
+        if vtable_bytes < _WITH_BUFFERS:
+            buffers_at, length_at = 0, length_at if vtable_bytes >= _WITH_LENGTH else 0
+        body_bytes = _I64(payload, table + body_bytes_at)[0] if body_bytes_at else 0
+        records = _I64(payload, batch + length_at)[0] if length_at else 0
+        compressed = vtable_bytes > _COMPRESSION_AT and _U16(payload, batch_vtable + _COMPRESSION_AT)[0] != 0
+        if (
+            continuation != _CONTINUATION
+            or not type_at
+            or payload[table + type_at] != _RECORD_BATCH
+            or not header_at
+            or min(vtable, batch_vtable) < _METADATA_AT
+            or not _METADATA_AT < body_at <= len(payload)
+            or not 0 <= body_bytes <= len(payload) - body_at
+            or records < 0
+        ):
+            raise _no_batch("its metadata are none of a record batch")
+        if buffers_at:
+            buffers_at += batch + _U32(payload, batch + buffers_at)[0]
+    except (struct.error, IndexError) as error:
+        raise _no_batch("its metadata point beyond it") from error
+    return Shape(records, compressed, body_at, body_bytes, buffers_at)
+
+
+def decompressed_bytes(payload: Any, shape: Shape) -> int:
+    """What the buffers of a compressed batch say to become, in sum. Raises `CorruptChunk`."""
+    if not shape.buffers_at:
+        return 0
+    total = 0
+    try:
+        (count,) = _U32(payload, shape.buffers_at)
+        if count > BUFFERS_MAX:
+            raise _no_batch(f"it has {count} buffers; at most {BUFFERS_MAX} are taken")
+        table = payload[shape.buffers_at + 4 : shape.buffers_at + 4 + count * _RANGE.size]
+        for offset, length in _RANGE.iter_unpack(table):
+            if not 0 <= offset <= shape.body_bytes or not 0 <= length <= shape.body_bytes - offset:
+                raise _no_batch(f"a buffer of {length} bytes at {offset}, in a body of {shape.body_bytes}")
+            if length:
+                size = _I64(payload, shape.body_at + offset)[0]
+                if size < _UNCOMPRESSED:
+                    raise _no_batch(f"a buffer that says to become {size} bytes")
+                total += length - _LENGTH_BYTES if size == _UNCOMPRESSED else size
+    except struct.error as error:
+        raise _no_batch("its table of buffers points beyond it") from error
+    return total
+
+
+def check_size(payload: Any, shape: Shape, limit: int = DECOMPRESSED_BYTES_MAX) -> None:
+    """Raise `CorruptChunk` if a compressed batch would take more than `limit` bytes."""
+    if shape.compressed and (size := decompressed_bytes(payload, shape)) > limit:
+        raise CorruptChunk(
+            f"{len(payload)} bytes of chunk payload would become {size} when they are decompressed; at most {limit} are"
+            " taken (decompressed_bytes_max)",
+            decompressed_bytes=size,
+            limit=limit,
+        )
+
+
+def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:
+    """Check the payload of the chunk at `at` against its header, whose checksums were verified.
+
+    Raises `CorruptChunk` if it is no record batch, or another number of records than the header says, compressed
+    without saying so, or too large when decompressed.
+    """
+    payload_at = at + HEADER_BYTES
+    payload = chunk[payload_at : payload_at + header.payload_bytes]
+    shape = shape_of(payload)
+    if shape.records == header.record_count and shape.compressed == (header.codec != 0):
+        if shape.compressed:
+            check_size(payload, shape)
+        return
+    names = {"stream_id": header.stream_id, "streamlet_id": header.streamlet_id, "sequence": header.sequence}
+    if shape.records != header.record_count:
+        raise CorruptChunk(
+            f"chunk header says {header.record_count} records, and its record batch has {shape.records} (stream"
+            f" {header.stream_id}, streamlet {header.streamlet_id}, sequence {header.sequence})",
+            record_count=header.record_count,
+            rows=shape.records,
+            **names,
+        )
+    raise CorruptChunk(
+        f"chunk header has codec {header.codec}, and its record batch is {'' if shape.compressed else 'not '}compressed"
+        f" (stream {header.stream_id}, streamlet {header.streamlet_id}, sequence {header.sequence})",
+        codec=header.codec,
+        **names,
+    )
+
+
+def _no_batch(why: str) -> CorruptChunk:
+    return CorruptChunk(f"chunk payload is no Arrow record batch: {why}")
