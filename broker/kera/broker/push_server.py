@@ -43,8 +43,16 @@ def peer_uid(sock: socket.socket) -> int:
 class PushServer:
     """See the head of this module. `bind`, then `start`; `close` before the arena is closed."""
 
-    def __init__(self, push: Push, arena: Arena, *, uid_of: Callable[[socket.socket], int] = peer_uid) -> None:
+    def __init__(
+        self,
+        push: Push,
+        arena: Arena,
+        *,
+        uid_of: Callable[[socket.socket], int] = peer_uid,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
         self.push = push
+        self.connections_max = min(connections_max, CONNECTIONS_MAX)
         self.uid_of = uid_of
         self.connections: set[_Connection] = set()
         self.closing = False
@@ -136,9 +144,9 @@ class _Connection(asyncio.Protocol):
                 totals.refused += 1
                 log.warning("a reader of another user was refused", uid=uid)
                 return False
-            if len(server.connections) > CONNECTIONS_MAX:
+            if len(server.connections) > server.connections_max:
                 totals.refused += 1
-                log.warning("a reader was refused: there are too many", limit=CONNECTIONS_MAX)
+                log.warning("a reader was refused: there are too many", limit=server.connections_max)
                 return False
             try:
                 return socket.send_fds(sock, [server.hello], [server.arena_fd]) == len(server.hello)

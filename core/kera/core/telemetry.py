@@ -18,6 +18,9 @@ from kera.core.errors import PortTaken, StartError
 
 __all__ = ["CollectorRegistry", "configure_logging", "get_logger", "serve_metrics"]
 
+METRICS_REQUEST_S = 10.0
+"""For a request to the metrics' port to come."""
+
 
 def _to_standard_error(*_: object) -> structlog.PrintLogger:
     return structlog.PrintLogger(sys.stderr)  # as it is now: tests and applications exchange it
@@ -66,6 +69,8 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> int:
     """
     try:
         server, _ = start_http_server(port, addr=host, registry=registry)
+        # Each connection has a thread and a descriptor: who says nothing shall not keep them.
+        server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": METRICS_REQUEST_S})
     except OSError as error:
         raise PortTaken(f"metrics: cannot listen on {host}:{port}: {error.strerror}", host=host, port=port) from error
     return int(server.server_port)
