@@ -14,7 +14,7 @@ CALLS_MAX = 1 << 14
 """Calls of all clients that a server has at once; further ones are refused (``RESOURCE_EXHAUSTED``)."""
 CONNECTION_IDLE_MS = 60_000
 """Without a call; then the server takes its leave, and the client connects again when it has one."""
-HANDSHAKE_MS = 10_000
+HANDSHAKE_MS = 5_000
 """For the first words of HTTP/2. Who only connects holds a descriptor for no longer."""
 _FIELD_OVERHEAD_BYTES = 64
 """Tag and length of the bulk field, and the request id, come on top of the two limits."""
