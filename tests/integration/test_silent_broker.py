@@ -1,26 +1,25 @@
 """A broker that stands still: whoever it pushes to goes on with what others have taken over."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable
 from pathlib import Path
 
 import pytest
 
-from kera.client import Client, ClientSettings
+from kera.client import Client, ClientSettings, Record
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.settings import KIB, MIB
-from tests.integration.support import load, until
+from tests.integration.support import load, number_of, until
 
 STREAMLETS = 2
 GOES_ON_S = 30.0
 """From the broker's silence on: until it is noticed, counts as dead, and has been recovered from its backup."""
 
 
-async def follow(records: AsyncIterator[object], seen: dict[int, set[int]]) -> None:
+async def follow(records: AsyncIterable[Record], seen: dict[int, set[int]]) -> None:
     """Note what comes of each streamlet."""
     async for record in records:
-        number, _, _ = record.value.partition(b":")  # type: ignore[attr-defined]
-        seen[record.streamlet].add(int(number))  # type: ignore[attr-defined]
+        seen[record.streamlet].add(number_of(record.value))
 
 
 def all_beyond(seen: list[dict[int, set[int]]], counts: list[dict[int, int]]) -> bool:
@@ -52,18 +51,14 @@ async def goes_on(client: Client, cluster: RunningCluster) -> None:
     """Stop a broker, and wait until a consumer and a group's read on, from all streamlets."""
     await client.admin.create_stream("s", streamlets=STREAMLETS, replication=1)
     seen: list[dict[int, set[int]]] = [{streamlet: set() for streamlet in range(STREAMLETS)} for _ in range(2)]
-    own = {"shared_memory": "always"}  # or a silent broker's would be pulled from the start, on a busy machine
     async with (
         client.producer() as producer,
-        client.consumer("s", start="earliest", **own) as consumer,
+        client.consumer("s", start="earliest", shared_memory="always") as consumer,
         client.group_consumer("app", "s", commit_interval_ms=200) as member,
     ):
         await producer.prepare("s")
         async with load(producer, streamlets=STREAMLETS), asyncio.TaskGroup() as tasks:
-            following = [
-                tasks.create_task(follow(aiter(records), kept))
-                for records, kept in zip((consumer, member), seen, strict=True)
-            ]
+            following = [tasks.create_task(follow(consumer, seen[0])), tasks.create_task(follow(member, seen[1]))]
             await until(lambda: all_beyond(seen, [dict.fromkeys(range(STREAMLETS), 50)] * 2))
             await asyncio.to_thread(cluster.pause, "broker-1")
             try:

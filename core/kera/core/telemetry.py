@@ -70,7 +70,8 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> int:
     try:
         server, _ = start_http_server(port, addr=host, registry=registry)
         # Each connection has a thread and a descriptor: who says nothing shall not keep them.
-        server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": METRICS_REQUEST_S})
+        handler: Any = server.RequestHandlerClass
+        server.RequestHandlerClass = type("Handler", (handler,), {"timeout": METRICS_REQUEST_S})
     except OSError as error:
         raise PortTaken(f"metrics: cannot listen on {host}:{port}: {error.strerror}", host=host, port=port) from error
     return int(server.server_port)
