@@ -41,7 +41,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]
         arena_bytes=4 * MIB,
         backup_memory_bytes=8 * MIB,
         segment_bytes=64 * KIB,
-        broker_settings={"message_bytes_max": 32 * MIB},
+        broker_settings={"message_bytes_max": 32 * MIB, "metrics_port": 0},
         backup_settings={"message_bytes_max": 32 * MIB},
     )
     with run_in_thread(cluster) as running:
@@ -82,6 +82,7 @@ async def test_idle_connections_use_up_no_descriptors_that_others_need(narrow: R
         ready["coordinator"]["grpc_address"],
         ready["broker-1"]["frames_address"],
         ready["broker-1"]["grpc_address"],
+        ready["broker-1"]["metrics_address"],
         ready["backup-1"]["frames_address"],
         ready["backup-1"]["grpc_address"],
     ]

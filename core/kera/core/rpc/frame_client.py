@@ -210,10 +210,21 @@ class FrameChannel(FrameProtocol):
                     )
                 )
         if silent:
-            self._failure = Unavailable("it has been silent for too long", address=self._address)
-            self.abort()
-        elif self._pending:
+            self._give_up()
+            return
+        if self.unfinished:
+            self._loop.call_later(SILENT_S_MAX, self._look_again, self.arrivals)
+        if self._pending:
             self._set_timer(min(each.deadline_s for each in self._pending.values()))
+
+    def _look_again(self, arrivals: int) -> None:
+        """A request's time was up in the middle of an answer: if that does not go on, nothing behind it will come."""
+        if self.unfinished and self.arrivals == arrivals:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._failure = Unavailable("it has been silent for too long", address=self._address)
+        self.abort()
 
 
 class _Pending(NamedTuple):

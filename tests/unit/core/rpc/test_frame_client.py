@@ -275,6 +275,20 @@ async def test_a_request_without_an_answer_is_no_reason_to_give_up_a_connection_
     assert not harness.transport.closed
 
 
+async def test_a_connection_that_stops_in_the_middle_of_an_answer_is_given_up(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_client, "SILENT_S_MAX", 0.02)
+    late, other = harness.submit(timeout_s=0.02), harness.submit()
+    feed(harness.channel, reply(1, bulk=bytes(MIB))[: MIB // 2])
+
+    assert isinstance(await failure(late), Uncertain)
+    assert not harness.transport.closed, "the rest may be on its way"
+    await eventually(lambda: harness.transport.closed)
+    harness.lose()
+    assert "silent" in (await failure(other)).message
+
+
 async def test_a_request_that_hardly_had_time_is_no_reason_to_give_up_its_connection(harness: Harness) -> None:
     assert isinstance(await failure(harness.submit(timeout_s=0.01)), Uncertain)
     assert not harness.transport.closed

@@ -85,7 +85,7 @@ final class Link implements Pool.Idle {
         throw failure;
     }
 
-    /** A socket whose kernel asks the other end for a sign of life when nothing comes, see {@code kera.core.rpc.sockets}. */
+    /** A socket whose kernel asks for a sign of life when nothing comes, see {@code kera.core.rpc.sockets}. */
     private static SocketChannel watched() throws IOException {
         return SocketChannel.open().setOption(StandardSocketOptions.TCP_NODELAY, true)
                 .setOption(StandardSocketOptions.SO_KEEPALIVE, true)
