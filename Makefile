@@ -17,6 +17,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_LOG_ARGS ?=
 ROUNDS ?= 200
+CUTS ?= 8,30,60
 EXAMPLES ?= 2000
 CHAOS_ARGS ?=
 
@@ -37,8 +38,8 @@ WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 
 .PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean bench-experiments bench-soak
-.PHONY: bench-smoke bench-stages
+.PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean
+.PHONY: bench-smoke bench-stages bench-experiments bench-soak
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
@@ -157,6 +158,9 @@ chaos-replicas: setup ## Kill backups and brokers under load, ROUNDS times, and 
 
 chaos-control: setup ## Kill and freeze daemons under load, ROUNDS times: the others go on. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.control --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+chaos-network: setup ## Cut hosts off silently under load, for CUTS seconds each (root). CHAOS_ARGS are passed on.
+	@$(PY) -m tests.chaos.network --cuts $(CUTS) $(CHAOS_ARGS)
 
 chaos-push: jar ## Kill consumers, Spark's workers and brokers mid-batch, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.push --rounds $(ROUNDS) $(CHAOS_ARGS)

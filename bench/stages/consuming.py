@@ -23,7 +23,7 @@ from bench.stages.part import Load, Samples, now_ns, since
 from kera.client.consumer import Consumer
 from kera.client.push import PushConnection
 from kera.client.settings import ConsumerSettings
-from kera.core.push import Decoder, Run, encode_runs
+from kera.core.push import VERSION, Decoder, Run, encode_runs
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind
 from kera.core.settings import KIB
@@ -112,7 +112,7 @@ class Pushes:
     @contextlib.asynccontextmanager
     async def _consumer(self) -> AsyncIterator[tuple[Consumer, PushConnection]]:
         hello = push_pb2.PushHello(
-            version=1,
+            version=VERSION,
             broker_id=BROKER_ID,
             broker_epoch=1,
             slots=64,

@@ -18,7 +18,7 @@ from crc32c import crc32c
 from kera.client.types import fill_cursor, position_of
 from kera.core.chunk import Placement, encode_chunk, place_chunk
 from kera.core.ids import EntryId, Position
-from kera.core.push import Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
+from kera.core.push import VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
 from kera.core.rpc.frames import Kind as FrameKind
@@ -72,7 +72,7 @@ class FakeBroker:
         with self.arena_path.open("r+b") as file:
             self.memory = mmap.mmap(file.fileno(), self.arena_bytes)
         self.hello: dict[str, Any] = {
-            "version": 1,
+            "version": VERSION,
             "broker_id": BROKER_ID,
             "broker_epoch": 1,
             "arena_path": str(self.arena_path),

@@ -29,7 +29,7 @@ from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES
 from kera.core.ids import Position
 from kera.core.process import node_id
-from kera.core.push import HEAD, Kind, encode
+from kera.core.push import ALIVE, HEAD, VERSION, Kind, encode
 from kera.core.settings import KIB, MIB
 from kera.v1 import common_pb2, push_pb2
 from tests.integration.support import BROKER, keeping_cluster, metric
@@ -593,7 +593,7 @@ def test_who_closes_early_is_gone(jvm: Jvm, broker: FakeBroker) -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        {"version": 2},
+        {"version": VERSION + 1},
         {"slots": 5},
         {"slots": 0},
         {"slot_bytes": 0},
@@ -901,6 +901,39 @@ def test_a_broker_that_is_silent_has_failed(jvm: Jvm, broker: FakeBroker, folder
     with pytest.raises(RuntimeError, match="Unavailable: enough"):
         coming.get()
     assert "within 0.1 s" in failed(service)["message"]
+
+
+def test_a_broker_that_says_nothing_has_failed_though_nothing_may_be_there_to_read(
+    jvm: Jvm, broker: FakeBroker, folder: Path
+) -> None:
+    service = FakeService(folder, unavailable("enough"))
+    wanted = {**fake_piece(broker, 1, shared_memory="always"), "end": None}
+    coming = jvm.open(wanted, python=service.program).begin()
+    pushing = broker.greet(alive_interval_ms=20)
+    pushing.subscribed()
+    with pytest.raises(RuntimeError, match="Unavailable: enough"):
+        coming.get()
+    assert "has said nothing for" in failed(service)["message"]
+
+
+def test_a_connection_over_which_a_broker_said_that_it_is_there_is_used_again(jvm: Jvm, broker: FakeBroker) -> None:
+    broker.put(0, chunk(0))
+    reader = jvm.open(fake_piece(broker, 1))
+    coming = reader.begin()
+    pushing = broker.greet(alive_interval_ms=1000)
+    pushing.subscribed()
+    pushing.send(ALIVE)
+    pushing.push(run(0, CHUNK_BYTES))
+    pushing.send(ALIVE)
+    pushing.end(Reason.REACHED, at(1))
+    assert records(coming.get()) == [0]
+    pushing.returned(CHUNK_BYTES, [0])
+    pushing.send(3 * ALIVE)
+    coming = jvm.open(fake_piece(broker, 1)).begin()
+    again = pushing.subscribed()
+    pushing.push(run(0, CHUNK_BYTES, lane=again.lane))
+    pushing.end(Reason.REACHED, at(1), lane=again.lane)
+    assert records(coming.get()) == [0]
 
 
 def test_a_push_socket_that_is_not_there_is_no_failure_unless_it_must_be(

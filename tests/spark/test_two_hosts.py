@@ -18,8 +18,8 @@ import pytest
 
 from kera.client._supervisor_sync import run_in_thread
 from kera.client.local_cluster import LocalCluster
+from tests.namespaces import Host, hosts, why_not
 from tests.spark import standalone
-from tests.spark.namespaces import Host, hosts, why_not
 from tests.spark.standalone import Place, Standalone
 from tests.spark.submitting import environment
 from tests.spark.support import wait_until

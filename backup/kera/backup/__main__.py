@@ -16,18 +16,23 @@ from kera.backup.registration import DataDirectory, Registration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
 from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
-from kera.core.process import node_id
+from kera.core.process import descriptor_limit, node_id
 from kera.core.rpc.address import join_address, unix_socket_path
+from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.telemetry import serve_metrics
 from kera.v1 import common_pb2
+
+CONNECTION_WEIGHTS = {"frames": 3, "grpc": 1}
+"""How connections are divided among those who ask for them: brokers use frames."""
 
 
 @asynccontextmanager
 async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
     """Start a backup, yield where it is, stop it."""
     async with AsyncExitStack() as stack:
+        room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()
         directory = DataDirectory(data_dir)
         stack.callback(directory.close)
@@ -37,12 +42,12 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         backup = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)
         service = backup.service()
 
-        frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max)
+        frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max, connections_max=room["frames"])
         stack.push_async_callback(frames.close)
         unix_path = unix_socket_path(data_dir, "backup")
         await frames.listen_unix(unix_path)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
-        grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max)
+        grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
         ready: dict[str, Any] = {

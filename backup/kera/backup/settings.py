@@ -75,6 +75,12 @@ class BackupSettings(KeraSettings):
     message_bytes_max: ByteSize = Field(
         ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."
     )
+    connections_max: int | None = Field(
+        None,
+        ge=8,
+        description="Connections served at once, three quarters of them over frames, the others over gRPC. Absent:"
+        " what the limit of open files (ulimit -n) leaves beside the daemon's own, at most 10,000.",
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
 
     @model_validator(mode="after")

@@ -21,18 +21,23 @@ from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
-from kera.core.process import node_id
+from kera.core.process import descriptor_limit, node_id
 from kera.core.rpc.address import join_address, unix_socket_path
+from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.telemetry import serve_metrics
 from kera.v1 import common_pb2
+
+CONNECTION_WEIGHTS = {"frames": 2, "grpc": 1, "push": 1}
+"""How connections are divided among those who ask for them."""
 
 
 @asynccontextmanager
 async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
     """Start a broker, yield where it is, stop it."""
     async with AsyncExitStack() as stack:
+        room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()
         directory = DataDirectory(data_dir)
         stack.callback(directory.close)
@@ -53,16 +58,20 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         stack.push_async_callback(broker.close)
         service = broker.service()
 
-        frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max)
+        frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max, connections_max=room["frames"])
         stack.push_async_callback(frames.close)
         unix_path = unix_socket_path(data_dir, "broker")
         await frames.listen_unix(unix_path)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
-        push = PushServer(Push(engine.streams, arena, engine.memory, pushed, asyncio.get_running_loop()), arena)
+        push = PushServer(
+            Push(engine.streams, arena, engine.memory, pushed, asyncio.get_running_loop()),
+            arena,
+            connections_max=room["push"],
+        )
         stack.push_async_callback(push.close)
         push_path = unix_socket_path(data_dir, "push")
         push.bind(push_path)
-        grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max)
+        grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
         ready: dict[str, Any] = {

@@ -4,7 +4,10 @@ What is pushed is decided in ``kera.broker.push``. A reader must be of the broke
 the socket says the same, but a directory may be shared, and a socket may be handed on.
 
 Limits: `CONNECTIONS_MAX`; per connection, `WRITE_BUFFER_BYTES_MAX` of messages that its reader has not taken, and a few
-more: then nothing is pushed and nothing is read any more until it has.
+more: then nothing is pushed and nothing is read any more until it has; `MESSAGE_S_MAX` for one of its messages to come.
+
+Every `ALIVE_INTERVAL_MS` each reader is told that the broker is there. One that hears nothing knows that the broker
+stands still, and looks for another one that has taken over.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 from kera.broker.arena import HEAD_BYTES, ROW_BYTES, Arena
 from kera.broker.push import Push, PushConnection
 from kera.core.errors import ProtocolError, invariant
-from kera.core.push import VERSION, Decoder, Kind, encode
+from kera.core.push import ALIVE, ALIVE_INTERVAL_MS, VERSION, Decoder, Kind, encode
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.telemetry import get_logger
 from kera.v1 import push_pb2
@@ -29,6 +32,8 @@ log = get_logger("kera.push")
 
 CONNECTIONS_MAX = 1024
 WRITE_BUFFER_BYTES_MAX = 1 << 20
+MESSAGE_S_MAX = 30.0
+"""From the first byte of a reader's message to its last."""
 _CREDENTIALS = struct.Struct("3i")
 """Of the kernel: process, user, group."""
 _ABORT_S = 1.0
@@ -43,8 +48,16 @@ def peer_uid(sock: socket.socket) -> int:
 class PushServer:
     """See the head of this module. `bind`, then `start`; `close` before the arena is closed."""
 
-    def __init__(self, push: Push, arena: Arena, *, uid_of: Callable[[socket.socket], int] = peer_uid) -> None:
+    def __init__(
+        self,
+        push: Push,
+        arena: Arena,
+        *,
+        uid_of: Callable[[socket.socket], int] = peer_uid,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
         self.push = push
+        self.connections_max = min(connections_max, CONNECTIONS_MAX)
         self.uid_of = uid_of
         self.connections: set[_Connection] = set()
         self.closing = False
@@ -55,6 +68,7 @@ class PushServer:
         self._path: Path | None = None
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._telling: asyncio.TimerHandle | None = None
 
     def bind(self, path: Path) -> None:
         """Take `path`, which is removed at close; see `bind_unix`. Nobody can connect before `start`."""
@@ -75,14 +89,24 @@ class PushServer:
             slots_at=arena.slot(0).arena_offset,
             rows_at=HEAD_BYTES,
             row_bytes=ROW_BYTES,
+            alive_interval_ms=ALIVE_INTERVAL_MS,
         )
         self.hello = encode(Kind.HELLO, hello.SerializeToString())
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Connection(self), sock=self._socket)
+        self._tell_alive()
+
+    def _tell_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self.connections):
+            connection.tell_alive(loop.time())
+        self._telling = loop.call_later(ALIVE_INTERVAL_MS / 1000, self._tell_alive)
 
     async def close(self) -> None:
         """End all connections, and with them the leases of readers."""
         self.closing = True
+        if self._telling is not None:
+            self._telling.cancel()
         if self._server is not None:
             self._server.close()
         elif self._socket is not None:
@@ -106,6 +130,10 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._decoder = Decoder()
         self._state: PushConnection | None = None
+        self._paused = False
+        self._messages = self._messages_seen = 0
+        self._unfinished_s: float | None = None
+        """Since when the same message has been unfinished."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def abort(self) -> None:
@@ -114,6 +142,19 @@ class _Connection(asyncio.Protocol):
             self._state.lost()
         if self._transport is not None:
             self._transport.abort()
+
+    def tell_alive(self, now_s: float) -> None:
+        """Say that we are here, to a reader that takes what it is sent; end one that does not finish a message."""
+        if self._state is None or self._transport is None or self._transport.is_closing() or self._paused:
+            return
+        self._transport.write(ALIVE)
+        if not self._decoder.unfinished or self._messages != self._messages_seen:
+            self._messages_seen, self._unfinished_s = self._messages, None
+        elif self._unfinished_s is None:
+            self._unfinished_s = now_s
+        elif now_s >= self._unfinished_s + MESSAGE_S_MAX:
+            log.warning("a reader was disconnected", error=f"a message has not come whole within {MESSAGE_S_MAX:g} s")
+            self.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -136,9 +177,9 @@ class _Connection(asyncio.Protocol):
                 totals.refused += 1
                 log.warning("a reader of another user was refused", uid=uid)
                 return False
-            if len(server.connections) > CONNECTIONS_MAX:
+            if len(server.connections) > server.connections_max:
                 totals.refused += 1
-                log.warning("a reader was refused: there are too many", limit=CONNECTIONS_MAX)
+                log.warning("a reader was refused: there are too many", limit=server.connections_max)
                 return False
             try:
                 return socket.send_fds(sock, [server.hello], [server.arena_fd]) == len(server.hello)
@@ -152,6 +193,7 @@ class _Connection(asyncio.Protocol):
             return
         try:
             for kind, body in self._decoder.feed(data):
+                self._messages += 1
                 state.received(kind, body)
         except ProtocolError as error:
             log.warning("a reader was disconnected", application_id=state.application_id, error=str(error))
@@ -160,12 +202,15 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         if self._state is not None and self._transport is not None:
+            self._paused = True
             self._state.pause()
             self._transport.pause_reading()  # what it asks for would be answered
 
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         if self._state is not None and self._transport is not None:
+            self._paused = False
+            self._unfinished_s = None
             self._state.resume()
             if not self._transport.is_closing():
                 self._transport.resume_reading()

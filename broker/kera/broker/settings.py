@@ -105,6 +105,12 @@ class BrokerSettings(KeraSettings):
     message_bytes_max: ByteSize = Field(
         ByteSize(32 * MIB), description="Largest request or response: bounds the memory of one connection."
     )
+    connections_max: int | None = Field(
+        None,
+        ge=8,
+        description="Connections served at once, half of them over frames, a quarter each over gRPC and for push."
+        " Absent: what the limit of open files (ulimit -n) leaves beside the daemon's own, at most 10,000.",
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
 
     @model_validator(mode="after")

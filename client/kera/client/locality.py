@@ -2,6 +2,9 @@
 
 The setting ``shared_memory`` says what is wanted. *auto*: whatever fails is remembered, the reader pulls, and the log
 says so once; what may pass is tried again after a while. *always*: it is an error that says what is in the way.
+
+A broker that was silent is another matter: it stands still, and would not answer who pulls either. Whoever reads from
+it is told with `Unavailable`, and asks where to go on, until the broker has greeted anew.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ log = get_logger("kera.push")
 
 PUSH_AGAIN_S = 1.0
 """After a broker could not push, its chunks are pulled for so long."""
+SILENT_GREETING_S = 1.0
+"""For the greeting of a broker that was silent."""
 
 
 class Locality:
@@ -66,12 +71,14 @@ class Locality:
             known = self._connections.get(broker.broker_id)
             if known is not None and not known.closed:
                 return known
+            silent = False
             try:
                 if known is not None and known.failure is not None and known.broker_epoch == broker.broker_epoch:
                     raise known.failure
-                found = await self._connect(broker)
+                silent = known is not None and known.silent and known.broker_epoch == broker.broker_epoch
+                found = await self._connect(broker, SILENT_GREETING_S if silent else math.inf)
             except KeraError as error:
-                if wish == "always":
+                if wish == "always" or (silent and error.retriable):
                     raise
                 self._refuse(broker, error)
                 return None
@@ -79,8 +86,8 @@ class Locality:
             self._refused.pop(broker.broker_id, None)
             return found
 
-    async def _connect(self, broker: BrokerDescription) -> PushConnection:
-        path, timeout_s = broker.push_unix_path, self._settings.connect_timeout_ms / 1000
+    async def _connect(self, broker: BrokerDescription, timeout_s_max: float) -> PushConnection:
+        path, timeout_s = broker.push_unix_path, min(self._settings.connect_timeout_ms / 1000, timeout_s_max)
         found = await PushConnection.connect(path, timeout_s=timeout_s)
         if found.broker_id != broker.broker_id:
             await found.close()

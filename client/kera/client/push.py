@@ -11,6 +11,7 @@ Promises:
   and in `batches_of` when its chunks are opened. Such bytes are never given out.
 * A run keeps its slot until no reference to its bytes is left; or until the connection is gone, then the broker may use
   the slot again, and `PushedSlot.intact` tells.
+* A broker that stands still is noticed (`SILENT_INTERVALS_MAX`), and its lanes end as when the connection is lost.
 * Whoever takes nothing stops nobody else. The window bounds what was pushed and not taken over all lanes. So of several
   subscribers, one that holds more than its share of it is *paused*: its lanes are cancelled, what it holds is reported
   as taken, and the lanes are begun again where they stopped once it has taken half of that.
@@ -39,6 +40,7 @@ from kera.core.errors import InvalidArgument, KeraError, ProtocolError, Unavaila
 from kera.core.ids import Position
 from kera.core.push import (
     BODY_BYTES_MAX,
+    SILENT_INTERVALS_MAX,
     VERSION,
     Decoder,
     Kind,
@@ -243,6 +245,13 @@ class PushConnection(asyncio.Protocol):
         self._closed = self._loop.create_future()
         self.failure: ProtocolError | None = None
         """What the broker did that makes no sense; it has ended the connection."""
+        self.silent = False
+        """The broker was not heard of for so long that it counts as standing still; that has ended the connection."""
+        self._alive_interval_s = hello.alive_interval_ms / 1000
+        """How often it says that it is there; 0: it does not."""
+        self._heard = True
+        """Something has come since the last look."""
+        self._intervals_silent = 0
         self._reason: object = "closed"
         self._numbers = itertools.count(1)
         self._lanes: dict[int, Lane] = {}
@@ -408,9 +417,28 @@ class PushConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
         self._transport = transport  # type: ignore[assignment]
+        if self._alive_interval_s:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Count the intervals without a word of the broker, and end the connection after too many.
+
+        Intervals and not time: when it is we who have stood still, what the broker has said meanwhile is still to come.
+        """
+        if self.closed or self._transport is None:
+            return
+        self._intervals_silent = 0 if self._heard else self._intervals_silent + 1
+        self._heard = False
+        if self._intervals_silent < SILENT_INTERVALS_MAX:
+            self._loop.call_later(self._alive_interval_s, self._watch)
+            return
+        self.silent = True
+        log.warning("a broker is silent; reading on elsewhere", broker_id=self.broker_id, address=self._path)
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._heard = True
         try:
             for kind, body in self._decoder.feed(data):
                 if kind is Kind.RUNS:
@@ -418,7 +446,7 @@ class PushConnection(asyncio.Protocol):
                         self._run(run)
                 elif kind is Kind.END:
                     self._end(parse(push_pb2.PushEnd, body))
-                else:
+                elif kind is not Kind.ALIVE:
                     raise ProtocolError(f"a broker pushed a message of kind {kind.name}")
         except ProtocolError as error:
             self.failure = error
@@ -429,7 +457,7 @@ class PushConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         self._closed.set_result(None)
-        self._reason = self.failure or exc or "closed"
+        self._reason = self.failure or ("the broker is silent" if self.silent else exc) or "closed"
         lanes = [lane for each in self._subscribers for lane in each.lanes]
         for each in self._subscribers:
             each.lanes.clear()

@@ -25,8 +25,10 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import SystemClock
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import InvalidArgument
+from kera.core.process import descriptor_limit
 from kera.core.rpc import Service, api
 from kera.core.rpc.address import join_address, split_address
+from kera.core.rpc.connections import connections_max
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.settings import InvalidSettings
 from kera.core.telemetry import CollectorRegistry, serve_metrics
@@ -45,12 +47,13 @@ async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
             f"with --host {settings.host} others cannot be told where this coordinator is; add --advertised-address",
             host=settings.host,
         )
+    connections = connections_max(settings.connections_max, descriptor_limit())
     async with AsyncExitStack() as stack:
         store, election_of = await _store(settings, stack)
         registry = CollectorRegistry()
         metrics = CoordinatorMetrics(registry)
         leadership = Leadership(lambda store, epoch: _office(settings, metrics, store, epoch))
-        server = GrpcServer([leadership.service(METHODS, metrics.observe)])
+        server = GrpcServer([leadership.service(METHODS, metrics.observe)], connections_max=connections)
         stack.push_async_callback(server.close)
         port = await server.listen(settings.host, settings.port)
         ready: dict[str, Any] = {"grpc_address": f"{settings.host}:{port}"}

@@ -111,6 +111,12 @@ class CoordinatorSettings(KeraSettings):
         description="So long a streamlet that was moved is not moved again by rebalancing, in ms: its load has to be"
         " measured where it is now.",
     )
+    connections_max: int | None = Field(
+        None,
+        ge=8,
+        description="Connections served at once, of clients and daemons. Absent: what the limit of open files"
+        " (ulimit -n) leaves beside the daemon's own, at most 10,000.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log from this level up: debug, info, warning or error."
     )

@@ -43,7 +43,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from kera.core.errors import KeraError, StartError
-from kera.core.process import die_with_parent
+from kera.core.process import die_with_parent, raise_descriptor_limit
 from kera.core.settings import KeraSettings
 from kera.core.telemetry import configure_logging, get_logger
 
@@ -85,6 +85,7 @@ def run_daemon(
     See the head of this module for what `serve` is and what is promised.
     """
     die_with_parent()
+    raise_descriptor_limit()
     deadline = threading.Timer(stop_timeout_s, _end_process, (stop_timeout_s,))
     deadline.daemon = True
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -12,6 +14,8 @@ DIE_WITH_PARENT_VARIABLE = "KERA_DIE_WITH_PARENT"
 """Set to 1 by a supervisor whose children must not outlive it."""
 
 _PR_SET_PDEATHSIG = 1
+_DESCRIPTORS_UNLIMITED = 1 << 20
+"""What counts as the limit where there is none."""
 
 
 def die_with_parent() -> None:
@@ -22,6 +26,20 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def raise_descriptor_limit() -> None:
+    """Have as many file descriptors as the process may: the soft limit is low for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # a hard limit above what the kernel allows
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def descriptor_limit() -> int:
+    """How many file descriptors the process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _DESCRIPTORS_UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def node_id() -> str:

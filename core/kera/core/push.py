@@ -17,7 +17,11 @@ from typing import Any, NamedTuple
 
 from kera.core.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
+ALIVE_INTERVAL_MS = 1_000
+"""How often a broker says that it is there, whatever else it says."""
+SILENT_INTERVALS_MAX = 5
+"""After so many without a word from it, a reader goes elsewhere."""
 BODY_BYTES_MAX = 1 << 20
 WINDOW_BYTES_MAX = 64 << 20
 WINDOW_SHARE_MAX = 8
@@ -34,6 +38,7 @@ class Kind(enum.IntEnum):
     HELLO = 0
     RUNS = 1
     END = 2
+    ALIVE = 3
     SUBSCRIBE = 16
     CANCEL = 17
     TAKEN = 18
@@ -71,6 +76,10 @@ def window_bytes_max(slots: int, slot_bytes: int) -> int:
 def encode(kind: Kind, body: bytes) -> bytes:
     """A message."""
     return HEAD.pack(len(body), kind) + body
+
+
+ALIVE = encode(Kind.ALIVE, b"")
+"""The message of this kind."""
 
 
 def encode_runs(runs: Iterable[Run]) -> bytes:
@@ -114,6 +123,11 @@ class Decoder:
 
     def __init__(self) -> None:
         self._rest = b""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a message has begun, and has not come whole."""
+        return bool(self._rest)
 
     def feed(self, piece: bytes) -> Iterator[tuple[Kind, bytes]]:
         """The messages that are whole with `piece`. Raises `ProtocolError`."""

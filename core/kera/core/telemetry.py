@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from typing import Any
 
 import structlog
@@ -17,6 +18,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 from kera.core.errors import PortTaken, StartError
 
 __all__ = ["CollectorRegistry", "configure_logging", "get_logger", "serve_metrics"]
+
+METRICS_REQUEST_S = 5.0
+"""For a request to the metrics' port to come."""
+METRICS_REQUESTS_MAX = 16
+"""At once; each has a thread and a descriptor. Who comes then is sent away."""
 
 
 def _to_standard_error(*_: object) -> structlog.PrintLogger:
@@ -66,6 +72,23 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> int:
     """
     try:
         server, _ = start_http_server(port, addr=host, registry=registry)
+        _bound(server)
     except OSError as error:
         raise PortTaken(f"metrics: cannot listen on {host}:{port}: {error.strerror}", host=host, port=port) from error
     return int(server.server_port)
+
+
+def _bound(server: Any) -> None:
+    """Let those who connect and say nothing keep neither threads nor descriptors."""
+    server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": METRICS_REQUEST_S})
+    room = threading.Semaphore(METRICS_REQUESTS_MAX)
+    serve = server.process_request_thread
+
+    def serve_and_leave(*request: Any) -> None:
+        try:
+            serve(*request)
+        finally:
+            room.release()
+
+    server.verify_request = lambda *_: room.acquire(blocking=False)
+    server.process_request_thread = serve_and_leave

@@ -11,6 +11,7 @@ or, where the traffic is, plain structures (kera.core.push):
   broker to reader   0 HELLO      PushHello
                      1 RUNS       64 bytes each: chunks that follow each other in a slot
                      2 END        PushEnd
+                     3 ALIVE      nothing: the broker is there, see PushHello.alive_interval_ms
   reader to broker  16 SUBSCRIBE  PushSubscribe
                     17 CANCEL     lane u32 each
                     18 TAKEN      bytes u64: the reader's application has taken so much; opens the window again
@@ -51,6 +52,7 @@ class PushHello(_message.Message):
     SLOTS_AT_FIELD_NUMBER: _builtins.int
     ROWS_AT_FIELD_NUMBER: _builtins.int
     ROW_BYTES_FIELD_NUMBER: _builtins.int
+    ALIVE_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
@@ -62,6 +64,10 @@ class PushHello(_message.Message):
     rows_at: _builtins.int
     """Of a slot's row: it begins with the slot's generation, u64."""
     row_bytes: _builtins.int
+    alive_interval_ms: _builtins.int
+    """How often the broker sends ALIVE, whatever else it sends; a reader that hears nothing for five times as long closes
+    the connection and reads on elsewhere. 0: it promises nothing.
+    """
     def __init__(
         self,
         *,
@@ -75,10 +81,11 @@ class PushHello(_message.Message):
         slots_at: _builtins.int = ...,
         rows_at: _builtins.int = ...,
         row_bytes: _builtins.int = ...,
+        alive_interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_path", b"arena_path", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "row_bytes", b"row_bytes", "rows_at", b"rows_at", "slot_bytes", b"slot_bytes", "slots", b"slots", "slots_at", b"slots_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive_interval_ms", b"alive_interval_ms", "arena_bytes", b"arena_bytes", "arena_path", b"arena_path", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "row_bytes", b"row_bytes", "rows_at", b"rows_at", "slot_bytes", b"slot_bytes", "slots", b"slots", "slots_at", b"slots_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from typing import Any
 from kera.core.errors import KeraError
 from kera.core.ids import Position
 from kera.core.process import node_id
-from kera.core.push import VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
+from kera.core.push import ALIVE, VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import common_pb2, coordinator_pb2, push_pb2
 from tests.unit.client.fleet import Fleet, Stored
@@ -76,6 +76,8 @@ class PushBroker:
         self.send_fd = True
         self.refusing = False
         """Whoever connects is sent away."""
+        self.standing_still = False
+        """Whoever connects is not greeted."""
         self.serving = False
         """Chunks are pushed by themselves, one per run, as far as the window goes."""
         self.generations = [1] * SLOTS
@@ -142,6 +144,8 @@ class _Reader(asyncio.Protocol):
         if self.broker.refusing:
             transport.abort()
             return
+        if self.broker.standing_still:
+            return
         fds = [self.broker.fd] if self.broker.send_fd else []
         with (
             contextlib.suppress(BrokenPipeError),  # it is gone already
@@ -152,6 +156,10 @@ class _Reader(asyncio.Protocol):
     def connection_lost(self, _: object) -> None:
         self.closed = True
         self.leases.clear()
+
+    def say_alive(self) -> None:
+        """Say that the broker is there."""
+        self.transport.write(ALIVE)
 
     def lose(self) -> None:
         """Break the connection."""

@@ -24,6 +24,7 @@ from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, PushedSlot, Record, StreamDescription
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.push import VERSION
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.fleet import STREAM_ID, Stored
 from tests.unit.client.push_broker import SLOT_BYTES, SLOTS, PushFleet, Reason, position_of
@@ -137,6 +138,54 @@ async def test_a_run_is_let_go_by_whatever_thread_drops_it(fleet: PushFleet, mak
     thread.start()
     thread.join()
     await until(lambda: reader.held == 0)
+
+
+# --- a broker that stands still ------------------------------------------------------------------------------
+
+
+async def test_a_broker_that_says_nothing_is_left_and_read_from_where_it_has_stopped(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
+    fleet.pushing.hello.alive_interval_ms = 10
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(take(consumer, 6))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    reader.push(lane, log[:2], 0)
+    await until(lambda: reader.closed)
+    again = await opened(fleet, 2)
+    assert fleet.pushing.reader is not reader
+    assert position_of(fleet.pushing.reader.subscribed[-1].start) == log[2].start
+    fleet.pushing.reader.push(again, log[2:], 1)
+    assert await taking == VALUES
+
+
+async def test_a_broker_that_stands_still_is_not_pulled_from_either_as_long_as_it_does_not_greet(
+    fleet: PushFleet, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locality, "SILENT_GREETING_S", 0.01)
+    fleet.pushing.hello.alive_interval_ms = 10
+    consumer = make_consumer()
+    taking = asyncio.ensure_future(anext(consumer.batches()))
+    await opened(fleet)
+    asked = len(fleet.asked)
+    fleet.pushing.standing_still = True
+    await until(lambda: len(fleet.asked) > asked + 2)
+    assert fleet.pulled == 0
+    fleet.pushing.standing_still, fleet.pushing.serving = False, True
+    assert (await taking).pushed
+
+
+async def test_a_broker_that_says_that_it_is_there_is_not_left(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    fleet.pushing.hello.alive_interval_ms = 10
+    consumer, log = make_consumer(), log_of(fleet)
+    taking = asyncio.ensure_future(anext(consumer.batches()))
+    lane, reader = await opened(fleet), fleet.pushing.reader
+    for _ in range(200):
+        reader.say_alive()
+        await asyncio.sleep(0.001)  # sleep: all of it is several times what a silent broker gets
+    assert not reader.closed
+    reader.push(lane, log[:1], 0)
+    assert (await taking).pushed
 
 
 # --- slots that are used again -------------------------------------------------------------------------------
@@ -535,7 +584,7 @@ def odd_arena(fleet: PushFleet) -> None:
         (wrong_path, "cannot connect to"),
         (sent_away, "at once"),
         (other_broker, "broker 2 is at"),
-        (other_version, "no push channel of version 1"),
+        (other_version, "no push channel of version 2"),
         (no_arena, "cannot map the broker's memory"),
         (odd_arena, "not as it says"),
     ],
@@ -597,7 +646,7 @@ async def test_a_later_launch_of_a_broker_that_could_not_push_is_tried(
     fleet.pushing.hello.version = 99
     assert [await pushed() for _ in range(3)] == [False] * 3
     assert len(fleet.pushing.readers) == 1, "nothing would be better the next time"
-    fleet.pushing.hello.version, fleet.pushing.serving = 1, True
+    fleet.pushing.hello.version, fleet.pushing.serving = VERSION, True
     fleet.broker_epoch += 1
     fleet.forget("s")
     assert [await pushed() for _ in range(3)] == [True] * 3

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -12,12 +13,17 @@ import pyarrow as pa
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc.address import reason_of, split_address
 from kera.core.rpc.answer import Answer
-from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame, tune
+from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
+from kera.core.rpc.sockets import CALLER, tune
 from kera.core.rpc.wire import error_from_message, parse
 from kera.v1 import common_pb2
 
+CONNECT_ATTEMPT_S = 1.0
+"""Then another socket begins anew: by itself, TCP would wait longer and longer before it asks a silent host again."""
+SILENT_S_MAX = CALLER.silent_ms / 1000
+"""A connection over which nothing has come for so long when a request's time is up is of no use any more."""
 JOINED_BYTES_MAX = 4096
 """A frame of so many bytes is joined: that costs less than telling the kernel of each of its pieces."""
 
@@ -39,14 +45,13 @@ class FrameChannel(FrameProtocol):
         """One for all requests, for the first deadline among those that were pending when it was set."""
         self._timer_s = 0.0
         self._closed = self._loop.create_future()
-        self._failure: ProtocolError | None = None
+        self._failure: KeraError | None = None
 
     @classmethod
     async def connect_tcp(cls, address: str, *, timeout_s: float, bulk_bytes_max: int = BULK_BYTES_MAX) -> FrameChannel:
         """Connect to ``host:port``. Raises `Unavailable`, or `InvalidArgument` if the address is none."""
         host, port = split_address(address)
-        loop = asyncio.get_running_loop()
-        connecting = loop.create_connection(lambda: cls("tcp", address, bulk_bytes_max), host, port)
+        connecting = _connect_tcp(lambda: cls("tcp", address, bulk_bytes_max), host, port)
         return await cls._connected(connecting, address, timeout_s)
 
     @classmethod
@@ -97,7 +102,7 @@ class FrameChannel(FrameProtocol):
             future.set_exception(error)
             return future
         deadline_s = self._loop.time() + timeout_s
-        self._pending[request_id] = _Pending(future, method, deadline_s, timeout_s)
+        self._pending[request_id] = _Pending(future, method, deadline_s, timeout_s, self.arrivals)
         if self._timer is None or deadline_s < self._timer_s:
             self._set_timer(deadline_s)
         if len(pieces) == 1:
@@ -128,7 +133,7 @@ class FrameChannel(FrameProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
         super().connection_made(transport)
-        tune(transport.get_extra_info("socket"))
+        tune(transport.get_extra_info("socket"), CALLER)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -186,11 +191,17 @@ class FrameChannel(FrameProtocol):
         self._timer = self._loop.call_at(deadline_s, self._time_is_up)
 
     def _time_is_up(self) -> None:
-        """Give up what is due, and look again when the next one is."""
+        """Give up what is due, and look again when the next one is.
+
+        And give up the connection, when nothing at all has come over it meanwhile: what else is in flight would only
+        wait for its own time to be up, and new requests would queue behind what the network has lost.
+        """
         self._timer = None
         now_s = self._loop.time()
+        silent = False
         for request_id in [request_id for request_id, each in self._pending.items() if each.deadline_s <= now_s]:
             each = self._pending.pop(request_id)
+            silent = silent or (each.arrivals == self.arrivals and each.timeout_s >= SILENT_S_MAX)
             if not each.future.done():
                 each.future.set_exception(
                     Uncertain(
@@ -198,8 +209,22 @@ class FrameChannel(FrameProtocol):
                         address=self._address,
                     )
                 )
+        if silent:
+            self._give_up()
+            return
+        if self.unfinished:
+            self._loop.call_later(SILENT_S_MAX, self._look_again, self.arrivals)
         if self._pending:
             self._set_timer(min(each.deadline_s for each in self._pending.values()))
+
+    def _look_again(self, arrivals: int) -> None:
+        """A request's time was up in the middle of an answer: if that does not go on, nothing behind it will come."""
+        if self.unfinished and self.arrivals == arrivals:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._failure = Unavailable("it has been silent for too long", address=self._address)
+        self.abort()
 
 
 class _Pending(NamedTuple):
@@ -209,3 +234,24 @@ class _Pending(NamedTuple):
     method: Method[Any, Any]
     deadline_s: float
     timeout_s: float
+    arrivals: int
+    """Of the connection, when it was sent."""
+
+
+async def _connect_tcp(protocol: Callable[[], FrameChannel], host: str, port: int) -> Any:
+    """Connect to one of the addresses of a host, again and again as long as it is silent. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+    while True:
+        refused: OSError | None = None
+        for address in addresses:
+            try:
+                async with asyncio.timeout(CONNECT_ATTEMPT_S):
+                    return await loop.create_connection(protocol, address, port)
+            except TimeoutError:
+                continue  # `OSError` is its base, but this one says nothing of the host
+            except OSError as error:
+                refused = error
+        if refused is not None:
+            raise refused

@@ -3,6 +3,10 @@
 Back-pressure: a connection's requests are left where they are, on the network and in the staging buffer, while the peer
 does not take its replies (`SEND_BUFFER_BYTES_MAX`) or while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an
 answer; so what a connection holds is bounded by that and the replies to requests it has taken before.
+
+Connections are bounded (``connections``): one too many has the idlest closed, or is refused. Every `SWEEP_S` the server
+looks at all of them: one whose frame has not come whole within `FRAME_S_MAX` is closed, and memory that a large request
+has left is let go of when nothing has come since the last look.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kera.core.errors import PathNotWritable, PortTaken, ProtocolError
+from kera.core.errors import PathNotWritable, PortTaken, ProtocolError, Unavailable
 from kera.core.rpc.address import join_address, reason_of
 from kera.core.rpc.answer import Answer
+from kera.core.rpc.connections import BACKLOG, CONNECTIONS_MAX_DEFAULT, idlest
 from kera.core.rpc.frames import (
     NO_REQUEST,
     FrameHeader,
@@ -24,11 +29,12 @@ from kera.core.rpc.frames import (
     Kind,
     encode_error,
     encode_frame,
-    tune,
+    lazy_memory,
 )
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.sockets import SERVER, tune
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.telemetry import get_logger
@@ -39,6 +45,10 @@ _REQUEST, _REPLY = Kind.REQUEST, Kind.REPLY
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
 GATHERED_BYTES_MAX = 64 << 10
 """Of replies that are sent together."""
+FRAME_S_MAX = 30.0
+"""From a frame's first byte to its last one, while the server takes them."""
+SWEEP_S = 5.0
+REFUSALS_LOGGED_S = 10.0
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
@@ -49,17 +59,48 @@ class _Shared:
 
     methods: dict[int, tuple[Method[Any, Any], Handler]]
     bulk_bytes_max: int
+    connections_max: int = CONNECTIONS_MAX_DEFAULT
     connections: set[_ServerConnection] = field(default_factory=set)
+    evicted: int = 0
+    """Connections that were closed to make room."""
+    refused: int = 0
+    logged_s: float = -REFUSALS_LOGGED_S
+    """When it was last said that there are too many."""
     closing: bool = False
     """A connection that was being accepted when the server closed must not outlive it."""
+
+    def admit(self, new: _ServerConnection, now_s: float) -> bool:
+        """Whether there is room for a connection, if need be by closing another one."""
+        if len(self.connections) < self.connections_max:
+            self.connections.add(new)
+            return True
+        idle = idlest(self.connections)
+        if now_s >= self.logged_s + REFUSALS_LOGGED_S:
+            self.logged_s = now_s
+            log.warning("too many connections", limit=self.connections_max, evicted=self.evicted, refused=self.refused)
+        if idle is None:
+            self.refused += 1
+            return False
+        self.evicted += 1
+        self.connections.discard(idle)  # now: it is gone only in the loop's next round
+        idle.abort()
+        self.connections.add(new)
+        return True
 
 
 class FrameServer:
     """Listens on any number of addresses for one service."""
 
-    def __init__(self, service: Service, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        bulk_bytes_max: int = BULK_BYTES_MAX,
+        connections_max: int = CONNECTIONS_MAX_DEFAULT,
+    ) -> None:
         methods = {method.number: (method, handler) for method, handler in service.items()}
-        self._shared = _Shared(methods, bulk_bytes_max)
+        self._shared = _Shared(methods, bulk_bytes_max, connections_max)
+        self._sweeping: asyncio.TimerHandle | None = None
         self._servers: list[asyncio.Server] = []
         self._unix_paths: list[Path] = []
 
@@ -67,14 +108,16 @@ class FrameServer:
         """Serve on `host`:`port` (0: any free one); returns the port. Raises `PortTaken`."""
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(lambda: _ServerConnection(self._shared, "tcp"), host, port)
+            server = await loop.create_server(
+                lambda: _ServerConnection(self._shared, "tcp"), host, port, backlog=BACKLOG
+            )
         except OSError as error:
             raise PortTaken(
                 f"frames: cannot listen on {join_address(host, port)}: {reason_of(error)}; choose another port",
                 host=host,
                 port=port,
             ) from error
-        self._servers.append(server)
+        self._listens(server)
         return int(server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path) -> None:
@@ -85,15 +128,35 @@ class FrameServer:
         loop = asyncio.get_running_loop()
         try:
             sock = bind_unix(path)
-            server = await loop.create_unix_server(lambda: _ServerConnection(self._shared, "unix"), sock=sock)
+            server = await loop.create_unix_server(
+                lambda: _ServerConnection(self._shared, "unix"), sock=sock, backlog=BACKLOG
+            )
         except OSError as error:
             raise PathNotWritable(f"cannot listen on unix socket {path}: {reason_of(error)}", path=str(path)) from error
-        self._servers.append(server)
+        self._listens(server)
         self._unix_paths.append(path)
+
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._shared.connections)
+
+    def _listens(self, server: asyncio.Server) -> None:
+        self._servers.append(server)
+        if self._sweeping is None:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self._shared.connections):
+            connection.sweep(loop.time())
+        self._sweeping = loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self, grace_s: float = 0.5) -> None:
         """Stop listening and close all connections; replies that are under way get `grace_s` to leave."""
         self._shared.closing = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for server in self._servers:
             server.close()
         for path in self._unix_paths:
@@ -124,6 +187,14 @@ class _ServerConnection(FrameProtocol):
         self._gathered_bytes = 0
         self._flushing_soon = False
         self._paused_by_peer = False
+        self.active_s = self._loop.time()
+        """When something had last come, at a sweep; at first, when it was made."""
+        self._arrivals_swept = 0
+        self._frames = 0
+        """Requests that have come."""
+        self._frames_swept = -1
+        self._unfinished_s: float | None = None
+        """Since when the same frame is unfinished, as the sweeps have seen it."""
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def close(self) -> None:
@@ -137,16 +208,54 @@ class _ServerConnection(FrameProtocol):
         if self._transport is not None and not self.lost.done():
             self._transport.abort()
 
+    @property
+    def asked(self) -> bool:
+        """See `Quiet`."""
+        return self._frames > 0
+
+    @property
+    def evictable(self) -> bool:
+        """See `Quiet`. What has never asked anything may not keep its place by beginning to."""
+        if self._waiting or self._gathered or (self.asked and self.unfinished):
+            return False
+        return self._transport is None or self._transport.get_write_buffer_size() == 0
+
+    def sweep(self, now_s: float) -> None:
+        """Look whether the peer has stopped in the middle of a frame, or has not used memory for a while."""
+        if self.arrivals != self._arrivals_swept:
+            self._arrivals_swept, self.active_s = self.arrivals, now_s
+        elif not self.unfinished:
+            self._receive = memoryview(b"")
+            self.shrink()
+        if self.held or not self.unfinished or self._frames != self._frames_swept:
+            self._frames_swept, self._unfinished_s = self._frames, None
+        if self.held or not self.unfinished:
+            return
+        if self._unfinished_s is None:
+            self._unfinished_s = now_s
+        elif now_s >= self._unfinished_s + FRAME_S_MAX and self._open:
+            self.protocol_failed(ProtocolError(f"a frame has not come whole within {FRAME_S_MAX:g} s"))
+            self.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES_MAX)
-        self._shared.connections.add(self)
+        self._peer.address = _address(transport.get_extra_info("peername"))
         if self._shared.closing:
+            self._shared.connections.add(self)
             transport.abort()  # type: ignore[attr-defined]  # every transport of a connection has it
             return
-        tune(transport.get_extra_info("socket"))
-        self._peer.address = _address(transport.get_extra_info("peername"))
+        if not self._shared.admit(self, self._loop.time()):
+            limit = self._shared.connections_max
+            error = Unavailable(
+                f"the daemon has as many connections as it may, {limit}, and all are in use; raise connections_max",
+                connections_max=limit,
+            )
+            self._write([encode_error(0, NO_REQUEST, error_to_message(error))])
+            self.close()
+            return
+        tune(transport.get_extra_info("socket"), SERVER)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._shared.connections.discard(self)
@@ -169,7 +278,7 @@ class _ServerConnection(FrameProtocol):
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
         if len(self._receive) < bulk_bytes:
-            self._receive = memoryview(bytearray(bulk_bytes))
+            self._receive = lazy_memory(bulk_bytes)
         return self._receive[:bulk_bytes]
 
     def protocol_failed(self, error: ProtocolError) -> None:
@@ -184,6 +293,7 @@ class _ServerConnection(FrameProtocol):
         del staged  # either way the memory is this connection's, and used again after the handler returns
         if header.kind != _REQUEST:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
+        self._frames += 1
         known = self._shared.methods.get(header.method)
         if known is None:
             error = ProtocolError(f"unknown method {header.method}; is the peer newer?", method=header.method)

@@ -9,6 +9,8 @@
 Receiving reads into a small staging buffer; a frame that fits is handled there, in place. Of a larger one, the part of
 the bulk that has not arrived yet is received straight into the buffer where it is used.
 
+Memory for a frame is taken as its bytes come, whatever its header announces.
+
 Limits: a head is at most `HEAD_BYTES_MAX`, a bulk at most what the endpoint was configured with. A frame over a limit,
 or bytes that are no frame, end the connection with a `ProtocolError`: after them nothing can be trusted. A server says
 why before it closes, with an error frame for request 0, which no request has.
@@ -17,8 +19,9 @@ why before it closes, with an error frame for request 0, which no request has.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
-import socket
+import mmap
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +39,6 @@ VERSION = 1
 HEADER_BYTES = 32
 STAGING_BYTES = 64 << 10
 """Several small requests come with one system call; of a large one no more than this is copied once more."""
-UNIX_SEND_BUFFER_BYTES = 2 << 20
 NO_REQUEST = 0
 """Id in an error frame that is about the connection."""
 
@@ -122,16 +124,15 @@ def decode_header(view: memoryview, at: int, bulk_bytes_max: int) -> FrameHeader
     return _as_header(FrameHeader, fields[2:7])
 
 
-def tune(sock: socket.socket) -> None:
-    """Set a connection up for bulk: a frame should mostly fit into the kernel's buffer.
+def lazy_memory(length_bytes: int) -> memoryview:
+    """Memory that is there page by page, as it is written to.
 
-    A unix socket has 208 KiB by default, and does not grow as TCP does: of a request of 1 MiB most would wait for the
-    reader, piece by piece. The kernel grants what it allows (``net.core.wmem_max``).
+    What a peer announces costs nothing until it comes. Huge pages would be a large part of it for a single byte.
     """
-    if sock.family == socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER_BYTES)
-    else:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memoryview(memory)
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
@@ -144,6 +145,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._held = False
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._filled = 0  # bytes of the staging buffer that hold data
+        self.arrivals = 0
+        """How often something has come; whoever sees the same number twice knows that nothing has, between."""
         # While a large bulk is being received:
         self._header: FrameHeader | None = None
         self._head = b""
@@ -170,6 +173,21 @@ class FrameProtocol(asyncio.BufferedProtocol):
         """The peer sent what is no frame; the connection is closed after this call."""
 
     # -- what a subclass may do --------------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a frame has begun to arrive, and not all of it is here."""
+        return self._header is not None or self._filled > 0
+
+    @property
+    def held(self) -> bool:
+        """Whether frames are left where they are, see `hold_frames`."""
+        return self._held
+
+    def shrink(self) -> None:
+        """Let go of what a large message has left, if nothing is in it."""
+        if self._header is None and not self._filled and len(self._staging) > STAGING_BYTES:
+            self._staging = memoryview(bytearray(STAGING_BYTES))
 
     def hold_frames(self) -> None:
         """Take no further frame, neither from the network nor of those that are staged; may be repeated."""
@@ -202,6 +220,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio.BufferedProtocol`."""
+        self.arrivals += 1
         if self._header is None:
             self._filled += nbytes
             self._take(self._consume_staging)
@@ -250,7 +269,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             break  # what fits comes whole with the next read, along with what follows it
         rest = filled - at
         if needed > len(staging):
-            grown = memoryview(bytearray(needed))
+            grown = lazy_memory(needed)
             grown[:rest] = staging[at:filled]
             self._staging = grown
         elif at and rest:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX
+from kera.core.rpc.sockets import CALLER, SERVER, Patience
 
 ERROR_METADATA = "kera-error-bin"
 """Trailing metadata of a failed call: a ``kera.v1.Error``."""
 CALLS_MAX = 1 << 14
 """Calls of all clients that a server has at once; further ones are refused (``RESOURCE_EXHAUSTED``)."""
+CONNECTION_IDLE_MS = 60_000
+"""Without a call; then the server takes its leave, and the client connects again when it has one."""
+HANDSHAKE_MS = 5_000
+"""For the first words of HTTP/2. Who only connects holds a descriptor for no longer."""
 _FIELD_OVERHEAD_BYTES = 64
 """Tag and length of the bulk field, and the request id, come on top of the two limits."""
 _LARGEST_LEARNT_BYTES = 31 << 20
@@ -22,14 +28,37 @@ def channel_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any
     return [("grpc.max_send_message_length", limit), ("grpc.max_receive_message_length", limit)]
 
 
-def server_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]]:
+def _keepalive(patience: Patience) -> list[tuple[str, Any]]:
+    """What is set on sockets of frames, in gRPC's way: its own pings, also while there is no call.
+
+    The time-out is that of TCP as well (``TCP_USER_TIMEOUT``), which gRPC sets by itself.
+    """
+    return [
+        ("grpc.keepalive_time_ms", 1000 * patience.idle_s),
+        ("grpc.keepalive_timeout_ms", patience.silent_ms - 1000 * patience.idle_s),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def server_options(
+    bulk_bytes_max: int = BULK_BYTES_MAX, connections_max: int = CONNECTIONS_MAX_DEFAULT
+) -> list[tuple[str, Any]]:
     """Ports are not shared, so a taken one is an error; and calls that came in a burst wait for their turn.
 
     By itself gRPC cancels calls at random when more than 1000 are waiting. Its own limit of a connection's calls
     (``max_concurrent_streams``) is worse: it refuses calls that a client sends just when others have been answered.
+
+    It takes so many connections and closes others at once. It cannot close the idlest for a new one, so idle ones are
+    closed after a while in any case. Pings of clients are answered as often as ours send them, and twice as often.
     """
     return [
         *channel_options(bulk_bytes_max),
+        *_keepalive(SERVER),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000 * CALLER.idle_s // 2),
+        ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.so_reuseport", 0),
         ("grpc.server.max_pending_requests", CALLS_MAX),
         ("grpc.server.max_pending_requests_hard_limit", CALLS_MAX),
@@ -39,11 +68,14 @@ def server_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]
 def client_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]]:
     """A daemon that is back is found within a second; by itself gRPC would wait up to two minutes.
 
-    Each channel has a connection of its own, as in the other transports.
+    And an attempt to connect that the network swallows is given up after one, and not after 20. Each channel has a
+    connection of its own, as in the other transports.
     """
     return [
         *channel_options(bulk_bytes_max),
+        *_keepalive(CALLER),
         ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kera.core.errors import InternalError, PortTaken, ProtocolError
 from kera.core.rpc.address import join_address
+from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import CALLS_MAX, ERROR_METADATA, keep_freed_memory, server_options
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX, check_size
@@ -48,8 +49,15 @@ _STATUS = {
 class GrpcServer:
     """One gRPC server for any number of services."""
 
-    def __init__(self, services: Sequence[Service], *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
-        self._server = grpc.aio.server(options=server_options(bulk_bytes_max), maximum_concurrent_rpcs=CALLS_MAX)
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        bulk_bytes_max: int = BULK_BYTES_MAX,
+        connections_max: int = CONNECTIONS_MAX_DEFAULT,
+    ) -> None:
+        options = server_options(bulk_bytes_max, connections_max)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         names = []
         for service in services:
             by_name: dict[str, dict[str, Any]] = {}

@@ -20,7 +20,7 @@ from kera.broker.push import Push
 from kera.broker.push_server import PushServer, peer_uid
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import PathNotWritable
-from kera.core.push import Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of
+from kera.core.push import ALIVE_INTERVAL_MS, VERSION, Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of
 from kera.core.rpc import api
 from kera.v1 import push_pb2
 from tests.unit.broker.push_support import lane
@@ -72,6 +72,7 @@ class RawReader:
         self.hello = push_pb2.PushHello()
         self.runs: list[Run] = []
         self.ends: dict[int, push_pb2.PushEnd] = {}
+        self.signs_of_life = 0
         self._decoder = Decoder()
 
     @classmethod
@@ -109,7 +110,9 @@ class RawReader:
             except ConnectionResetError:
                 return False
         for kind, body in self._decoder.feed(data):
-            if kind == Kind.RUNS:
+            if kind == Kind.ALIVE:
+                self.signs_of_life += 1
+            elif kind == Kind.RUNS:
                 self.runs += runs_of(body)
             else:
                 assert kind == Kind.END
@@ -180,7 +183,8 @@ async def test_a_reader_is_told_where_the_arena_is_and_gets_it_to_read_only(serv
     hello, arena = reader.hello, served.arena
     (descriptor,) = reader.descriptors
 
-    assert (hello.version, hello.broker_id, hello.broker_epoch) == (1, 3, EPOCH)
+    assert (hello.version, hello.broker_id, hello.broker_epoch) == (VERSION, 3, EPOCH)
+    assert hello.alive_interval_ms == ALIVE_INTERVAL_MS
     assert hello.arena_path == str(arena.path)
     assert hello.arena_bytes == arena.path.stat().st_size == os.fstat(descriptor).st_size
     assert (hello.slots, hello.slot_bytes, hello.slots_at) == (64, 4096, arena.slot(0).arena_offset)
@@ -419,3 +423,29 @@ async def test_a_reader_that_takes_no_messages_costs_a_bounded_buffer_and_gets_e
         mine = [run for run in reader.runs if run.lane == number]
         ends = [(run.group_id, run.segment_id, run.offset + run.length_bytes) for run in mine]
         assert ends == sorted(set(ends))
+
+
+# --- signs of life -----------------------------------------------------------------------------------------
+
+
+async def test_a_reader_with_nothing_to_read_is_told_that_the_broker_is_there(
+    broker: Broker, path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_server, "ALIVE_INTERVAL_MS", 5)
+    async with serving(broker, path):
+        reader = await connect()
+        assert reader.hello.alive_interval_ms == 5
+        await reader.until(lambda: reader.signs_of_life >= 3)
+
+
+async def test_a_reader_that_does_not_finish_a_message_is_disconnected(
+    broker: Broker, path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_server, "ALIVE_INTERVAL_MS", 5)
+    monkeypatch.setattr(push_server, "MESSAGE_S_MAX", 0.05)
+    async with serving(broker, path):
+        reader, other = await connect(), await connect()
+        await reader.say(encode_taken(0)[:-1])
+        await reader.until_closed()
+        seen = other.signs_of_life
+        await other.until(lambda: other.signs_of_life > seen)

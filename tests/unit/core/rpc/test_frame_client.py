@@ -9,7 +9,7 @@ import pytest
 
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.errors import InvalidArgument, KeraError, ProtocolError, Unavailable, Uncertain
-from kera.core.rpc import Method
+from kera.core.rpc import Method, frame_client
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frames import NO_REQUEST, Kind, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
@@ -241,3 +241,54 @@ async def test_methods_of_one_channel_share_its_ids(harness: Harness) -> None:
 
     assert text_of((await first).message) == "first"
     assert text_of((await second).message) == "second"
+
+
+# --- silence -----------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_over_which_nothing_came_is_given_up_with_the_first_request_whose_time_is_up(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_client, "SILENT_S_MAX", 0.01)
+    late, other = harness.submit(timeout_s=0.02), harness.submit()
+
+    assert isinstance(await failure(late), Uncertain)
+    assert harness.transport.closed
+    harness.lose()
+
+    error = await failure(other)
+    assert isinstance(error, Uncertain)
+    assert "silent" in error.message
+    assert isinstance(await failure(harness.submit()), Unavailable)
+
+
+async def test_a_request_without_an_answer_is_no_reason_to_give_up_a_connection_over_which_others_have_theirs(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_client, "SILENT_S_MAX", 0.01)
+    late, answered = harness.submit(timeout_s=0.05), harness.submit()
+    feed(harness.channel, reply(2, "here"))
+
+    assert isinstance(await failure(late), Uncertain)
+
+    assert text_of((await answered).message) == "here"
+    assert not harness.transport.closed
+
+
+async def test_a_connection_that_stops_in_the_middle_of_an_answer_is_given_up(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_client, "SILENT_S_MAX", 0.02)
+    late, other = harness.submit(timeout_s=0.02), harness.submit()
+    feed(harness.channel, reply(1, bulk=bytes(MIB))[: MIB // 2])
+
+    assert isinstance(await failure(late), Uncertain)
+    assert not harness.transport.closed, "the rest may be on its way"
+    await eventually(lambda: harness.transport.closed)
+    harness.lose()
+    assert "silent" in (await failure(other)).message
+
+
+async def test_a_request_that_hardly_had_time_is_no_reason_to_give_up_its_connection(harness: Harness) -> None:
+    assert isinstance(await failure(harness.submit(timeout_s=0.01)), Uncertain)
+    assert not harness.transport.closed

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kera.core.errors import ProtocolError, UnknownStream
-from kera.core.rpc import Call, Reply, Service
+from kera.core.rpc import Call, Reply, Service, frame_server
 from kera.core.rpc.frame_server import GATHERED_BYTES_MAX, FrameServer, _ServerConnection
 from kera.core.rpc.frames import (
     HEADER_BYTES,
@@ -491,3 +491,106 @@ async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(
     assert transport.closed
     late.connection_lost(None)
     assert not harness.server._shared.connections
+
+
+# --- peers that do not go on -------------------------------------------------------------------------------
+
+
+async def test_a_frame_that_does_not_come_whole_ends_its_connection_and_no_other(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_server, "SWEEP_S", 0.01)
+    monkeypatch.setattr(frame_server, "FRAME_S_MAX", 0.05)
+    await harness.serve({ECHO: echo})
+    for part in (request(1)[:-1], request(1, bytes(MIB))[: 200 * KIB], request(1)[:5]):
+        stalled, idle, busy = await harness.connect(), await harness.connect(), await harness.connect()
+        with capture_logs() as logs:
+            await stalled.send(part)
+            header, head, _ = await stalled.receive()
+            assert (header.kind, header.request_id) == (Kind.ERROR, NO_REQUEST)
+            assert "has not come whole" in error_from_message(common_pb2.Error.FromString(head)).message
+            assert await stalled.ended()
+        assert [line["event"] for line in logs] == ["connection refused"]
+        for other in (idle, busy):
+            await other.send(request(2))
+            assert (await other.receive())[0].request_id == 2
+
+
+async def test_a_peer_that_is_slow_but_goes_on_is_served(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_server, "SWEEP_S", 0.01)
+    monkeypatch.setattr(frame_server, "FRAME_S_MAX", 0.2)
+    await harness.serve({ECHO: echo})
+    client = await harness.connect()
+    for number in range(1, 6):  # each in two parts, and all of it takes longer than one may
+        await client.send(request(number)[:-1])
+        deadline_s = asyncio.get_running_loop().time() + 0.06
+        while asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(0.01)
+        await client.send(request(number)[-1:])
+        assert (await client.receive())[0].request_id == number
+
+
+async def test_the_time_of_a_frame_does_not_run_while_the_server_takes_nothing(harness: Harness) -> None:
+    futures: list[asyncio.Future[Reply[Any]]] = []
+
+    def wait(_: Call[EchoRequest]) -> asyncio.Future[Reply[Any]]:
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    connection, transport = await connected(harness, {ECHO: wait})
+    feed(connection, b"".join(map(request, range(1, REQUESTS_IN_FLIGHT_MAX + 1))) + request(9_999)[:-1])
+    connection.hold_frames()
+    for now_s in (0.0, 100.0, 200.0):
+        connection.sweep(now_s)
+    assert not transport.closed
+    for future in futures:
+        future.set_result(Reply(EchoResponse()))
+
+
+async def test_memory_of_a_large_request_is_let_go_of_when_nothing_more_comes(harness: Harness) -> None:
+    connection, _ = await connected(harness, {ECHO: echo})
+    feed(connection, request(1, bytes(MIB)))
+    connection.sweep(0.0)
+    assert len(connection._receive) == MIB, "it has just been used"
+    connection.sweep(5.0)
+    assert len(connection._receive) == 0
+    feed(connection, request(2, bytes(MIB)))
+    assert len(connection._receive) == MIB
+
+
+async def test_one_connection_too_many_has_the_idlest_closed(harness: Harness) -> None:
+    await harness.serve({ECHO: echo}, connections_max=3)
+    used, silent, half = await harness.connect(), await harness.connect(), await harness.connect()
+    await used.send(request(1))
+    assert (await used.receive())[0].request_id == 1
+    await half.send(request(1)[:-1])
+    await eventually(lambda: harness.server.connections == 3)
+    for gone in (silent, half):  # nothing was ever asked over them, and the older one goes first
+        new = await harness.connect()
+        await new.send(request(7))
+        assert (await new.receive())[0].request_id == 7
+        assert await gone.ended()
+    await used.send(request(2))
+    assert (await used.receive())[0].request_id == 2
+    assert harness.server.connections == 3
+
+
+async def test_a_connection_with_requests_in_flight_stays_and_the_new_one_is_told_why_not(harness: Harness) -> None:
+    release = asyncio.Event()
+
+    async def wait(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        await release.wait()
+        return echo(call)
+
+    await harness.serve({ECHO: wait}, connections_max=2)
+    busy = [await harness.connect() for _ in range(2)]
+    for each in busy:
+        await each.send(request(1))
+    await eventually(lambda: sum(bool(each._waiting) for each in harness.server._shared.connections) == 2)
+    header, head, _ = await (new := await harness.connect()).receive()
+    assert (header.kind, header.request_id) == (Kind.ERROR, NO_REQUEST)
+    assert "connections_max" in error_from_message(common_pb2.Error.FromString(head)).message
+    assert await new.ended()
+    release.set()
+    for each in busy:
+        assert (await each.receive())[0].request_id == 1

@@ -16,12 +16,17 @@ import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
 import java.util.concurrent.TimeUnit;
 
+import jdk.net.ExtendedSocketOptions;
+
 /**
  * A connection, of one thread at a time. Every wait has a bound and ends when the thread is interrupted, with an
  * {@link InterruptedIOException} or a {@link ClosedByInterruptException}. Sending never waits: what the peer does not
  * take goes out while something is waited for, so two ends that both send cannot block each other.
  */
 final class Link implements Pool.Idle {
+
+    /** Then another socket begins anew: by itself, TCP would wait longer and longer before it asks again. */
+    private static final long CONNECT_ATTEMPT_MS = 1_000;
 
     private final String address;
     private final SocketChannel channel;
@@ -61,18 +66,32 @@ final class Link implements Pool.Idle {
             throw new IOException("'" + address + "' is no address of the form host:port");
         }
         long deadline = Deadline.afterMs(timeoutMs);
-        IOException failure = null;
-        for (InetAddress each : InetAddress.getAllByName(host)) {
-            try {
-                SocketChannel channel = SocketChannel.open().setOption(StandardSocketOptions.TCP_NODELAY, true);
-                return connect(address, channel, new InetSocketAddress(each, port), deadline);
-            } catch (InterruptedIOException | ClosedByInterruptException error) {
-                throw error;
-            } catch (IOException error) {
-                failure = error;
+        IOException failure = new IOException("cannot connect to " + address + ": it has no address");
+        boolean silent;
+        do {
+            silent = false;
+            for (InetAddress each : InetAddress.getAllByName(host)) {
+                long attempt = Deadline.earlier(deadline, Deadline.afterMs(CONNECT_ATTEMPT_MS));
+                try {
+                    return connect(address, watched(), new InetSocketAddress(each, port), attempt);
+                } catch (InterruptedIOException | ClosedByInterruptException error) {
+                    throw error;
+                } catch (IOException error) {
+                    failure = error;
+                    silent |= Deadline.passed(attempt);
+                }
             }
-        }
-        throw failure == null ? new IOException("cannot connect to " + address + ": it has no address") : failure;
+        } while (silent && !Deadline.passed(deadline));
+        throw failure;
+    }
+
+    /** A socket whose kernel asks for a sign of life when nothing comes, see {@code kera.core.rpc.sockets}. */
+    private static SocketChannel watched() throws IOException {
+        return SocketChannel.open().setOption(StandardSocketOptions.TCP_NODELAY, true)
+                .setOption(StandardSocketOptions.SO_KEEPALIVE, true)
+                .setOption(ExtendedSocketOptions.TCP_KEEPIDLE, 1)
+                .setOption(ExtendedSocketOptions.TCP_KEEPINTERVAL, 1)
+                .setOption(ExtendedSocketOptions.TCP_KEEPCOUNT, 3);
     }
 
     private static Link connect(String address, SocketChannel channel, SocketAddress to, long deadline)

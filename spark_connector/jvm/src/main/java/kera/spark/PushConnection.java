@@ -6,6 +6,7 @@ import java.net.ProtocolException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.channels.ClosedByInterruptException;
+import java.util.concurrent.TimeUnit;
 
 /**
  * A connection to a broker's push socket: its messages, and the memory that they are about. See {@code docs/push.md}.
@@ -16,13 +17,16 @@ final class PushConnection implements Pool.Idle {
     static final int HELLO = 0;
     static final int RUNS = 1;
     static final int END = 2;
+    static final int ALIVE = 3;
     static final int SUBSCRIBE = 16;
     static final int TAKEN = 18;
     static final int RELEASE = 19;
 
-    private static final int VERSION = 1;
+    private static final int VERSION = 2;
     private static final int HEAD_BYTES = 8;
     private static final int BODY_BYTES_MAX = 1 << 20;
+    /** After so many intervals without a word of a broker, somebody else is asked. */
+    private static final int SILENT_INTERVALS_MAX = 5;
     private static final long WINDOW_BYTES_MAX = 64 << 20;
     private static final int WINDOW_SHARE_MAX = 8;
     private static final String WAY_OUT = "run as the broker's user, or set shared_memory to never";
@@ -36,6 +40,10 @@ final class PushConnection implements Pool.Idle {
     final Arena arena;
     private final Link link;
     private final int brokerId;
+    /** How often the broker says that it is there; 0: it does not. */
+    private final long aliveIntervalMs;
+    /** For how long a message has been waited for, since the last one came: who does not wait hears nothing either. */
+    private long waitedNanos;
     private int lanes;
     private ByteBuffer received = ByteBuffer.allocate(1 << 14).order(ByteOrder.LITTLE_ENDIAN);
     /** How much of what was received has been given out. */
@@ -59,6 +67,7 @@ final class PushConnection implements Pool.Idle {
             throw new ProtocolException(link.address() + " is no push channel of version " + VERSION);
         }
         brokerId = hello.brokerId();
+        aliveIntervalMs = hello.aliveIntervalMs();
         try {
             arena = Arena.of(link.address(), hello);
         } catch (ProtocolException | ClosedByInterruptException error) {
@@ -136,8 +145,20 @@ final class PushConnection implements Pool.Idle {
                 .put((byte) kind).put(new byte[3]);
     }
 
-    /** The next message; null: none has come in time. */
+    /**
+     * The next message that says more than that the broker is there; null: none has come in time. Throws an
+     * {@link IOException} when the broker has been silent for too long.
+     */
     Message receive(long deadline) throws IOException {
+        while (true) {
+            Message next = take(deadline);
+            if (next == null || next.kind != ALIVE) {
+                return next;
+            }
+        }
+    }
+
+    private Message take(long deadline) throws IOException {
         while (true) {
             int wanted = HEAD_BYTES;
             int there = received.position() - given;
@@ -148,7 +169,7 @@ final class PushConnection implements Pool.Idle {
                     throw new ProtocolException("a push message of " + bodyBytes + " bytes is over the limit of "
                             + BODY_BYTES_MAX);
                 }
-                if (kind != HELLO && kind != RUNS && kind != END) {
+                if (kind != HELLO && kind != RUNS && kind != END && kind != ALIVE) {
                     throw new ProtocolException("a push message of unknown kind " + kind + "; is the peer newer?");
                 }
                 wanted = HEAD_BYTES + (int) bodyBytes;
@@ -160,9 +181,38 @@ final class PushConnection implements Pool.Idle {
                 }
             }
             makeRoom(wanted);
-            if (link.receive(received, deadline) == 0) {
-                return null;
+            long silence = Deadline.never();
+            if (aliveIntervalMs > 0) {
+                silence = System.nanoTime() + Deadline.nanos(SILENT_INTERVALS_MAX * aliveIntervalMs) - waitedNanos;
             }
+            long begun = System.nanoTime();
+            if (link.receive(received, Deadline.earlier(deadline, silence)) > 0) {
+                waitedNanos = 0;
+                continue;
+            }
+            waitedNanos += System.nanoTime() - begun;
+            if (Deadline.passed(silence)) {
+                throw new IOException("broker " + brokerId + " at " + link.address() + " has said nothing for "
+                        + TimeUnit.NANOSECONDS.toMillis(waitedNanos) / 1000.0 + " s");
+            }
+            return null;
+        }
+    }
+
+    /** Whether all that has come since it was kept is that the broker is there. */
+    private boolean onlyAlive() {
+        try {
+            while (true) {
+                Message message = take(System.nanoTime());
+                if (message == null) {
+                    return true;
+                }
+                if (message.kind != ALIVE) {
+                    return false;
+                }
+            }
+        } catch (IOException error) {
+            return false;
         }
     }
 
@@ -183,7 +233,7 @@ final class PushConnection implements Pool.Idle {
 
     @Override
     public boolean usable() {
-        return received.position() == given && link.usable();
+        return onlyAlive() && received.position() == given && link.usable();
     }
 
     @Override

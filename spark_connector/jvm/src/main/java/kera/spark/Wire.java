@@ -32,7 +32,7 @@ final class Wire {
 
     /** {@code PushHello}. */
     record Hello(int version, int brokerId, String arenaPath, long arenaBytes, long slots, long slotBytes, long slotsAt,
-            long rowsAt, long rowBytes) {
+            long rowsAt, long rowBytes, long aliveIntervalMs) {
     }
 
     /** {@code PushEnd}. */
@@ -80,18 +80,19 @@ final class Wire {
         int version = 0;
         int brokerId = 0;
         String path = "";
-        long[] sizes = new long[11];
+        long[] sizes = new long[12];
         while (in.next()) {
             switch (in.field) {
                 case 1 -> version = (int) in.varint();
                 case 2 -> brokerId = (int) in.varint();
                 case 4 -> path = in.text();
                 case 5, 8, 9 -> sizes[in.field] = in.varint();
-                case 6, 7, 10 -> sizes[in.field] = in.varint() & 0xFFFF_FFFFL;
+                case 6, 7, 10, 11 -> sizes[in.field] = in.varint() & 0xFFFF_FFFFL;
                 default -> in.skip();
             }
         }
-        return new Hello(version, brokerId, path, sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10]);
+        return new Hello(version, brokerId, path, sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10],
+                sizes[11]);
     }
 
     static LaneEnd laneEnd(byte[] data) throws ProtocolException {

@@ -1,0 +1,56 @@
+"""What is set on every socket: how much of a frame fits into the kernel's buffer, and when a silent peer is given up.
+
+A network that drops packets tells nobody. By itself TCP sends again what was not acknowledged at growing intervals, up
+to two minutes, so that a connection which was cut for a minute stands still for almost another; and one on which
+nothing is being sent is kept for ever. So each end asks the other for a sign of life, and gives it up when there is
+none. It is the kernels that ask and answer: a daemon that is busy, or stopped, is still there.
+
+The two ends differ in how much depends on it. Who has called waits for an answer, and finds another way within
+seconds. Who serves only wants to get rid of clients that are gone, and would not lose one over a short pause.
+
+What is not acknowledged counts as silence, and so does a peer that takes nothing: a client that does not read its
+answers for `SERVER.silent_ms` is disconnected, and a caller gives up a daemon that takes nothing of a request for
+`CALLER.silent_ms`; both connect again, and requests that are sent again are carried out once.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple
+
+UNIX_SEND_BUFFER_BYTES = 2 << 20
+
+
+class Patience(NamedTuple):
+    """How long a connection over TCP may be without a sign of its peer."""
+
+    idle_s: int
+    """Without traffic, until the kernel asks the peer whether it is there."""
+    interval_s: int
+    """Until it asks again."""
+    silent_ms: int
+    """Without an answer, or without an acknowledgement of what was sent; then the connection is closed."""
+
+
+CALLER = Patience(idle_s=1, interval_s=1, silent_ms=3_000)
+"""Of a client, or of a daemon that calls another one."""
+SERVER = Patience(idle_s=15, interval_s=5, silent_ms=30_000)
+"""Of a daemon that is called. A client that has vanished is forgotten within `silent_ms` and an interval."""
+
+
+def tune(sock: socket.socket, patience: Patience) -> None:
+    """Set a connection up, over TCP or a unix socket.
+
+    A frame should mostly fit into the kernel's buffer. A unix socket has 208 KiB by default, and does not grow as TCP
+    does: of a request of 1 MiB most would wait for the reader, piece by piece. The kernel grants what it allows
+    (``net.core.wmem_max``).
+    """
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER_BYTES)
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, patience.idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, patience.interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, patience.silent_ms // (1000 * patience.interval_s))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience.silent_ms)

@@ -1,0 +1,72 @@
+"""A broker that stands still: whoever it pushes to goes on with what others have taken over."""
+
+import asyncio
+from collections.abc import AsyncIterable
+from pathlib import Path
+
+import pytest
+
+from kera.client import Client, ClientSettings, Record
+from kera.client.local_cluster import LocalCluster, RunningCluster
+from kera.core.settings import KIB, MIB
+from tests.integration.support import load, number_of, until
+
+STREAMLETS = 2
+GOES_ON_S = 30.0
+"""From the broker's silence on: until it is noticed, counts as dead, and has been recovered from its backup."""
+
+
+async def follow(records: AsyncIterable[Record], seen: dict[int, set[int]]) -> None:
+    """Note what comes of each streamlet."""
+    async for record in records:
+        seen[record.streamlet].add(number_of(record.value))
+
+
+def all_beyond(seen: list[dict[int, set[int]]], counts: list[dict[int, int]]) -> bool:
+    """Whether each reader has more of each streamlet than it had."""
+    return all(
+        len(now[streamlet]) > then[streamlet]
+        for now, then in zip(seen, counts, strict=True)
+        for streamlet in range(STREAMLETS)
+    )
+
+
+@pytest.mark.slow
+async def test_readers_of_a_broker_that_stands_still_go_on_where_others_have_taken_over(tmp_path: Path) -> None:
+    with LocalCluster.running(
+        brokers=2,
+        backups=1,
+        data_dir=tmp_path,
+        arena_bytes=32 * MIB,
+        backup_memory_bytes=32 * MIB,
+        segment_bytes=256 * KIB,
+        coordinator_settings={"heartbeat_interval_ms": 100, "heartbeats_missed_max": 15},
+    ) as cluster:
+        settings = ClientSettings(request_timeout_ms=3_000)
+        async with await Client.connect(cluster.bootstrap, settings) as client:
+            await goes_on(client, cluster)
+
+
+async def goes_on(client: Client, cluster: RunningCluster) -> None:
+    """Stop a broker, and wait until a consumer and a group's read on, from all streamlets."""
+    await client.admin.create_stream("s", streamlets=STREAMLETS, replication=1)
+    seen: list[dict[int, set[int]]] = [{streamlet: set() for streamlet in range(STREAMLETS)} for _ in range(2)]
+    async with (
+        client.producer() as producer,
+        client.consumer("s", start="earliest", shared_memory="always") as consumer,
+        client.group_consumer("app", "s", commit_interval_ms=200) as member,
+    ):
+        await producer.prepare("s")
+        async with load(producer, streamlets=STREAMLETS), asyncio.TaskGroup() as tasks:
+            following = [tasks.create_task(follow(consumer, seen[0])), tasks.create_task(follow(member, seen[1]))]
+            await until(lambda: all_beyond(seen, [dict.fromkeys(range(STREAMLETS), 50)] * 2))
+            await asyncio.to_thread(cluster.pause, "broker-1")
+            try:
+                # What the broker had pushed may still come; what is written after it has others.
+                await asyncio.sleep(1.0)  # sleep: what is on its way has come, and nothing tells when
+                counts = [{streamlet: len(numbers) for streamlet, numbers in kept.items()} for kept in seen]
+                await until(lambda: all_beyond(seen, counts), GOES_ON_S)
+            finally:
+                await asyncio.to_thread(cluster.resume, "broker-1")
+                for task in following:
+                    task.cancel()

@@ -1,0 +1,66 @@
+"""What is set on sockets, at both ends of a connection and as the kernel has it."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from kera.core.rpc import frame_client
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.frame_server import FrameServer
+from kera.core.rpc.sockets import CALLER, SERVER, Patience
+from tests.unit.core.rpc.transports import ECHO, HOST, TIMEOUT_S, Closing, echo, numbered
+
+
+def options_of(protocol: object) -> tuple[int, ...]:
+    transport: asyncio.Transport = protocol._transport  # type: ignore[attr-defined]
+    sock = transport.get_extra_info("socket")
+    tcp = (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+    values = [sock.getsockopt(socket.IPPROTO_TCP, option) for option in tcp]
+    return (sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), *values)
+
+
+def expected(patience: Patience) -> tuple[int, ...]:
+    return (1, 1, patience.idle_s, patience.interval_s, patience.silent_ms)
+
+
+async def test_both_ends_ask_for_a_sign_of_life_and_who_called_does_so_sooner(closing: Closing) -> None:
+    server = closing(FrameServer({ECHO: echo}))
+    port = await server.listen_tcp(HOST, 0)
+    channel = closing(await FrameChannel.connect_tcp(f"{HOST}:{port}", timeout_s=TIMEOUT_S))
+    await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
+    (connection,) = server._shared.connections
+    assert options_of(channel) == expected(CALLER)
+    assert options_of(connection) == expected(SERVER)
+    assert CALLER.silent_ms < SERVER.silent_ms < 60_000
+
+
+async def test_connecting_to_a_silent_host_begins_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener whose queue is full drops who knocks, as a network that is cut does; once it has room, one gets in."""
+    monkeypatch.setattr(frame_client, "CONNECT_ATTEMPT_S", 0.05)
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen(0)
+        address = f"{HOST}:{listener.getsockname()[1]}"
+        queued = [socket.socket() for _ in range(4)]
+        try:
+            for each in queued:
+                each.setblocking(False)
+                each.connect_ex(listener.getsockname())
+            begun_s = asyncio.get_running_loop().time()
+            connecting = asyncio.ensure_future(FrameChannel.connect_tcp(address, timeout_s=TIMEOUT_S))
+            while asyncio.get_running_loop().time() < begun_s + 0.3:
+                await asyncio.sleep(0.01)
+            assert not connecting.done()
+            listener.setblocking(False)
+            while not connecting.done():
+                with contextlib.suppress(BlockingIOError):
+                    listener.accept()[0].close()
+                await asyncio.sleep(0.01)
+            channel = connecting.result()
+            assert asyncio.get_running_loop().time() < begun_s + 0.9, "TCP by itself would ask again after a second"
+            await channel.close()
+        finally:
+            for each in queued:
+                each.close()
