@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from kera.backup.engine import FLUSH_TIMEOUT_S, Engine
+from kera.backup.engine import Engine
 from kera.backup.metrics import BackupCollector, Counters
 from kera.backup.registration import DataDirectory, Registration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
-from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
+from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.process import node_id
 from kera.core.rpc.address import join_address, unix_socket_path
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.core.telemetry import serve_metrics
+from kera.core.telemetry import get_logger, serve_metrics
 from kera.v1 import common_pb2
+
+log = get_logger("kera.backup")
+
+BEATS_UNTIL_TOLD = 1.25
+"""Heartbeat intervals after which every broker has heard that this backup stops, and opens nothing here any more."""
+HANDOVER_CHECK_S = 0.02
+"""Between two looks whether brokers still have something open here."""
 
 
 @asynccontextmanager
@@ -31,6 +39,8 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         data_dir = settings.data_dir.expanduser().absolute()
         directory = DataDirectory(data_dir)
         stack.callback(directory.close)
+        # What ties it to the coordinator ends last: as long as it writes to its disks, it says that it is there.
+        ties = await stack.enter_async_context(AsyncExitStack())
         engine = await Engine.start(settings, data_dir, directory.load())
         stack.push_async_callback(engine.close)
         counters = Counters()
@@ -57,7 +67,7 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 
         registration = Registration(settings.coordinator, directory)
-        stack.push_async_callback(registration.close)
+        ties.push_async_callback(registration.close)
         free = engine.free
         info = common_pb2.BackupInfo(
             node_id=node_id(),
@@ -75,12 +85,24 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         engine.registered(registration.backup_id, registration.cluster_id)
         backup.registered()
         ready["backup_id"] = registration.backup_id
-        async with asyncio.TaskGroup() as tasks:
-            heartbeat = tasks.create_task(registration.keep_alive(lambda: engine.free))
-            try:
-                yield ready
-            finally:
-                heartbeat.cancel()
+        tasks = await ties.enter_async_context(asyncio.TaskGroup())
+        ties.callback(tasks.create_task(registration.keep_alive(lambda: engine.free)).cancel)
+        yield ready
+        if settings.handover_ms and not settings.ephemeral:
+            await _hand_over(registration, engine, settings.handover_ms)
+
+
+async def _hand_over(registration: Registration, engine: Engine, handover_ms: int) -> None:
+    """This launch was told to stop, and the backup will start again: brokers go on at others meanwhile."""
+    begun_s = time.monotonic()
+    if await registration.leave():
+        await asyncio.sleep(min(BEATS_UNTIL_TOLD * registration.heartbeat_interval_s, handover_ms / 1000))
+        while engine.replicas_open:
+            await asyncio.sleep(HANDOVER_CHECK_S)
+            if time.monotonic() >= begun_s + handover_ms / 1000:
+                break
+    await registration.stops()
+    log.info("handed over; starting again is no crash for a time", replicas_open=engine.replicas_open)
 
 
 def run(settings: BackupSettings) -> int:
@@ -89,7 +111,7 @@ def run(settings: BackupSettings) -> int:
         lambda: serve(settings),
         name="backup",
         log_level=settings.log_level,
-        stop_timeout_s=FLUSH_TIMEOUT_S + STOP_TIMEOUT_S,
+        stop_timeout_s=settings.stop_timeout_s,
     )
 
 

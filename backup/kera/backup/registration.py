@@ -53,6 +53,21 @@ class Registration(registration.Registration):
         self.backup_id, self.backup_epoch = answer.backup_id, answer.backup_epoch
         self.cluster_id = answer.cluster_id
 
+    async def leave(self) -> bool:
+        """Have brokers go on at other backups; whether they will."""
+        answer = await self.announce(self._restart())
+        return answer is not None and answer.others_go_on
+
+    async def stops(self) -> None:
+        """This launch takes nothing any more, and is about to end, in order to start again."""
+        self.stopping = True
+        await self.announce(self._restart(stopping=True))
+
+    def _restart(self, *, stopping: bool = False) -> coordinator_pb2.PrepareRestartRequest:
+        return coordinator_pb2.PrepareRestartRequest(
+            backup_id=self.backup_id, epoch=self.backup_epoch, stopping=stopping
+        )
+
     async def keep_alive(self, free: Callable[[], Free]) -> None:
         """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from pydantic import ByteSize, Field, model_validator
 
 from kera.core.blocks import BLOCK_BYTES
+from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.settings import KIB, MIB, KeraSettings
 
 SEGMENTS_MIN = 2
@@ -69,6 +70,19 @@ class BackupSettings(KeraSettings):
     ephemeral: bool = Field(
         default=False, description="The backup never starts again: it writes nothing to disk at its end."
     )
+    handover_ms: int = Field(
+        HANDOVER_MS,
+        ge=0,
+        description="How long a stop waits until brokers have gone on at other backups, in ms. 0: a stop is not"
+        " announced, and counts as a crash.",
+    )
+    stop_flush_ms: int = Field(
+        STOP_FLUSH_MS,
+        ge=0,
+        description="How long a stop may take to write what is in memory to disk, in ms; what is left then is lost"
+        " here, and made anew. Whoever stops the backup has to wait for longer: this, handover_ms and"
+        f" {STOP_TIMEOUT_S:g} s.",
+    )
     coordinator_timeout_ms: int = Field(
         10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
     )
@@ -92,6 +106,11 @@ class BackupSettings(KeraSettings):
         if len(set(self.log_dirs)) < len(self.log_dirs):
             raise ValueError("log_dirs must differ from each other")
         return self
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """After so long a stop ends the hard way."""
+        return STOP_TIMEOUT_S + (0 if self.ephemeral else (self.handover_ms + self.stop_flush_ms) / 1000)
 
     @classmethod
     def dev(cls, data_dir: Path, coordinator: str) -> Self:

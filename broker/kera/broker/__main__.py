@@ -11,21 +11,23 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kera.broker.heartbeat_report import HeartbeatReport
-from kera.broker.log_engine import FLUSH_TIMEOUT_S, LogEngine
+from kera.broker.log_engine import LogEngine
 from kera.broker.metrics import BrokerCollector, Counters, PushTotals
 from kera.broker.push import Push
 from kera.broker.push_server import PushServer
 from kera.broker.registration import DataDirectory, Registration
 from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
-from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
+from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.process import node_id
 from kera.core.rpc.address import join_address, unix_socket_path
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.core.telemetry import serve_metrics
+from kera.core.telemetry import get_logger, serve_metrics
 from kera.v1 import common_pb2
+
+log = get_logger("kera.broker")
 
 
 @asynccontextmanager
@@ -35,6 +37,8 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         data_dir = settings.data_dir.expanduser().absolute()
         directory = DataDirectory(data_dir)
         stack.callback(directory.close)
+        # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
+        ties = await stack.enter_async_context(AsyncExitStack())
         engine = await LogEngine.start(settings, data_dir)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
@@ -84,7 +88,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             lease=broker.lease,
             fences=engine.streams.fences,
         )
-        stack.push_async_callback(registration.close)
+        ties.push_async_callback(registration.close)
         info = common_pb2.BrokerInfo(
             node_id=node_id(),
             grpc_address=ready["grpc_address"],
@@ -101,14 +105,26 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         broker.registered(registration.broker_id, owned, registration.broker_epoch)
         await push.start(registration.broker_id, registration.broker_epoch)
         ready["broker_id"] = registration.broker_id
-        async with asyncio.TaskGroup() as tasks:
-            heartbeat = tasks.create_task(_until_replaced(registration.keep_alive, broker))
-            fenced = tasks.create_task(_until_replaced(engine.replicator.until_fenced, broker))
-            try:
-                yield ready
-            finally:
-                heartbeat.cancel()
-                fenced.cancel()
+        tasks = await ties.enter_async_context(asyncio.TaskGroup())
+        for told in (registration.keep_alive, engine.replicator.until_fenced):
+            ties.callback(tasks.create_task(_until_replaced(told, broker)).cancel)
+        yield ready
+        if settings.handover_ms and not settings.ephemeral:
+            await _hand_over(registration, broker, settings.handover_ms)
+
+
+async def _hand_over(registration: Registration, broker: BrokerService, handover_ms: int) -> None:
+    """This launch was told to stop, and the broker will start again: others go on meanwhile."""
+    answer = await registration.hand_over(handover_ms)
+    broker.orders.seal_all()
+    if answer is not None:
+        await registration.stops()
+        log.info(
+            "handed over; starting again is no crash for a time",
+            streamlets=answer.streamlets_given,
+            streamlets_that_wait=answer.streamlets_left,
+            grace_ms=answer.grace_ms,
+        )
 
 
 async def _until_replaced(told: Callable[[], Awaitable[None]], broker: BrokerService) -> None:
@@ -126,7 +142,7 @@ def run(settings: BrokerSettings) -> int:
         lambda: serve(settings),
         name="broker",
         log_level=settings.log_level,
-        stop_timeout_s=FLUSH_TIMEOUT_S + STOP_TIMEOUT_S,
+        stop_timeout_s=settings.stop_timeout_s,
     )
 
 

@@ -101,15 +101,31 @@ class Registration(registration.Registration):
         """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
         await self.beat(api.HEARTBEAT, self._heartbeat, self._answered)
 
+    async def hand_over(self, wait_ms: int) -> coordinator_pb2.PrepareRestartResponse | None:
+        """Have other brokers own what this one does, as far as that takes no longer; None: see `announce`."""
+        return await self.announce(self._restart(wait_ms=wait_ms))
+
+    async def stops(self) -> None:
+        """This launch takes nothing any more, and is about to end, in order to start again."""
+        self.stopping = True
+        await self.announce(self._restart(stopping=True))
+
+    def _restart(self, *, wait_ms: int = 0, stopping: bool = False) -> coordinator_pb2.PrepareRestartRequest:
+        return coordinator_pb2.PrepareRestartRequest(
+            broker_id=self.broker_id, epoch=self.broker_epoch, wait_ms=wait_ms, stopping=stopping
+        )
+
     def _heartbeat(self) -> coordinator_pb2.HeartbeatRequest:
         request = coordinator_pb2.HeartbeatRequest(
             broker_id=self.broker_id, broker_epoch=self.broker_epoch, fences_version=self._fences.version
         )
-        if self._report is not None:
+        if self._report is not None and not self.stopping:
             self._report.fill(request)
         return request
 
     def _answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
+        if self.stopping:
+            return
         if self._report is not None:
             self._report.answered()
         self._heard(answer)

@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field, model_validator
 from kera.broker.disk import BLOCK_BYTES
 from kera.broker.replication import Limits
 from kera.core.chunk import HEADER_BYTES
+from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.settings import KIB, MIB, KeraSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
@@ -78,6 +79,19 @@ class BrokerSettings(KeraSettings):
         default=False,
         description="The broker never starts again: it flushes nothing at its end, and others may remove its leavings.",
     )
+    handover_ms: int = Field(
+        HANDOVER_MS,
+        ge=0,
+        description="How long a stop waits until other brokers have this one's streamlets, which it gets back when it"
+        " starts again, in ms; what is left then waits for it. 0: a stop is not announced, and counts as a crash.",
+    )
+    stop_flush_ms: int = Field(
+        STOP_FLUSH_MS,
+        ge=0,
+        description="How long a stop may take to write what is in memory to disk, in ms. What is left then stays in"
+        " shared memory for the next start. Whoever stops the broker has to wait for longer: this, handover_ms and"
+        f" {STOP_TIMEOUT_S:g} s.",
+    )
     coordinator_timeout_ms: int = Field(
         10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
     )
@@ -120,6 +134,11 @@ class BrokerSettings(KeraSettings):
         if self.message_bytes_max > MESSAGE_BYTES_MAX:
             raise ValueError(f"message_bytes_max must be at most {MESSAGE_BYTES_MAX}")
         return self
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """After so long a stop ends the hard way."""
+        return STOP_TIMEOUT_S + (0 if self.ephemeral else (self.handover_ms + self.stop_flush_ms) / 1000)
 
     def replication_limits(self) -> Limits:
         """What bounds replication."""

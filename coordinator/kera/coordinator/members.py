@@ -166,6 +166,10 @@ class Members:
         await self._state.write(report.changes(), streams)
         return streams
 
+    def has_beaten(self, broker_id: int) -> bool:
+        """Whether the current launch of a broker has sent a heartbeat."""
+        return Launch(broker_id, self._state.brokers.epoch(broker_id)) in self.loads
+
     def forget_loads(self) -> None:
         """Drop what brokers said that are not current any more."""
         brokers = self._state.brokers

@@ -42,6 +42,7 @@ def coordinator_service(
         api.REBALANCE: handlers.rebalance,
         api.DRAIN: handlers.drain,
         api.LIST_RECOVERIES: handlers.list_recoveries,
+        api.PREPARE_RESTART: handlers.prepare_restart,
     }
     if applications is not None:
         by_method.update(applications.handlers())
@@ -163,6 +164,9 @@ class _Handlers:
 
     async def drain(self, request: messages.DrainRequest) -> messages.DrainResponse:
         return await self._coordinator.drain(request)
+
+    async def prepare_restart(self, request: messages.PrepareRestartRequest) -> messages.PrepareRestartResponse:
+        return await self._coordinator.prepare_restart(request)
 
     def list_recoveries(self, _: messages.ListRecoveriesRequest) -> messages.ListRecoveriesResponse:
         return messages.ListRecoveriesResponse(recoveries=self._coordinator.recoveries())

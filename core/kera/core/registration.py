@@ -26,6 +26,8 @@ CALL_TIMEOUT_S = 5.0
 BEAT_TIMEOUT_S = 2.0
 """For the answer to a heartbeat: another coordinator may lead by now, and has to hear of us before we count as dead."""
 RETRY_INTERVAL_S = 0.2
+ANNOUNCE_TIMEOUT_S = 2.0
+"""For a coordinator that can be told of a restart: one that is away holds up nobody's stop for long."""
 
 
 class CoordinatorUnreachable(StartError):
@@ -56,6 +58,8 @@ class Registration:
         self.last_sent_s = 0.0
         """When the last request that was answered had been sent, by `time.monotonic`: so long the coordinator knows of
         us, at least."""
+        self.stopping = False
+        """Heartbeats only say that this launch is still there: it takes nothing any more, nor what it is told."""
 
     async def identify(self, timeout_s: float) -> int:
         """The id that the data directory has; 0: none yet.
@@ -123,6 +127,25 @@ class Registration:
                     log.info("coordinator is back", address=self._address)
                 reachable = True
                 on_answer(answer)
+
+    async def announce(
+        self, request: coordinator_pb2.PrepareRestartRequest
+    ) -> coordinator_pb2.PrepareRestartResponse | None:
+        """Tell the coordinator that this launch stops in order to start again.
+
+        None: nobody could be told, or this launch is not the current one. Then its absence counts as a crash.
+        """
+        timeout_s = request.wait_ms / 1000 + ANNOUNCE_TIMEOUT_S
+        deadline_s = time.monotonic() + ANNOUNCE_TIMEOUT_S
+        while True:
+            try:
+                return await self._call(api.PREPARE_RESTART, request, timeout_s)
+            except KeraError as error:
+                again = isinstance(error, NotLeader | Unavailable | Uncertain) and time.monotonic() < deadline_s
+                if not again:
+                    log.warning("the coordinator does not know of this restart", error=error.message)
+                    return None
+            await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         sent_s = time.monotonic()
