@@ -35,8 +35,8 @@ class Free(NamedTuple):
 class Registration(registration.Registration):
     """One launch of a backup, as the coordinator knows it."""
 
-    def __init__(self, coordinator: str, directory: DataDirectory) -> None:
-        super().__init__(coordinator, directory)
+    def __init__(self, coordinator: str, directory: DataDirectory, chosen_id: int = 0) -> None:
+        super().__init__(coordinator, directory, chosen_id)
         self.backup_id = 0
         self.backup_epoch = 0
         self.cluster_id = ""
@@ -47,7 +47,9 @@ class Registration(registration.Registration):
         Waits up to `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
         """
         info.backup_id = await self.identify(timeout_s)
-        request = coordinator_pb2.RegisterBackupRequest(backup=info, launch_id=self.launch_id)
+        request = coordinator_pb2.RegisterBackupRequest(
+            backup=info, launch_id=self.launch_id, chosen_id=self.id_is_chosen
+        )
         answer = await self.ask(api.REGISTER_BACKUP, request, timeout_s)
         self.remember(answer.backup_id, answer.cluster_id, answer.heartbeat_interval_ms)
         self.backup_id, self.backup_epoch = answer.backup_id, answer.backup_epoch

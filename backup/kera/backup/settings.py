@@ -34,6 +34,21 @@ class BackupSettings(KeraSettings):
     frames_port: int = Field(
         0, ge=0, le=65535, description="Port of framed transport, which brokers use; 0 takes any free one."
     )
+    advertised_address: str = Field(
+        "",
+        description="host, or host:port, at which others reach the open interface, if it is not where the backup"
+        " listens. Needed with --host 0.0.0.0.",
+    )
+    advertised_frames_address: str = Field(
+        "",
+        description="The same for framed transport. Empty: the host of advertised_address, with the port on which the"
+        " backup listens.",
+    )
+    backup_id: int = Field(
+        0,
+        ge=0,
+        description="Id of a new backup; 0: the next one that is free. Its data directory keeps it from then on.",
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of Prometheus metrics; 0 takes any free one, absent serves none."
     )

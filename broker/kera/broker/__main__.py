@@ -21,9 +21,10 @@ from kera.broker.settings import BrokerSettings
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.process import node_id
-from kera.core.rpc.address import join_address, unix_socket_path
+from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.settings import setting
 from kera.core.telemetry import get_logger, serve_metrics
 from kera.v1 import common_pb2
 
@@ -35,6 +36,10 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
     """Start a broker, yield where it is, stop it."""
     async with AsyncExitStack() as stack:
         data_dir = settings.data_dir.expanduser().absolute()
+        with setting("advertised_address"):
+            advertised_address(
+                settings.advertised_address, settings.host, settings.port or 1
+            )  # before anything is made
         directory = DataDirectory(data_dir)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
@@ -66,9 +71,14 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max)
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
+        with setting("advertised_address"):
+            grpc_address = advertised_address(settings.advertised_address, settings.host, grpc_port)
+        with setting("advertised_frames_address"):
+            frames_host = settings.advertised_frames_address or host_of(settings.advertised_address)
+            frames_address = advertised_address(frames_host, settings.host, frames_port)
         ready: dict[str, Any] = {
-            "grpc_address": join_address(settings.host, grpc_port),
-            "frames_address": join_address(settings.host, frames_port),
+            "grpc_address": grpc_address,
+            "frames_address": frames_address,
             "frames_unix_path": str(unix_path),
             "push_unix_path": str(push_path),
             "arena_path": str(arena.path),
@@ -87,6 +97,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             report=HeartbeatReport(engine.streams, engine.takeovers.progress, replication=engine.replication),
             lease=broker.lease,
             fences=engine.streams.fences,
+            chosen_id=settings.broker_id,
         )
         ties.push_async_callback(registration.close)
         info = common_pb2.BrokerInfo(

@@ -53,7 +53,10 @@ class Backups:
         """Those of which the coordinator was told, or is being told, that nothing of ours is there: not to be used."""
 
     def are(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
-        """What the coordinator knows."""
+        """What the coordinator knows. One that it has forgotten is gone for good."""
+        infos = list(infos)
+        known_ids = {info.backup_id for info in infos}
+        self._backups = {id_: each for id_, each in self._backups.items() if id_ in known_ids or each.up}
         for info in infos:
             known = self._backups.get(info.backup_id)
             if known is not None:

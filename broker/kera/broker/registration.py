@@ -65,11 +65,12 @@ class Registration(registration.Registration):
         report: HeartbeatReport | None = None,
         lease: Lease | None = None,
         fences: ProducerFences | None = None,
+        chosen_id: int = 0,
     ) -> None:
         """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator, `on_coordinator`
         its epoch. `report` is told with each heartbeat, `lease` renewed by each answer, and `fences` noted.
         """
-        super().__init__(coordinator, directory)
+        super().__init__(coordinator, directory, chosen_id)
         self._on_backups = on_backups
         self._on_coordinator = on_coordinator
         self._report = report
@@ -89,7 +90,9 @@ class Registration(registration.Registration):
         `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
         """
         info.broker_id = await self.identify(timeout_s)
-        request = coordinator_pb2.RegisterBrokerRequest(broker=info, launch_id=self.launch_id, lost_memory=lost_memory)
+        request = coordinator_pb2.RegisterBrokerRequest(
+            broker=info, launch_id=self.launch_id, lost_memory=lost_memory, chosen_id=self.id_is_chosen
+        )
         answer = await self.ask(api.REGISTER_BROKER, request, timeout_s)
         self.remember(answer.broker_id, answer.cluster_id, answer.heartbeat_interval_ms)
         self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch

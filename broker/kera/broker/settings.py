@@ -38,6 +38,21 @@ class BrokerSettings(KeraSettings):
     frames_port: int = Field(
         0, ge=0, le=65535, description="Port of framed transport, which KerA's own clients use; 0 takes any free one."
     )
+    advertised_address: str = Field(
+        "",
+        description="host, or host:port, at which others reach the open interface, if it is not where the broker"
+        " listens. Needed with --host 0.0.0.0.",
+    )
+    advertised_frames_address: str = Field(
+        "",
+        description="The same for framed transport. Empty: the host of advertised_address, with the port on which the"
+        " broker listens.",
+    )
+    broker_id: int = Field(
+        0,
+        ge=0,
+        description="Id of a new broker; 0: the next one that is free. Its data directory keeps it from then on.",
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of Prometheus metrics; 0 takes any free one, absent serves none."
     )

@@ -6,6 +6,7 @@
     migration   streamlets move                                  intervals   where the groups of a streamlet are
     drains      members are emptied                              recovery    what a recovery does next
     restarts    members stop, and are back a moment later
+    forgetting  members that are gone for good
     drops       brokers forget streams that are gone             work        tasks in the background
     producers   ids, names, and that earlier ones are refused
     control     noticing who is lost, evening out load           placement, rebalancing   where streamlets go
@@ -34,6 +35,7 @@ from kera.coordinator.brokers import Brokers
 from kera.coordinator.control import Control
 from kera.coordinator.drains import Drains
 from kera.coordinator.drops import Drops
+from kera.coordinator.forgetting import Forgetting
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.members import Members
 from kera.coordinator.metadata import MetadataStore
@@ -69,6 +71,7 @@ class Coordinator:
         self._members = Members(state, self._recoveries)
         self._drains = Drains(state, self._recoveries, self._migration)
         self._restarts = Restarts(state, self._migration, has_beaten=self._members.has_beaten)
+        self._forgetting = Forgetting(state, self._recoveries, self._migration)
         self._control = Control(
             state, self._members, self._recoveries, self._migration, self._drains, self._drops, self._restarts
         )
@@ -283,6 +286,10 @@ class Coordinator:
     ) -> coordinator_pb2.PrepareRestartResponse:
         """See `Restarts.prepare`."""
         return await self._restarts.prepare(request)
+
+    async def forget_member(self, request: coordinator_pb2.ForgetMemberRequest) -> coordinator_pb2.ForgetMemberResponse:
+        """See `Forgetting.forget`."""
+        return await self._forgetting.forget(request)
 
     # --- producers ---------------------------------------------------------------------------------------------
 

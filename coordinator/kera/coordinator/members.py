@@ -112,7 +112,8 @@ class Members:
                 **consequences,
             }
             if registration.new_member:
-                changes[last_id(noun)] = number(registration.member_id)
+                given = self._state.ledger.next_number(last_id(noun)) - 1
+                changes[last_id(noun)] = number(max(given, registration.member_id))
             if registration.new_launch:
                 changes[last_epoch(noun)] = number(registration.epoch)
             await self._state.write(changes, streams)

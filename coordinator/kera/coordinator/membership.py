@@ -38,6 +38,8 @@ InfoT = TypeVar("InfoT", common_pb2.BrokerInfo, common_pb2.BackupInfo)
 
 FENCED = "fenced:"
 """How the stored `launch_id` of a member begins whose last launch is fenced; that launch's own follows."""
+CHOSEN_ID_MAX = (1 << 31) - 1
+"""Ids that are given go on behind the highest one, and there must be some left."""
 LATE_INTERVALS = 2
 """A tick that comes after more than so many intervals is late: this process was stopped, or starved."""
 
@@ -142,13 +144,15 @@ class Membership(Generic[RecordT, InfoT]):
             raise InvalidArgument(f"a registration needs the {noun}'s grpc_address")
         known = self._known(request)
         new_launch = known is None or known.launch_id != request.launch_id
-        member_id, epoch = (next_id, next_epoch) if known is None else self.kind.id_and_epoch(known)
+        chosen_id, _ = self.kind.id_and_epoch(request)
+        member_id, epoch = (chosen_id or next_id, next_epoch) if known is None else self.kind.id_and_epoch(known)
         if known is not None and known.launch_id == FENCED + request.launch_id:
             raise self._stale(member_id, f"this launch of {noun} {member_id} was given up for lost; it must end")
         if new_launch:
             epoch = next_epoch
         record = self.kind.new_record()
         record.CopyFrom(request)
+        record.chosen_id = False  # of this registration, not of the member
         self.kind.set_id_and_epoch(record, member_id, epoch)
         info = self.kind.info(record)
         passing = {field: getattr(info, field) for field in self.kind.passing}
@@ -169,19 +173,38 @@ class Membership(Generic[RecordT, InfoT]):
 
     def _known(self, request: RecordT) -> RecordT | None:
         member_id, _ = self.kind.id_and_epoch(request)
+        if request.chosen_id:
+            return self._chosen(member_id, request.launch_id)
         if member_id in self._members:
             return self._members[member_id].record
         if member_id:
             noun = self.kind.noun
             raise InvalidArgument(
-                f"no {noun} of this cluster has id {member_id}: the {noun}'s data directory belongs to another cluster;"
-                f" name that cluster's coordinator, or start the {noun} with an empty data directory",
+                f"no {noun} of this cluster has id {member_id}: it was forgotten, or the {noun}'s data directory"
+                f" belongs to another cluster; name that cluster's coordinator, or start the {noun} with an empty data"
+                " directory",
                 **{f"{noun}_id": member_id},
             )
         # A new member repeats its registration when the answer is lost; it must not become two.
         names = {request.launch_id, FENCED + request.launch_id}
         repeated = (member.record for member in self._members.values() if member.record.launch_id in names)
         return next(repeated, None)
+
+    def _chosen(self, member_id: int, launch_id: str) -> RecordT | None:
+        """The record of a new member that asks for an id, if this launch has registered with it before."""
+        noun, member = self.kind.noun, self._members.get(member_id)
+        if not 0 < member_id <= CHOSEN_ID_MAX:
+            raise InvalidArgument(f"a {noun} may choose an id from 1 to {CHOSEN_ID_MAX}, not {member_id}")
+        if member is None:
+            return None
+        if member.record.launch_id not in {launch_id, FENCED + launch_id}:
+            raise InvalidArgument(
+                f"there is a {noun} {member_id} already, and it is not this one, whose data directory is new: choose"
+                f" another id, or start with the data directory of {noun} {member_id}; if that is gone for good,"
+                f" kera cluster forget {noun}-{member_id} makes its id free",
+                **{f"{noun}_id": member_id},
+            )
+        return member.record
 
     def admit(self, registration: Registration[RecordT]) -> InfoT:
         """Do what was decided, once it is stored."""
@@ -272,13 +295,19 @@ class Membership(Generic[RecordT, InfoT]):
         self._members[member_id].heard_s = -math.inf
 
     def epoch(self, member_id: int) -> int:
-        """The epoch of the member's current launch; of one that is fenced, the one below which launches are refused."""
+        """The epoch of the member's current launch; of one that is fenced, the one below which launches are refused.
+
+        0 for one that was forgotten.
+        """
+        if member_id not in self._members:
+            return 0
         _, epoch = self.kind.id_and_epoch(self._members[member_id].record)
         return epoch
 
     def is_fenced(self, member_id: int) -> bool:
-        """Whether the member has no current launch, since the last one was given up for lost."""
-        return self._members[member_id].record.launch_id.startswith(FENCED)
+        """Whether the member has no current launch, since the last one was given up for lost, or it was forgotten."""
+        member = self._members.get(member_id)
+        return member is None or member.record.launch_id.startswith(FENCED)
 
     def is_draining(self, member_id: int) -> bool:
         """Whether the member is to be emptied."""

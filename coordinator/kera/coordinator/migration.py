@@ -349,6 +349,11 @@ class Migration:
         for streamlet in self._unresolved - self._moving:
             self._work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
 
+    def take_up(self, streamlets: Iterable[Streamlet]) -> None:
+        """Resolve moves that somebody else has written, together with what was handed over."""
+        self._unresolved.update(streamlets)
+        self.advance()
+
     async def _resolve(self, streamlet: Streamlet) -> None:
         async with self._state.gate(streamlet.stream_id):
             await self._settle([streamlet])
@@ -433,3 +438,8 @@ class Migration:
 
 def _key(streamlet: Streamlet) -> str:
     return streamlet_key(MOVES, *streamlet)
+
+
+def move_record(streamlet: Streamlet, move: coordinator_pb2.Move) -> tuple[str, bytes]:
+    """Key and value of a Move."""
+    return _key(streamlet), move.SerializeToString()

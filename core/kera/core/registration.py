@@ -45,8 +45,11 @@ class WrongCluster(StartError):
 class Registration:
     """One launch of a daemon, as the coordinator knows it."""
 
-    def __init__(self, coordinator: str, directory: DataDirectory) -> None:
-        """`coordinator` is ``host:port``, several with commas. Raises `InvalidSettings`."""
+    def __init__(self, coordinator: str, directory: DataDirectory, chosen_id: int = 0) -> None:
+        """`coordinator` is ``host:port``, several with commas; `chosen_id` what a new daemon wants for its id (0: any).
+
+        Raises `InvalidSettings`.
+        """
         self._address = coordinator
         self._directory = directory
         try:
@@ -54,6 +57,9 @@ class Registration:
         except InvalidArgument as error:
             raise InvalidSettings(f"coordinator: {error.message}", **error.attributes) from error
         self.launch_id = uuid.uuid4().hex
+        self._chosen_id = chosen_id
+        self.id_is_chosen = False
+        """This daemon is new, and `identify` has said which id it wants."""
         self.heartbeat_interval_s = 1.0
         self.last_sent_s = 0.0
         """When the last request that was answered had been sent, by `time.monotonic`: so long the coordinator knows of
@@ -62,12 +68,20 @@ class Registration:
         """Heartbeats only say that this launch is still there: it takes nothing any more, nor what it is told."""
 
     async def identify(self, timeout_s: float) -> int:
-        """The id that the data directory has; 0: none yet.
+        """The id that the data directory has, or that a new daemon wants; 0: any.
 
-        Raises `WrongCluster`, before anything is registered: elsewhere that would fence the daemon with our id; and
-        `CoordinatorUnreachable`.
+        Raises `InvalidSettings` when it has another one than is wanted; `WrongCluster`, before anything is registered:
+        elsewhere that would fence the daemon with our id; and `CoordinatorUnreachable`.
         """
         member_id, cluster_id = self._directory.load()
+        if member_id and self._chosen_id not in {0, member_id}:
+            role = self._directory.identity.role
+            raise InvalidSettings(
+                f"data directory {self._directory.path} belongs to {role} {member_id}, not {self._chosen_id};"
+                f" leave --{role}-id out, or choose another --data-dir",
+                path=str(self._directory.path),
+            )
+        self.id_is_chosen = bool(self._chosen_id and not member_id)
         if cluster_id:
             answer = await self.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest(), timeout_s)
             if answer.cluster_id != cluster_id:
@@ -77,7 +91,7 @@ class Registration:
                     " name the right one with --coordinator, or choose another --data-dir",
                     path=str(self._directory.path),
                 )
-        return member_id
+        return member_id or self._chosen_id
 
     def remember(self, member_id: int, cluster_id: str, heartbeat_interval_ms: int) -> None:
         """What the coordinator has answered; the identity is durable when this returns. Raises `PathNotWritable`."""

@@ -1044,10 +1044,13 @@ class RegisterBrokerRequest(_message.Message):
     BROKER_FIELD_NUMBER: _builtins.int
     LAUNCH_ID_FIELD_NUMBER: _builtins.int
     LOST_MEMORY_FIELD_NUMBER: _builtins.int
+    CHOSEN_ID_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
     lost_memory: _builtins.bool
     """What launches before had in memory is gone, though they had not stopped by themselves."""
+    chosen_id: _builtins.bool
+    """A new broker that is to have the id in `broker`; refused if there is one with that id."""
     @_builtins.property
     def broker(self) -> _common_pb2.BrokerInfo:
         """broker_id 0: a new broker, give it an id."""
@@ -1058,10 +1061,11 @@ class RegisterBrokerRequest(_message.Message):
         broker: _common_pb2.BrokerInfo | None = ...,
         launch_id: _builtins.str = ...,
         lost_memory: _builtins.bool = ...,
+        chosen_id: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1369,8 +1373,11 @@ class RegisterBackupRequest(_message.Message):
 
     BACKUP_FIELD_NUMBER: _builtins.int
     LAUNCH_ID_FIELD_NUMBER: _builtins.int
+    CHOSEN_ID_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
+    chosen_id: _builtins.bool
+    """See RegisterBrokerRequest."""
     @_builtins.property
     def backup(self) -> _common_pb2.BackupInfo:
         """backup_id 0: a new backup, give it an id."""
@@ -1380,10 +1387,11 @@ class RegisterBackupRequest(_message.Message):
         *,
         backup: _common_pb2.BackupInfo | None = ...,
         launch_id: _builtins.str = ...,
+        chosen_id: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "launch_id", b"launch_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "chosen_id", b"chosen_id", "launch_id", b"launch_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
