@@ -131,6 +131,7 @@ class LogEngine:
             for segment in restart.restore_entry(entry):
                 engine.memory.adopt(segment)
         if not await engine._stop(close_index=False, flush_timeout_s=None):
+            await asyncio.to_thread(restart.index.close, clean=False)
             raise StartError(
                 f"{engine.memory.bytes_left} bytes of {arena.path} are nowhere else and could not be put on disk"
                 f" ({engine.memory.disk_error or 'see the log'}), so the size of the memory cannot change now;"
@@ -268,6 +269,8 @@ class LogEngine:
         if self._jobs:
             await asyncio.wait(self._jobs)
         await asyncio.to_thread(self._pool.shutdown)
+        # What was under way when the time was up may have been the last of it.
+        clean = clean or (not self._settings.ephemeral and self.memory.idle and self.memory.disk_error is None)
         try:
             if clean:
                 await asyncio.to_thread(self._index.commit, [], dict(self.memory.meta, clean=True))
