@@ -39,7 +39,7 @@ WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 .PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean
-.PHONY: bench-smoke bench-stages bench-experiments bench-soak
+.PHONY: bench-smoke bench-stages bench-experiments bench-soak chaos-restart
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
@@ -161,6 +161,9 @@ chaos-control: setup ## Kill and freeze daemons under load, ROUNDS times: the ot
 
 chaos-network: setup ## Cut hosts off silently under load, for CUTS seconds each (root). CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.network --cuts $(CUTS) $(CHAOS_ARGS)
+
+chaos-restart: setup ## Restart every daemon under load, one by one, ROUNDS times: no recovery. CHAOS_ARGS are passed on.
+	@$(PY) -m tests.chaos.restart --rounds $(ROUNDS) $(CHAOS_ARGS)
 
 chaos-push: jar ## Kill consumers, Spark's workers and brokers mid-batch, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.push --rounds $(ROUNDS) $(CHAOS_ARGS)

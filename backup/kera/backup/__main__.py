@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from kera.backup.engine import FLUSH_TIMEOUT_S, Engine
+from kera.backup.engine import Engine
 from kera.backup.metrics import BackupCollector, Counters
 from kera.backup.registration import DataDirectory, Registration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
-from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
+from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.process import descriptor_limit, node_id
-from kera.core.rpc.address import join_address, unix_socket_path
+from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
 from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.core.telemetry import serve_metrics
+from kera.core.settings import setting
+from kera.core.telemetry import get_logger, serve_metrics
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 3, "grpc": 1}
 """How connections are divided among those who ask for them: brokers use frames."""
+
+log = get_logger("kera.backup")
+
+BEATS_UNTIL_TOLD = 1.25
+"""Heartbeat intervals after which every broker has heard that this backup stops, and opens nothing here any more."""
+HANDOVER_CHECK_S = 0.02
+"""Between two looks whether brokers still have something open here."""
 
 
 @asynccontextmanager
@@ -34,8 +43,12 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()
+        with setting("advertised_address"):  # before anything is made
+            advertised_address(settings.advertised_address, settings.host, settings.port or 1)
         directory = DataDirectory(data_dir)
         stack.callback(directory.close)
+        # What ties it to the coordinator ends last: as long as it writes to its disks, it says that it is there.
+        ties = await stack.enter_async_context(AsyncExitStack())
         engine = await Engine.start(settings, data_dir, directory.load())
         stack.push_async_callback(engine.close)
         counters = Counters()
@@ -50,9 +63,14 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
+        with setting("advertised_address"):
+            grpc_address = advertised_address(settings.advertised_address, settings.host, grpc_port)
+        with setting("advertised_frames_address"):
+            frames_host = settings.advertised_frames_address or host_of(settings.advertised_address)
+            frames_address = advertised_address(frames_host, settings.host, frames_port)
         ready: dict[str, Any] = {
-            "grpc_address": join_address(settings.host, grpc_port),
-            "frames_address": join_address(settings.host, frames_port),
+            "grpc_address": grpc_address,
+            "frames_address": frames_address,
             "frames_unix_path": str(unix_path),
         }
         if settings.metrics_port is not None:
@@ -61,8 +79,8 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 
-        registration = Registration(settings.coordinator, directory)
-        stack.push_async_callback(registration.close)
+        registration = Registration(settings.coordinator, directory, settings.backup_id)
+        ties.push_async_callback(registration.close)
         free = engine.free
         info = common_pb2.BackupInfo(
             node_id=node_id(),
@@ -80,12 +98,24 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         engine.registered(registration.backup_id, registration.cluster_id)
         backup.registered()
         ready["backup_id"] = registration.backup_id
-        async with asyncio.TaskGroup() as tasks:
-            heartbeat = tasks.create_task(registration.keep_alive(lambda: engine.free))
-            try:
-                yield ready
-            finally:
-                heartbeat.cancel()
+        tasks = await ties.enter_async_context(asyncio.TaskGroup())
+        ties.callback(tasks.create_task(registration.keep_alive(lambda: engine.free)).cancel)
+        yield ready
+        if settings.handover_ms and not settings.ephemeral:
+            await _hand_over(registration, engine, settings.handover_ms)
+
+
+async def _hand_over(registration: Registration, engine: Engine, handover_ms: int) -> None:
+    """This launch was told to stop, and the backup will start again: brokers go on at others meanwhile."""
+    begun_s = time.monotonic()
+    if await registration.leave():
+        await asyncio.sleep(min(BEATS_UNTIL_TOLD * registration.heartbeat_interval_s, handover_ms / 1000))
+        while engine.replicas_open:
+            await asyncio.sleep(HANDOVER_CHECK_S)
+            if time.monotonic() >= begun_s + handover_ms / 1000:
+                break
+    await registration.stops()
+    log.info("handed over; starting again is no crash for a time", replicas_open=engine.replicas_open)
 
 
 def run(settings: BackupSettings) -> int:
@@ -94,7 +124,7 @@ def run(settings: BackupSettings) -> int:
         lambda: serve(settings),
         name="backup",
         log_level=settings.log_level,
-        stop_timeout_s=FLUSH_TIMEOUT_S + STOP_TIMEOUT_S,
+        stop_timeout_s=settings.stop_timeout_s,
     )
 
 

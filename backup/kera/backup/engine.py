@@ -43,8 +43,6 @@ READS_MAX = 4
 """Reads of replicas under way; each from a disk has a buffer of the size of a replica, and so many there are."""
 JOBS_PER_DISK = 3
 """One commit, one flush and one return of frames."""
-FLUSH_TIMEOUT_S = 30.0
-"""For everything that is in memory, at the end."""
 RESERVE_BYTES_MAX = 1 * GIB
 RESERVE_PART = 20
 """A twentieth of a small file system is left to others."""
@@ -73,6 +71,7 @@ class Engine:
         data_dir: Path,
         *,
         ephemeral: bool,
+        stop_flush_ms: int,
         clock: Clock,
     ) -> None:
         self.store = store
@@ -86,6 +85,7 @@ class Engine:
         """As the file has them."""
         self._fencing = asyncio.Lock()
         self._ephemeral = ephemeral
+        self._stop_flush_ms = stop_flush_ms
         self._clock = clock
         self._performer = Performer(disks, layout)
         self._loop = asyncio.get_running_loop()
@@ -138,7 +138,15 @@ class Engine:
             store.persistence.backup_id, store.persistence.cluster_id = identity
             epochs = {number: max(epoch, fences.get(number, 0)) for number, epoch in restart.epochs.items()}
             store.adopt(restart.replicas, {**fences, **epochs})
-            engine = cls(store, disks, layout, data_dir, ephemeral=settings.ephemeral, clock=clock)
+            engine = cls(
+                store,
+                disks,
+                layout,
+                data_dir,
+                ephemeral=settings.ephemeral,
+                stop_flush_ms=settings.stop_flush_ms,
+                clock=clock,
+            )
             engine.found, engine._fences = restart.found, fences
             engine._work()
             stack.pop_all()
@@ -275,6 +283,16 @@ class Engine:
                 raise disk_error(error, str(self._data_dir)) from error
             self._fences = fences
 
+    @property
+    def replicas_open(self) -> int:
+        """Replicas with something in them to which their brokers may still append."""
+        return sum(not (replica.closed or replica.sealed) and replica.length > 0 for replica in self.store)
+
+    @property
+    def bytes_left(self) -> int:
+        """In memory, and not on disk."""
+        return sum(replica.length - replica.durable_length for replica in self.store if replica.slot is not None)
+
     # -- the end -----------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -284,10 +302,15 @@ class Engine:
             self.store.persistence.flush_delay_ms = 0
             clean = False
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                async with asyncio.timeout(self._stop_flush_ms / 1000):
                     clean = await self._flushed()
             if not clean:
-                log.error("not all that is in memory could be written to disk")
+                log.error(
+                    "not all is on disk; what is left is lost here, and made anew from its other replicas",
+                    bytes=self.bytes_left,
+                    stop_flush_ms=self._stop_flush_ms,
+                    disk_errors=[str(disk.error) for disk in self.store.disks if disk.error is not None],
+                )
         self._ticking.cancel()
         self.store.persistence.on_work = lambda: None
         for futures in (self._jobs, self._reads):

@@ -35,8 +35,8 @@ class Free(NamedTuple):
 class Registration(registration.Registration):
     """One launch of a backup, as the coordinator knows it."""
 
-    def __init__(self, coordinator: str, directory: DataDirectory) -> None:
-        super().__init__(coordinator, directory)
+    def __init__(self, coordinator: str, directory: DataDirectory, chosen_id: int = 0) -> None:
+        super().__init__(coordinator, directory, chosen_id)
         self.backup_id = 0
         self.backup_epoch = 0
         self.cluster_id = ""
@@ -47,11 +47,28 @@ class Registration(registration.Registration):
         Waits up to `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
         """
         info.backup_id = await self.identify(timeout_s)
-        request = coordinator_pb2.RegisterBackupRequest(backup=info, launch_id=self.launch_id)
+        request = coordinator_pb2.RegisterBackupRequest(
+            backup=info, launch_id=self.launch_id, chosen_id=self.id_is_chosen
+        )
         answer = await self.ask(api.REGISTER_BACKUP, request, timeout_s)
         self.remember(answer.backup_id, answer.cluster_id, answer.heartbeat_interval_ms)
         self.backup_id, self.backup_epoch = answer.backup_id, answer.backup_epoch
         self.cluster_id = answer.cluster_id
+
+    async def leave(self) -> bool:
+        """Have brokers go on at other backups; whether they will."""
+        answer = await self.announce(self._restart())
+        return answer is not None and answer.others_go_on
+
+    async def stops(self) -> None:
+        """This launch takes nothing any more, and is about to end, in order to start again."""
+        self.stopping = True
+        await self.announce(self._restart(stopping=True))
+
+    def _restart(self, *, stopping: bool = False) -> coordinator_pb2.PrepareRestartRequest:
+        return coordinator_pb2.PrepareRestartRequest(
+            backup_id=self.backup_id, epoch=self.backup_epoch, stopping=stopping
+        )
 
     async def keep_alive(self, free: Callable[[], Free]) -> None:
         """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""

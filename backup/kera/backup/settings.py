@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from pydantic import ByteSize, Field, model_validator
 
 from kera.core.blocks import BLOCK_BYTES
+from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.settings import KIB, MIB, KeraSettings
 
 SEGMENTS_MIN = 2
@@ -32,6 +33,21 @@ class BackupSettings(KeraSettings):
     port: int = Field(0, ge=0, le=65535, description="Port of the open interface (gRPC); 0 takes any free one.")
     frames_port: int = Field(
         0, ge=0, le=65535, description="Port of framed transport, which brokers use; 0 takes any free one."
+    )
+    advertised_address: str = Field(
+        "",
+        description="host, or host:port, at which others reach the open interface, if it is not where the backup"
+        " listens. Needed with --host 0.0.0.0.",
+    )
+    advertised_frames_address: str = Field(
+        "",
+        description="The same for framed transport. Empty: the host of advertised_address, with the port on which the"
+        " backup listens.",
+    )
+    backup_id: int = Field(
+        0,
+        ge=0,
+        description="Id of a new backup; 0: the next one that is free. Its data directory keeps it from then on.",
     )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of Prometheus metrics; 0 takes any free one, absent serves none."
@@ -69,6 +85,19 @@ class BackupSettings(KeraSettings):
     ephemeral: bool = Field(
         default=False, description="The backup never starts again: it writes nothing to disk at its end."
     )
+    handover_ms: int = Field(
+        HANDOVER_MS,
+        ge=0,
+        description="How long a stop waits until brokers have gone on at other backups, in ms. 0: a stop is not"
+        " announced, and counts as a crash.",
+    )
+    stop_flush_ms: int = Field(
+        STOP_FLUSH_MS,
+        ge=0,
+        description="How long a stop may take to write what is in memory to disk, in ms; what is left then is lost"
+        " here, and made anew. Whoever stops the backup has to wait for longer: this, handover_ms and"
+        f" {STOP_TIMEOUT_S:g} s.",
+    )
     coordinator_timeout_ms: int = Field(
         10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
     )
@@ -98,6 +127,11 @@ class BackupSettings(KeraSettings):
         if len(set(self.log_dirs)) < len(self.log_dirs):
             raise ValueError("log_dirs must differ from each other")
         return self
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """After so long a stop ends the hard way."""
+        return STOP_TIMEOUT_S + (0 if self.ephemeral else (self.handover_ms + self.stop_flush_ms) / 1000)
 
     @classmethod
     def dev(cls, data_dir: Path, coordinator: str) -> Self:

@@ -12,25 +12,28 @@ from prometheus_client import CollectorRegistry
 
 from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.heartbeat_report import HeartbeatReport
-from kera.broker.log_engine import FLUSH_TIMEOUT_S, LogEngine
+from kera.broker.log_engine import LogEngine
 from kera.broker.metrics import BrokerCollector, Counters, PushTotals
 from kera.broker.push import Push
 from kera.broker.push_server import PushServer
 from kera.broker.registration import DataDirectory, Registration
 from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
-from kera.core.daemon import STOP_TIMEOUT_S, run_daemon, run_from_environment
+from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.process import descriptor_limit, node_id
-from kera.core.rpc.address import join_address, unix_socket_path
+from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
 from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.core.telemetry import serve_metrics
+from kera.core.settings import setting
+from kera.core.telemetry import get_logger, serve_metrics
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 2, "grpc": 1, "push": 1}
 """How connections are divided among those who ask for them."""
+
+log = get_logger("kera.broker")
 
 
 @asynccontextmanager
@@ -39,8 +42,12 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()
+        with setting("advertised_address"):  # before anything is made
+            advertised_address(settings.advertised_address, settings.host, settings.port or 1)
         directory = DataDirectory(data_dir)
         stack.callback(directory.close)
+        # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
+        ties = await stack.enter_async_context(AsyncExitStack())
         engine = await LogEngine.start(settings, data_dir)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
@@ -74,18 +81,21 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
+        with setting("advertised_address"):
+            grpc_address = advertised_address(settings.advertised_address, settings.host, grpc_port)
+        with setting("advertised_frames_address"):
+            frames_host = settings.advertised_frames_address or host_of(settings.advertised_address)
+            frames_address = advertised_address(frames_host, settings.host, frames_port)
         ready: dict[str, Any] = {
-            "grpc_address": join_address(settings.host, grpc_port),
-            "frames_address": join_address(settings.host, frames_port),
+            "grpc_address": grpc_address,
+            "frames_address": frames_address,
             "frames_unix_path": str(unix_path),
             "push_unix_path": str(push_path),
             "arena_path": str(arena.path),
         }
         if settings.metrics_port is not None:
-            registry = CollectorRegistry()
-            registry.register(BrokerCollector(counters, pushed, engine))
-            metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
-            ready["metrics_address"] = join_address(settings.host, metrics_port)
+            collector = BrokerCollector(counters, pushed, engine)
+            ready["metrics_address"] = _metrics_served(settings.host, settings.metrics_port, collector)
 
         registration = Registration(
             settings.coordinator,
@@ -95,8 +105,9 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             report=HeartbeatReport(engine.streams, engine.takeovers.progress, replication=engine.replication),
             lease=broker.lease,
             fences=engine.streams.fences,
+            chosen_id=settings.broker_id,
         )
-        stack.push_async_callback(registration.close)
+        ties.push_async_callback(registration.close)
         info = common_pb2.BrokerInfo(
             node_id=node_id(),
             grpc_address=ready["grpc_address"],
@@ -113,14 +124,33 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         broker.registered(registration.broker_id, owned, registration.broker_epoch)
         await push.start(registration.broker_id, registration.broker_epoch)
         ready["broker_id"] = registration.broker_id
-        async with asyncio.TaskGroup() as tasks:
-            heartbeat = tasks.create_task(_until_replaced(registration.keep_alive, broker))
-            fenced = tasks.create_task(_until_replaced(engine.replicator.until_fenced, broker))
-            try:
-                yield ready
-            finally:
-                heartbeat.cancel()
-                fenced.cancel()
+        tasks = await ties.enter_async_context(asyncio.TaskGroup())
+        for told in (registration.keep_alive, engine.replicator.until_fenced):
+            ties.callback(tasks.create_task(_until_replaced(told, broker)).cancel)
+        yield ready
+        if settings.handover_ms and not settings.ephemeral:
+            await _hand_over(registration, broker, settings.handover_ms)
+
+
+def _metrics_served(host: str, port: int, collector: BrokerCollector) -> str:
+    """Serve metrics; returns where."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return join_address(host, serve_metrics(registry, host, port))
+
+
+async def _hand_over(registration: Registration, broker: BrokerService, handover_ms: int) -> None:
+    """This launch was told to stop, and the broker will start again: others go on meanwhile."""
+    answer = await registration.hand_over(handover_ms)
+    broker.orders.seal_all()
+    if answer is not None:
+        await registration.stops()
+        log.info(
+            "handed over; starting again is no crash for a time",
+            streamlets=answer.streamlets_given,
+            streamlets_that_wait=answer.streamlets_left,
+            grace_ms=answer.grace_ms,
+        )
 
 
 async def _until_replaced(told: Callable[[], Awaitable[None]], broker: BrokerService) -> None:
@@ -138,7 +168,7 @@ def run(settings: BrokerSettings) -> int:
         lambda: serve(settings),
         name="broker",
         log_level=settings.log_level,
-        stop_timeout_s=FLUSH_TIMEOUT_S + STOP_TIMEOUT_S,
+        stop_timeout_s=settings.stop_timeout_s,
     )
 
 

@@ -30,6 +30,11 @@ class _Backup:
         self.usable_ms = 0
         """From when on it may be used again."""
 
+    @property
+    def leaves(self) -> bool:
+        """Whether nothing more is to go there."""
+        return self.info.draining or self.info.restarting
+
 
 class Backups:
     """See the head of this module."""
@@ -48,7 +53,10 @@ class Backups:
         """Those of which the coordinator was told, or is being told, that nothing of ours is there: not to be used."""
 
     def are(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
-        """What the coordinator knows."""
+        """What the coordinator knows. One that it has forgotten is gone for good."""
+        infos = list(infos)
+        known_ids = {info.backup_id for info in infos}
+        self._backups = {id_: each for id_, each in self._backups.items() if id_ in known_ids or each.up}
         for info in infos:
             known = self._backups.get(info.backup_id)
             if known is not None:
@@ -98,9 +106,12 @@ class Backups:
             backup.usable_ms = now_ms + FAILED_MS
 
     def choose(self, replication: int, now_ms: int) -> list[int] | None:
-        """Backups for a virtual segment; None when there are too few. One that is drained is better than none."""
-        for draining in (False, True):
-            candidates = self._candidates(now_ms, draining=draining)
+        """Backups for a virtual segment; None when there are too few.
+
+        One that is drained, or about to stop, is better than none.
+        """
+        for leaving in (False, True):
+            candidates = self._candidates(now_ms, leaving=leaving)
             chosen = place(replication, candidates, node_id=self._node_id, random=self._random)
             if chosen is not None:
                 return chosen
@@ -116,8 +127,12 @@ class Backups:
 
     @property
     def dead(self) -> set[int]:
-        """Those that neither the coordinator nor we have heard of lately."""
-        return {backup_id for backup_id, each in self._backups.items() if not (each.up or each.info.alive)}
+        """Those that neither the coordinator nor we have heard of lately, nor expect back."""
+        return {
+            backup_id
+            for backup_id, each in self._backups.items()
+            if not (each.up or each.info.alive or each.info.restarting)
+        }
 
     @property
     def draining(self) -> set[int]:
@@ -125,13 +140,18 @@ class Backups:
         return {backup_id for backup_id, each in self._backups.items() if each.info.draining}
 
     @property
-    def lasting_count(self) -> int:
-        """How many can be reached and are not being drained."""
-        return sum(each.up and not each.info.draining for each in self._backups.values())
+    def restarting(self) -> set[int]:
+        """Those that stop in order to start again: what they have is there, and nothing more is to go there."""
+        return {backup_id for backup_id, each in self._backups.items() if each.info.restarting}
 
-    def _candidates(self, now_ms: int, *, draining: bool = False) -> Iterable[Candidate]:
+    @property
+    def lasting_count(self) -> int:
+        """How many can be reached, and are neither being drained nor about to stop."""
+        return sum(each.up and not each.leaves for each in self._backups.values())
+
+    def _candidates(self, now_ms: int, *, leaving: bool = False) -> Iterable[Candidate]:
         for backup_id, each in self._backups.items():
-            if backup_id in self.unneeded or (each.info.draining and not draining):
+            if backup_id in self.unneeded or (each.leaves and not leaving):
                 continue
             usable = each.up and now_ms >= max(each.full_until_ms, each.usable_ms)
             if usable:
@@ -149,8 +169,13 @@ class Backups:
         return self._backups[backup_id].last_id
 
     def given_up(self, before_ms: int) -> list[int]:
-        """Those that are away since before then; they are told once."""
-        found = [backup_id for backup_id, since_ms in self._absent.items() if since_ms <= before_ms]
+        """Those that are away since before then, and not expected back; they are told once."""
+        expected = self.restarting
+        found = [
+            backup_id
+            for backup_id, since_ms in self._absent.items()
+            if since_ms <= before_ms and backup_id not in expected
+        ]
         for backup_id in found:
             del self._absent[backup_id]
         return found

@@ -35,7 +35,7 @@ from kera.broker.stream import Streams
 from kera.broker.takeover import Takeovers
 from kera.broker.virtual_index import virtual_segments
 from kera.core.clock import Clock, SystemClock
-from kera.core.errors import PathNotWritable
+from kera.core.errors import PathNotWritable, StartError
 from kera.core.ids import EntryId
 from kera.core.process import node_id
 from kera.core.telemetry import get_logger
@@ -48,8 +48,6 @@ RETENTION_TICKS = 10
 """Retention looks at all streams with rules once in so many ticks."""
 THREADS = 5
 """One commit, one flush, two loads and one removal can be under way."""
-FLUSH_TIMEOUT_S = 30.0
-"""For everything that is in memory, at the end."""
 REPLICATE_TIMEOUT_S = 3.0
 """For what backups do not have yet, of that."""
 
@@ -127,12 +125,21 @@ class LogEngine:
 
     @classmethod
     async def _drain(cls, settings: BrokerSettings, arena: Arena, restart: Restart, clock: Clock) -> None:
-        """Put everything in an arena on disk, and remove it."""
+        """Put everything in an arena on disk, however long that takes, and remove it. Raises `StartError`."""
         engine = cls(settings, arena, restart, await _memory(arena, restart.index, arena.slot_bytes, clock), clock)
         for entry in restart.leftovers():
             for segment in restart.restore_entry(entry):
                 engine.memory.adopt(segment)
-        await engine._stop(close_index=False)
+        if not await engine._stop(close_index=False, flush_timeout_s=None):
+            await asyncio.to_thread(restart.index.close, clean=False)
+            raise StartError(
+                f"{engine.memory.bytes_left} bytes of {arena.path} are nowhere else and could not be put on disk"
+                f" ({engine.memory.disk_error or 'see the log'}), so the size of the memory cannot change now;"
+                f" start with --arena-bytes {arena.slot_count * arena.slot_bytes} --segment-bytes {arena.slot_bytes}"
+                " until they are",
+                path=str(arena.path),
+                bytes=engine.memory.bytes_left,
+            )
 
     async def own(
         self,
@@ -241,14 +248,15 @@ class LogEngine:
 
     async def close(self) -> None:
         """Flush everything, unless the broker never comes back. What the disk does not take stays in the arena."""
-        await self._stop(close_index=True)
+        await self._stop(close_index=True, flush_timeout_s=self._settings.stop_flush_ms / 1000)
 
-    async def _stop(self, *, close_index: bool) -> None:
+    async def _stop(self, *, close_index: bool, flush_timeout_s: float | None) -> bool:
+        """Whether all is on disk. The arena goes only then, or if the broker never comes back."""
         clean = False
         if not self._settings.ephemeral:
             self.memory.close_all()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                async with asyncio.timeout(flush_timeout_s):
                     await self._replicated()
                     clean = await self._flushed()
         self._ticking.cancel()
@@ -261,17 +269,26 @@ class LogEngine:
         if self._jobs:
             await asyncio.wait(self._jobs)
         await asyncio.to_thread(self._pool.shutdown)
+        # What was under way when the time was up may have been the last of it.
+        clean = clean or (not self._settings.ephemeral and self.memory.idle and self.memory.disk_error is None)
         try:
             if clean:
                 await asyncio.to_thread(self._index.commit, [], dict(self.memory.meta, clean=True))
         except OSError:
             clean = False
         if not clean and not self._settings.ephemeral:
-            log.error("not all is on disk; it stays in memory for the next start", path=str(self.arena.path))
+            log.error(
+                "not all is on disk; what is left stays in shared memory for the next start, unless the host goes down",
+                bytes=self.memory.bytes_left,
+                stop_flush_ms=self._settings.stop_flush_ms,
+                disk_error=str(self.memory.disk_error or ""),
+                path=str(self.arena.path),
+            )
         if close_index:
             await asyncio.to_thread(self._index.close, clean=clean)
         self.arena.on_release = None
         self.arena.close(keep=not clean and not self._settings.ephemeral)
+        return clean
 
     async def _replicated(self) -> None:
         """Wait until backups have everything and have closed it, if they do so soon."""

@@ -134,6 +134,13 @@ class Orders:
                     del self._seals[streamlet]
         return [state_of(streamlet) for streamlet in streamlets]
 
+    def seal_all(self) -> None:
+        """This launch ends: take no more chunks for any streamlet."""
+        for stream in self._streams:
+            for streamlet in stream.streamlets.values():
+                if streamlet.owned:
+                    streamlet.seal()
+
     async def _durable(self, stream: Stream, streamlets: list[Streamlet], wait_ms: int) -> None:
         until = asyncio.get_running_loop().time() + wait_ms / 1000
         if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:

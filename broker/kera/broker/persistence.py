@@ -655,6 +655,11 @@ class PersistenceManager:
         return arrived and not (self._closed or self._dirty or self._locked or self._loads.in_flight)
 
     @property
+    def bytes_left(self) -> int:
+        """Of segments that are not on disk."""
+        return sum(segment.head - segment.stored for segment in (*self._heads, *self._closed))
+
+    @property
     def held_back(self) -> bool:
         """Whether all that is left to do waits for replicas."""
         under_way = self._dirty or self._locked or self._loads.in_flight or not self._removals.idle

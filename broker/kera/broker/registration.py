@@ -63,6 +63,7 @@ class Registration(registration.Registration):
         report: HeartbeatReport | None = None,
         lease: Lease | None = None,
         fences: ProducerFences | None = None,
+        chosen_id: int = 0,
     ) -> None:
         """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator.
 
@@ -70,7 +71,7 @@ class Registration(registration.Registration):
         renewed by each answer, and `fences` noted.
         """
         self._leader = leader or CoordinatorEpoch()
-        super().__init__(coordinator, directory, hurry=self._leader.wanted)
+        super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted)
         self._on_backups = on_backups
         self._report = report
         self._lease = lease or Lease()
@@ -89,7 +90,9 @@ class Registration(registration.Registration):
         `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
         """
         info.broker_id = await self.identify(timeout_s)
-        request = coordinator_pb2.RegisterBrokerRequest(broker=info, launch_id=self.launch_id, lost_memory=lost_memory)
+        request = coordinator_pb2.RegisterBrokerRequest(
+            broker=info, launch_id=self.launch_id, lost_memory=lost_memory, chosen_id=self.id_is_chosen
+        )
         answer = await self.ask(api.REGISTER_BROKER, request, timeout_s)
         self.remember(answer.broker_id, answer.cluster_id, answer.heartbeat_interval_ms)
         self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch
@@ -101,15 +104,31 @@ class Registration(registration.Registration):
         """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
         await self.beat(api.HEARTBEAT, self._heartbeat, self._answered)
 
+    async def hand_over(self, wait_ms: int) -> coordinator_pb2.PrepareRestartResponse | None:
+        """Have other brokers own what this one does, as far as that takes no longer; None: see `announce`."""
+        return await self.announce(self._restart(wait_ms=wait_ms))
+
+    async def stops(self) -> None:
+        """This launch takes nothing any more, and is about to end, in order to start again."""
+        self.stopping = True
+        await self.announce(self._restart(stopping=True))
+
+    def _restart(self, *, wait_ms: int = 0, stopping: bool = False) -> coordinator_pb2.PrepareRestartRequest:
+        return coordinator_pb2.PrepareRestartRequest(
+            broker_id=self.broker_id, epoch=self.broker_epoch, wait_ms=wait_ms, stopping=stopping
+        )
+
     def _heartbeat(self) -> coordinator_pb2.HeartbeatRequest:
         request = coordinator_pb2.HeartbeatRequest(
             broker_id=self.broker_id, broker_epoch=self.broker_epoch, fences_version=self._fences.version
         )
-        if self._report is not None:
+        if self._report is not None and not self.stopping:
             self._report.fill(request)
         return request
 
     def _answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
+        if self.stopping:
+            return
         if self._report is not None:
             self._report.answered()
         self._heard(answer)

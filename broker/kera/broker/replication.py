@@ -450,6 +450,7 @@ class Replication:
                 if stream is not None:
                     stream.draining = [each for each in stream.draining if each is not log]
         self._leave_draining()
+        self._leave_restarting()
         self.coverage.write_again()
         for backup_id in self.backups.given_up(now_ms - limits.repair_delay_ms):
             self.coverage.without(backup_id)
@@ -470,6 +471,19 @@ class Replication:
                     for backup_id in draining.intersection(segment.backups):
                         log.leave(segment, backup_id, self._effects)
                     self._go_on(log)
+
+    def _leave_restarting(self) -> None:
+        """Close what is open on backups that are about to stop, as far as there are enough others to go on at.
+
+        Unlike what leaves one that is drained, it keeps its replica there.
+        """
+        restarting = self.backups.restarting
+        if not any(map(self.backups.is_up, restarting)):
+            return
+        lasting = self.backups.lasting_count
+        for log in self._logs():
+            if log.open is not None and log.replication <= lasting and restarting.intersection(log.open.backups):
+                log.close_open(self._effects)
 
     def fail(self, error: KeraError) -> None:
         """Nothing will be replicated any more: tell all who wait."""

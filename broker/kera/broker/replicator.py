@@ -65,6 +65,9 @@ class Replicator:
         if not self._broker_epoch:
             return
         self._replication.backups.are(infos)
+        for backup_id in self._links.keys() - {info.backup_id for info in infos}:
+            if not self._replication.backups.is_up(backup_id):
+                self._links.pop(backup_id).give_up()
         for info in infos:
             link = self._links.get(info.backup_id)
             if link is None:
@@ -267,6 +270,10 @@ class _Link:
         if channel is not None:
             channel.abort()
             self._replicator.lost(self._info.backup_id, reason)
+
+    def give_up(self) -> None:
+        """The backup is gone for good."""
+        self._task.cancel()
 
     async def close(self) -> None:
         self._task.cancel()

@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field, model_validator
 from kera.broker.disk import BLOCK_BYTES
 from kera.broker.replication import Limits
 from kera.core.chunk import HEADER_BYTES
+from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.settings import KIB, MIB, KeraSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
@@ -36,6 +37,21 @@ class BrokerSettings(KeraSettings):
     port: int = Field(0, ge=0, le=65535, description="Port of the open interface (gRPC); 0 takes any free one.")
     frames_port: int = Field(
         0, ge=0, le=65535, description="Port of framed transport, which KerA's own clients use; 0 takes any free one."
+    )
+    advertised_address: str = Field(
+        "",
+        description="host, or host:port, at which others reach the open interface, if it is not where the broker"
+        " listens. Needed with --host 0.0.0.0.",
+    )
+    advertised_frames_address: str = Field(
+        "",
+        description="The same for framed transport. Empty: the host of advertised_address, with the port on which the"
+        " broker listens.",
+    )
+    broker_id: int = Field(
+        0,
+        ge=0,
+        description="Id of a new broker; 0: the next one that is free. Its data directory keeps it from then on.",
     )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of Prometheus metrics; 0 takes any free one, absent serves none."
@@ -77,6 +93,19 @@ class BrokerSettings(KeraSettings):
     ephemeral: bool = Field(
         default=False,
         description="The broker never starts again: it flushes nothing at its end, and others may remove its leavings.",
+    )
+    handover_ms: int = Field(
+        HANDOVER_MS,
+        ge=0,
+        description="How long a stop waits until other brokers have this one's streamlets, which it gets back when it"
+        " starts again, in ms; what is left then waits for it. 0: a stop is not announced, and counts as a crash.",
+    )
+    stop_flush_ms: int = Field(
+        STOP_FLUSH_MS,
+        ge=0,
+        description="How long a stop may take to write what is in memory to disk, in ms. What is left then stays in"
+        " shared memory for the next start. Whoever stops the broker has to wait for longer: this, handover_ms and"
+        f" {STOP_TIMEOUT_S:g} s.",
     )
     coordinator_timeout_ms: int = Field(
         10_000, ge=0, description="How long to wait at the start for a coordinator that cannot be reached, in ms."
@@ -126,6 +155,11 @@ class BrokerSettings(KeraSettings):
         if self.message_bytes_max > MESSAGE_BYTES_MAX:
             raise ValueError(f"message_bytes_max must be at most {MESSAGE_BYTES_MAX}")
         return self
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """After so long a stop ends the hard way."""
+        return STOP_TIMEOUT_S + (0 if self.ephemeral else (self.handover_ms + self.stop_flush_ms) / 1000)
 
     def replication_limits(self) -> Limits:
         """What bounds replication."""

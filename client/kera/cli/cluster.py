@@ -18,7 +18,7 @@ from kera.cli._table import fields, format_time, plural, table
 from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kera.client import BackupDescription, DrainStatus, RecoveryDescription
+    from kera.client import BackupDescription, BrokerDescription, DrainStatus, RecoveryDescription
 
 app = typer.Typer(help="Look at the cluster, and say where its streamlets are.", no_args_is_help=True)
 
@@ -47,7 +47,7 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     rows = [
         (
             broker.broker_id,
-            _life(alive=broker.alive, draining=broker.draining),
+            _life(broker),
             broker.grpc_address,
             broker.frames_address,
             format_size(broker.arena_bytes),
@@ -71,7 +71,7 @@ def _backup_row(backup: BackupDescription) -> tuple[object, ...]:
     disk = _used(backup.disk_bytes, backup.free_disk_bytes) if backup.alive else "?"
     return (
         backup.backup_id,
-        _life(alive=backup.alive, draining=backup.draining),
+        _life(backup),
         backup.grpc_address,
         backup.frames_address,
         f"{memory} of {format_size(backup.memory_bytes)}",
@@ -86,8 +86,13 @@ def _used(total_bytes: int, free_bytes: int) -> str:
     return format_size(max(0, total_bytes - free_bytes))
 
 
-def _life(*, alive: bool, draining: bool) -> str:
-    return ("yes" if alive else "no") + (", draining" if draining else "")
+def _life(member: BrokerDescription | BackupDescription) -> str:
+    life = ["yes" if member.alive else "no"]
+    if member.restarting:
+        life.append("stopping" if member.alive else f"restarting, lost in {member.grace_left_ms / 1000:.0f} s")
+    if member.draining:
+        life.append("draining")
+    return ", ".join(life)
 
 
 @app.command()
@@ -174,10 +179,14 @@ def drain(
     """
     if undo and wait:
         raise UsageError("--undo and --wait exclude each other")
-    match = re.fullmatch(r"(broker|backup)-(\d+)", member)
+    run_async(_drain(bootstrap, *_member(member), undo, wait, as_json))
+
+
+def _member(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(broker|backup)-(\d+)", text)
     if match is None:
-        raise UsageError(f"{member!r} is neither broker-ID nor backup-ID; see kera cluster describe")
-    run_async(_drain(bootstrap, match[1], int(match[2]), undo, wait, as_json))
+        raise UsageError(f"{text!r} is neither broker-ID nor backup-ID; see kera cluster describe")
+    return match[1], int(match[2])
 
 
 async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bool, as_json: bool) -> None:
@@ -218,6 +227,34 @@ def _left(status: DrainStatus) -> str:
     if status.replicas:
         left.append(plural(status.replicas, "replica"))
     return ", ".join(left) or "what others still have to learn"
+
+
+@app.command()
+def forget(
+    member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Who is gone for good."),
+    force: bool = typer.Option(
+        False, "--force", help="Also if records or replicas are lost by that; without, say which, and do nothing."
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Remove a broker or a backup that is gone for good from all lists.
+
+    Nothing waits for it any more, and it cannot come back. Refused while it is alive, or what it had is recovered.
+    """
+    run_async(_forget(bootstrap, *_member(member), force, as_json))
+
+
+async def _forget(bootstrap: str, kind: str, member_id: int, force: bool, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        ask = client.admin.forget_broker if kind == "broker" else client.admin.forget_backup
+        lost = await ask(member_id, force=force)
+    if as_json:
+        print(json.dumps({kind: member_id, "lost": lost}, indent=2))
+        return
+    print(f"{kind} {member_id} is forgotten")
+    for what in lost:
+        print(f"  given up: {what}")
 
 
 @app.command()

@@ -247,6 +247,20 @@ class Admin:
     async def _drain(self, request: coordinator_pb2.DrainRequest) -> DrainStatus:
         return DrainStatus.from_message(await self._cluster.ask(api.DRAIN, request))
 
+    async def forget_broker(self, broker_id: int, *, force: bool = False) -> list[str]:
+        """Remove the record of a broker that is gone for good; returns what was lost by that, in words.
+
+        Raises `InvalidArgument` when it is alive, expected back, or still needed: records that only it has are given up
+        with `force`.
+        """
+        request = coordinator_pb2.ForgetMemberRequest(broker_id=_count("broker_id", broker_id), force=force)
+        return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
+
+    async def forget_backup(self, backup_id: int, *, force: bool = False) -> list[str]:
+        """The same for a backup; with `force` also one of which brokers may need replicas."""
+        request = coordinator_pb2.ForgetMemberRequest(backup_id=_count("backup_id", backup_id), force=force)
+        return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
+
     async def recoveries(self) -> list[RecoveryDescription]:
         """The recoveries of lost brokers, under way and recent, the last one first."""
         answer = await self._cluster.ask(api.LIST_RECOVERIES, coordinator_pb2.ListRecoveriesRequest())

@@ -30,6 +30,7 @@ from typing import Any, Self
 from kera.client._supervisor import Child, ChildStartError
 from kera.client._supervisor_dir import ClusterDirectory, DirectoryInUse
 from kera.client._supervisor_sync import RunningCluster, run_in_thread
+from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.errors import InternalError, InvalidArgument, invariant
 from kera.core.settings import MIB
 from kera.core.telemetry import get_logger
@@ -44,8 +45,9 @@ STARTED = (COORDINATOR, BACKUP, BROKER)
 from its first moment to its last."""
 READY_TIMEOUT_S = 60.0
 """Bound on one daemon's start. It takes about a second; a large arena on a busy machine some more."""
-STOP_GRACE_S = 10.0
-"""What a daemon gets to stop by itself. Clean stops take well under a second."""
+STOP_GRACE_S = STOP_TIMEOUT_S + 2.0
+"""What a daemon gets to stop by itself, and what is more than it takes: it ends itself before. One that lasts gets the
+time besides that its settings give it to hand over and to write what is in its memory."""
 
 log = get_logger(__name__)
 
@@ -203,12 +205,13 @@ class LocalCluster:
         try:
             for kind in reversed(STARTED):
                 generation = [child for name, child in self._children.items() if _kind_of(name) == kind]
-                obeyed = await asyncio.gather(*(child.stop(grace_s=STOP_GRACE_S) for child in generation))
+                grace_s = self._stop_grace_s(kind)
+                obeyed = await asyncio.gather(*(child.stop(grace_s=grace_s) for child in generation))
                 disobedient += [child.name for child, ok in zip(generation, obeyed, strict=True) if not ok]
         finally:
             self._remove_temporary()
         for name in disobedient:
-            log.warning("child did not stop and was killed", child=name, grace_s=STOP_GRACE_S)
+            log.warning("child did not stop and was killed", child=name, grace_s=self._stop_grace_s(_kind_of(name)))
         return disobedient
 
     def _remove_temporary(self) -> None:
@@ -239,7 +242,7 @@ class LocalCluster:
         """
         child = self._child(name)
         self._settings[_kind_of(name)] |= settings
-        await child.stop(grace_s=STOP_GRACE_S)
+        await child.stop(grace_s=self._stop_grace_s(_kind_of(name)))
         child.argv = self._argv_of(name)
         await child.start(ready_timeout_s=READY_TIMEOUT_S)
 
@@ -264,6 +267,12 @@ class LocalCluster:
         """
         with run_in_thread(cls(**arguments)) as cluster:
             yield cluster
+
+    def _stop_grace_s(self, kind: str) -> float:
+        if kind == COORDINATOR or self.ephemeral:
+            return STOP_GRACE_S
+        settings = {"handover_ms": HANDOVER_MS, "stop_flush_ms": STOP_FLUSH_MS, **self._settings[kind]}
+        return STOP_GRACE_S + (int(str(settings["handover_ms"])) + int(str(settings["stop_flush_ms"]))) / 1000
 
     # -- children --------------------------------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ class BrokerDescription:
     """It is being emptied, and gets no streamlets."""
     push_unix_path: str = ""
     """Where it pushes to readers of its node; empty: it does not."""
+    restarting: bool = False
+    """It stops in order to start again, or has stopped: it gets nothing new, and its absence is no loss."""
+    grace_left_ms: int = 0
+    """For how long that is so."""
 
     @classmethod
     def from_message(cls, info: common_pb2.BrokerInfo) -> BrokerDescription:
@@ -74,6 +78,8 @@ class BrokerDescription:
             draining=info.draining,
             broker_epoch=info.broker_epoch,
             push_unix_path=info.push_unix_path,
+            restarting=info.restarting,
+            grace_left_ms=info.grace_left_ms,
         )
 
 
@@ -97,6 +103,9 @@ class BackupDescription:
     alive: bool
     draining: bool = False
     """It is being emptied, and gets no replicas."""
+    restarting: bool = False
+    """See `BrokerDescription`."""
+    grace_left_ms: int = 0
 
     @classmethod
     def from_message(cls, info: common_pb2.BackupInfo) -> BackupDescription:
@@ -115,6 +124,8 @@ class BackupDescription:
             free_disk_bytes=info.free_disk_bytes,
             alive=info.alive,
             draining=info.draining,
+            restarting=info.restarting,
+            grace_left_ms=info.grace_left_ms,
         )
 
 

@@ -7,10 +7,10 @@ when it leads; with ZooKeeper when it runs for leader, and sends whoever asks to
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from kera.coordinator.application_service import Applications
@@ -24,13 +24,12 @@ from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import SystemClock
 from kera.core.daemon import run_daemon, run_from_environment
-from kera.core.errors import InvalidArgument
 from kera.core.process import descriptor_limit
 from kera.core.rpc import Service, api
-from kera.core.rpc.address import join_address, split_address
+from kera.core.rpc.address import is_everywhere, join_address, split_address
 from kera.core.rpc.connections import connections_max
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.core.settings import InvalidSettings
+from kera.core.settings import InvalidSettings, setting
 from kera.core.telemetry import CollectorRegistry, serve_metrics
 
 METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS)
@@ -40,9 +39,9 @@ METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS)
 async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
     """Start a coordinator, yield where it is, stop it."""
     if settings.advertised_address:
-        with _setting("advertised_address"):
+        with setting("advertised_address"):
             split_address(settings.advertised_address)
-    elif settings.zookeeper and _is_everywhere(settings.host):
+    elif settings.zookeeper and is_everywhere(settings.host):
         raise InvalidSettings(
             f"with --host {settings.host} others cannot be told where this coordinator is; add --advertised-address",
             host=settings.host,
@@ -60,7 +59,9 @@ async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
         if settings.metrics_port is not None:
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = f"{settings.host}:{metrics_port}"
-        address = settings.advertised_address or join_address(settings.host, port)
+        # One that is alone sends nobody anywhere; where it listens everywhere, its name says more than 0.0.0.0.
+        host = socket.gethostname() if is_everywhere(settings.host) else settings.host
+        address = settings.advertised_address or join_address(host, port)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         running = tasks.create_task(leadership.run(store, election_of(address), address))
         stack.callback(running.cancel)
@@ -82,30 +83,13 @@ async def _store(
     from kera.coordinator.zookeeper_session import ZooKeeperAddress, ZooKeeperSession  # noqa: PLC0415
     from kera.coordinator.zookeeper_store import ZooKeeperStore  # noqa: PLC0415
 
-    with _setting("zookeeper"):
+    with setting("zookeeper"):
         where = ZooKeeperAddress.parse(settings.zookeeper)
     session = await ZooKeeperSession.connect(where, session_timeout_ms=settings.zookeeper_session_timeout_ms)
     stack.push_async_callback(session.close)
     store = await ZooKeeperStore.open(session)
     stack.push_async_callback(store.close)
     return store, lambda address: ZooKeeperElection(session, address)
-
-
-def _is_everywhere(host: str) -> bool:
-    """Whether one listens at all addresses with this one, which nobody else can go to."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return not host
-
-
-@contextmanager
-def _setting(name: str) -> Iterator[None]:
-    """What is wrong with the setting `name` is an error of the start."""
-    try:
-        yield
-    except InvalidArgument as error:
-        raise InvalidSettings(f"{name}: {error.message}", **error.attributes) from error
 
 
 @asynccontextmanager

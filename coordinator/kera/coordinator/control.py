@@ -15,6 +15,7 @@ from kera.coordinator.migration import Migration
 from kera.coordinator.rebalancing import MOVES_MAX, Placed, PlannedMove, after, rebalanced, shares, spread
 from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import DEAD, REPORTED, Launch, Streamlet
+from kera.coordinator.restarts import Restarts
 from kera.coordinator.state import State
 from kera.coordinator.work import Work
 from kera.core.errors import KeraError, Unavailable
@@ -40,6 +41,7 @@ class Control:
         migration: Migration,
         drains: Drains,
         drops: Drops,
+        restarts: Restarts,
     ) -> None:
         self._state = state
         self._members = members
@@ -47,6 +49,7 @@ class Control:
         self._migration = migration
         self._drains = drains
         self._drops = drops
+        self._restarts = restarts
         self._work = Work()
         self._ticking: asyncio.Task[None] | None = None
         self._rebalanced_s = state.clock.monotonic_s()
@@ -89,6 +92,7 @@ class Control:
         self._recoveries.advance()
         self._migration.advance()
         self._drains.advance()
+        self._restarts.advance()
         self._drops.advance()
         for stream_id in state.untold():
             self._work.start((stream_id, "tell"), lambda stream_id=stream_id: state.tell_again(stream_id))  # type: ignore[misc]
@@ -97,7 +101,8 @@ class Control:
     # --- brokers that are lost ---------------------------------------------------------------------------------
 
     def _is_lost(self, broker_id: int) -> bool:
-        return not self._state.brokers.is_alive(broker_id) and not self._state.brokers.is_fenced(broker_id)
+        brokers = self._state.brokers
+        return not (brokers.is_alive(broker_id) or brokers.is_fenced(broker_id) or brokers.is_expected(broker_id))
 
     async def _recover(self, broker_id: int, cause: str) -> None:
         await self._recoveries.begin(broker_id, cause, is_needed=lambda: self._is_lost(broker_id))

@@ -5,6 +5,8 @@
     recoveries  what a lost broker had goes to others            membership  who is there, and which launch is current
     migration   streamlets move                                  intervals   where the groups of a streamlet are
     drains      members are emptied                              recovery    what a recovery does next
+    restarts    members stop, and are back a moment later
+    forgetting  members that are gone for good
     drops       brokers forget streams that are gone             work        tasks in the background
     producers   ids, names, and that earlier ones are refused
     control     noticing who is lost, evening out load           placement, rebalancing   where streamlets go
@@ -33,6 +35,7 @@ from kera.coordinator.brokers import Brokers
 from kera.coordinator.control import Control
 from kera.coordinator.drains import Drains
 from kera.coordinator.drops import Drops
+from kera.coordinator.forgetting import Forgetting
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.members import Members
 from kera.coordinator.metadata import MetadataStore
@@ -40,6 +43,7 @@ from kera.coordinator.migration import Migration, Moved, ObserveMove
 from kera.coordinator.producers import Producers
 from kera.coordinator.recoveries import CursorsOf, ObservePhase, Recoveries
 from kera.coordinator.recovery import Launch
+from kera.coordinator.restarts import Restarts
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.state import State
 from kera.coordinator.streams import Streams
@@ -66,7 +70,21 @@ class Coordinator:
         self._migration = Migration(state, self._recoveries, observe_move=observe_move)
         self._members = Members(state, self._recoveries)
         self._drains = Drains(state, self._recoveries, self._migration)
-        self._control = Control(state, self._members, self._recoveries, self._migration, self._drains, self._drops)
+        self._restarts = Restarts(state, self._migration, has_beaten=self._members.has_beaten)
+        self._forgetting = Forgetting(state, self._recoveries, self._migration)
+        self._control = Control(
+            state, self._members, self._recoveries, self._migration, self._drains, self._drops, self._restarts
+        )
+        self._parts = (
+            self._control,
+            self._drops,
+            self._drains,
+            self._restarts,
+            self._migration,
+            self._recoveries,
+            self._members,
+        )
+        """That do something by themselves, in the order in which they end."""
         self._own_backup_calls: Backups | None = None
         self.coordinator_epoch = state.coordinator_epoch
         """Of the time for which it leads; grows with each coordinator that begins to."""
@@ -123,7 +141,7 @@ class Coordinator:
         The store and what reaches brokers and backups are closed by their owners.
         """
         self._producers.close()
-        for part in (self._control, self._drops, self._drains, self._migration, self._recoveries, self._members):
+        for part in self._parts:
             await part.close()
         await self.state.close()
         if self._own_backup_calls is not None:
@@ -135,7 +153,7 @@ class Coordinator:
 
     async def idle(self) -> None:
         """Wait until nothing is under way that it does by itself."""
-        for part in (self._control, self._drops, self._drains, self._migration, self._recoveries, self._members):
+        for part in self._parts:
             await part.idle()
 
     @property
@@ -262,6 +280,16 @@ class Coordinator:
     async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
         """See `Drains.drain`."""
         return await self._drains.drain(request)
+
+    async def prepare_restart(
+        self, request: coordinator_pb2.PrepareRestartRequest
+    ) -> coordinator_pb2.PrepareRestartResponse:
+        """See `Restarts.prepare`."""
+        return await self._restarts.prepare(request)
+
+    async def forget_member(self, request: coordinator_pb2.ForgetMemberRequest) -> coordinator_pb2.ForgetMemberResponse:
+        """See `Forgetting.forget`."""
+        return await self._forgetting.forget(request)
 
     # --- producers ---------------------------------------------------------------------------------------------
 

@@ -112,7 +112,8 @@ class Members:
                 **consequences,
             }
             if registration.new_member:
-                changes[last_id(noun)] = number(registration.member_id)
+                given = self._state.ledger.next_number(last_id(noun)) - 1
+                changes[last_id(noun)] = number(max(given, registration.member_id))
             if registration.new_launch:
                 changes[last_epoch(noun)] = number(registration.epoch)
             await self._state.write(changes, streams)
@@ -165,6 +166,10 @@ class Members:
         streams = report.streams()
         await self._state.write(report.changes(), streams)
         return streams
+
+    def has_beaten(self, broker_id: int) -> bool:
+        """Whether the current launch of a broker has sent a heartbeat."""
+        return Launch(broker_id, self._state.brokers.epoch(broker_id)) in self.loads
 
     def forget_loads(self) -> None:
         """Drop what brokers said that are not current any more."""

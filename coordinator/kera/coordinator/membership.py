@@ -13,6 +13,11 @@ Invariants, for each kind:
 A member is alive while its last heartbeat is younger than `heartbeats_missed_max` intervals. One that is not alive
 stays a member, with all that it has, until a recovery fences it (``recovery``).
 
+A member that stops in order to start again says so first, and gets nothing new from then on:
+
+    alive ── leave ──► leaving, still alive ── `restarting`, stored ──► expected ── its next launch ──► alive
+                                                                           └── silent for `restart_grace_ms` ──► lost
+
 Silence counts only while we listen: `Membership.tick`, called every interval, finds from the time between two calls
 that this process was stopped itself, and does not hold that against anybody.
 """
@@ -33,6 +38,8 @@ InfoT = TypeVar("InfoT", common_pb2.BrokerInfo, common_pb2.BackupInfo)
 
 FENCED = "fenced:"
 """How the stored `launch_id` of a member begins whose last launch is fenced; that launch's own follows."""
+CHOSEN_ID_MAX = (1 << 31) - 1
+"""Ids that are given go on behind the highest one, and there must be some left."""
 LATE_INTERVALS = 2
 """A tick that comes after more than so many intervals is late: this process was stopped, or starved."""
 
@@ -98,6 +105,8 @@ class _Member(Generic[RecordT]):
     heard_s: float
     """When the member was last heard of, on the monotonic clock."""
     passing: dict[str, Any]
+    leaving: bool = False
+    """Its launch has said that it is about to stop. Not stored: one that has yet to stop says so again."""
 
 
 class Membership(Generic[RecordT, InfoT]):
@@ -110,11 +119,13 @@ class Membership(Generic[RecordT, InfoT]):
         *,
         heartbeat_interval_ms: int,
         heartbeats_missed_max: int,
+        restart_grace_ms: int = 0,
     ) -> None:
         self.kind: Kind[RecordT, InfoT] = kind
         self._clock = clock
         self._silence_max_s = heartbeat_interval_ms * heartbeats_missed_max / 1000
         self._interval_s = heartbeat_interval_ms / 1000
+        self._grace_s = restart_grace_ms / 1000
         self._ticked_s = clock.monotonic_s()
         self._members: dict[int, _Member[RecordT]] = {}
 
@@ -133,17 +144,20 @@ class Membership(Generic[RecordT, InfoT]):
             raise InvalidArgument(f"a registration needs the {noun}'s grpc_address")
         known = self._known(request)
         new_launch = known is None or known.launch_id != request.launch_id
-        member_id, epoch = (next_id, next_epoch) if known is None else self.kind.id_and_epoch(known)
+        chosen_id, _ = self.kind.id_and_epoch(request)
+        member_id, epoch = (chosen_id or next_id, next_epoch) if known is None else self.kind.id_and_epoch(known)
         if known is not None and known.launch_id == FENCED + request.launch_id:
             raise self._stale(member_id, f"this launch of {noun} {member_id} was given up for lost; it must end")
         if new_launch:
             epoch = next_epoch
         record = self.kind.new_record()
         record.CopyFrom(request)
+        record.chosen_id = False  # of this registration, not of the member
         self.kind.set_id_and_epoch(record, member_id, epoch)
         info = self.kind.info(record)
         passing = {field: getattr(info, field) for field in self.kind.passing}
         info.alive = False  # never stored, as what follows; see `describe`
+        info.restarting, info.grace_left_ms = False, 0
         info.draining = known is not None and self.kind.info(known).draining
         for field in self.kind.passing:
             setattr(info, field, 0)
@@ -159,19 +173,38 @@ class Membership(Generic[RecordT, InfoT]):
 
     def _known(self, request: RecordT) -> RecordT | None:
         member_id, _ = self.kind.id_and_epoch(request)
+        if request.chosen_id:
+            return self._chosen(member_id, request.launch_id)
         if member_id in self._members:
             return self._members[member_id].record
         if member_id:
             noun = self.kind.noun
             raise InvalidArgument(
-                f"no {noun} of this cluster has id {member_id}: the {noun}'s data directory belongs to another cluster;"
-                f" name that cluster's coordinator, or start the {noun} with an empty data directory",
+                f"no {noun} of this cluster has id {member_id}: it was forgotten, or the {noun}'s data directory"
+                f" belongs to another cluster; name that cluster's coordinator, or start the {noun} with an empty data"
+                " directory",
                 **{f"{noun}_id": member_id},
             )
         # A new member repeats its registration when the answer is lost; it must not become two.
         names = {request.launch_id, FENCED + request.launch_id}
         repeated = (member.record for member in self._members.values() if member.record.launch_id in names)
         return next(repeated, None)
+
+    def _chosen(self, member_id: int, launch_id: str) -> RecordT | None:
+        """The record of a new member that asks for an id, if this launch has registered with it before."""
+        noun, member = self.kind.noun, self._members.get(member_id)
+        if not 0 < member_id <= CHOSEN_ID_MAX:
+            raise InvalidArgument(f"a {noun} may choose an id from 1 to {CHOSEN_ID_MAX}, not {member_id}")
+        if member is None:
+            return None
+        if member.record.launch_id not in {launch_id, FENCED + launch_id}:
+            raise InvalidArgument(
+                f"there is a {noun} {member_id} already, and it is not this one, whose data directory is new: choose"
+                f" another id, or start with the data directory of {noun} {member_id}; if that is gone for good,"
+                f" kera cluster forget {noun}-{member_id} makes its id free",
+                **{f"{noun}_id": member_id},
+            )
+        return member.record
 
     def admit(self, registration: Registration[RecordT]) -> InfoT:
         """Do what was decided, once it is stored."""
@@ -185,6 +218,11 @@ class Membership(Generic[RecordT, InfoT]):
 
         Raises `StaleEpoch` unless it is the current launch of a member we know.
         """
+        member = self._current(member_id, epoch)
+        member.heard_s = self._clock.monotonic_s()
+        member.passing = passing
+
+    def _current(self, member_id: int, epoch: int) -> _Member[RecordT]:
         noun, member = self.kind.noun, self._members.get(member_id)
         current = self.epoch(member_id) if member else None
         if member is None or current != epoch or self.is_fenced(member_id):
@@ -193,8 +231,7 @@ class Membership(Generic[RecordT, InfoT]):
                 f"launch {epoch} of {noun} {member_id} is not the current one ({current}); it must end",
                 **{f"{noun}_epoch": epoch, "current_epoch": current},
             )
-        member.heard_s = self._clock.monotonic_s()
-        member.passing = passing
+        return member
 
     def _stale(self, member_id: int, message: str, **attributes: Any) -> StaleEpoch:
         return StaleEpoch(message, **{f"{self.kind.noun}_id": member_id, **attributes})
@@ -213,6 +250,7 @@ class Membership(Generic[RecordT, InfoT]):
         record = self._copy(member_id)
         if not record.launch_id.startswith(FENCED):
             record.launch_id = FENCED + record.launch_id
+        self.kind.info(record).restarting = False
         self.kind.set_id_and_epoch(record, member_id, epoch)
         return record
 
@@ -224,8 +262,26 @@ class Membership(Generic[RecordT, InfoT]):
         self.kind.info(record).draining = draining
         return record
 
+    def leave(self, member_id: int, epoch: int) -> None:
+        """This launch stops soon, in order to start again: it gets nothing new. Raises `StaleEpoch`."""
+        self._current(member_id, epoch).leaving = True
+
+    def restarting(self, member_id: int, epoch: int) -> RecordT:
+        """The record of a member whose launch has stopped in order to start again. Nothing changes.
+
+        Raises `StaleEpoch`.
+        """
+        self._current(member_id, epoch)
+        record = self._copy(member_id)
+        self.kind.info(record).restarting = True
+        return record
+
+    def forget(self, member_id: int) -> None:
+        """It is gone for good, and so is its record."""
+        del self._members[member_id]
+
     def replace(self, record: RecordT) -> None:
-        """A record from `fenced` or `drained`, once it is stored."""
+        """A record from `fenced`, `drained` or `restarting`, once it is stored."""
         member_id, _ = self.kind.id_and_epoch(record)
         self._members[member_id].record = record
 
@@ -239,13 +295,19 @@ class Membership(Generic[RecordT, InfoT]):
         self._members[member_id].heard_s = -math.inf
 
     def epoch(self, member_id: int) -> int:
-        """The epoch of the member's current launch; of one that is fenced, the one below which launches are refused."""
+        """The epoch of the member's current launch; of one that is fenced, the one below which launches are refused.
+
+        0 for one that was forgotten.
+        """
+        if member_id not in self._members:
+            return 0
         _, epoch = self.kind.id_and_epoch(self._members[member_id].record)
         return epoch
 
     def is_fenced(self, member_id: int) -> bool:
-        """Whether the member has no current launch, since the last one was given up for lost."""
-        return self._members[member_id].record.launch_id.startswith(FENCED)
+        """Whether the member has no current launch, since the last one was given up for lost, or it was forgotten."""
+        member = self._members.get(member_id)
+        return member is None or member.record.launch_id.startswith(FENCED)
 
     def is_draining(self, member_id: int) -> bool:
         """Whether the member is to be emptied."""
@@ -256,11 +318,23 @@ class Membership(Generic[RecordT, InfoT]):
         return self._members[member_id].heard_s
 
     def is_alive(self, member_id: int) -> bool:
-        """Whether the member is known, was heard of recently, and is not fenced."""
+        """Whether the member is known, was heard of recently, and is neither fenced nor stopped by its own word."""
         member = self._members.get(member_id)
-        if member is None or self.is_fenced(member_id):
+        if member is None or self.is_fenced(member_id) or self.kind.info(member.record).restarting:
             return False
         return self._clock.monotonic_s() - member.heard_s <= self._silence_max_s
+
+    def is_leaving(self, member_id: int) -> bool:
+        """Whether its launch stops, or has stopped, in order to start again."""
+        member = self._members[member_id]
+        return member.leaving or self.kind.info(member.record).restarting
+
+    def is_expected(self, member_id: int) -> bool:
+        """Whether the member has stopped in order to start again, and still has time for that."""
+        return self.kind.info(self._members[member_id].record).restarting and self._grace_left_s(member_id) > 0
+
+    def _grace_left_s(self, member_id: int) -> float:
+        return self._members[member_id].heard_s + self._grace_s - self._clock.monotonic_s()
 
     def describe(self, member_id: int) -> InfoT:
         """A copy of what is known of the member, with its state of now."""
@@ -270,6 +344,9 @@ class Membership(Generic[RecordT, InfoT]):
         for field, value in member.passing.items():
             setattr(info, field, value)
         info.alive = self.is_alive(member_id)
+        info.restarting = (info.alive and member.leaving) or self.is_expected(member_id)
+        if info.restarting:
+            info.grace_left_ms = max(0, round(self._grace_left_s(member_id) * 1000))
         return info
 
     def describe_all(self) -> list[InfoT]:
@@ -285,5 +362,9 @@ class Membership(Generic[RecordT, InfoT]):
         return [member_id for member_id in self.ids() if self.is_alive(member_id)]
 
     def open_ids(self) -> list[int]:
-        """All members that are alive and may be given something: they are not draining."""
-        return [member_id for member_id in self.live_ids() if not self.is_draining(member_id)]
+        """All members that are alive and may be given something: they are neither draining nor about to stop."""
+        return [
+            member_id
+            for member_id in self.live_ids()
+            if not (self.is_draining(member_id) or self.is_leaving(member_id))
+        ]

@@ -356,7 +356,7 @@ class Recoveries:
                     epoch=broker.broker_epoch,
                     segment_bytes=broker.segment_bytes,
                     streamlets=counts[broker.broker_id],
-                    draining=broker.draining,
+                    draining=broker.draining or broker.restarting,
                 )
                 for broker in map(state.brokers.describe, state.brokers.live_ids())
             },

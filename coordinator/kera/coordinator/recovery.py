@@ -189,6 +189,10 @@ class Unneeded:
         """Whether the last launch of each source has said so of a backup."""
         return all(backup_id in self._last(source) for source in sources)
 
+    def of(self, broker_id: int, epoch: int, backup_id: int) -> bool:
+        """Whether this launch of a broker has said so of a backup."""
+        return backup_id in self._told.get(broker_id, {}).get(epoch, frozenset())
+
     def _last(self, source: common_pb2.RecoverySource) -> frozenset[int]:
         told = self._told.get(source.broker_id, {})
         return told.get(max((epoch for epoch in told if epoch < source.before_epoch), default=0), frozenset())

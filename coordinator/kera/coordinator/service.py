@@ -42,6 +42,8 @@ def coordinator_service(
         api.REBALANCE: handlers.rebalance,
         api.DRAIN: handlers.drain,
         api.LIST_RECOVERIES: handlers.list_recoveries,
+        api.PREPARE_RESTART: handlers.prepare_restart,
+        api.FORGET_MEMBER: handlers.forget_member,
     }
     if applications is not None:
         by_method.update(applications.handlers())
@@ -163,6 +165,12 @@ class _Handlers:
 
     async def drain(self, request: messages.DrainRequest) -> messages.DrainResponse:
         return await self._coordinator.drain(request)
+
+    async def prepare_restart(self, request: messages.PrepareRestartRequest) -> messages.PrepareRestartResponse:
+        return await self._coordinator.prepare_restart(request)
+
+    async def forget_member(self, request: messages.ForgetMemberRequest) -> messages.ForgetMemberResponse:
+        return await self._coordinator.forget_member(request)
 
     def list_recoveries(self, _: messages.ListRecoveriesRequest) -> messages.ListRecoveriesResponse:
         return messages.ListRecoveriesResponse(recoveries=self._coordinator.recoveries())

@@ -98,6 +98,13 @@ class CoordinatorSettings(KeraSettings):
         description="How long a streamlet that moves may wait for what is not durable yet, in ms; then it stays where"
         " it is. No chunk is taken for it meanwhile.",
     )
+    restart_grace_ms: int = Field(
+        60_000,
+        ge=0,
+        description="A broker or backup that has said that it stops in order to start again may be away for so long, in"
+        " ms, before it counts as lost: then what it has is recovered, and replicas are made anew. Longer than its stop"
+        " and its start take together.",
+    )
     moves_in_flight_max: int = Field(8, ge=1, description="How many streamlets move at the same time.")
     rebalance_interval_ms: int = Field(
         0,

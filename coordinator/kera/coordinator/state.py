@@ -33,6 +33,8 @@ STARTS = "starts/"
 """``starts/<stream id>/<streamlet id>`` → TakeOverStream, of which only `starts`: where entries start."""
 MOVES = "moves/"
 """``moves/<stream id>/<streamlet id>`` → Move that is under way, see ``migration``."""
+HANDED_OVER = "handed-over/"
+"""``handed-over/<broker id, 8 hexadecimal digits>`` → HandedOver: what a broker gets back, see ``restarts``."""
 RECOVERIES = "recoveries/"
 """``recoveries/<broker id, 8 digits>/<before_epoch, 16 digits>`` → RecoveryInfo."""
 
@@ -60,6 +62,11 @@ def members_prefix(noun: str) -> str:
 def member_key(noun: str, member_id: int) -> str:
     """Key of a member's record."""
     return f"{members_prefix(noun)}{member_id:08x}"
+
+
+def handed_over_key(broker_id: int) -> str:
+    """Key of what a broker gave away before it stopped."""
+    return f"{HANDED_OVER}{broker_id:08x}"
 
 
 def last_id(noun: str) -> str:
@@ -94,6 +101,7 @@ class State:
         times = {
             "heartbeat_interval_ms": settings.heartbeat_interval_ms,
             "heartbeats_missed_max": settings.heartbeats_missed_max,
+            "restart_grace_ms": settings.restart_grace_ms,
         }
         self.brokers: Membership[coordinator_pb2.RegisterBrokerRequest, common_pb2.BrokerInfo]
         self.brokers = Membership(BROKER, clock, **times)

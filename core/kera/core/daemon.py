@@ -47,14 +47,19 @@ from kera.core.process import die_with_parent, raise_descriptor_limit
 from kera.core.settings import KeraSettings
 from kera.core.telemetry import configure_logging, get_logger
 
-__all__ = ["STOP_TIMEOUT_S", "ExitCode", "run_daemon", "run_from_environment"]
+__all__ = ["HANDOVER_MS", "STOP_FLUSH_MS", "STOP_TIMEOUT_S", "ExitCode", "run_daemon", "run_from_environment"]
 
 log = get_logger("kera.daemon")
 
 SettingsT = TypeVar("SettingsT", bound=KeraSettings)
 
 STOP_TIMEOUT_S = 8.0
-"""From the signal to the end of the process. Below the 10 s after which container runtimes send SIGKILL."""
+"""From the signal to the end of the process, below the 10 s after which container runtimes send SIGKILL. For what has
+something to hand over or to write, in addition to the time for that."""
+HANDOVER_MS = 10_000
+"""How long the stop of a broker or a backup waits until others have gone on in its place, unless it is set."""
+STOP_FLUSH_MS = 30_000
+"""How long it may take to write what is in its memory to disk, likewise."""
 
 GC_ALLOCATIONS = 20_000
 """New objects that may be part of cycles, between looks at the youngest of them; Python's own choice is 700."""

@@ -29,6 +29,8 @@ BEAT_TIMEOUT_S = 2.0
 RETRY_INTERVAL_S = 0.2
 HURRY_PAUSE_S = 0.02
 """Between two heartbeats, however often they are wanted: whoever can ask for them must not flood the coordinator."""
+ANNOUNCE_TIMEOUT_S = 2.0
+"""For a coordinator that can be told of a restart: one that is away holds up nobody's stop for long."""
 
 
 class CoordinatorUnreachable(StartError):
@@ -46,8 +48,12 @@ class WrongCluster(StartError):
 class Registration:
     """One launch of a daemon, as the coordinator knows it."""
 
-    def __init__(self, coordinator: str, directory: DataDirectory, *, hurry: asyncio.Event | None = None) -> None:
-        """`coordinator` is ``host:port``, several with commas; `hurry`: a heartbeat is wanted at once.
+    def __init__(
+        self, coordinator: str, directory: DataDirectory, chosen_id: int = 0, *, hurry: asyncio.Event | None = None
+    ) -> None:
+        """`coordinator` is ``host:port``, several with commas; `chosen_id` what a new daemon wants for its id (0: any).
+
+        `hurry`: a heartbeat is wanted at once.
 
         Raises `InvalidSettings`.
         """
@@ -59,18 +65,31 @@ class Registration:
         except InvalidArgument as error:
             raise InvalidSettings(f"coordinator: {error.message}", **error.attributes) from error
         self.launch_id = uuid.uuid4().hex
+        self._chosen_id = chosen_id
+        self.id_is_chosen = False
+        """This daemon is new, and `identify` has said which id it wants."""
         self.heartbeat_interval_s = 1.0
         self.last_sent_s = 0.0
         """When the last request that was answered had been sent, by `time.monotonic`: so long the coordinator knows of
         us, at least."""
+        self.stopping = False
+        """Heartbeats only say that this launch is still there: it takes nothing any more, nor what it is told."""
 
     async def identify(self, timeout_s: float) -> int:
-        """The id that the data directory has; 0: none yet.
+        """The id that the data directory has, or that a new daemon wants; 0: any.
 
-        Raises `WrongCluster`, before anything is registered: elsewhere that would fence the daemon with our id; and
-        `CoordinatorUnreachable`.
+        Raises `InvalidSettings` when it has another one than is wanted; `WrongCluster`, before anything is registered:
+        elsewhere that would fence the daemon with our id; and `CoordinatorUnreachable`.
         """
         member_id, cluster_id = self._directory.load()
+        if member_id and self._chosen_id not in {0, member_id}:
+            role = self._directory.identity.role
+            raise InvalidSettings(
+                f"data directory {self._directory.path} belongs to {role} {member_id}, not {self._chosen_id};"
+                f" leave --{role}-id out, or choose another --data-dir",
+                path=str(self._directory.path),
+            )
+        self.id_is_chosen = bool(self._chosen_id and not member_id)
         if cluster_id:
             answer = await self.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest(), timeout_s)
             if answer.cluster_id != cluster_id:
@@ -80,7 +99,7 @@ class Registration:
                     " name the right one with --coordinator, or choose another --data-dir",
                     path=str(self._directory.path),
                 )
-        return member_id
+        return member_id or self._chosen_id
 
     def remember(self, member_id: int, cluster_id: str, heartbeat_interval_ms: int) -> None:
         """What the coordinator has answered; the identity is durable when this returns. Raises `PathNotWritable`."""
@@ -138,6 +157,25 @@ class Registration:
             async with asyncio.timeout(max(0.0, self.heartbeat_interval_s - HURRY_PAUSE_S)):
                 await self._hurry.wait()
         self._hurry.clear()
+
+    async def announce(
+        self, request: coordinator_pb2.PrepareRestartRequest
+    ) -> coordinator_pb2.PrepareRestartResponse | None:
+        """Tell the coordinator that this launch stops in order to start again.
+
+        None: nobody could be told, or this launch is not the current one. Then its absence counts as a crash.
+        """
+        timeout_s = request.wait_ms / 1000 + ANNOUNCE_TIMEOUT_S
+        deadline_s = time.monotonic() + ANNOUNCE_TIMEOUT_S
+        while True:
+            try:
+                return await self._call(api.PREPARE_RESTART, request, timeout_s)
+            except KeraError as error:
+                again = isinstance(error, NotLeader | Unavailable | Uncertain) and time.monotonic() < deadline_s
+                if not again:
+                    log.warning("the coordinator does not know of this restart", error=error.message)
+                    return None
+            await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         sent_s = time.monotonic()

@@ -6,10 +6,11 @@ keyword arguments), the environment (``KERA_<SECTION>_<FIELD>``), the section of
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from kera.core.errors import StartError
+from kera.core.errors import InvalidArgument, StartError
 
 CONFIG_FILE_VARIABLE = "KERA_CONFIG"
 """Environment variable that names the TOML file when no flag does."""
@@ -29,6 +30,15 @@ class InvalidSettings(StartError):
     """A setting has a wrong value, is unknown, or the file cannot be read."""
 
     code = "invalid_settings"
+
+
+@contextlib.contextmanager
+def setting(name: str) -> Iterator[None]:
+    """What is wrong with the setting `name` is an error of the start."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidSettings(f"{name}: {error.message}", **error.attributes) from error
 
 
 class _TomlSection(PydanticBaseSettingsSource):

@@ -544,6 +544,8 @@ class BrokerInfo(_message.Message):
     ALIVE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PUSH_UNIX_PATH_FIELD_NUMBER: _builtins.int
+    RESTARTING_FIELD_NUMBER: _builtins.int
+    GRACE_LEFT_MS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     node_id: _builtins.str
@@ -561,6 +563,11 @@ class BrokerInfo(_message.Message):
     """It gets no streamlets, and those it has move to others."""
     push_unix_path: _builtins.str
     """Path of the unix socket where chunks are pushed to readers of the same node (push.proto); empty: not offered."""
+    restarting: _builtins.bool
+    """It has said that it stops in order to start again. It gets nothing new; and once it is not alive, that counts as no
+    loss for `grace_left_ms`.
+    """
+    grace_left_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -575,10 +582,12 @@ class BrokerInfo(_message.Message):
         alive: _builtins.bool = ...,
         draining: _builtins.bool = ...,
         push_unix_path: _builtins.str = ...,
+        restarting: _builtins.bool = ...,
+        grace_left_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grpc_address", b"grpc_address", "node_id", b"node_id", "push_unix_path", b"push_unix_path", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grace_left_ms", b"grace_left_ms", "grpc_address", b"grpc_address", "node_id", b"node_id", "push_unix_path", b"push_unix_path", "restarting", b"restarting", "segment_bytes", b"segment_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -602,6 +611,8 @@ class BackupInfo(_message.Message):
     FREE_DISK_BYTES_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    RESTARTING_FIELD_NUMBER: _builtins.int
+    GRACE_LEFT_MS_FIELD_NUMBER: _builtins.int
     backup_id: _builtins.int
     backup_epoch: _builtins.int
     """Epoch of the backup's launch: what it had in memory ends with it."""
@@ -622,6 +633,9 @@ class BackupInfo(_message.Message):
     alive: _builtins.bool
     draining: _builtins.bool
     """It gets no new replicas, and those it has are made anew elsewhere."""
+    restarting: _builtins.bool
+    """See BrokerInfo. It gets no new replicas; those that it has count as being there."""
+    grace_left_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -639,10 +653,12 @@ class BackupInfo(_message.Message):
         free_disk_bytes: _builtins.int = ...,
         alive: _builtins.bool = ...,
         draining: _builtins.bool = ...,
+        restarting: _builtins.bool = ...,
+        grace_left_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "disk_bytes", b"disk_bytes", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes", "grpc_address", b"grpc_address", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rack", b"rack", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "disk_bytes", b"disk_bytes", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes", "grace_left_ms", b"grace_left_ms", "grpc_address", b"grpc_address", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rack", b"rack", "restarting", b"restarting", "segment_bytes", b"segment_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

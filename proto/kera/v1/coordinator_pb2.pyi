@@ -56,6 +56,172 @@ RECOVERY_PHASE_CANCELLED: RecoveryPhase.ValueType  # 6
 Global___RecoveryPhase: _TypeAlias = RecoveryPhase  # noqa: Y015
 
 @_typing.final
+class PrepareRestartRequest(_message.Message):
+    """Sent twice by who stops: first to have others go on in its place, then, when it takes nothing any more, with `stopping`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """One of the two."""
+    backup_id: _builtins.int
+    epoch: _builtins.int
+    """Of the launch that stops."""
+    wait_ms: _builtins.int
+    """How long the answer may wait until other brokers have taken its streamlets."""
+    stopping: _builtins.bool
+    """It takes nothing any more, and is about to end: from now on its absence counts as no loss, for a time."""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        backup_id: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+        stopping: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "broker_id", b"broker_id", "epoch", b"epoch", "stopping", b"stopping", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareRestartRequest: _TypeAlias = PrepareRestartRequest  # noqa: Y015
+
+@_typing.final
+class PrepareRestartResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAMLETS_GIVEN_FIELD_NUMBER: _builtins.int
+    STREAMLETS_LEFT_FIELD_NUMBER: _builtins.int
+    OTHERS_GO_ON_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    streamlets_given: _builtins.int
+    """Streamlets that it gave to other brokers, and those that it still owns: who writes to these waits until it is back."""
+    streamlets_left: _builtins.int
+    others_go_on: _builtins.bool
+    """A backup: brokers go on at others, so that it is worth to wait until nothing is open there."""
+    grace_ms: _builtins.int
+    """For so long its absence counts as no loss, from when it was last heard of."""
+    def __init__(
+        self,
+        *,
+        streamlets_given: _builtins.int = ...,
+        streamlets_left: _builtins.int = ...,
+        others_go_on: _builtins.bool = ...,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_ms", b"grace_ms", "others_go_on", b"others_go_on", "streamlets_given", b"streamlets_given", "streamlets_left", b"streamlets_left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareRestartResponse: _TypeAlias = PrepareRestartResponse  # noqa: Y015
+
+@_typing.final
+class HandedOver(_message.Message):
+    """What a broker gave away before it stopped, and gets back when it has started again. Only in the coordinator's store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Place(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        STREAM_ID_FIELD_NUMBER: _builtins.int
+        STREAMLET_ID_FIELD_NUMBER: _builtins.int
+        BROKER_ID_FIELD_NUMBER: _builtins.int
+        stream_id: _builtins.int
+        streamlet_id: _builtins.int
+        broker_id: _builtins.int
+        """Who got it."""
+        def __init__(
+            self,
+            *,
+            stream_id: _builtins.int = ...,
+            streamlet_id: _builtins.int = ...,
+            broker_id: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandedOver.Place]: ...
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        places: _abc.Iterable[Global___HandedOver.Place] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandedOver: _TypeAlias = HandedOver  # noqa: Y015
+
+@_typing.final
+class ForgetMemberRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """One of the two."""
+    backup_id: _builtins.int
+    force: _builtins.bool
+    """Also if something is lost by that."""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        backup_id: _builtins.int = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "broker_id", b"broker_id", "force", b"force"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMemberRequest: _TypeAlias = ForgetMemberRequest  # noqa: Y015
+
+@_typing.final
+class ForgetMemberResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was lost by it, in words."""
+
+    def __init__(
+        self,
+        *,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMemberResponse: _TypeAlias = ForgetMemberResponse  # noqa: Y015
+
+@_typing.final
 class ReportBrokerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -878,10 +1044,13 @@ class RegisterBrokerRequest(_message.Message):
     BROKER_FIELD_NUMBER: _builtins.int
     LAUNCH_ID_FIELD_NUMBER: _builtins.int
     LOST_MEMORY_FIELD_NUMBER: _builtins.int
+    CHOSEN_ID_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
     lost_memory: _builtins.bool
     """What launches before had in memory is gone, though they had not stopped by themselves."""
+    chosen_id: _builtins.bool
+    """A new broker that is to have the id in `broker`; refused if there is one with that id."""
     @_builtins.property
     def broker(self) -> _common_pb2.BrokerInfo:
         """broker_id 0: a new broker, give it an id."""
@@ -892,10 +1061,11 @@ class RegisterBrokerRequest(_message.Message):
         broker: _common_pb2.BrokerInfo | None = ...,
         launch_id: _builtins.str = ...,
         lost_memory: _builtins.bool = ...,
+        chosen_id: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1203,8 +1373,11 @@ class RegisterBackupRequest(_message.Message):
 
     BACKUP_FIELD_NUMBER: _builtins.int
     LAUNCH_ID_FIELD_NUMBER: _builtins.int
+    CHOSEN_ID_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
+    chosen_id: _builtins.bool
+    """See RegisterBrokerRequest."""
     @_builtins.property
     def backup(self) -> _common_pb2.BackupInfo:
         """backup_id 0: a new backup, give it an id."""
@@ -1214,10 +1387,11 @@ class RegisterBackupRequest(_message.Message):
         *,
         backup: _common_pb2.BackupInfo | None = ...,
         launch_id: _builtins.str = ...,
+        chosen_id: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "launch_id", b"launch_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "chosen_id", b"chosen_id", "launch_id", b"launch_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,9 @@ class FakeCoordinator:
         self.backup_heartbeats: list[coordinator_pb2.BackupHeartbeatRequest] = []
         self.registration_errors: list[Exception] = []
         self.heartbeat_errors: list[Exception | None] = []
+        self.restarts: list[coordinator_pb2.PrepareRestartRequest] = []
+        self.others_go_on = False
+        """Told to backups that restart."""
 
     def service(self) -> Service:
         return {
@@ -42,6 +45,7 @@ class FakeCoordinator:
             api.HEARTBEAT: self._heartbeat,
             api.REGISTER_BACKUP: self._register_backup,
             api.BACKUP_HEARTBEAT: self._backup_heartbeat,
+            api.PREPARE_RESTART: self._prepare_restart,
         }
 
     def _describe(self, _call: Call[Any]) -> Reply[Any]:
@@ -87,6 +91,10 @@ class FakeCoordinator:
                 fences=self.fences,
             )
         )
+
+    def _prepare_restart(self, call: Call[Any]) -> Reply[Any]:
+        self.restarts.append(call.message)
+        return Reply(coordinator_pb2.PrepareRestartResponse(others_go_on=self.others_go_on, grace_ms=1000))
 
     def _backup_heartbeat(self, call: Call[Any]) -> Reply[Any]:
         self.backup_heartbeats.append(call.message)

@@ -171,6 +171,41 @@ async def test_what_the_disk_does_not_take_at_the_end_stays_in_memory_for_the_ne
     assert list(settings.shm_dir.iterdir()) == []
 
 
+async def test_a_stop_without_time_tells_how_much_is_not_on_disk_and_keeps_it(
+    settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as context:
+        async with started(change(settings, stop_flush_ms=0)) as engine:
+            append(engine, *range(6))
+            left = engine.memory.bytes_left
+            context.setattr(engine.memory, "plan", list)  # the disk does not get to it
+    assert left > 0
+    assert f"bytes={left}" in capsys.readouterr().err
+    assert len(list(settings.shm_dir.iterdir())) == 1
+    async with started(settings) as engine:
+        assert engine.restart.found.attached
+        assert await read_all(engine) == list(range(6))
+    assert list(settings.shm_dir.iterdir()) == []
+
+
+async def test_memory_that_cannot_be_put_on_disk_keeps_its_size(
+    settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    engine = await LogEngine.start(settings, settings.data_dir)
+    engine.streams.open(stream_info(), BROKER_ID)
+    append(engine, *range(9))
+    await kill(engine)
+    with monkeypatch.context() as context:
+        context.setattr(LocalDisk, "write", fail)
+        with pytest.raises(StartError, match=f"--arena-bytes {settings.arena_bytes} --segment-bytes"):
+            await LogEngine.start(change(settings, arena_bytes=ByteSize(4 * SLOT_BYTES)), settings.data_dir)
+    async with started(settings) as engine:
+        assert await read_all(engine) == list(range(9))
+
+
 async def test_an_ephemeral_broker_flushes_nothing_at_its_end_and_leaves_no_memory(settings: BrokerSettings) -> None:
     async with started(change(settings, ephemeral=True)) as engine:
         append(engine, *range(3))

@@ -1,6 +1,7 @@
 """A whole broker in this process, between a coordinator that is a fake and real sockets."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -235,3 +236,48 @@ def test_wrong_settings_end_the_start_with_a_line_that_names_them(
     line = capsys.readouterr().err
     assert line.startswith("kera: error: ")
     assert "port" in line
+
+
+async def test_a_broker_that_is_stopped_says_so_and_takes_nothing_from_then_on(
+    settings: BrokerSettings, coordinator: FakeCoordinator
+) -> None:
+    lasting = settings.model_copy(update={"ephemeral": False, "handover_ms": 70})
+    async with serve(lasting) as ready:
+        assert await write(ready["frames_address"], batch_chunk(1, 0)) == [""]
+        assert coordinator.restarts == []
+    first, second = coordinator.restarts
+    assert (first.broker_id, first.epoch, first.wait_ms, first.stopping) == (BROKER_ID, EPOCH, 70, False)
+    assert (second.broker_id, second.epoch, second.stopping) == (BROKER_ID, EPOCH, True)
+
+
+@pytest.mark.parametrize("change", [{"ephemeral": True}, {"handover_ms": 0}])
+async def test_a_broker_that_does_not_come_back_or_is_not_to_say_so_announces_nothing(
+    settings: BrokerSettings, coordinator: FakeCoordinator, change: dict[str, Any]
+) -> None:
+    async with serve(settings.model_copy(update={"ephemeral": False, **change})):
+        pass
+    assert coordinator.restarts == []
+
+
+async def test_a_broker_stops_although_no_coordinator_can_be_told(
+    tmp_path: Path, shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kera.core.registration.ANNOUNCE_TIMEOUT_S", 0.2)
+    async with contextlib.AsyncExitStack() as stack, serving(FakeCoordinator(streams=[stream_info()])) as fake:
+        settings = BrokerSettings.for_testing(tmp_path / "broker", fake.address)
+        lasting = settings.model_copy(update={"shm_dir": shm_dir, "ephemeral": False})
+        ready = await stack.enter_async_context(serve(lasting))
+        assert await write(ready["frames_address"], batch_chunk(1, 0)) == [""]
+        moved = stack.pop_all()
+    await moved.aclose()
+    assert list(shm_dir.iterdir()) == [], "and all is on disk"
+
+
+async def test_a_broker_tells_where_it_is_reached(settings: BrokerSettings, coordinator: FakeCoordinator) -> None:
+    told = {"host": "0.0.0.0", "advertised_address": "broker.example.org", "broker_id": BROKER_ID}
+    async with serve(settings.model_copy(update=told)) as ready:
+        (registered,) = coordinator.registered
+        assert registered.broker.grpc_address == ready["grpc_address"]
+        assert ready["grpc_address"].startswith("broker.example.org:")
+        assert ready["frames_address"].startswith("broker.example.org:")
+        assert (registered.broker.broker_id, registered.chosen_id) == (BROKER_ID, True)

@@ -303,3 +303,23 @@ def test_a_recovery_is_shown_as_a_timeline(control: ControlClient, capsys: pytes
 def test_members_that_are_emptied_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     client.backups = [dataclasses.replace(backup(1), draining=True)]
     assert "yes, draining" in output(capsys)
+
+
+def test_members_that_restart_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    client.backups = [
+        dataclasses.replace(backup(1), restarting=True, grace_left_ms=60_000),
+        dataclasses.replace(backup(2, alive=False), restarting=True, grace_left_ms=41_400),
+    ]
+    shown = output(capsys)
+    assert "yes, stopping" in shown
+    assert "no, restarting, lost in 41 s" in shown
+
+
+def test_who_is_forgotten_and_what_is_given_up_by_that_is_told(
+    control: ControlClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.answers = [[], ["stream 's'"]]
+    assert run(capsys, "forget", "backup-3") == ["backup 3 is forgotten"]
+    assert run(capsys, "forget", "broker-2", "--force") == ["broker 2 is forgotten", "  given up: stream 's'"]
+    assert control.asked == [("forget_backup", 3, {"force": False}), ("forget_broker", 2, {"force": True})]
+    assert run_app(app, ["cluster", "forget", "2"]) != 0

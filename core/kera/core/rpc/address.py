@@ -6,6 +6,7 @@ And why one cannot be used.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import tempfile
 from pathlib import Path
@@ -31,6 +32,49 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or (":" in host and not bracketed) or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
         raise InvalidArgument(f"{address!r} is no address of the form host:port", address=address)
     return host, int(port)
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether one listens at all addresses with this one, which nobody else can go to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return not host
+
+
+def advertised_address(advertised: str, host: str, port: int) -> str:
+    """Where others reach who listens at `host` and `port`: there, or where `advertised` says.
+
+    That is ``host:port``, or a host, with the port that is listened on. Raises `InvalidArgument` when it is neither, or
+    when nobody could go there.
+    """
+    if not advertised:
+        address = join_address(host, port)
+    elif _is_host(advertised):
+        address = join_address(advertised.strip("[]"), port)
+    else:
+        address = advertised
+    told_host, told_port = split_address(address)
+    if is_everywhere(told_host) or not told_port:
+        raise InvalidArgument(
+            f"others cannot be told to go to {address}; say with advertised_address where they reach this host",
+            address=address,
+        )
+    return address
+
+
+def host_of(advertised: str) -> str:
+    """The host that an advertised address names; empty: none."""
+    return advertised if _is_host(advertised) else split_address(advertised)[0]
+
+
+def _is_host(text: str) -> bool:
+    """A name, or an address without a port."""
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return ":" not in text
+    return True
 
 
 def unix_socket_path(data_dir: Path, name: str) -> Path:

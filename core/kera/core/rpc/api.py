@@ -117,6 +117,12 @@ DRAIN = Method(COORDINATOR, "Drain", 116, coordinator.DrainRequest, coordinator.
 LIST_RECOVERIES = Method(
     COORDINATOR, "ListRecoveries", 117, coordinator.ListRecoveriesRequest, coordinator.ListRecoveriesResponse
 )
+PREPARE_RESTART = Method(
+    COORDINATOR, "PrepareRestart", 118, coordinator.PrepareRestartRequest, coordinator.PrepareRestartResponse
+)
+FORGET_MEMBER = Method(
+    COORDINATOR, "ForgetMember", 119, coordinator.ForgetMemberRequest, coordinator.ForgetMemberResponse
+)
 
 COORDINATOR_METHODS = (
     CREATE_STREAM,
@@ -136,6 +142,8 @@ COORDINATOR_METHODS = (
     REBALANCE,
     DRAIN,
     LIST_RECOVERIES,
+    PREPARE_RESTART,
+    FORGET_MEMBER,
 )
 
 REPLICATE = Method(BACKUP, "Replicate", 201, backup.ReplicateRequest, backup.ReplicateResponse, bulk=True)

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from kera.core.errors import InvalidArgument
-from kera.core.rpc.address import UNIX_PATH_BYTES_MAX, join_address, split_address, unix_socket_path
+from kera.core.rpc.address import (
+    UNIX_PATH_BYTES_MAX,
+    advertised_address,
+    host_of,
+    is_everywhere,
+    join_address,
+    split_address,
+    unix_socket_path,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,3 +50,33 @@ def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(t
     assert all(path.parent == Path(tempfile.gettempdir()) for path in found)
     assert all(len(bytes(path)) <= UNIX_PATH_BYTES_MAX for path in found)
     assert unix_socket_path(deep, "broker") in found
+
+
+@pytest.mark.parametrize(
+    ("advertised", "told"),
+    [
+        ("", "10.0.0.1:7401"),
+        ("broker-1.example.org", "broker-1.example.org:7401"),
+        ("broker-1.example.org:17401", "broker-1.example.org:17401"),
+        ("192.0.2.7", "192.0.2.7:7401"),
+        ("2001:db8::1", "[2001:db8::1]:7401"),
+        ("[2001:db8::1]:9", "[2001:db8::1]:9"),
+    ],
+)
+def test_others_are_told_what_is_advertised_or_where_it_listens(advertised: str, told: str) -> None:
+    assert advertised_address(advertised, "10.0.0.1", 7401) == told
+    assert host_of(advertised) == (split_address(told)[0] if advertised else "")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_nobody_is_told_to_go_everywhere(host: str) -> None:
+    assert is_everywhere(host)
+    with pytest.raises(InvalidArgument, match=r"advertised_address|no address of the form"):
+        advertised_address("", host, 7401)
+    assert advertised_address("there", host, 7401) == "there:7401"
+
+
+@pytest.mark.parametrize("advertised", ["0.0.0.0", "0.0.0.0:7401", "[::]:7401", "there:0", "there:http"])
+def test_what_nobody_could_go_to_is_not_advertised(advertised: str) -> None:
+    with pytest.raises(InvalidArgument):
+        advertised_address(advertised, "10.0.0.1", 7401)

@@ -75,6 +75,8 @@ def test_the_numbers_in_frames_never_change() -> None:
         "Rebalance": 115,
         "Drain": 116,
         "ListRecoveries": 117,
+        "PrepareRestart": 118,
+        "ForgetMember": 119,
         "Replicate": 201,
         "ReadReplica": 202,
         "ListReplicas": 203,

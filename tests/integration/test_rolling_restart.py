@@ -1,0 +1,54 @@
+"""Planned restarts under load: the short form of ``make chaos-restart``, and what it does not try."""
+
+import asyncio
+from pathlib import Path
+
+from tests.chaos import restart
+from tests.integration.control_support import (
+    broker_id_of,
+    check_log,
+    connect,
+    control_cluster,
+    settle,
+    until_registered,
+    writer,
+)
+
+
+async def test_a_rolling_restart_is_no_crash_and_leaves_streamlets_where_they_were(tmp_path: Path) -> None:
+    async with (
+        control_cluster(tmp_path, brokers=2, backups=2) as cluster,
+        restart.under_load(cluster, replication=1) as load,
+    ):
+        turns = await restart.roll(
+            cluster, load
+        )  # raises `Wrong` when a recovery has begun, or a streamlet is elsewhere
+        assert [turn.name for turn in turns] == ["backup-1", "backup-2", "broker-1", "broker-2", "coordinator"]
+        assert await restart.check(load) > 0
+        assert restart.made_anew_bytes(cluster) == 0
+
+
+async def test_the_only_broker_restarts_and_its_producers_go_on(tmp_path: Path) -> None:
+    async with control_cluster(tmp_path, brokers=1, backups=1) as cluster, await connect(cluster) as client:
+        await client.admin.create_stream("s", streamlets=2, replication=1)
+        async with writer(client, "s") as writing:
+            await writing.go_on()
+            await cluster.restart("broker-1")
+            await until_registered(client, broker_id_of(cluster, "broker-1"))
+            await writing.go_on()
+            await settle([writing])
+            assert await check_log(client, "s", [writing]) == writing.acknowledged
+
+
+async def test_a_broker_stops_in_time_and_keeps_its_data_while_no_coordinator_can_be_told(tmp_path: Path) -> None:
+    async with control_cluster(tmp_path, brokers=1, backups=1) as cluster, await connect(cluster) as client:
+        await client.admin.create_stream("s", replication=1)
+        async with writer(client, "s") as writing:
+            await writing.go_on()
+            await cluster.kill("coordinator")
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(cluster.restart("broker-1"))
+                tasks.create_task(cluster.restart("coordinator"))
+            await writing.go_on()
+            await settle([writing])
+            assert await check_log(client, "s", [writing]) == writing.acknowledged

@@ -1,0 +1,210 @@
+"""Planned restarts, as the coordinator sees them."""
+
+import asyncio
+
+import pytest
+
+from kera.core.errors import InvalidArgument, StaleEpoch, Unavailable
+from kera.v1 import common_pb2, coordinator_pb2
+from tests.unit.coordinator.fake_cluster import Cluster
+
+GRACE_S = 60
+
+
+@pytest.fixture
+async def three(cluster: Cluster) -> Cluster:
+    """Three brokers with two streamlets each, replicated on one of two backups."""
+    for launch in "abc":
+        await cluster.register(launch)
+    for launch in "xy":
+        await cluster.register_backup(launch)
+    await cluster.create("orders", streamlets=6, replication=1)
+    await cluster.heartbeat(1, 2, 3)
+    return cluster
+
+
+def owners(cluster: Cluster) -> list[int]:
+    return [one.broker_id for one in cluster.coordinator.stream("orders").assignments]
+
+
+async def prepare(
+    cluster: Cluster, broker_id: int, *, stopping: bool = False, wait_ms: int = 1000
+) -> coordinator_pb2.PrepareRestartResponse:
+    epoch = cluster.coordinator.state.brokers.epoch(broker_id)
+    request = coordinator_pb2.PrepareRestartRequest(
+        broker_id=broker_id, epoch=epoch, wait_ms=wait_ms, stopping=stopping
+    )
+    return await cluster.coordinator.prepare_restart(request)
+
+
+async def stop(cluster: Cluster, broker_id: int) -> None:
+    await prepare(cluster, broker_id)
+    await prepare(cluster, broker_id, stopping=True)
+
+
+async def start(cluster: Cluster, broker_id: int) -> None:
+    """It registers, and is there."""
+    await cluster.register(f"again-{broker_id}-{cluster.coordinator.state.brokers.epoch(broker_id)}", broker_id)
+    await cluster.heartbeat(broker_id)
+    await cluster.settle()
+
+
+async def go_by(cluster: Cluster, seconds: int) -> None:
+    """Time, in which brokers 2 and 3 and the backups are heard of."""
+    for _ in range(seconds):
+        for _ in range(10):
+            cluster.clock.advance(0.1)
+            cluster.coordinator.tick()
+        await cluster.heartbeat(2, 3)
+        cluster.backup_heartbeat(1, 2)
+        await cluster.settle()
+
+
+def broker(cluster: Cluster, broker_id: int) -> common_pb2.BrokerInfo:
+    return cluster.coordinator.state.brokers.describe(broker_id)
+
+
+async def test_a_broker_that_restarts_gives_its_streamlets_away_and_gets_them_back(three: Cluster) -> None:
+    before = owners(three)
+
+    answer = await prepare(three, 1)
+    assert (answer.streamlets_given, answer.streamlets_left, answer.grace_ms) == (2, 0, GRACE_S * 1000)
+    assert sorted(owners(three)) == [2, 2, 2, 3, 3, 3]
+    assert (broker(three, 1).alive, broker(three, 1).restarting) == (True, True)
+
+    await prepare(three, 1, stopping=True)
+    assert (broker(three, 1).alive, broker(three, 1).restarting) == (False, True)
+    await three.silence(1)
+    assert three.coordinator.recoveries() == []
+    assert broker(three, 1).grace_left_ms < GRACE_S * 1000
+
+    await start(three, 1)
+    assert owners(three) == before
+    assert (broker(three, 1).alive, broker(three, 1).restarting) == (True, False)
+    assert await three.store.list("handed-over/") == {}
+
+
+async def test_streamlets_of_one_stream_move_together(three: Cluster) -> None:
+    versions = three.coordinator.stream("orders").assignments_version
+    await prepare(three, 1)
+    assert three.coordinator.stream("orders").assignments_version == versions + 1
+    assert len([one for one in three.brokers.sealed if one[0] == 1]) == 2
+    assert await three.store.list("moves/") == {}
+
+
+async def test_what_a_broker_that_restarts_had_is_recovered_when_the_grace_is_over(three: Cluster) -> None:
+    await stop(three, 1)
+    await go_by(three, GRACE_S - 1)
+    assert three.coordinator.recoveries() == []
+
+    await go_by(three, 2)
+    (recovery,) = three.coordinator.recoveries()
+    assert (recovery.broker_id, recovery.cause) == (1, "dead")
+    assert not broker(three, 1).restarting
+
+
+async def test_a_report_about_a_broker_that_restarts_comes_to_nothing(three: Cluster) -> None:
+    await stop(three, 1)
+    three.brokers.refused = {1}
+    three.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1, reason="refused"))
+    await three.settle()
+    assert three.coordinator.recoveries() == []
+
+
+async def test_the_next_coordinator_knows_who_restarts_and_what_it_gets_back(three: Cluster) -> None:
+    before = owners(three)
+    await stop(three, 1)
+    await three.restart()
+    assert (broker(three, 1).alive, broker(three, 1).restarting) == (False, True)
+    await go_by(three, GRACE_S - 1)
+    assert three.coordinator.recoveries() == []
+    await start(three, 1)
+    assert owners(three) == before
+
+
+async def test_a_broker_gets_back_only_what_nobody_has_moved_since(three: Cluster) -> None:
+    before = owners(three)
+    await stop(three, 1)
+    moved, stays = (number for number, owner in enumerate(before) if owner == 1)
+    elsewhere = 5 - owners(three)[moved]
+    await three.coordinator.move_streamlet("orders", moved, elsewhere)
+    await start(three, 1)
+    assert (owners(three)[moved], owners(three)[stays]) == (elsewhere, 1)
+    assert await three.store.list("handed-over/") == {}
+
+
+async def test_a_broker_without_others_waits_with_what_it_has(cluster: Cluster) -> None:
+    await cluster.register("a")
+    await cluster.register_backup("x")
+    await cluster.create("orders", streamlets=2, replication=1)
+    answer = await prepare(cluster, 1)
+    assert (answer.streamlets_given, answer.streamlets_left) == (0, 2)
+    await prepare(cluster, 1, stopping=True)
+    await cluster.silence(1)
+    assert cluster.coordinator.recoveries() == []
+    await start(cluster, 1)
+    assert (owners(cluster), broker(cluster, 1).alive) == ([1, 1], True)
+
+
+async def test_a_streamlet_that_cannot_move_keeps_no_other(three: Cluster) -> None:
+    stuck = owners(three).index(1)
+    three.brokers.unsealable = {stuck}
+    answer = await prepare(three, 1)
+    assert (answer.streamlets_given, answer.streamlets_left) == (1, 1)
+    assert owners(three)[stuck] == 1
+
+
+async def test_brokers_that_stop_at_the_same_time_give_each_other_nothing(three: Cluster) -> None:
+    answers = await asyncio.gather(*(prepare(three, broker_id) for broker_id in (1, 2, 3)))
+    for broker_id in (1, 2, 3):
+        await prepare(three, broker_id, stopping=True)
+    assert sum(answer.streamlets_left for answer in answers) <= 6
+    with pytest.raises(Unavailable):
+        await three.create("more")
+
+
+async def test_a_hand_over_ends_when_its_time_is_up(three: Cluster) -> None:
+    three.brokers.answering.clear()
+    answer = await prepare(three, 1, wait_ms=1)
+    assert answer.streamlets_left == 2
+    three.brokers.answering.set()
+    await three.coordinator.close()
+
+
+async def test_only_the_current_launch_of_a_member_restarts(three: Cluster) -> None:
+    request = coordinator_pb2.PrepareRestartRequest(broker_id=1, epoch=99)
+    with pytest.raises(StaleEpoch):
+        await three.coordinator.prepare_restart(request)
+    with pytest.raises(InvalidArgument, match="one of the two"):
+        await three.coordinator.prepare_restart(coordinator_pb2.PrepareRestartRequest())
+
+
+async def test_a_broker_that_restarts_gets_nothing_new(three: Cluster) -> None:
+    await stop(three, 1)
+    created = await three.create("more", streamlets=4, replication=1)
+    assert {one.broker_id for one in created.assignments} == {2, 3}
+    with pytest.raises(Unavailable, match="is not alive"):
+        await three.coordinator.move_streamlet("orders", 1, 1)
+
+
+async def test_a_backup_that_restarts_is_there_for_the_grace_and_gets_nothing(three: Cluster) -> None:
+    def backup() -> common_pb2.BackupInfo:
+        return three.coordinator.state.backups.describe(1)
+
+    request = coordinator_pb2.PrepareRestartRequest(backup_id=1, epoch=backup().backup_epoch)
+    assert (await three.coordinator.prepare_restart(request)).others_go_on
+    assert (backup().alive, backup().restarting) == (True, True)
+    request.stopping = True
+    await three.coordinator.prepare_restart(request)
+    assert (backup().alive, backup().restarting) == (False, True)
+    three.clock.advance(GRACE_S + 1)
+    assert not backup().restarting
+
+    await three.register_backup("x2", 1)
+    assert (backup().alive, backup().restarting) == (True, False)
+
+
+async def test_a_backup_without_enough_others_need_not_wait_for_brokers(three: Cluster) -> None:
+    await three.create("twice", replication=2)
+    request = coordinator_pb2.PrepareRestartRequest(backup_id=1, epoch=three.coordinator.state.backups.epoch(1))
+    assert not (await three.coordinator.prepare_restart(request)).others_go_on
