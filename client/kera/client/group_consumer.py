@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -40,6 +39,7 @@ from kera.client.keep_alive import KeepAlive
 from kera.client.records import records_of
 from kera.client.retry import backoff_s
 from kera.client.types import ChunkBatch, Record, StreamDescription, fill_cursor, position_of
+from kera.core.clock import boottime_s
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, KeraError, LeaseLost
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
@@ -160,7 +160,7 @@ class GroupConsumer:
         """Set, and replaced, with each answer of the coordinator."""
         self._commits: list[asyncio.Future[None]] = []
         """Who waits for a commit."""
-        self._committed_s = time.monotonic()
+        self._committed_s = boottime_s()
         self._busy_since_s: float | None = None
         """Since when the application does not wait for more; None: it does."""
         self._sure_s = float("-inf")
@@ -200,8 +200,8 @@ class GroupConsumer:
             self._streams[stream.stream_id] = stream
         self._started = True
         self._feed = GroupFeed(self._cluster, self._settings, self._streams)
-        self._busy_since_s = time.monotonic()
-        self._keep_alive.heard_s = time.monotonic()
+        self._busy_since_s = boottime_s()
+        self._keep_alive.heard_s = boottime_s()
         self._keep_alive.start()
         self._start(self._rounds())
 
@@ -247,7 +247,7 @@ class GroupConsumer:
                     if record.offset == last:
                         self._open = None
                         self._take(held, chunk)
-                    self._busy_since_s = time.monotonic()
+                    self._busy_since_s = boottime_s()
                     yield record
                     if self._has_come():
                         await self._as_waiting(self._wait_for_lease())
@@ -320,20 +320,20 @@ class GroupConsumer:
 
     def _busy_ms(self) -> int:
         since_s = self._busy_since_s
-        return 0 if since_s is None else max(1, round((time.monotonic() - since_s) * 1000))
+        return 0 if since_s is None else max(1, round((boottime_s() - since_s) * 1000))
 
     def _take(self, held: _Held, chunk: ChunkBatch) -> None:
         """A chunk goes to the application."""
         held.taken = held.taken._replace(next=chunk.next, record=chunk.header.first_record + chunk.header.record_count)
         self._handed = held
         self._bytes_consumed += chunk.header.chunk_bytes
-        self._busy_since_s = time.monotonic()
+        self._busy_since_s = boottime_s()
 
     def _has_come(self) -> bool:
         """The application comes for more; whether that is too late."""
         late = self._busy_ms() > self._settings.progress_timeout_ms
         if late:
-            self._sure_s = time.monotonic()
+            self._sure_s = boottime_s()
         self._busy_since_s = None
         return late
 
@@ -357,7 +357,7 @@ class GroupConsumer:
         try:
             return await work
         finally:
-            self._busy_since_s = time.monotonic()
+            self._busy_since_s = boottime_s()
 
     async def _wait_for_chunk(self) -> tuple[_Held, ChunkBatch]:
         while True:
@@ -507,7 +507,7 @@ class GroupConsumer:
             await answered.wait()
 
     def _silent_s(self) -> float:
-        return time.monotonic() - self._keep_alive.heard_s
+        return boottime_s() - self._keep_alive.heard_s
 
     def _raise_lost(self, *, committing: bool) -> None:
         """Tell the application about groups that it has lost: as it likes, or with `LeaseLost`."""
@@ -536,7 +536,7 @@ class GroupConsumer:
             self._speak.clear()
             commits, self._commits = self._commits, []
             request = self._request(committing=bool(commits))
-            sent_s = time.monotonic()
+            sent_s = boottime_s()
             try:
                 answer = await self._exchange(request)
                 attempt = 0
@@ -599,7 +599,7 @@ class GroupConsumer:
             seen=finds.seen,
         )
         interval_s = self._settings.commit_interval_ms / 1000
-        due = committing or (interval_s and time.monotonic() >= self._committed_s + interval_s)
+        due = committing or (interval_s and boottime_s() >= self._committed_s + interval_s)
         for held in self._held.values():
             if held.finished or self._can_give_back(held):
                 step = held.step()
@@ -611,7 +611,7 @@ class GroupConsumer:
                 if due and held.safe != held.told:
                     request.steps.append(held.step())
         if due:
-            self._committed_s = time.monotonic()
+            self._committed_s = boottime_s()
         if not (request.steps or request.starts or request.seen or committing):
             waits_ms = [self._settings.heartbeat_interval_ms, round(self._cluster.request_timeout_s * 500)]
             if interval_s:

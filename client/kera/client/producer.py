@@ -95,7 +95,7 @@ class Producer:
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self._request_bytes_max = int(settings.request_bytes_max)
         self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
-        self._linger_us = round(settings.linger_ms * 1000)
+        self._linger_s = settings.linger_ms / 1000
         self.loop = asyncio.get_running_loop()
         self._writers: dict[str, StreamWriter] = {}
         self.filling: dict[str, Accumulator] = {}
@@ -463,12 +463,12 @@ class Producer:
 
     def close_due_chunks(self, sender: Sender) -> bool:
         """Close the open chunks of a sender's lanes that have lingered long enough; whether there were any."""
-        due_us = self.clock.now_us() - self._linger_us
+        due_s = self.loop.time() - self._linger_s
         closed = False
         for writer in self._writers.values():
             for accumulator in list(writer.open_chunks.values()):
                 served = writer.lanes[accumulator.streamlet].route.sender is sender
-                if self._linger_us and accumulator.created_us > due_us:
+                if self._linger_s and accumulator.opened_s > due_s:
                     break  # those behind it were opened later
                 if served:
                     self.close_chunk(writer, accumulator)

@@ -7,10 +7,10 @@ registration is in ``kera.core.data_dir``.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable
 
+from kera.core.clock import boottime_s
 from kera.core.coordinators import Coordinators
 from kera.core.data_dir import DataDirectory
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, StaleEpoch, StartError, Unavailable, Uncertain
@@ -54,7 +54,7 @@ class Registration:
         self.launch_id = uuid.uuid4().hex
         self.heartbeat_interval_s = 1.0
         self.last_sent_s = 0.0
-        """When the last request that was answered had been sent, by `time.monotonic`: so long the coordinator knows of
+        """When the last request that was answered had been sent, by `boottime_s`: so long the coordinator knows of
         us, at least."""
 
     async def identify(self, timeout_s: float) -> int:
@@ -125,7 +125,7 @@ class Registration:
                 on_answer(answer)
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
-        sent_s = time.monotonic()
+        sent_s = boottime_s()
         answer = await self._coordinators.ask(method, request, timeout_s=timeout_s)
         self.last_sent_s = max(self.last_sent_s, sent_s)
         return answer
