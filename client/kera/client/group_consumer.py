@@ -39,6 +39,7 @@ from kera.client.keep_alive import KeepAlive
 from kera.client.records import records_of
 from kera.client.retry import backoff_s
 from kera.client.types import ChunkBatch, Record, StreamDescription, fill_cursor, position_of
+from kera.client.unclosed import Guard, Loss
 from kera.core.clock import boottime_s
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, KeraError, LeaseLost
 from kera.core.ids import EntryId, Position
@@ -116,7 +117,7 @@ class GroupConsumer:
     which goes on where the first one stopped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one per field, with its line
         self,
         cluster: Cluster,
         application_id: str,
@@ -148,6 +149,7 @@ class GroupConsumer:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = self._telling = False
+        self._guard: Guard | None = None
         self._closing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._lost: list[LostGroup] = []
@@ -203,6 +205,7 @@ class GroupConsumer:
         self._busy_since_s = boottime_s()
         self._keep_alive.heard_s = boottime_s()
         self._keep_alive.start()
+        self._guard = Guard(self)
         self._start(self._rounds())
 
     # -- what the application calls ----------------------------------------------------------------------------
@@ -315,6 +318,19 @@ class GroupConsumer:
             _fail(waiter, ClosedError("the consumer is closed"))
         if self._started:
             await self._leave()
+        if self._guard is not None:
+            await self._guard.disarm()
+
+    def loss(self) -> Loss | None:
+        """What it takes longer to learn for others, if this one is dropped without `close`."""
+        if not self._started or self._closed:
+            return None
+        return Loss(
+            "consumer was not closed; others get its groups after the session time-out",
+            {"application": self.application_id},
+            f"a consumer of application {self.application_id!r} was dropped without leaving: others get its groups"
+            " after the session time-out, and read again what was not committed; close it",
+        )
 
     # -- handing out -------------------------------------------------------------------------------------------
 
