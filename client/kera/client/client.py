@@ -12,12 +12,13 @@ from kera.client.admin import Admin
 from kera.client.appender import Appender
 from kera.client.applications import report_cursors
 from kera.client.cluster import Cluster
-from kera.client.consumer import Consumer, End, Positions, Start
+from kera.client.consumer import Consumer, End, Start
 from kera.client.feed import Feed, read_again
 from kera.client.fetch import Overwritten, Wanted, batches_of
 from kera.client.group_consumer import GroupConsumer, LostGroup
 from kera.client.group_settings import GroupSettings
 from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.positions import Positions, check_position
 from kera.client.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
@@ -160,6 +161,7 @@ class Client:
 
         Raises what `Consumer.commit` raises, and `UnknownStream` for entries of an earlier stream of the name.
         """
+        positions = {entry: check_position("positions", position) for entry, position in positions.items()}
         await self._cluster.commit(application_id, stream, positions)
         await report_cursors(self._cluster, application_id, await self._cluster.stream(stream), positions)
 
@@ -183,6 +185,8 @@ class Client:
         settings = settings or ConsumerSettings.load()
         description = await self._cluster.stream(stream)
         entry_id = description.entry_id(streamlet_id, entry)
+        start = check_position("start", start)
+        end = None if end is None else check_position("end", end)
         if end is None:
             end = (await self._cluster.bounds(stream))[streamlet_id][entry].end
         if end <= start:
