@@ -36,13 +36,13 @@ async def at_rate(
 ) -> tuple[int, float]:
     """Send what is due each millisecond. How many records, and how late the latest was, in seconds."""
     total, sent, late_s = int(rate * seconds), 0, 0.0
-    start_s = time.time()
+    start_us, start_s = time.time_ns() // 1000, time.monotonic()
     while sent < total:
-        now_s = time.time()
-        due = min(total, int((now_s - start_s) * rate) + 1)
+        gone_s = time.monotonic() - start_s
+        due = min(total, int(gone_s * rate) + 1)
         if due > sent:
-            late_s = max(late_s, now_s - start_s - sent / rate)
-            await send(values(sent, due, int(start_s * 1e6), rate, record_bytes))
+            late_s = max(late_s, gone_s - sent / rate)
+            await send(values(sent, due, start_us, rate, record_bytes))
             sent = due
         await asyncio.sleep(TICK_S)
     return sent, late_s

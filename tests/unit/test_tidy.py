@@ -109,6 +109,90 @@ def test_a_path_of_a_developers_machine_is_found(home: str) -> None:
         assert developer_paths(line) == []
 
 
+# --- the wall clock decides nothing that waits --------------------------------------------------------------
+
+WALL_CLOCK = {
+    "bench/due.py": "values begin with when they were due, for readers in other processes",
+    "bench/recovery.py": "compared with the times in the coordinator's report",
+    "bench/spark_engines.py": "compared with when values were due, which another process has written into them",
+    "broker/kera/broker/log_engine.py": "retention by age compares with when records were appended",
+    "client/kera/cli/_records.py": "timestamps of records that have none",
+    "client/kera/cli/bench/_report.py": "when a report was made",
+    "client/kera/cli/bench/_worker.py": "latency from when a chunk was made, in another process",
+    "client/kera/cli/consume.py": "--since 5m is that long before now",
+    "client/kera/cli/group.py": "how old the oldest unread record is, as shown",
+    "client/kera/client/appender.py": "timestamps of records that have none",
+    "client/kera/client/producer.py": "timestamps of records that have none",
+    "coordinator/kera/coordinator/recoveries.py": "when phases of a recovery ended, as shown",
+    "coordinator/kera/coordinator/streams.py": "when a stream was created, as shown",
+    "core/kera/core/clock.py": "the one behind the protocol",
+    "demo/feeder.py": "compared with when Spark says that it was done",
+    "demo/progress.py": "compared with what the feeder wrote; shown",
+    "spark_connector/kera/spark_connector/batch.py": "a start of now-5m is that long before now",
+    "spark_connector/kera/spark_connector/streaming.py": "a start of now-5m is that long before now",
+}
+"""Who reads the wall clock, and what for. It is set ahead and back while programs run: so nothing that waits, times
+out, expires or is leased goes by it."""
+
+WALL_CLOCK_NAMES = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+WALL_CLOCK_OF_JAVA = re.compile(
+    r"currentTimeMillis|\bInstant\.now|\bnew Date\(|(?:Local|Zoned|Offset)DateTime\.now|\bClock\."
+)
+
+
+def wall_clock_reads(text: str) -> list[str]:
+    """Lines that read the wall clock, through `kera.core.clock` or past it."""
+    lines = text.splitlines()
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Attribute(value=ast.Name(id=of) | ast.Attribute(attr=of), attr=attr):
+                read = f"{of}.{attr}" in WALL_CLOCK_NAMES or (attr == "now_us" and "clock" in of)
+            case ast.ImportFrom(module="time", names=names):
+                read = any(name.name in {"time", "time_ns"} for name in names)
+            case _:
+                read = False
+        if read:
+            found.append(lines[node.lineno - 1].strip())
+    return found
+
+
+def wall_clock_reads_of_java(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if WALL_CLOCK_OF_JAVA.search(line)]
+
+
+def test_the_wall_clock_is_read_where_a_reason_says_so_and_nowhere_else() -> None:
+    folders = [*PACKAGES, "bench", "demo", "scripts"]
+    paths = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name}
+    read = {str(path.relative_to(ROOT)) for path in paths if wall_clock_reads(text_of(path))}
+    assert read == WALL_CLOCK.keys()
+    assert violations((ROOT / "spark_connector").rglob("*.java"), wall_clock_reads_of_java) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "now = time.time()",
+        "now = time.time_ns() // 1000",
+        "clock = time.time",
+        "from time import time",
+        "at = datetime.now()",
+        "at = datetime.datetime.now(datetime.UTC)",
+        "due = self._clock.now_us() + 5",
+    ],
+)
+def test_a_read_of_the_wall_clock_is_found(line: str) -> None:
+    assert wall_clock_reads(f"import time\n{line}\nlater = time.monotonic() + loop.time() + clock.monotonic_s()") == [
+        line
+    ]
+
+
+def test_a_read_of_the_wall_clock_in_java_is_found() -> None:
+    assert wall_clock_reads_of_java("long now = System.currentTimeMillis();\nlong end = System.nanoTime();") == [
+        "long now = System.currentTimeMillis();"
+    ]
+
+
 # --- tests wait for conditions, never for time -------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ broker has its lease. When the broker learns that it was replaced (`fence`), not
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -323,7 +322,7 @@ class Writer:
 
     def _check_backups(self, stream: Stream, logs: StreamLogs, log: VirtualLog, level: int) -> None:
         """Raise `Unavailable`, `TooFewBackups` or `_Lagging` before anything is appended that must not or cannot be."""
-        if time.monotonic() >= self._lease.until_s:
+        if not self._lease.holds:
             self._counters.writes_without_lease += 1
             raise Unavailable(
                 f"the broker cannot reach the coordinator, and streamlets of stream {stream.name!r} may be given to"

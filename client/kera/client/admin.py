@@ -18,7 +18,6 @@ from kera.client.applications import (
     reset_application,
 )
 from kera.client.cluster import Cluster
-from kera.client.consumer import Positions
 from kera.client.control import (
     BrokerLoad,
     DrainStatus,
@@ -27,6 +26,7 @@ from kera.client.control import (
     RecoveryDescription,
     StreamletMove,
 )
+from kera.client.positions import Positions, check_place
 from kera.client.types import ClusterDescription, StreamDescription, durability_value
 from kera.core.errors import InvalidArgument, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -170,11 +170,10 @@ class Admin:
         `StreamletOutOfRange`, `InvalidArgument`, `InvalidCursor` when a position is not the start of a chunk or is
         beyond the end, and `Unavailable` or `Uncertain` when a broker cannot be reached.
         """
-        if to == "latest":
+        check_place("to", to, ("latest",))
+        if isinstance(to, str):
             bounds = await self._cluster.bounds(name)
             to = {streamlet_id: [entry.end for entry in entries] for streamlet_id, entries in bounds.items()}
-        elif isinstance(to, str):  # type: ignore[unreachable]  # not everyone checks types
-            raise InvalidArgument(f"a stream is truncated to 'latest' or to positions, not to {to!r}")
         starts = await self._cluster.truncate(name, await self._by_entry(name, to))
         found: dict[int, list[Position]] = {}
         for entry, start in sorted(starts.items()):
@@ -191,6 +190,7 @@ class Admin:
         await self._cluster.commit(application_id, stream, await self._by_entry(stream, positions))
 
     async def _by_entry(self, name: str, positions: Positions) -> dict[EntryId, Position]:
+        check_place("positions", positions, ())
         stream = await self._cluster.stream(name)
         return {
             stream.entry_id(streamlet_id, entry): Position(*position)

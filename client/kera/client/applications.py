@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from kera.client.cluster import Cluster
 from kera.client.group_discovery import list_groups
 from kera.client.intervals import start_of_group
+from kera.client.positions import check_place
 from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
 from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
@@ -391,13 +392,13 @@ class _Target(NamedTuple):
 
 
 async def _targets(cluster: Cluster, stream: StreamDescription, to: ResetTo) -> Mapping[int, Sequence[_Target]]:
+    if not isinstance(to, datetime.datetime):
+        check_place("to", to, ("earliest", "latest"), others="a time (datetime)")
     if isinstance(to, Mapping):
         _check_positions(stream, to, await cluster.bounds(stream.name))
         return {streamlet_id: list(map(_Target, positions)) for streamlet_id, positions in to.items()}
     if to == "earliest":
         return {streamlet_id: [_Target(EARLIEST)] * stream.config.entries for streamlet_id in stream.assignments}
-    if isinstance(to, str) and to != "latest":
-        raise InvalidArgument(f"an application is reset to 'earliest', 'latest', a time or positions, not to {to!r}")
     bounds = await cluster.bounds(stream.name)
     ends = {
         streamlet_id: [_Target(entry.end, entry.next_record) for entry in entries]

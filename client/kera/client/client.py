@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
+from weakref import WeakSet
 
 from kera.client.admin import Admin
 from kera.client.appender import Appender
 from kera.client.applications import report_cursors
 from kera.client.cluster import Cluster
-from kera.client.consumer import Consumer, End, Positions, Start
+from kera.client.consumer import Consumer, End, Start
 from kera.client.feed import Feed, read_again
 from kera.client.fetch import Overwritten, Wanted, batches_of
 from kera.client.group_consumer import GroupConsumer, LostGroup
 from kera.client.group_settings import GroupSettings
 from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.positions import Positions, check_position
 from kera.client.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
@@ -38,6 +41,8 @@ class Client:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._producers: WeakSet[Producer] = WeakSet()
+        self._consumers: WeakSet[Consumer | GroupConsumer] = WeakSet()
         self.admin = Admin(cluster)
 
     @classmethod
@@ -51,12 +56,14 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(flush=kind is None)
 
     def producer(self, settings: ProducerSettings | None = None, **overrides: Any) -> Producer:
         """A producer; `overrides` are fields of `ProducerSettings`."""
-        return Producer(self._cluster, _merged(ProducerSettings, settings, overrides))
+        producer = Producer(self._cluster, _merged(ProducerSettings, settings, overrides))
+        self._producers.add(producer)
+        return producer
 
     async def appender(self, stream: str, *, producer_id: int, producer_epoch: int, chunk_bytes_max: int) -> Appender:
         """An appender to `stream`, for writers that choose their identity and count their chunks themselves.
@@ -87,7 +94,10 @@ class Client:
         oldest), or positions (see `Consumer.positions`); `end` is None (never), ``"latest"`` (what is there at the
         start) or positions.
         """
-        return Consumer(self._cluster, streams, _merged(ConsumerSettings, settings, overrides), start=start, end=end)
+        merged = _merged(ConsumerSettings, settings, overrides)
+        consumer = Consumer(self._cluster, streams, merged, start=start, end=end)
+        self._consumers.add(consumer)
+        return consumer
 
     def group_consumer(
         self,
@@ -105,7 +115,9 @@ class Client:
         """
         names = (streams,) if isinstance(streams, str) else streams
         merged = _merged(GroupSettings, settings, overrides)
-        return GroupConsumer(self._cluster, application_id, names, merged, on_lost=on_lost)
+        consumer = GroupConsumer(self._cluster, application_id, names, merged, on_lost=on_lost)
+        self._consumers.add(consumer)
+        return consumer
 
     async def describe(self, stream: str) -> StreamDescription:
         """A stream, from cached metadata. Raises `UnknownStream`."""
@@ -149,6 +161,7 @@ class Client:
 
         Raises what `Consumer.commit` raises, and `UnknownStream` for entries of an earlier stream of the name.
         """
+        positions = {entry: check_position("positions", position) for entry, position in positions.items()}
         await self._cluster.commit(application_id, stream, positions)
         await report_cursors(self._cluster, application_id, await self._cluster.stream(stream), positions)
 
@@ -172,6 +185,8 @@ class Client:
         settings = settings or ConsumerSettings.load()
         description = await self._cluster.stream(stream)
         entry_id = description.entry_id(streamlet_id, entry)
+        start = check_position("start", start)
+        end = None if end is None else check_position("end", end)
         if end is None:
             end = (await self._cluster.bounds(stream))[streamlet_id][entry].end
         if end <= start:
@@ -196,13 +211,25 @@ class Client:
         finally:
             await feed.close()
 
-    async def close(self) -> None:
-        """Close all connections. Producers and consumers should be closed before.
+    async def close(self, *, flush: bool = True) -> None:
+        """Close what was made from this client and is still open, then all connections.
+
+        Producers deliver what they have, unless `flush` is off; the first error of one is raised when all is closed.
 
         Batches that lie in a broker's memory are held by the connection: after this, they stay as they are only until
         the broker uses the memory again. Who needs them for longer copies them, or reads with `shared_memory` never.
         """
-        await self._cluster.close()
+        try:
+            found = await asyncio.gather(
+                *(consumer.close() for consumer in list(self._consumers)),
+                *(producer.close(flush=flush) for producer in list(self._producers)),
+                return_exceptions=True,
+            )
+        finally:
+            await self._cluster.close()
+        for error in found:
+            if isinstance(error, BaseException):
+                raise error
 
 
 def _merged(kind: Any, settings: Any, overrides: dict[str, Any]) -> Any:

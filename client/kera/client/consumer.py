@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from kera.client.applications import committed_cursors, report_cursors
 from kera.client.cluster import Cluster
 from kera.client.feed import Feed, read_again
 from kera.client.fetch import Fetched, Overwritten, Wanted, batches_of
+from kera.client.positions import Positions, check_place, check_streamlets
 from kera.client.records import records_of
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, Record, StreamDescription
@@ -22,8 +23,6 @@ from kera.core.ids import EARLIEST, EntryId, Position
 
 Start = Literal["earliest", "latest", "committed"]
 End = Literal["latest"]
-Positions = Mapping[int, Sequence[Position]]
-"""Per streamlet, one position per entry."""
 
 
 class Consumer:
@@ -46,6 +45,9 @@ class Consumer:
     ) -> None:
         if not streams:
             raise InvalidArgument("a consumer needs a stream")
+        check_place("start", start, get_args(Start))
+        if end is not None:
+            check_place("end", end, get_args(End), others="None")
         if len(streams) > 1 and not (isinstance(start, str) and (end is None or isinstance(end, str))):
             raise InvalidArgument("explicit positions go with a single stream")
         self._cluster = cluster
@@ -115,6 +117,9 @@ class Consumer:
                 elif self._end is not None:
                     end = _given(self._end, streamlet_id, entry, stream)
                 ranges.append(Wanted(EntryId(stream.stream_id, streamlet_id, entry), start, end))
+        for given in (self._start, self._end):
+            if isinstance(given, Mapping):
+                check_streamlets(given, stream)
         return ranges
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:

@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -40,6 +39,8 @@ from kera.client.keep_alive import KeepAlive
 from kera.client.records import records_of
 from kera.client.retry import backoff_s
 from kera.client.types import ChunkBatch, Record, StreamDescription, fill_cursor, position_of
+from kera.client.unclosed import Guard, Loss
+from kera.core.clock import boottime_s
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, KeraError, LeaseLost
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
@@ -116,7 +117,7 @@ class GroupConsumer:
     which goes on where the first one stopped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one per field, with its line
         self,
         cluster: Cluster,
         application_id: str,
@@ -148,6 +149,7 @@ class GroupConsumer:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = self._telling = False
+        self._guard: Guard | None = None
         self._closing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._lost: list[LostGroup] = []
@@ -160,7 +162,7 @@ class GroupConsumer:
         """Set, and replaced, with each answer of the coordinator."""
         self._commits: list[asyncio.Future[None]] = []
         """Who waits for a commit."""
-        self._committed_s = time.monotonic()
+        self._committed_s = boottime_s()
         self._busy_since_s: float | None = None
         """Since when the application does not wait for more; None: it does."""
         self._sure_s = float("-inf")
@@ -200,9 +202,10 @@ class GroupConsumer:
             self._streams[stream.stream_id] = stream
         self._started = True
         self._feed = GroupFeed(self._cluster, self._settings, self._streams)
-        self._busy_since_s = time.monotonic()
-        self._keep_alive.heard_s = time.monotonic()
+        self._busy_since_s = boottime_s()
+        self._keep_alive.heard_s = boottime_s()
         self._keep_alive.start()
+        self._guard = Guard(self)
         self._start(self._rounds())
 
     # -- what the application calls ----------------------------------------------------------------------------
@@ -247,7 +250,7 @@ class GroupConsumer:
                     if record.offset == last:
                         self._open = None
                         self._take(held, chunk)
-                    self._busy_since_s = time.monotonic()
+                    self._busy_since_s = boottime_s()
                     yield record
                     if self._has_come():
                         await self._as_waiting(self._wait_for_lease())
@@ -315,25 +318,38 @@ class GroupConsumer:
             _fail(waiter, ClosedError("the consumer is closed"))
         if self._started:
             await self._leave()
+        if self._guard is not None:
+            await self._guard.disarm()
+
+    def loss(self) -> Loss | None:
+        """What it takes longer to learn for others, if this one is dropped without `close`."""
+        if not self._started or self._closed:
+            return None
+        return Loss(
+            "consumer was not closed; others get its groups after the session time-out",
+            {"application": self.application_id},
+            f"a consumer of application {self.application_id!r} was dropped without leaving: others get its groups"
+            " after the session time-out, and read again what was not committed; close it",
+        )
 
     # -- handing out -------------------------------------------------------------------------------------------
 
     def _busy_ms(self) -> int:
         since_s = self._busy_since_s
-        return 0 if since_s is None else max(1, round((time.monotonic() - since_s) * 1000))
+        return 0 if since_s is None else max(1, round((boottime_s() - since_s) * 1000))
 
     def _take(self, held: _Held, chunk: ChunkBatch) -> None:
         """A chunk goes to the application."""
         held.taken = held.taken._replace(next=chunk.next, record=chunk.header.first_record + chunk.header.record_count)
         self._handed = held
         self._bytes_consumed += chunk.header.chunk_bytes
-        self._busy_since_s = time.monotonic()
+        self._busy_since_s = boottime_s()
 
     def _has_come(self) -> bool:
         """The application comes for more; whether that is too late."""
         late = self._busy_ms() > self._settings.progress_timeout_ms
         if late:
-            self._sure_s = time.monotonic()
+            self._sure_s = boottime_s()
         self._busy_since_s = None
         return late
 
@@ -357,7 +373,7 @@ class GroupConsumer:
         try:
             return await work
         finally:
-            self._busy_since_s = time.monotonic()
+            self._busy_since_s = boottime_s()
 
     async def _wait_for_chunk(self) -> tuple[_Held, ChunkBatch]:
         while True:
@@ -507,7 +523,7 @@ class GroupConsumer:
             await answered.wait()
 
     def _silent_s(self) -> float:
-        return time.monotonic() - self._keep_alive.heard_s
+        return boottime_s() - self._keep_alive.heard_s
 
     def _raise_lost(self, *, committing: bool) -> None:
         """Tell the application about groups that it has lost: as it likes, or with `LeaseLost`."""
@@ -536,7 +552,7 @@ class GroupConsumer:
             self._speak.clear()
             commits, self._commits = self._commits, []
             request = self._request(committing=bool(commits))
-            sent_s = time.monotonic()
+            sent_s = boottime_s()
             try:
                 answer = await self._exchange(request)
                 attempt = 0
@@ -599,7 +615,7 @@ class GroupConsumer:
             seen=finds.seen,
         )
         interval_s = self._settings.commit_interval_ms / 1000
-        due = committing or (interval_s and time.monotonic() >= self._committed_s + interval_s)
+        due = committing or (interval_s and boottime_s() >= self._committed_s + interval_s)
         for held in self._held.values():
             if held.finished or self._can_give_back(held):
                 step = held.step()
@@ -611,7 +627,7 @@ class GroupConsumer:
                 if due and held.safe != held.told:
                     request.steps.append(held.step())
         if due:
-            self._committed_s = time.monotonic()
+            self._committed_s = boottime_s()
         if not (request.steps or request.starts or request.seen or committing):
             waits_ms = [self._settings.heartbeat_interval_ms, round(self._cluster.request_timeout_s * 500)]
             if interval_s:

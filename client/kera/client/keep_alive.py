@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import grpc
 
+from kera.core.clock import boottime_s
 from kera.core.errors import ProtocolError
 from kera.core.rpc import api
 from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
@@ -47,8 +47,8 @@ class KeepAlive:
         self._stop = threading.Event()
         self._channels: dict[str, grpc.Channel] = {}
         self._failing = False
-        self.heard_s = time.monotonic()
-        """When the last word was sent that was answered: by this thread, or by whoever sets it."""
+        self.heard_s = boottime_s()
+        """When the last word was sent that was answered, by `boottime_s`: by this thread, or by whoever sets it."""
         self._thread = threading.Thread(target=self._run, name="kera-keep-alive", daemon=True)
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class KeepAlive:
     def _run(self) -> None:
         try:
             while not self._stop.wait(self._pause_s()):
-                if time.monotonic() - self.heard_s >= self._interval_s:
+                if boottime_s() - self.heard_s >= self._interval_s:
                     self._say()
         finally:
             for channel in self._channels.values():
@@ -70,12 +70,12 @@ class KeepAlive:
 
     def _pause_s(self) -> float:
         """Until the next word is due; after one without an answer not at once."""
-        return max(self._interval_s / 4, self.heard_s + self._interval_s - time.monotonic())
+        return max(self._interval_s / 4, self.heard_s + self._interval_s - boottime_s())
 
     def _say(self) -> None:
         """One heartbeat, to the coordinator that leads: the last one that was heard of, or any other."""
         for address in dict.fromkeys([self._leader, *self._addresses]):
-            sent_s = time.monotonic()
+            sent_s = boottime_s()
             try:
                 answer = self._ask(address)
             except grpc.RpcError as error:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kera.client.cluster import Cluster
+from kera.client.positions import check_position
 from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.types import StreamDescription, fill_cursor, position_of
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, Unavailable, UnknownStream
@@ -106,6 +107,9 @@ async def segments(
     """See `Client.segments`."""
     stream = await cluster.stream_or_last_seen(name)
     entry_id = stream.entry_id(streamlet_id, entry)
+    start = check_position("start", start)
+    if end is not None:
+        end = check_position("end", end)
     if end is None:
         end = (await cluster.bounds(name))[streamlet_id][entry].end
     found: list[SegmentBounds] = []
@@ -178,11 +182,19 @@ class _Search:
         limits = query.records_max, query.bytes_max, query.timestamp_us
         if sum(limit is not None for limit in limits) != 1:
             raise InvalidArgument("a query has exactly one of records_max, bytes_max and timestamp_us")
+        if not all(limit is None or isinstance(limit, int) for limit in limits):
+            raise InvalidArgument(
+                "records_max, bytes_max and timestamp_us (microseconds since the Unix epoch) are whole numbers, not"
+                f" {next(limit for limit in limits if limit is not None)!r}"
+            )
         if not all(limit is None or 0 <= limit < 1 << 63 for limit in limits[:2]):
             raise InvalidArgument("records_max and bytes_max are numbers from 0 on")
         if query.timestamp_us is not None and not -1 << 63 <= query.timestamp_us < 1 << 63:
             raise InvalidArgument(f"timestamp_us {query.timestamp_us} is out of range")
-        return cls(stream.entry_id(query.streamlet_id, query.entry), query, query.start)
+        start = check_position("start", query.start)
+        if query.end is not None:
+            check_position("end", query.end)
+        return cls(stream.entry_id(query.streamlet_id, query.entry), query, start)
 
     @property
     def needs_origin(self) -> bool:

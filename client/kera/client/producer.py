@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import time
+from collections import Counter
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from kera.client.sender import Sender
 from kera.client.settings import ProducerSettings
 from kera.client.stream_writer import ProducerIdentity, StreamWriter
 from kera.client.types import Delivery, StreamDescription, durability_value
+from kera.client.unclosed import Guard, Loss
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import (
     BufferFull,
@@ -79,6 +81,8 @@ class Producer:
     Deliveries that nobody awaits are not lost from sight: `flush`, and leaving the context, raise the first error
     since the last `flush`.
 
+    One that nobody closes delivers what it has when its loop ends, or the interpreter; see `kera.client.unclosed`.
+
     With a name (the setting ``name``) it is the successor of all producers that had this name before. Once `prepare`
     (or the first `send_batch`) has returned, no broker that lives takes anything of them, in any streamlet; one that
     tries is told (`ProducerFenced`), and fails as a whole.
@@ -95,7 +99,7 @@ class Producer:
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self._request_bytes_max = int(settings.request_bytes_max)
         self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
-        self._linger_us = round(settings.linger_ms * 1000)
+        self._linger_s = settings.linger_ms / 1000
         self.loop = asyncio.get_running_loop()
         self._writers: dict[str, StreamWriter] = {}
         self.filling: dict[str, Accumulator] = {}
@@ -117,6 +121,12 @@ class Producer:
         self.closed = False
         self.ended = False
         """It takes nothing more: it is closed, or has failed."""
+        self._guard = Guard(self)
+
+    def __del__(self) -> None:
+        guard = getattr(self, "_guard", None)
+        if guard is not None and not self.closed:
+            guard.dropped(self.loss())
 
     async def __aenter__(self) -> Self:
         return self
@@ -317,12 +327,35 @@ class Producer:
             if flush:
                 await self.flush()
         finally:
+            loss = self.loss()
+            if loss is not None:
+                log.warning("producer closed before all was delivered", **loss.attributes)
             self.closed = self.ended = True
             self.routes.stop()
             for chunk in list(self._unfinished):
                 self.finish(chunk, _given_up(chunk))
             for writer in self._writers.values():
                 writer.abandon(ClosedError("the producer was closed before the record was sent"))
+            await self._guard.disarm()
+
+    def loss(self) -> Loss | None:
+        """What was accepted and is not delivered, as those are told who drop a producer without `close`."""
+        records: Counter[str] = Counter()
+        for chunk in self._unfinished:
+            records[chunk.lane.identity.stream] += chunk.payload.record_count
+        for name, writer in self._writers.items():
+            records[name] += sum(len(accumulator.values) for accumulator in writer.open_chunks.values())
+        names = sorted(+records)
+        if not names:
+            return None
+        count = records.total()
+        streams = f"stream{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
+        return Loss(
+            "producer was not closed; records are lost",
+            {"records": count, "streams": names},
+            f"a producer was dropped with {count} records of {streams} undelivered;"
+            " close it, or use it as an async context manager",
+        )
 
     # -- streams -----------------------------------------------------------------------------------------------
 
@@ -463,12 +496,12 @@ class Producer:
 
     def close_due_chunks(self, sender: Sender) -> bool:
         """Close the open chunks of a sender's lanes that have lingered long enough; whether there were any."""
-        due_us = self.clock.now_us() - self._linger_us
+        due_s = self.loop.time() - self._linger_s
         closed = False
         for writer in self._writers.values():
             for accumulator in list(writer.open_chunks.values()):
                 served = writer.lanes[accumulator.streamlet].route.sender is sender
-                if self._linger_us and accumulator.created_us > due_us:
+                if self._linger_s and accumulator.opened_s > due_s:
                     break  # those behind it were opened later
                 if served:
                     self.close_chunk(writer, accumulator)

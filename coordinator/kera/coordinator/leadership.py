@@ -26,7 +26,6 @@ import asyncio
 import inspect
 import json
 import math
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -40,6 +39,7 @@ from kera.coordinator.metadata import (
     VersionConflict,
     Write,
 )
+from kera.core.clock import boottime_s
 from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Method, Reply, Service
@@ -176,8 +176,8 @@ class TermStore:
 class Leadership:
     """One coordinator's part in the election, and the door to what it serves while it leads."""
 
-    def __init__(self, office: Office, *, now: Callable[[], float] = time.monotonic) -> None:
-        """`now` is a clock in seconds that never goes back."""
+    def __init__(self, office: Office, *, now: Callable[[], float] = boottime_s) -> None:
+        """`now` is a clock in seconds that never goes back, and goes on while the host is suspended."""
         self._office = office
         self._now = now
         self._election: Election | None = None

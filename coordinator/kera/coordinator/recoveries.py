@@ -567,7 +567,7 @@ class Recoveries:
         if not await self._state.change(self._write_entered(run, phase)):
             return
         began_us = max(before.detected_us, before.fenced_us, before.opened_us, before.readable_us)
-        self._observe_phase(word(before.phase), (self._state.clock.now_us() - began_us) / 1e6)
+        self._observe_phase(word(before.phase), max(0.0, (self._state.clock.now_us() - began_us) / 1e6))
         log.info("recovery", broker_id=before.broker_id, before_epoch=before.before_epoch, phase=word(phase))
 
     async def _write_entered(self, run: _Run, phase: coordinator_pb2.RecoveryPhase.ValueType) -> bool:

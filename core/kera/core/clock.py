@@ -1,4 +1,14 @@
-"""Time, behind a protocol, so that decisions that depend on it can be tested without waiting."""
+"""Time, behind a protocol, so that decisions that depend on it can be tested without waiting.
+
+There are three clocks, and each is for something else:
+
+* the *wall clock* says when something was, for people and for data. It is set ahead and back while we run, so it never
+  decides how long to wait, when a deadline has passed or whether a lease still holds;
+* the *monotonic* clock measures how long something took. It stands still while the host is suspended. Whoever *gives* a
+  lease or judges others by their silence goes by it: measuring too little time only makes it more patient;
+* the *boot-time* clock goes on while the host is suspended. Whoever *holds* a lease goes by it: a host that wakes up
+  finds its lease run out, as for everybody else it has.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +24,20 @@ class Clock(Protocol):
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean something."""
+        """Seconds on a clock that never goes back, and stands still while the host is suspended.
+
+        Only differences mean something.
+        """
         ...
+
+
+_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux has it; elsewhere the monotonic clock has to do."""
+
+
+def boottime_s() -> float:
+    """Seconds on a clock that never goes back, and goes on while the host is suspended; for who holds a lease."""
+    return time.clock_gettime(_BOOTTIME)
 
 
 class SystemClock:
@@ -48,3 +70,7 @@ class FakeClock:
     def advance(self, seconds: float) -> None:
         """Move both clocks forward by `seconds`."""
         self._elapsed_us += round(seconds * 1e6)
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock by so much, ahead or back, as whoever corrects it does; no time passes."""
+        self._now_us += round(seconds * 1e6)

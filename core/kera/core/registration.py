@@ -7,11 +7,11 @@ registration is in ``kera.core.data_dir``.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
+from kera.core.clock import boottime_s
 from kera.core.coordinators import Coordinators
 from kera.core.data_dir import DataDirectory
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, StaleEpoch, StartError, Unavailable, Uncertain
@@ -70,7 +70,7 @@ class Registration:
         """This daemon is new, and `identify` has said which id it wants."""
         self.heartbeat_interval_s = 1.0
         self.last_sent_s = 0.0
-        """When the last request that was answered had been sent, by `time.monotonic`: so long the coordinator knows of
+        """When the last request that was answered had been sent, by `boottime_s`: so long the coordinator knows of
         us, at least."""
         self.stopping = False
         """Heartbeats only say that this launch is still there: it takes nothing any more, nor what it is told."""
@@ -178,7 +178,7 @@ class Registration:
             await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
-        sent_s = time.monotonic()
+        sent_s = boottime_s()
         answer = await self._coordinators.ask(method, request, timeout_s=timeout_s)
         self.last_sent_s = max(self.last_sent_s, sent_s)
         return answer

@@ -9,6 +9,7 @@ import pytest
 
 from kera.broker import writing
 from kera.broker.virtual_log import Send
+from kera.core.clock import boottime_s
 from kera.core.errors import Unavailable
 from kera.core.rpc import Reply, api
 from kera.v1 import common_pb2
@@ -358,20 +359,38 @@ async def test_a_closed_segment_goes_to_disk_when_backups_have_all_of_it(broker:
 
 
 async def test_without_its_lease_a_broker_takes_nothing_for_replicated_streams(broker: ReplicatedBroker) -> None:
-    broker.broker.lease.renew(time.monotonic() - 2, 1000)
+    broker.broker.lease.renew(boottime_s() - 2, 1000)
     (refused,) = broker.append(chunk(1, 0))
     assert (refused.error.code, broker.counters.writes_without_lease) == ("unavailable", 1)
     assert "cannot reach the coordinator" in refused.error.message
-    broker.broker.lease.renew(time.monotonic(), 1000_000)
+    broker.broker.lease.renew(boottime_s(), 1000_000)
     write = broker.begin(chunk(1, 0))
     broker.wire.run()
 
     assert codes(await answered(write)) == [""]
 
 
+async def test_a_broker_whose_host_was_suspended_finds_its_lease_run_out(
+    broker: ReplicatedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, slept_s = time.clock_gettime, 0.0
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda which: clock(which) + (slept_s if which == time.CLOCK_BOOTTIME else 0)
+    )
+    broker.broker.lease.renew(time.clock_gettime(time.CLOCK_BOOTTIME), 60_000)
+    write = broker.begin(chunk(1, 0))
+    broker.wire.run()
+    assert codes(await answered(write)) == [""]
+
+    slept_s = 61.0  # the monotonic clock has stood still
+    (refused,) = broker.append(chunk(1, 1))
+
+    assert (refused.error.code, broker.counters.writes_without_lease) == ("unavailable", 1)
+
+
 async def test_without_its_lease_a_broker_goes_on_with_what_nobody_else_can_get(broker: ReplicatedBroker) -> None:
     broker.streams.open(stream_info(9), BROKER_ID)
-    broker.broker.lease.renew(time.monotonic() - 2, 1000)
+    broker.broker.lease.renew(boottime_s() - 2, 1000)
 
     assert [status.error.code for status in broker.append(chunk(1, 0, stream_id=9))] == [""]
 
@@ -381,7 +400,7 @@ async def test_a_write_that_waits_when_the_lease_ends_is_answered_when_backups_h
 ) -> None:
     """They would refuse it if somebody else had the streamlet by now."""
     write = broker.begin(chunk(1, 0))
-    broker.broker.lease.renew(time.monotonic() - 2, 1000)
+    broker.broker.lease.renew(boottime_s() - 2, 1000)
     broker.wire.run()
 
     assert codes(await answered(write)) == [""]

@@ -11,7 +11,7 @@ import pytest
 from kera.client.consumer import Consumer
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import HEADER_BYTES
-from kera.core.errors import ClosedError, CorruptChunk, InvalidArgument, Uncertain, UnknownStream
+from kera.core.errors import ClosedError, CorruptChunk, InvalidArgument, StreamletOutOfRange, Uncertain, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info, until
@@ -289,3 +289,56 @@ async def test_a_commit_says_how_far_each_stream_has_been_taken(
     await consumer.commit()
     end = (await cluster.bounds("s"))[0][0].end
     assert cluster.committed[2:] == [("loader", "s", {EntryId(7, 0, 0): end}), of_t]
+
+
+POSITION = Position(1, 1, 0)
+
+
+class TestMisspeltPlaces:
+    @pytest.mark.parametrize(
+        ("start", "meant"),
+        [
+            ("Latest", "did you mean 'latest'"),
+            ("latset", "did you mean 'latest'"),
+            ("end", "did you mean 'latest'"),
+            ("now", "did you mean 'latest'"),
+            ("beginning", "did you mean 'earliest'"),
+            ("comitted", "did you mean 'committed'"),
+            ("", "takes 'earliest', 'latest', 'committed'"),
+            (0, "positions_at"),
+            (None, "positions_at"),
+            (POSITION, "positions_at"),
+            ({0: POSITION}, "positions are"),
+            ({0: 5}, "positions are"),
+            ({"0": [POSITION]}, "positions are"),
+            ({0: "latest"}, "positions are"),
+            ({0: [5]}, "no position"),
+            ({0: [(1, 2)]}, "no position"),
+            ({0: [(1, 1, -1)]}, "no position"),
+        ],
+    )
+    def test_a_start_that_is_none_is_refused_at_once(self, filled: FakeCluster, start: Any, meant: str) -> None:
+        with pytest.raises(InvalidArgument, match=meant):
+            Consumer(filled, ("s",), ConsumerSettings(), start=start)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("end", "meant"),
+        [
+            ("now", "did you mean 'latest'"),
+            ("Latest", "did you mean 'latest'"),
+            ("earliest", "takes 'latest'"),
+            (0, "is 0"),
+        ],
+    )
+    def test_an_end_that_is_none_is_refused_at_once(self, filled: FakeCluster, end: Any, meant: str) -> None:
+        with pytest.raises(InvalidArgument, match=meant):
+            Consumer(filled, ("s",), ConsumerSettings(), start="earliest", end=end)  # type: ignore[arg-type]
+
+    async def test_positions_of_a_streamlet_that_there_is_not_are_refused(
+        self, filled: FakeCluster, make_consumer: MakeConsumer
+    ) -> None:
+        positions = make_consumer(filled)
+        await positions.start()
+        given = positions.positions()
+        with pytest.raises(StreamletOutOfRange, match="streamlets 0 to"):
+            await make_consumer(filled, start={**given, 77: [POSITION]}).start()

@@ -145,7 +145,10 @@ async def test_a_stream_is_truncated_to_its_ends(cluster: TwoBrokers, admin: Adm
 @pytest.mark.parametrize(
     ("to", "error", "text"),
     [
-        ("earliest", InvalidArgument, "to 'latest' or to positions, not to 'earliest'"),
+        ("earliest", InvalidArgument, "takes 'latest', or positions"),
+        ("Latest", InvalidArgument, "did you mean 'latest'"),
+        (0, InvalidArgument, "takes 'latest', or positions"),
+        ({0: ONE}, InvalidArgument, "positions are"),
         ({3: [ONE]}, StreamletOutOfRange, "has streamlets 0 to 2, not 3"),
         ({0: [ONE, ONE, ONE]}, InvalidArgument, "have entries 0 to 1, not 2"),
     ],

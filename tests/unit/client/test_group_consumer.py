@@ -417,6 +417,23 @@ async def test_a_stream_that_is_gone_is_told(groups: GroupCluster, make_consumer
         await consumer.commit()
 
 
+@pytest.mark.parametrize(
+    ("to", "meant"),
+    [
+        ("Latest", "did you mean 'latest'"),
+        (0, "a time"),
+        (None, "a time"),
+        (("earliest",), "a time"),
+        ({0: 5}, "positions are"),
+    ],
+)
+async def test_an_application_is_put_nowhere_by_a_place_that_there_is_not(
+    groups: GroupCluster, to: Any, meant: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=meant):
+        await reset_application(groups, "app", "s", to, force=False)  # type: ignore[arg-type]
+
+
 async def test_an_application_is_not_put_behind_the_end(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
 ) -> None:

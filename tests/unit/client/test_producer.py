@@ -11,6 +11,8 @@ import pytest
 
 from kera.client.partitioner import streamlet_of
 from kera.client.producer import Producer
+from kera.client.settings import ProducerSettings
+from kera.core.clock import FakeClock
 from kera.core.errors import (
     ArenaFull,
     BufferFull,
@@ -468,6 +470,18 @@ class TestBackPressure:
         sizes = [sum(header.chunk_bytes for header in write) for write in cluster.loopback.writes]
         assert max(sizes) <= 8 << 10
         assert len(sizes) > 5
+
+    @pytest.mark.parametrize("step_s", [-0.02, -3600.0, 3600.0])
+    async def test_a_chunk_lingers_no_longer_when_the_wall_clock_steps(
+        self, cluster: FakeCluster, step_s: float
+    ) -> None:
+        clock = FakeClock()
+        async with Producer(cluster, ProducerSettings(linger_ms=20), clock) as producer:  # type: ignore[arg-type]
+            await producer.prepare("s")
+            pending = producer.send("s", b"a")
+            clock.step(step_s)
+            await give(pending)
+            assert cluster.values() == [b"a"]
 
     async def test_a_chunk_lingers(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
         producer = make_producer(cluster, linger_ms=20)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kera.core.clock import Clock, FakeClock, SystemClock
+from kera.core.clock import Clock, FakeClock, SystemClock, boottime_s
 
 
 def test_the_system_clock_tells_microseconds_since_the_epoch() -> None:
@@ -46,3 +46,19 @@ def test_small_steps_do_not_get_lost() -> None:
         clock.advance(0.001)
 
     assert (clock.now_us(), clock.monotonic_s()) == (1_000_000, 1.0)
+
+
+def test_a_step_moves_the_wall_clock_only() -> None:
+    clock = FakeClock(now_us=5_000_000)
+
+    clock.step(-1.5)
+
+    assert (clock.now_us(), clock.monotonic_s()) == (3_500_000, 0.0)
+
+
+def test_the_boot_time_clock_counts_the_time_that_the_host_was_suspended() -> None:
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    now_s = boottime_s()
+
+    assert before_s <= now_s <= time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,7 +1,6 @@
 """The tie to several coordinators; what brokers and backups make of it is tested with them."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kera.core import registration as registration_module
+from kera.core.clock import boottime_s
 from kera.core.data_dir import DataDirectory
 from kera.core.errors import KeraError, NotLeader, StaleEpoch, StartError, Unavailable
 from kera.core.registration import CoordinatorUnreachable, Registration
@@ -107,7 +107,7 @@ async def test_what_counts_is_when_the_last_answered_request_was_sent() -> None:
     async with serving(1) as (registration, (one,)):
         assert registration.last_sent_s == 0
         one.answering.clear()
-        before = time.monotonic()
+        before = boottime_s()
         task = beating(registration)
         await until(lambda: one.beats)
         assert registration.last_sent_s == 0, "nothing was answered yet"
@@ -121,7 +121,7 @@ async def test_what_counts_is_when_the_last_answered_request_was_sent() -> None:
         one.error = None
         beats = one.beats
         await until(lambda: one.beats > beats)
-        arrived = time.monotonic()
+        arrived = boottime_s()
         registration.heartbeat_interval_s = WAIT_S  # this one is the last
         one.answering.set()
         await until(lambda: registration.last_sent_s)

@@ -1,0 +1,98 @@
+"""Positions as users give them: names such as ``"latest"``, or one per streamlet and entry. Checked, never guessed.
+
+A name that is not known would otherwise be read as some other place, and a consumer begin where nobody wanted it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from kera.client.types import StreamDescription
+from kera.core.errors import InvalidArgument
+from kera.core.ids import Position
+from kera.core.spelling import closest
+
+NUMBERS_MAX = (1 << 64) - 1
+"""What a message takes for a number of a position."""
+_MEANT = {
+    **dict.fromkeys(("now", "end", "newest", "last", "largest", "tail", "head"), "latest"),
+    **dict.fromkeys(("begin", "beginning", "start", "oldest", "first", "smallest", "0"), "earliest"),
+    **dict.fromkeys(("stored", "cursor", "group"), "committed"),
+}
+"""How others call the same places."""
+
+Positions = Mapping[int, Sequence[Position]]
+"""Per streamlet, one position per entry."""
+
+
+def check_place(what: str, given: Any, names: Collection[str], *, others: str = "") -> None:
+    """Raise `InvalidArgument` unless `given` is one of `names` or a mapping of positions.
+
+    `what` is the parameter; `others`, what it takes besides.
+    """
+    if isinstance(given, str):
+        if given not in names:
+            raise InvalidArgument(
+                f"{what} is {given!r}, and takes {_listed(names, others)}{_hint(given, names)}", **{what: given}
+            )
+    elif not isinstance(given, Mapping):
+        raise InvalidArgument(
+            f"{what} is {given!r}, and takes {_listed(names, others)}; positions of a time are those of"
+            " client.positions_at()",
+            **{what: repr(given)},
+        )
+    else:
+        for streamlet_id, entries in given.items():
+            if not isinstance(streamlet_id, int) or isinstance(entries, str | bytes | Position):
+                raise _no_positions(what, {streamlet_id: entries})
+            try:
+                found = list(entries)
+            except TypeError:
+                raise _no_positions(what, {streamlet_id: entries}) from None
+            for each in found:
+                check_position(what, each)
+
+
+def check_position(what: str, given: Any) -> Position:
+    """`given` as a position. Raises `InvalidArgument`."""
+    if not _is_position(given):
+        raise InvalidArgument(
+            f"{what} has {given!r}, which is no position: Position(group_id, segment_id, offset), as"
+            " consumer.positions() and client.bounds() give them",
+            **{what: repr(given)},
+        )
+    return Position(*given)
+
+
+def check_streamlets(given: Positions, stream: StreamDescription) -> None:
+    """Raise `StreamletOutOfRange` or `InvalidArgument` for positions of what `stream` does not have."""
+    for streamlet_id, entries in given.items():
+        for entry in range(len(entries)):
+            stream.entry_id(streamlet_id, entry)
+
+
+def _is_position(given: Any) -> TypeGuard[Sequence[int]]:
+    return (
+        isinstance(given, tuple | list)
+        and len(given) == len(Position._fields)
+        and all(isinstance(number, int) and 0 <= number <= NUMBERS_MAX for number in given)
+    )
+
+
+def _no_positions(what: str, given: Any) -> InvalidArgument:
+    return InvalidArgument(
+        f"{what} has {given!r}: positions are {{streamlet: [Position, …]}}, one for each entry, as consumer.positions()"
+        " gives them",
+        **{what: repr(given)},
+    )
+
+
+def _listed(names: Collection[str], others: str) -> str:
+    return ", ".join([*map(repr, names), *([others] if others else []), "or positions per streamlet and entry"])
+
+
+def _hint(given: str, names: Collection[str]) -> str:
+    meant = _MEANT.get(given.strip().casefold(), "")
+    meant = meant if meant in names else closest(given.strip(), names) or ""
+    return f"; did you mean {meant!r}?" if meant else ""

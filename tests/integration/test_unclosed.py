@@ -1,0 +1,160 @@
+"""Producers and consumers that nobody closes: what they were given is delivered all the same, or they say what is lost.
+
+Each program is a process of its own, as it is about what comes at its end.
+"""
+
+import asyncio
+import os
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kera.client import Client
+from kera.client.local_cluster import RunningCluster
+
+TIMEOUT_S = 60.0
+RECORDS = 300
+
+BEGINNING = f"""
+import asyncio, sys, threading
+from kera.client import Client
+bootstrap, stream = sys.argv[1:]
+
+async def begin():
+    client = await Client.connect(bootstrap)
+    producer = client.producer(linger_ms=3_600_000)
+    await producer.prepare(stream)
+    for number in range({RECORDS}):
+        producer.send(stream, b"%d" % number)
+    return client, producer
+"""
+
+ENDS_WITH_ITS_LOOP = "asyncio.run(begin())"
+ENDS_WITH_UVLOOP = "import uvloop; uvloop.run(begin())"
+CLOSES_THE_CLIENT = """
+async def main():
+    client, producer = await begin()
+    await client.close()
+asyncio.run(main())
+"""
+LEAVES_THE_CLIENT = """
+async def main():
+    async with await Client.connect(bootstrap) as client:
+        producer = client.producer(linger_ms=3_600_000)
+        await producer.prepare(stream)
+        for number in range(RECORDS):
+            producer.send(stream, b"%d" % number)
+asyncio.run(main())
+""".replace("RECORDS", str(RECORDS))
+STOPS_ITS_LOOP = """
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(begin())
+"""
+HAS_ITS_LOOP_ON_A_THREAD = """
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+kept = asyncio.run_coroutine_threadsafe(begin(), loop).result()
+"""
+CLOSES_ITS_LOOP = """
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(begin())
+loop.close()
+"""
+DROPS_IT_AND_CLOSES_ITS_LOOP = """
+import gc
+loop = asyncio.new_event_loop()
+loop.run_until_complete(begin())
+loop.close()
+gc.collect()
+"""
+
+
+async def run(program: str, cluster: RunningCluster, stream: str) -> str:
+    """What it writes to standard error."""
+    async with await Client.connect(cluster.bootstrap) as client:
+        await client.admin.create_stream(stream)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-W",
+        "default::ResourceWarning",
+        "-c",
+        BEGINNING + textwrap.dedent(program),
+        cluster.bootstrap,
+        stream,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"NO_COLOR": "1"},
+        cwd=Path(__file__).parents[2],
+    )
+    async with asyncio.timeout(TIMEOUT_S):
+        _, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", errors.decode())
+
+
+async def stored(cluster: RunningCluster, stream: str) -> list[bytes | None]:
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        await Client.connect(cluster.bootstrap) as client,
+        client.consumer(stream, start="earliest", end="latest") as consumer,
+    ):
+        return [record.value async for record in consumer]
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("run", ENDS_WITH_ITS_LOOP),
+        ("uvloop", ENDS_WITH_UVLOOP),
+        ("client", CLOSES_THE_CLIENT),
+        ("left", LEAVES_THE_CLIENT),
+        ("stopped", STOPS_ITS_LOOP),
+        ("thread", HAS_ITS_LOOP_ON_A_THREAD),
+    ],
+)
+async def test_what_a_producer_was_given_that_nobody_closes_is_delivered_at_the_end(
+    cluster: RunningCluster, name: str, program: str
+) -> None:
+    errors = await run(program, cluster, f"unclosed-{name}")
+    assert await stored(cluster, f"unclosed-{name}") == [b"%d" % number for number in range(RECORDS)]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("name", "program"), [("kept", CLOSES_ITS_LOOP), ("dropped", DROPS_IT_AND_CLOSES_ITS_LOOP)])
+async def test_what_cannot_be_delivered_any_more_is_counted_in_a_warning_and_a_line_of_log(
+    cluster: RunningCluster, name: str, program: str
+) -> None:
+    stream = f"lost-{name}"
+    errors = await run(program, cluster, stream)
+    assert f"ResourceWarning: a producer was dropped with {RECORDS} records of stream {stream!r} undelivered" in errors
+    assert re.search(
+        rf"producer was not closed; records are lost.*records={RECORDS}.*streams=\['{stream}'\]", errors
+    ), errors
+    assert await stored(cluster, stream) == []
+
+
+async def test_a_consumer_of_a_group_that_nobody_closes_leaves_it_at_the_end_of_its_loop(
+    cluster: RunningCluster,
+) -> None:
+    stream = "unclosed-group"
+    program = f"""
+    async def main():
+        client, producer = await begin()
+        await producer.close()
+        consumer = client.group_consumer("app", stream, start="earliest", commit_interval_ms=3_600_000)
+        taken = 0
+        async for record in consumer:
+            taken += 1
+            if taken == {RECORDS}:
+                break
+        await consumer.records().aclose()
+        return client
+    asyncio.run(main())
+    """
+    await run(program, cluster, stream)
+    async with await Client.connect(cluster.bootstrap) as client:
+        application = await client.admin.describe_application("app")
+        assert application.members == ()
