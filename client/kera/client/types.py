@@ -186,7 +186,9 @@ class StreamDescription:
     assignments_version: int = 0
     """Grows with each change of `assignments`."""
     config_version: int = 0
-    """Grows with each change of `config`."""
+    """Grows with each change of `config`, and when columns are added."""
+    earlier_schemas: Mapping[int, pa.Schema] = field(default_factory=dict)
+    """The versions of `schema` before columns were added, by their ids: the first columns of it."""
     codec: Codec = field(init=False, repr=False, compare=False)
     """Compression of the stream's chunks."""
     segment_bytes_min: int = field(init=False, repr=False, compare=False)
@@ -197,6 +199,10 @@ class StreamDescription:
         object.__setattr__(self, "codec", Codec[self.config.codec.upper()])
         limit = min((broker.segment_bytes for broker in self.brokers.values()), default=0)
         object.__setattr__(self, "segment_bytes_min", limit)
+
+    def schema_of(self, schema_id: int) -> pa.Schema | None:
+        """The version of the schema that chunks name by `schema_id`; None: it is not known."""
+        return self.schema if schema_id == self.schema_id else self.earlier_schemas.get(schema_id)
 
     def is_older_than(self, other: StreamDescription) -> bool:
         """Whether `other` has replaced this one: it is a later stream of the name, or this one as it was later."""
@@ -274,6 +280,11 @@ class StreamDescription:
             brokers={broker.broker_id: BrokerDescription.from_message(broker) for broker in brokers},
             assignments_version=info.assignments_version,
             config_version=info.config_version,
+            earlier_schemas={
+                version.schema_id: schema_from_bytes(version.arrow_schema)
+                for version in info.schemas
+                if version.schema_id != schema.schema_id
+            },
         )
 
 
