@@ -298,12 +298,20 @@ class EntryBounds:
     first_record: int
     next_record: int
     length_bytes: int
+    lost: tuple[Position, Position] | None = None
+    """What was from the first of these places up to the second may have been lost with a broker's memory, the last time
+    that has happened; ordinals may have begun anew behind it."""
 
     @classmethod
     def from_message(cls, info: broker_pb2.EntryInfo) -> EntryBounds:
         """From its wire form."""
         return cls(
-            position_of(info.start), position_of(info.end), info.first_record, info.next_record, info.length_bytes
+            start=position_of(info.start),
+            end=position_of(info.end),
+            first_record=info.first_record,
+            next_record=info.next_record,
+            length_bytes=info.length_bytes,
+            lost=(position_of(info.lost_from), position_of(info.lost_to)) if info.HasField("lost_to") else None,
         )
 
 

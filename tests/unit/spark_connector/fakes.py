@@ -49,6 +49,7 @@ class Bounds(NamedTuple):
     first_record: int
     next_record: int
     length_bytes: int
+    lost: tuple[Position, Position] | None = None
 
 
 class Chunk(NamedTuple):
