@@ -98,6 +98,50 @@ async def test_broker_whose_memory_is_lost_tells_readers_the_exact_gap(tmp_path:
             assert caught.value.attributes["available_from"] == list(after[0].position)
 
 
+async def test_an_entry_whose_ordinals_began_anew_with_its_broker_tells_what_may_be_lost(
+    own_cluster: RunningCluster,
+) -> None:
+    """Of an entry that was empty, and of one that has come as far again: by ordinals alone nothing has happened."""
+    async with await Client.connect(own_cluster.bootstrap) as client:
+        await client.admin.create_stream("s", streamlets=2)
+        async with client.producer() as producer:
+            await producer.prepare("s")
+            await producer.send("s", b"read", streamlet=0)
+            await producer.flush()
+            ((of_read,), (of_empty,)) = (await client.bounds("s")).values()
+            assert (of_read.lost, of_empty.lost) == (None, None)
+            await asyncio.gather(*(producer.send("s", b"%d" % number, streamlet=1) for number in range(50)))
+        await in_thread(own_cluster.kill, BROKER)
+        await in_thread(own_cluster.restart, BROKER)
+        async with client.producer() as producer:
+            await producer.prepare("s")
+            await producer.send("s", b"anew", streamlet=1)
+            await producer.send("s", b"anew", streamlet=0)
+            await producer.flush()
+        bounds = await client.bounds("s")
+        for before, (now,) in ((of_read, bounds[0]), (of_empty, bounds[1])):
+            assert (now.first_record, now.next_record) == (0, 1)
+            assert now.lost is not None
+            assert now.lost[0] <= before.end < now.lost[1] == now.start
+        async with client.consumer("s", start={0: [of_read.end], 1: [of_read.end]}, end="latest") as consumer:
+            with pytest.raises(DataLost):
+                await anext(consumer.batches())
+
+
+async def test_an_entry_that_was_empty_has_lost_nothing_with_a_broker_that_finds_its_memory(tmp_path: Path) -> None:
+    with keeping_cluster(tmp_path) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            await client.admin.create_stream("s")
+            await in_thread(cluster.kill, BROKER)
+            await in_thread(cluster.restart, BROKER)
+            async with client.producer() as producer:
+                await producer.prepare("s")
+                await producer.send("s", b"first")
+                await producer.flush()
+            ((now,),) = (await client.bounds("s")).values()
+            assert (now.first_record, now.next_record, now.lost) == (0, 1, None)
+
+
 @pytest.mark.parametrize("killed", [True, False])
 @pytest.mark.parametrize("settings", [{"arena_bytes": 8 * MIB}, {"segment_bytes": 128 * KIB}])
 async def test_broker_may_have_memory_of_another_size_afterwards(

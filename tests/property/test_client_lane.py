@@ -91,9 +91,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @initialize(epoch=st.integers(1, 3), epochs=st.sampled_from([1, 2, 1000, 1000, 1000]))
     def start(self, epoch: int, epochs: int) -> None:
-        identity = LaneIdentity(
-            stream="s", stream_id=1, streamlet_id=0, schema_id=1, producer_id=7, codec=Codec.NONE, typed=False
-        )
+        identity = LaneIdentity(stream="s", stream_id=1, streamlet_id=0, producer_id=7, codec=Codec.NONE, typed=False)
         self.epochs = range(epoch, epoch + epochs)
         self.lane = Lane(identity, epoch, last_epoch=self.epochs[-1])
 
@@ -103,7 +101,7 @@ class LaneMachine(RuleBasedStateMachine):
     def add(self, count: int, patience_s: float) -> None:
         for _ in range(count):
             number = len(self.numbers)
-            payload = Payload(pa.py_buffer(number.to_bytes(4, "little")), 1, 0, 0)
+            payload = Payload(pa.py_buffer(number.to_bytes(4, "little")), 1, 0, 0, 1)
             chunk = PendingChunk(self.lane, payload, 0, self.now_s + patience_s, Outcome())
             self.numbers[chunk] = number
             self.lane.add(chunk)

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from tests.spark.support import Kera, Sent, wait_until
+from tests.spark.support import Kera, Sent, start, wait_until
 
 EARLIEST = {"startingOffsets": "earliest"}
 MIN_DURATION = "spark.sql.streaming.realTimeMode.minBatchDuration"
@@ -226,6 +226,21 @@ def test_every_record_is_put_out_whatever_micro_batch_or_engine_it_is_read_by(
         checkpoint = tmp_path / other
         shutil.copytree(runs.checkpoint, checkpoint)
         rest, _ = Kera(kera.spark, kera.bootstrap, other).read_new(stream, checkpoint)
+        assert sorted(record.offset for record in rest) == list(range(done, count + 100))
+
+    # As if it had been killed just before it wrote down that the last micro-batch was done.
+    last = max(runs.committed())
+    begin = runs.ends()[last - 1][3]
+    for other in ("python", "columnar"):
+        checkpoint = tmp_path / f"{other}-again"
+        shutil.copytree(runs.checkpoint, checkpoint)
+        for path in (checkpoint / "commits").glob(f"*{last}*"):
+            path.unlink()
+        found: dict[int, list[Sent]] = {}
+        frame = Kera(kera.spark, kera.bootstrap, other).stream(stream)
+        start(frame, checkpoint, found, available_now=True).awaitTermination()
+        assert sorted(record.offset for record in found.pop(last)) == list(range(begin, done)), "up to within the chunk"
+        rest = [record for batch in found.values() for record in batch]
         assert sorted(record.offset for record in rest) == list(range(done, count + 100))
 
 

@@ -206,6 +206,10 @@ class Entry:
         """The gap that `position` is in."""
         return next((gap for gap in self.gaps if gap.start <= position < gap.end), None)
 
+    def gaps_behind(self, position: Position) -> bool:
+        """Whether there is a gap at or behind `position`."""
+        return any(gap.end > position for gap in self.gaps)
+
     def state_of(self, segment: Segment) -> SegmentState:
         """Where in its life a segment in memory is."""
         if segment.loading:

@@ -313,6 +313,8 @@ class Restart:
             for entry in result.entries:
                 if entry.start == EARLIEST:
                     entry.start = Position(result.next_group_id, 1, 0)
+                    if not persisted:
+                        entry.gaps = [Gap(EARLIEST, entry.start)]
                     result.moved.append(entry)
         return result
 

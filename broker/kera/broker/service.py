@@ -192,6 +192,9 @@ class BrokerService:
                 )
                 _fill(row.start, entry, entry.start)
                 _fill(row.end, entry, end)
+                if entry.gaps:
+                    _fill(row.lost_from, entry, entry.gaps[-1].start)
+                    _fill(row.lost_to, entry, entry.gaps[-1].end)
         return Reply(response)
 
     def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:

@@ -30,7 +30,6 @@ class Stream:
         self.stream_id = info.stream_id
         self.name = info.name
         self.streamlet_count = info.config.streamlets
-        self.schema_ids = frozenset(schema.schema_id for schema in info.schemas)
         self.streamlets: dict[int, Streamlet] = {}
         """Those of which this broker has anything, its own and those of which it has older groups."""
         self.logs: StreamLogs | None = None
@@ -42,6 +41,8 @@ class Stream:
     def alter(self, info: common_pb2.StreamInfo) -> None:
         """Take over what can change while the stream is in use."""
         self.config_version = info.config_version
+        self.schema_ids = frozenset(schema.schema_id for schema in info.schemas)
+        """The versions of its schema: producers may go on with an older one."""
         self.durability = max(info.config.durability, common_pb2.DURABILITY_LEADER)
         """The level at which chunks are acknowledged, unless a request asks for another, and readable."""
         self.replication = info.config.replication

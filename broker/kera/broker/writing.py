@@ -266,6 +266,13 @@ class Writer:
         if not streamlet.takes_chunks:
             raise stream.not_owner(header.streamlet_id)
         if header.schema_id not in stream.schema_ids:
+            if header.schema_id > max(stream.schema_ids, default=0):
+                # The coordinator has yet to tell us: it could not when columns were added.
+                raise Unavailable(
+                    f"this broker does not know schema {header.schema_id} of stream {stream.name!r} yet",
+                    stream=stream.name,
+                    schema_id=header.schema_id,
+                )
             raise SchemaMismatch(
                 f"stream {stream.name!r} has no schema {header.schema_id}",
                 stream=stream.name,

@@ -258,9 +258,14 @@ def alter(
     brokers: int | None = typer.Option(
         None, min=0, metavar="N", help="Spread the streamlets over so many brokers; 0 for all. Older records stay."
     ),
+    add_column: list[str] | None = typer.Option(
+        None,
+        metavar="NAME:TYPE",
+        help="Add a column to a typed stream, behind the others; repeat it. Records that are there have null in it.",
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change the durability, the virtual logs, the retention or the spread of a stream.
+    """Change the durability, the virtual logs, the retention or the spread of a stream, or add columns to it.
 
     What is not given stays as it is.
     """
@@ -274,6 +279,7 @@ def alter(
         "retention_applications": retention_application or ([] if no_retention_applications else None),
         "retention_consumed": retention_consumed,
         "brokers": brokers,
+        "add_columns": parse_columns(add_column, option="--add-column") if add_column else None,
     }
     if all(value is None for value in changes.values()):
         raise UsageError("nothing to change is given; see kera stream alter --help")

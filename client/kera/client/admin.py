@@ -125,7 +125,7 @@ class Admin:
         self._cluster.forget(name)
         return await self._cluster.stream(name)
 
-    async def alter_stream(
+    async def alter_stream(  # noqa: PLR0913 - a setting each
         self,
         name: str,
         *,
@@ -136,13 +136,18 @@ class Admin:
         retention_consumed: bool | None = None,
         virtual_logs: int | None = None,
         brokers: int | None = None,
+        add_columns: pa.Schema | None = None,
     ) -> StreamDescription:
         """Change durability, retention or virtual logs of a stream; what is None stays. See `create_stream` for them.
+
+        `add_columns` adds columns to a typed stream, behind those it has. They are nullable: records that are there
+        have nulls in them, and producers may go on without them. One that is there already stays as it is.
 
         `retention_applications` replaces the list. A broker that is away follows when it is back. `brokers` (0: all)
         has streamlets move until the stream is spread over so many; older records stay where they are.
 
-        Raises `UnknownStream`, `InvalidArgument`; with `brokers`, also `Unavailable`.
+        Raises `UnknownStream`, `InvalidArgument`; with `brokers`, also `Unavailable`; with `add_columns`, also
+        `SchemaMismatch` when the stream has a column of that name with another type.
         """
         request = coordinator_pb2.AlterStreamRequest(name=name, retention_consumed=retention_consumed)
         if durability is not None:
@@ -157,6 +162,8 @@ class Admin:
             request.virtual_logs = _count("virtual_logs", virtual_logs)
         if brokers is not None:
             request.brokers = _count("brokers", brokers)
+        if add_columns is not None:
+            request.add_columns = schema_to_bytes(add_columns)
         await self._cluster.ask(api.ALTER_STREAM, request)
         return await self.describe_stream(name)
 

@@ -146,7 +146,7 @@ class Appender:
             record_count=payload.record_count,
             stream_id=stream.stream_id,
             streamlet_id=streamlet_id,
-            schema_id=stream.schema_id,
+            schema_id=payload.schema_id,
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
             sequence=sequence,

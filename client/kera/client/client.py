@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 from weakref import WeakSet
@@ -14,7 +14,7 @@ from kera.client.applications import report_cursors
 from kera.client.cluster import Cluster
 from kera.client.consumer import Consumer, End, Start
 from kera.client.feed import Feed, read_again
-from kera.client.fetch import Overwritten, Wanted, batches_of
+from kera.client.fetch import NewerSchema, Overwritten, Wanted, batches_of
 from kera.client.group_consumer import GroupConsumer, LostGroup
 from kera.client.group_settings import GroupSettings
 from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
@@ -196,18 +196,17 @@ class Client:
         feed.add(description, Wanted(entry_id, start, end))
         try:
             while (item := await feed.take()) is not None:
-                batches = batches_of(item, description.schema, description.schema_id, verify=settings.verify_checksums)
-                while True:
+                left = deque([item])
+                while left:
                     try:
-                        for batch in batches:
+                        for batch in batches_of(left[0], description, verify=settings.verify_checksums):
                             yield batch
-                        break
+                        left.popleft()
                     except Overwritten as gone:
-                        again = await read_again(self._cluster, settings, description, gone.rest)
-                    batches = itertools.chain.from_iterable(
-                        batches_of(each, description.schema, description.schema_id, verify=settings.verify_checksums)
-                        for each in again
-                    )
+                        left = deque(await read_again(self._cluster, settings, description, gone.rest))
+                    except NewerSchema as newer:
+                        left[0] = newer.rest
+                        description = await self._cluster.with_schema(description, newer.schema_id)
         finally:
             await feed.close()
 

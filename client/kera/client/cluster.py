@@ -30,7 +30,7 @@ from kera.client.types import (
     position_of,
 )
 from kera.core.coordinators import Coordinators
-from kera.core.errors import InvalidArgument, KeraError, Unavailable, Uncertain, UnknownStream
+from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.process import node_id
 from kera.core.rpc import Channel, Method, api
@@ -185,6 +185,27 @@ class Cluster:
             if newest is None:
                 raise Unavailable(f"the coordinator does not say where stream {name!r} is", stream=name) from None
             return newest
+
+    async def with_schema(self, stream: StreamDescription, schema_id: int) -> StreamDescription:
+        """`stream` as it is now, with a version of its schema that was not known: columns have been added to it.
+
+        Raises `UnknownStream` when it is gone, and `SchemaMismatch` when it has no such version.
+        """
+        self.forget(stream.name)
+        now = await self.stream(stream.name)
+        if now.stream_id != stream.stream_id:
+            raise UnknownStream(
+                f"stream {stream.name!r} was deleted and created again; open it again",
+                stream=stream.name,
+                stream_id=stream.stream_id,
+            )
+        if now.schema_of(schema_id) is None:
+            raise SchemaMismatch(
+                f"chunk has schema {schema_id}, stream {stream.name!r} has none of that number",
+                stream=stream.name,
+                schema_id=schema_id,
+            )
+        return now
 
     def forget(self, name: str) -> None:
         """Ask the coordinator again about a stream, next time."""

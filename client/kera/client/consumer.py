@@ -13,7 +13,7 @@ from typing import Literal, Self, get_args
 from kera.client.applications import committed_cursors, report_cursors
 from kera.client.cluster import Cluster
 from kera.client.feed import Feed, read_again
-from kera.client.fetch import Fetched, Overwritten, Wanted, batches_of
+from kera.client.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
 from kera.client.positions import Positions, check_place, check_streamlets
 from kera.client.records import records_of
 from kera.client.settings import ConsumerSettings
@@ -63,8 +63,8 @@ class Consumer:
         """What ended the reading; told to everyone who asks for more."""
         self._chunks: Iterator[ChunkBatch] = iter(())
         """The rest of what was taken from the queue last."""
-        self._rest: Wanted | None = None
-        """What is to be read again, as it was overwritten before it was taken."""
+        self._rest: Wanted | NewerSchema | None = None
+        """What is to be read again, as it was overwritten before it was taken; or what has columns not known yet."""
         self._copying = False
         """Whether the next one is copied: all its values are looked at."""
         self._open: ChunkBatch | None = None
@@ -160,6 +160,9 @@ class Consumer:
         seconds after it is back. Who keeps batches for longer than it takes to deal with them asks `ChunkBatch.intact`
         when done, and reads what is not intact again from `ChunkBatch.start`.
 
+        Batches of a typed stream have its newest columns: what is older than a column has nulls there. When columns are
+        added while the consumer reads, its batches have them from the first chunk on that does.
+
         Raises `DataLost` when what it should read next has been removed, `UnknownStream` when a stream was deleted,
         `CorruptChunk`, and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``, or
         `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
@@ -195,7 +198,7 @@ class Consumer:
         """The next chunk; None when everything that was asked for has been taken."""
         while (chunk := self._next_here(copied=copied)) is None:
             if self._rest is not None:
-                await self._read_again(self._rest)
+                await self._open_again(self._rest)
                 continue
             item = await self._feed.take()
             if item is None:
@@ -221,6 +224,9 @@ class Consumer:
         except Overwritten as gone:
             self._rest = gone.rest
             return None
+        except NewerSchema as newer:
+            self._rest = newer
+            return None
         except KeraError as error:
             self._failure = error
             raise
@@ -229,20 +235,29 @@ class Consumer:
         stream = self._streams[item.entry.stream_id]
         return batches_of(
             item,
-            stream.schema,
-            stream.schema_id,
+            stream,
             verify=self._settings.verify_checksums,
             copying=lambda: self._copying,
         )
 
-    async def _read_again(self, rest: Wanted) -> None:
-        """Take the rest of what was taken from the queue from elsewhere: it is not in the broker's memory any more."""
+    async def _open_again(self, rest: Wanted | NewerSchema) -> None:
+        """Have the rest of what was taken from the queue: from elsewhere, when it is not in the broker's memory any
+        more; or with the columns that were added to its stream.
+        """
         try:
-            found = await read_again(self._cluster, self._settings, self._streams[rest.entry.stream_id], rest)
+            if isinstance(rest, NewerSchema):
+                stream_id = rest.rest.entry.stream_id
+                known = self._streams[stream_id]
+                self._streams[stream_id] = await self._cluster.with_schema(known, rest.schema_id)
+                self._chunks = chain(self._batches_of(rest.rest), self._chunks)
+            else:
+                stream = self._streams[rest.entry.stream_id]
+                found = await read_again(self._cluster, self._settings, stream, rest)
+                self._chunks = chain.from_iterable(map(self._batches_of, found))
         except KeraError as error:
             self._failure = error
             raise
-        self._chunks, self._rest = chain.from_iterable(map(self._batches_of, found)), None
+        self._rest = None
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()

@@ -36,6 +36,8 @@ class Payload(NamedTuple):
     record_count: int
     min_timestamp_us: int
     max_timestamp_us: int
+    schema_id: int
+    """Of the columns that it was made with: those of a stream may become more."""
 
 
 def timestamps(times_s: Sequence[float], given_us: Mapping[int, int] | None) -> Timestamps:
@@ -66,7 +68,7 @@ def record_payloads(
     """
     whole = _as_message(values, timestamps_us, keys) if headers is None and stream.codec is Codec.NONE else None
     if whole is not None and HEADER_BYTES + padded(whole.size) <= min(chunk_bytes_max, _limit(stream, chunk_bytes_max)):
-        yield Payload(whole, len(values), *_ends(timestamps_us))
+        yield Payload(whole, len(values), *_ends(timestamps_us), stream.schema_id)
     else:
         yield from payloads(records_to_batch(values, timestamps_us, keys, headers), stream, chunk_bytes_max, 0)
 
@@ -199,7 +201,7 @@ def _encoded(batch: pa.RecordBatch, limit: int, stream: StreamDescription, now_u
     chunk_bytes = HEADER_BYTES + padded(payload.size)
     if chunk_bytes <= limit:
         low, high = _time_range(batch, stream, now_us)
-        yield Payload(payload, batch.num_rows, low, high)
+        yield Payload(payload, batch.num_rows, low, high, stream.schema_id)
         return
     # Compressed, what cannot be compressed is somewhat larger than before.
     if batch.num_rows == 1:

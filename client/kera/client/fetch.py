@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from kera.client.types import ChunkBatch, PushedSlot, fill_cursor, position_of
+from kera.client.encoding import null_column
+from kera.client.types import ChunkBatch, PushedSlot, StreamDescription, fill_cursor, position_of
 from kera.core.chunk import HEADER_BYTES, decode_payload, read_header, verify_chunk
 from kera.core.errors import KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
@@ -67,6 +68,19 @@ class Overwritten(Exception):
         """What has not been given out of a `Fetched`."""
 
 
+class NewerSchema(Exception):
+    """A chunk names a version of the schema that is not known: columns have been added since the stream was looked up.
+
+    No error of KerA's: whoever opens the chunks learns it (`Cluster.with_schema`), and opens the rest with it.
+    """
+
+    def __init__(self, rest: Fetched, schema_id: int) -> None:
+        super().__init__(rest.entry, schema_id)
+        self.rest = rest
+        """What has not been given out, from that chunk on."""
+        self.schema_id = schema_id
+
+
 class Fetcher:
     """Fetches from one broker over one connection."""
 
@@ -99,9 +113,11 @@ class Fetcher:
 
 
 def batches_of(
-    fetched: Fetched, schema: pa.Schema, schema_id: int, *, verify: bool, copying: Callable[[], bool] = bool
+    fetched: Fetched, stream: StreamDescription, *, verify: bool, copying: Callable[[], bool] = bool
 ) -> Iterator[ChunkBatch]:
-    """Each chunk of what has come as a batch in place. Raises `CorruptChunk`, and `Overwritten`.
+    """Each chunk of what has come as a batch in place. Raises `CorruptChunk`, `Overwritten` and `NewerSchema`.
+
+    A chunk that is older than columns of the `stream` has nulls there: all batches have the newest columns known.
 
     `copying`: asked for each chunk in the broker's memory, whether to copy it; unless it is given, it is not. That is
     for whoever goes through all values at once: the copy costs little beside that, and Arrow trusts the offsets of
@@ -109,23 +125,30 @@ def batches_of(
     """
     entry, start, slot = fetched.entry, fetched.start, fetched.slot
     open_header = verify_chunk if verify else read_header
-    for buffer in fetched.buffers:
+    for number, buffer in enumerate(fetched.buffers):
         at, size = 0, buffer.size
         view = memoryview(buffer)  # headers are read from it in half the time
         while at < size:
             try:
                 header = open_header(view, at)
-                if header.schema_id != schema_id:
+                schema = stream.schema_of(header.schema_id)
+                if schema is None:
                     raise SchemaMismatch(
-                        f"chunk has schema {header.schema_id}, the stream was known with {schema_id}; open it again",
+                        f"chunk has schema {header.schema_id}, stream {stream.name!r} has none of that number",
+                        stream=stream.name,
                         stream_id=header.stream_id,
+                        schema_id=header.schema_id,
                     )
                 payload = buffer.slice(at + HEADER_BYTES, header.payload_bytes)
                 copied = slot is not None and copying()
                 batch = decode_payload(payload.to_pybytes() if copied else payload, schema)
-            except KeraError:
+            except KeraError as error:
                 if slot is not None and not slot.intact:
                     raise Overwritten(Wanted(entry, start, fetched.next)) from None
+                unknown = error.attributes.get("schema_id") if isinstance(error, SchemaMismatch) else None
+                if unknown is not None and unknown > stream.schema_id:
+                    left = [buffer.slice(at), *fetched.buffers[number + 1 :]]
+                    raise NewerSchema(fetched._replace(start=start, buffers=left), unknown) from None
                 raise
             if slot is not None and not slot.intact:  # after the look at the bytes: they may have been others'
                 raise Overwritten(Wanted(entry, start, fetched.next))
@@ -135,6 +158,14 @@ def batches_of(
                 start = Position(group_id, segment_id, offset)
             chunk_bytes = header.chunk_bytes
             following = Position(group_id, segment_id, offset + chunk_bytes)
+            if schema is not stream.schema:
+                batch = widened(batch, stream.schema)
             yield ChunkBatch(batch, header, start, following, entry, None if copied else slot)
             start = following
             at += chunk_bytes
+
+
+def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """`batch`, which is older than the last columns of `schema`, with nulls in these. Nothing of it is copied."""
+    added = [null_column(batch.num_rows, field.type) for field in list(schema)[batch.num_columns :]]
+    return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from kera.client.cluster import Cluster
 from kera.client.feed import read_again
-from kera.client.fetch import Fetched, Overwritten, Wanted, batches_of
+from kera.client.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
 from kera.client.group_discovery import Finds, look_around
 from kera.client.group_feed import Found, GroupFeed, GroupKey
 from kera.client.group_settings import GroupSettings
@@ -404,6 +404,9 @@ class GroupConsumer:
         except Overwritten as gone:
             await self._read_again(gone.rest)
             return await self._following(held)
+        except NewerSchema as newer:
+            await self._learn_schema(newer)
+            return await self._following(held)
         except KeraError as error:
             self._failure = error
             raise
@@ -414,11 +417,21 @@ class GroupConsumer:
         stream = self._streams[fetched.entry.stream_id]
         return batches_of(
             fetched,
-            stream.schema,
-            stream.schema_id,
+            stream,
             verify=self._settings.verify_checksums,
             copying=lambda: self._copying,
         )
+
+    async def _learn_schema(self, newer: NewerSchema) -> None:
+        """Columns were added to a stream: what is left of what came last is opened with them."""
+        stream_id = newer.rest.entry.stream_id
+        try:
+            known = self._streams[stream_id]
+            self._streams[stream_id] = await self._cluster.with_schema(known, newer.schema_id)
+        except KeraError as error:
+            self._failure = error
+            raise
+        self._chunks = chain(self._batches_of(newer.rest), self._chunks)
 
     async def _read_again(self, rest: Wanted) -> None:
         """Take the rest of what came last from elsewhere: it is not in the broker's memory any more."""

@@ -42,6 +42,9 @@ def merged_bounds(assignment: Assignment, entry: int, parts: Mapping[int, EntryB
         first_record=next_record if oldest is None else oldest.first_record,
         next_record=next_record,
         length_bytes=sum(part.length_bytes for part in parts.values()),
+        lost=max(
+            (part.lost for part in parts.values() if part.lost is not None), key=lambda lost: lost[1], default=None
+        ),
     )
 
 

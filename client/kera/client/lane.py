@@ -65,7 +65,6 @@ class LaneIdentity:
     stream: str
     stream_id: int
     streamlet_id: int
-    schema_id: int
     producer_id: int
     codec: Codec
     typed: bool
@@ -231,7 +230,7 @@ class Lane:
             record_count=payload.record_count,
             stream_id=identity.stream_id,
             streamlet_id=identity.streamlet_id,
-            schema_id=identity.schema_id,
+            schema_id=payload.schema_id,
             producer_id=identity.producer_id,
             producer_epoch=self.producer_epoch,
             sequence=chunk.sequence,

@@ -38,6 +38,7 @@ from kera.core.errors import (
     InvalidArgument,
     KeraError,
     ProducerFenced,
+    SchemaMismatch,
     Uncertain,
     UnknownStream,
 )
@@ -259,12 +260,13 @@ class Producer:
         if self.ended:
             raise self._not_ready(stream)
         outcomes: list[Outcome] = []
-        for part, chunk_bytes in self._checked_parts(writer, batch, streamlet):
+        described, parts = await self._conforming(writer, batch, streamlet)
+        for part, chunk_bytes in parts:
             now_us = self.clock.now_us()
             for place, rows in writer.partition(part, streamlet):
                 writer.close_open_chunk(place)  # records that were sent before stay before
                 size = chunk_bytes if rows is part else None
-                for payload in payloads(rows, writer.stream, self._chunk_bytes_max, now_us, size):
+                for payload in payloads(rows, described, self._chunk_bytes_max, now_us, size):
                     payload_bytes = payload.payload.size
                     if self._is_full(payload_bytes):
                         await self._wait_for_room(payload_bytes)
@@ -278,6 +280,22 @@ class Producer:
                         # Without it nothing is sent before the buffer is full: what has room does not wait.
                         await self._let_loop_run()
         return BatchDelivery(outcomes)
+
+    async def _conforming(
+        self, writer: StreamWriter, batch: pa.RecordBatch | pa.Table, streamlet: int | None
+    ) -> tuple[StreamDescription, list[tuple[pa.RecordBatch, int]]]:
+        """The parts of a batch (`_checked_parts`), and the stream as it was described when they were made."""
+        try:
+            return writer.stream, self._checked_parts(writer, batch, streamlet)
+        except SchemaMismatch:
+            known = writer.stream
+            if not known.typed:
+                raise
+            self.cluster.forget(known.name)  # columns may have been added since it was looked up
+            await self.routes.refresh(writer)
+            if writer.deleted is not None or writer.stream.schema_id == known.schema_id:
+                raise
+        return writer.stream, self._checked_parts(writer, batch, streamlet)
 
     def _checked_parts(
         self, writer: StreamWriter, batch: pa.RecordBatch | pa.Table, streamlet: int | None

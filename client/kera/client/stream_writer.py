@@ -45,7 +45,6 @@ class StreamWriter:
                     stream.name,
                     stream.stream_id,
                     streamlet,
-                    stream.schema_id,
                     identity.producer_id,
                     stream.codec,
                     stream.typed,

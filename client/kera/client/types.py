@@ -197,7 +197,9 @@ class StreamDescription:
     assignments_version: int = 0
     """Grows with each change of `assignments`."""
     config_version: int = 0
-    """Grows with each change of `config`."""
+    """Grows with each change of `config`, and when columns are added."""
+    earlier_schemas: Mapping[int, pa.Schema] = field(default_factory=dict)
+    """The versions of `schema` before columns were added, by their ids: the first columns of it."""
     codec: Codec = field(init=False, repr=False, compare=False)
     """Compression of the stream's chunks."""
     segment_bytes_min: int = field(init=False, repr=False, compare=False)
@@ -208,6 +210,10 @@ class StreamDescription:
         object.__setattr__(self, "codec", Codec[self.config.codec.upper()])
         limit = min((broker.segment_bytes for broker in self.brokers.values()), default=0)
         object.__setattr__(self, "segment_bytes_min", limit)
+
+    def schema_of(self, schema_id: int) -> pa.Schema | None:
+        """The version of the schema that chunks name by `schema_id`; None: it is not known."""
+        return self.schema if schema_id == self.schema_id else self.earlier_schemas.get(schema_id)
 
     def is_older_than(self, other: StreamDescription) -> bool:
         """Whether `other` has replaced this one: it is a later stream of the name, or this one as it was later."""
@@ -285,6 +291,11 @@ class StreamDescription:
             brokers={broker.broker_id: BrokerDescription.from_message(broker) for broker in brokers},
             assignments_version=info.assignments_version,
             config_version=info.config_version,
+            earlier_schemas={
+                version.schema_id: schema_from_bytes(version.arrow_schema)
+                for version in info.schemas
+                if version.schema_id != schema.schema_id
+            },
         )
 
 
@@ -298,12 +309,20 @@ class EntryBounds:
     first_record: int
     next_record: int
     length_bytes: int
+    lost: tuple[Position, Position] | None = None
+    """What was from the first of these places up to the second may have been lost with a broker's memory, the last time
+    that has happened; ordinals may have begun anew behind it."""
 
     @classmethod
     def from_message(cls, info: broker_pb2.EntryInfo) -> EntryBounds:
         """From its wire form."""
         return cls(
-            position_of(info.start), position_of(info.end), info.first_record, info.next_record, info.length_bytes
+            start=position_of(info.start),
+            end=position_of(info.end),
+            first_record=info.first_record,
+            next_record=info.next_record,
+            length_bytes=info.length_bytes,
+            lost=(position_of(info.lost_from), position_of(info.lost_to)) if info.HasField("lost_to") else None,
         )
 
 

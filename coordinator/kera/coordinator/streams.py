@@ -25,6 +25,7 @@ from kera.coordinator.validation import (
     checked_creation_id,
     checked_name,
     checked_schema,
+    extended_schema,
 )
 from kera.core.errors import KeraError, TooFewBackups, Unavailable, UnknownStream
 from kera.core.telemetry import get_logger
@@ -168,12 +169,12 @@ class Streams:
                 )
 
     async def alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
-        """Change what `request` sets of a stream's configuration; returns the stream.
+        """Change what `request` sets of a stream's configuration, and add columns to it; returns the stream.
 
         When it returns, the brokers that could be told go by the new configuration; others when they can be told.
         A request that changes nothing writes nothing, but the brokers are told again: it may be a repeated one.
 
-        Raises `UnknownStream`, also when the stream is deleted meanwhile, and `InvalidArgument`.
+        Raises `UnknownStream`, also when the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`.
         """
         return await self._state.to_the_end(self._alter(request))
 
@@ -184,7 +185,9 @@ class Streams:
             stream = common_pb2.StreamInfo()
             stream.CopyFrom(known)
             stream.config.CopyFrom(altered_config(known.config, request))
-            if stream.config != known.config:
+            if request.add_columns:
+                stream.schemas.extend(extended_schema(known, request.add_columns))
+            if stream != known:
                 stream.config_version += 1
                 state.catalog.check_room(stream)
                 await state.write({}, [stream])

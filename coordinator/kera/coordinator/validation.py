@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kera.coordinator.metadata import VALUE_BYTES_MAX
 from kera.coordinator.settings import REPLICATION_MAX
-from kera.core.errors import InvalidArgument, invariant
+from kera.core.errors import InvalidArgument, SchemaMismatch, invariant
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -209,6 +209,60 @@ def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
         timestamp_column=schema.timestamp_column,
         typed=True,
     )
+
+
+def extended_schema(stream: common_pb2.StreamInfo, add_columns: bytes) -> list[common_pb2.StreamSchema]:
+    """The version of `stream`'s schema that has the columns of `add_columns`, too; empty if the newest one has them.
+
+    So a repeated request adds nothing. Raises `InvalidArgument`, and `SchemaMismatch` when a column of that name is
+    there with another type, or the bytes are no Arrow schema.
+    """
+    newest = max(stream.schemas, key=lambda version: version.schema_id)
+    if not newest.typed:
+        raise InvalidArgument(
+            f"stream {stream.name!r} has the default schema, to which no columns can be added: use headers, or a stream"
+            " that is created with columns of its own",
+            stream=stream.name,
+        )
+    added, there = schema_from_bytes(add_columns), schema_from_bytes(newest.arrow_schema)
+    _check_columns(added)
+    new = [field for field in added if _is_new(stream.name, field, there)]
+    if not new:
+        return []
+    version = common_pb2.StreamSchema()
+    version.CopyFrom(newest)
+    version.schema_id = newest.schema_id + 1
+    version.arrow_schema = schema_to_bytes(pa.schema([*there, *new], metadata=there.metadata))
+    length = len(version.arrow_schema) + sum(len(earlier.arrow_schema) for earlier in stream.schemas)
+    if length > SCHEMA_BYTES_MAX:
+        raise InvalidArgument(
+            f"with these columns the {len(stream.schemas) + 1} versions of the schema of stream {stream.name!r} would"
+            f" take {length} bytes, the limit is {SCHEMA_BYTES_MAX}; add several columns at once, or make a new stream",
+            stream=stream.name,
+            limit_bytes=SCHEMA_BYTES_MAX,
+        )
+    return [version]
+
+
+def _is_new(stream: str, field: pa.Field, there: pa.Schema) -> bool:
+    if field.name in there.names:
+        known = there.field(field.name)
+        if known.type != field.type:
+            raise SchemaMismatch(
+                f"stream {stream!r} has a column {field.name!r} already, which is {known.type}, not {field.type}; add"
+                " it under another name",
+                stream=stream,
+                column=field.name,
+            )
+        return False
+    if not field.nullable:
+        raise InvalidArgument(
+            f"column {field.name!r} cannot be added: it must be nullable, as the records that are there have no value"
+            " for it",
+            stream=stream,
+            column=field.name,
+        )
+    return True
 
 
 def _check_columns(schema: pa.Schema) -> None:

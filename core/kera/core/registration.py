@@ -166,12 +166,12 @@ class Registration:
         None: nobody could be told, or this launch is not the current one. Then its absence counts as a crash.
         """
         timeout_s = request.wait_ms / 1000 + ANNOUNCE_TIMEOUT_S
-        deadline_s = time.monotonic() + ANNOUNCE_TIMEOUT_S
+        deadline_s = boottime_s() + ANNOUNCE_TIMEOUT_S
         while True:
             try:
                 return await self._call(api.PREPARE_RESTART, request, timeout_s)
             except KeraError as error:
-                again = isinstance(error, NotLeader | Unavailable | Uncertain) and time.monotonic() < deadline_s
+                again = isinstance(error, NotLeader | Unavailable | Uncertain) and boottime_s() < deadline_s
                 if not again:
                     log.warning("the coordinator does not know of this restart", error=error.message)
                     return None

@@ -623,6 +623,8 @@ class EntryInfo(_message.Message):
     FIRST_RECORD_FIELD_NUMBER: _builtins.int
     NEXT_RECORD_FIELD_NUMBER: _builtins.int
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
+    LOST_FROM_FIELD_NUMBER: _builtins.int
+    LOST_TO_FIELD_NUMBER: _builtins.int
     first_record: _builtins.int
     """Ordinals of the first record that is there and of the next one to come."""
     next_record: _builtins.int
@@ -636,6 +638,14 @@ class EntryInfo(_message.Message):
     def end(self) -> _common_pb2.Cursor:
         """Durable head."""
 
+    @_builtins.property
+    def lost_from(self) -> _common_pb2.Cursor:
+        """What was between these two places may have been lost with the broker's memory, the last time that this has happened:
+        whoever has read up to a place in there may have missed something. Absent: nothing was lost.
+        """
+
+    @_builtins.property
+    def lost_to(self) -> _common_pb2.Cursor: ...
     def __init__(
         self,
         *,
@@ -644,10 +654,12 @@ class EntryInfo(_message.Message):
         first_record: _builtins.int = ...,
         next_record: _builtins.int = ...,
         length_bytes: _builtins.int = ...,
+        lost_from: _common_pb2.Cursor | None = ...,
+        lost_to: _common_pb2.Cursor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "lost_from", b"lost_from", "lost_to", b"lost_to", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first_record", b"first_record", "length_bytes", b"length_bytes", "next_record", b"next_record", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first_record", b"first_record", "length_bytes", b"length_bytes", "lost_from", b"lost_from", "lost_to", b"lost_to", "next_record", b"next_record", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

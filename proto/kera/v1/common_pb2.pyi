@@ -238,7 +238,9 @@ Global___StreamConfig: _TypeAlias = StreamConfig  # noqa: Y015
 
 @_typing.final
 class StreamSchema(_message.Message):
-    """One version of a stream's Arrow schema. Chunks name it by its id."""
+    """One version of a stream's Arrow schema. Chunks name it by its id. The columns of a version are the first ones of each
+    later version, which adds only columns that may be null.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -497,7 +499,7 @@ class StreamInfo(_message.Message):
     name: _builtins.str
     created_us: _builtins.int
     config_version: _builtins.int
-    """Grows with every change of `config`, so that an old version never replaces a newer one."""
+    """Grows with every change of `config` or `schemas`, so that an old version never replaces a newer one."""
     assignments_version: _builtins.int
     """Grows with every change of `assignments`, likewise."""
     creation_id: _builtins.str

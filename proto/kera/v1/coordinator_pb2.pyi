@@ -808,6 +808,7 @@ class AlterStreamRequest(_message.Message):
     RETENTION_CONSUMED_FIELD_NUMBER: _builtins.int
     VIRTUAL_LOGS_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
+    ADD_COLUMNS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     durability: _common_pb2.Durability.ValueType
     retention_ms: _builtins.int
@@ -816,6 +817,10 @@ class AlterStreamRequest(_message.Message):
     virtual_logs: _builtins.int
     brokers: _builtins.int
     """N: over how many brokers the streamlets are to be spread; streamlets move for it."""
+    add_columns: _builtins.bytes
+    """An Arrow IPC schema message with columns to add to those of a typed stream, which has a new version of its schema
+    then. All may be null; those that are there already with the same type change nothing. Empty: none.
+    """
     @_builtins.property
     def retention_applications(self) -> Global___Applications:
         """Replaces the list."""
@@ -831,10 +836,11 @@ class AlterStreamRequest(_message.Message):
         retention_consumed: _builtins.bool | None = ...,
         virtual_logs: _builtins.int | None = ...,
         brokers: _builtins.int | None = ...,
+        add_columns: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "name", b"name", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "add_columns", b"add_columns", "brokers", b"brokers", "durability", b"durability", "name", b"name", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__brokers: _TypeAlias = _typing.Literal["brokers"]  # noqa: Y015
     _WhichOneofArgType__brokers: _TypeAlias = _typing.Literal["_brokers", b"_brokers"]  # noqa: Y015

@@ -17,7 +17,7 @@ from kera.spark_connector.options import ReadOptions
 from kera.spark_connector.partition import KeraPartition
 from kera.spark_connector.planning import Piece, ranges
 from kera.spark_connector.portal import shared
-from kera.spark_connector.survey import cutting_of_batch, require_columns, settle, split, survey
+from kera.spark_connector.survey import cutting_of_batch, settle, split, survey, tell_skipped, with_columns
 from kera.spark_connector.worker import read_partition
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ async def plan_batch(
     """
     now = await survey(client, options.subscription, begins=True)
     if wanted is not None:
-        require_columns(wanted, now)
+        now, skipped = with_columns(wanted, now, options.on_mismatch)
+        tell_skipped(skipped, set())
     now_us = time.time_ns() // 1000
     loss = options.fail_on_data_loss
     start = await settle(client, options.batch_starting, now, now_us=now_us, fail_on_data_loss=loss)
@@ -56,4 +57,4 @@ class KeraBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one partition; runs in an executor's Python worker."""
-        return read_partition(self._options.bootstrap, partition, self._wanted, self._options.shared_memory)
+        return read_partition(self._options, partition, self._wanted)

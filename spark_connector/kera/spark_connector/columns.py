@@ -20,7 +20,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,7 @@ from pyspark.sql.types import (
 
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch
+from kera.spark_connector.options import ON_MISMATCH, OnMismatch
 
 RECORD_COLUMNS = StructType(
     [
@@ -77,8 +78,16 @@ _WIDENED: dict[pa.DataType, pa.DataType] = {
 }
 
 
+CHUNK_CONTENT_TYPE = ("content-type", b"application/vnd.apache.arrow.stream")
+"""The header of a row that is a whole chunk, see `ChunkShaper`."""
+
+
 class HasColumns(Protocol):
     """A stream, as far as its columns go."""
+
+    @property
+    def stream_id(self) -> int:
+        """The older of two streams has the lower one."""
 
     @property
     def name(self) -> str:
@@ -93,24 +102,36 @@ class HasColumns(Protocol):
         """Whether these are its columns."""
 
 
-def columns_of_all(streams: Iterable[HasColumns], *, headers: bool) -> StructType:
-    """The columns of a DataFrame of `streams`; those of records if there is none.
+def columns_of_all(streams: Iterable[HasColumns], *, headers: bool, on_mismatch: OnMismatch = "fail") -> StructType:
+    """The columns of a DataFrame of `streams`; those of records if there is none, or typed ones are read as bytes.
 
-    Raises `SchemaMismatch` when they do not have the same ones.
+    Nullable columns behind those of the others may be missing in some of them, as while columns are added to one stream
+    after the other. Raises `SchemaMismatch` when streams differ in more, unless those that do are skipped: that is all
+    that do not go with the oldest ones.
     """
+    records = columns_of(pa.schema([]), typed=False, headers=headers)
+    if on_mismatch == "bytes":
+        return records
     columns: StructType | None = None
     first = ""
-    for stream in streams:
+    for stream in sorted(streams, key=lambda stream: stream.stream_id):
         own = columns_of(stream.schema, typed=stream.typed, headers=headers)
-        if columns is None:
+        if columns is None or _extends(own, columns):
             columns, first = own, stream.name
-        elif _types(own) != _types(columns):
+        elif not _extends(columns, own) and on_mismatch == "fail":
             raise SchemaMismatch(
                 f"streams '{first}' and '{stream.name}' do not have the same columns: {columns.simpleString()} and"
-                f" {own.simpleString()}. Make a DataFrame of each",
+                f" {own.simpleString()}. Make a DataFrame of each, or say with option {ON_MISMATCH} what becomes of the"
+                " others: skip or bytes",
                 streams=[first, stream.name],
             )
-    return columns or columns_of(pa.schema([]), typed=False, headers=headers)
+    return columns or records
+
+
+def _extends(columns: StructType, others: StructType) -> bool:
+    """Whether `columns` are those of `others`, and behind them perhaps more that may be null."""
+    count = len(others)
+    return _types(columns)[:count] == _types(others) and all(field.nullable for field in columns.fields[count:])
 
 
 def _types(columns: StructType) -> list[tuple[str, str]]:
@@ -138,7 +159,12 @@ def columns_of(schema: pa.Schema, *, typed: bool, headers: bool = False) -> Stru
 
 
 def check_columns(wanted: StructType, there: StructType, what: str) -> None:
-    """Raise `SchemaMismatch` unless `wanted` (given by ``.schema(...)``) is some of the columns that `what` has."""
+    """Raise `SchemaMismatch` unless `wanted` (given by ``.schema(...)``) is some of the columns that `what` has.
+
+    Or unless `what` only lacks the last ones of `wanted`, and they may be null.
+    """
+    if _extends(wanted, there):
+        return
     types = {field.name: field.dataType for field in there}
     for field in wanted:
         if field.name not in types:
@@ -201,6 +227,35 @@ class Shaper:
             f"a chunk of stream '{self._stream}' has no column '{field.name}', which is not nullable",
             column=field.name,
         )
+
+
+class ChunkShaper:
+    """Turns whole chunks of a typed stream into rows with the columns of a record: one row for each chunk.
+
+    ``value`` has the chunk's rows as an Arrow IPC stream, of which the header ``content-type`` tells; ``offset`` is the
+    ordinal of the first of them in the entry, and ``timestamp`` the earliest of their times.
+    """
+
+    def __init__(self, wanted: StructType, *, stream: str) -> None:
+        self._schema = to_arrow_schema(wanted, timezone="UTC")
+        self._stream = stream
+
+    def shape(self, batch: pa.RecordBatch, header: ChunkHeader) -> pa.RecordBatch:
+        """One row for `batch`, the content of the chunk with `header`."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        values: dict[str, Any] = {
+            "value": sink.getvalue().to_pybytes(),
+            "stream": self._stream,
+            "streamlet": header.streamlet_id,
+            "entry": header.entry,
+            "offset": header.first_record,
+            "timestamp": header.min_timestamp_us,
+            "headers": [dict(zip(("key", "value"), CHUNK_CONTENT_TYPE, strict=True))],
+        }
+        columns = [pa.array([values.get(field.name)], field.type) for field in self._schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
 def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

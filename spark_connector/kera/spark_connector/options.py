@@ -46,6 +46,7 @@ GROUP_PREFIX = "groupIdPrefix"
 SHARED_MEMORY = "sharedMemory"
 METADATA = "metadata"
 ENGINE = "engine"
+ON_MISMATCH = "onSchemaMismatch"
 
 READING = (
     BOOTSTRAP,
@@ -73,6 +74,7 @@ READING = (
     SHARED_MEMORY,
     METADATA,
     ENGINE,
+    ON_MISMATCH,
 )
 """All names, in their canonical case."""
 
@@ -85,7 +87,7 @@ _OF_STREAMS = {
     **dict.fromkeys((GROUP, GROUP_PREFIX), "names the cursor that a streaming query stores"),
 }
 """What has no meaning in a batch query, and why."""
-_OF_STREAM_LISTS = {BOOTSTRAP, METADATA, ENGINE, *_WHICH}
+_OF_STREAM_LISTS = {BOOTSTRAP, METADATA, ENGINE, ON_MISMATCH, *_WHICH}
 """All that ``metadata=streams`` looks at."""
 _OF_WRITING = {
     "stream": f"it names the stream to write to; to read one, use {SUBSCRIBE}",
@@ -103,7 +105,9 @@ _GROUP = re.compile(r"[A-Za-z0-9._-]+")
 SharedMemory = Literal["auto", "always", "never"]
 Metadata = Literal["streams", "partitions"]
 Engine = Literal["auto", "python", "columnar"]
+OnMismatch = Literal["fail", "skip", "bytes"]
 _AUTO: Literal["auto"] = "auto"
+_FAIL: Literal["fail"] = "fail"
 
 LOAD_ENGINE = (
     "To have it, make the session with kera.spark_connector.configure(builder), or start Spark with"
@@ -205,6 +209,8 @@ class ReadOptions:
     metadata: Metadata | None
     engine: Engine
     """Who reads: Spark's JVM, in columns, or Python."""
+    on_mismatch: OnMismatch
+    """What becomes of a stream that does not have the columns of the others."""
     given: frozenset[str]
     """Names of the options that were given, in their canonical case."""
 
@@ -286,7 +292,8 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         group_id_prefix=_group_prefix(given),
         shared_memory=value(SHARED_MEMORY, _shared_memory, _AUTO),
         metadata=metadata,
-        engine=value(ENGINE, _engine, _AUTO),
+        engine=_engine_of(given),
+        on_mismatch=value(ON_MISMATCH, _on_mismatch, _FAIL),
         given=frozenset(given),
     )
 
@@ -434,8 +441,17 @@ def _shared_memory(option: str, text: str) -> SharedMemory:
     return cast("SharedMemory", choice(option, text, ("auto", "always", "never")))
 
 
-def _engine(option: str, text: str) -> Engine:
-    return cast("Engine", choice(option, text, ("auto", "python", "columnar")))
+def _engine_of(given: Mapping[str, str]) -> Engine:
+    engine = cast("Engine", choice(ENGINE, given.get(ENGINE, _AUTO), ("auto", "python", "columnar")))
+    if engine == "columnar" and ON_MISMATCH in given and _on_mismatch(ON_MISMATCH, given[ON_MISMATCH]) == "bytes":
+        raise _wrong(
+            ENGINE, f"with {ON_MISMATCH}=bytes Python reads: leave the option out, or set it to python", engine
+        )
+    return engine
+
+
+def _on_mismatch(option: str, text: str) -> OnMismatch:
+    return cast("OnMismatch", choice(option, text, ("fail", "skip", "bytes")))
 
 
 # --- shared with the options for writing --------------------------------------------------------------------------

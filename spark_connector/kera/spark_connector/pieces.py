@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from kera.core.errors import UnknownStream
 from kera.core.schema import schema_to_bytes
 from kera.spark_connector.options import ReadOptions, SharedMemory
@@ -100,8 +102,16 @@ async def _described(client: Client, name: str) -> StreamDescription | None:
 
 def _schema(stream: StreamDescription | None) -> dict[str, Any]:
     if stream is None:
-        return {"schema": "", "schema_id": 0}
-    return {"schema": base64.b64encode(schema_to_bytes(stream.schema)).decode(), "schema_id": stream.schema_id}
+        return {"schema": "", "schema_id": 0, "earlier_schemas": {}}
+    return {
+        "schema": _encoded(stream.schema),
+        "schema_id": stream.schema_id,
+        "earlier_schemas": {str(number): _encoded(schema) for number, schema in stream.earlier_schemas.items()},
+    }
+
+
+def _encoded(schema: pa.Schema) -> str:
+    return base64.b64encode(schema_to_bytes(schema)).decode()
 
 
 def _broker(piece: Piece | Tail, stream: StreamDescription | None) -> BrokerDescription | None:
@@ -112,9 +122,10 @@ def _broker(piece: Piece | Tail, stream: StreamDescription | None) -> BrokerDesc
 
 def _document(piece: Piece | Tail) -> dict[str, Any]:
     if isinstance(piece, Piece):
-        bounds = {"end": list(piece.end), "records": piece.records, "bytes": piece.length_bytes}
+        stop = None if piece.stop is None else [*piece.stop.position, piece.stop.record]
+        bounds = {"end": list(piece.end), "stop": stop, "records": piece.records, "bytes": piece.length_bytes}
     else:
-        bounds = {"end": None, "records": 0, "bytes": 0}
+        bounds = {"end": None, "stop": None, "records": 0, "bytes": 0}
     return bounds | {
         "stream": piece.stream,
         "stream_id": piece.entry.stream_id,

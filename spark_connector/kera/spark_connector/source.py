@@ -93,9 +93,10 @@ def columns_of_options(options: ReadOptions) -> StructType:
     gone = not options.fail_on_data_loss  # a query that goes on from its checkpoint without a stream comes by here
     with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
         streams = portal.call(lambda client: descriptions(client, options.subscription, may_be_gone=gone))
-    if options.include_headers and any(stream.typed for stream in streams):
+    of_records = options.on_mismatch == "bytes"
+    if options.include_headers and not of_records and any(stream.typed for stream in streams):
         raise InvalidArgument(f"option {HEADERS}: a typed stream has its own columns and no headers", option=HEADERS)
-    return columns_of_all(streams, headers=options.include_headers)
+    return columns_of_all(streams, headers=options.include_headers, on_mismatch=options.on_mismatch)
 
 
 def _tell_of_engine(options: ReadOptions) -> None:

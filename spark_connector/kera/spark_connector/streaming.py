@@ -60,11 +60,22 @@ from kera.spark_connector.planning import (
     next_ends,
     ranges,
     revise,
+    rounded,
+    stopped,
     tails,
     waiting,
 )
 from kera.spark_connector.portal import Portal
-from kera.spark_connector.survey import boundaries, cutting_of_micro_batch, require_columns, settle, split, survey
+from kera.spark_connector.survey import (
+    boundaries,
+    cutting_of_micro_batch,
+    last_chunks,
+    settle,
+    split,
+    survey,
+    tell_skipped,
+    with_columns,
+)
 from kera.spark_connector.worker import read_partition
 
 if TYPE_CHECKING:
@@ -96,6 +107,8 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """With ``availableNow``: where the query ends."""
         self._heads: Offsets | None = None
         """How far the streams went when they were last asked."""
+        self._end: dict[str, Any] | None = None
+        """Where the last micro-batch ends that was planned here: at ends of chunks."""
         self._taken_s: float | None = None
         """When the last micro-batch was planned; the first one of a launch counts also when it is empty."""
         self._token = ""
@@ -108,6 +121,8 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The outcome of the storing that may still be going on."""
         self._real_time: tuple[dict[str, Any], Advance] | None = None
         """Where the micro-batch in real-time mode begins: as it was said, and as it is."""
+        self._skipped: set[str] = set()
+        """Streams that are not read for their columns, and that was said."""
         self._warned: tuple[str, ...] = ()
         """The warnings that were said last: planning comes to the same ones again and again."""
 
@@ -183,7 +198,8 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if concluded is given:
             return start
         self._warn(advance.warnings)
-        return concluded.to_json()
+        self._end = concluded.to_json()
+        return self._end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """How far the streams go, whatever a micro-batch takes of it: what Spark shows as ``latestOffset``."""
@@ -206,14 +222,17 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             now = await self._survey(client)
             planned = revise(begin, finish, now, fail_on_data_loss=options.fail_on_data_loss)
             self._warn(planned.warnings)
+            # What an earlier launch has planned may have been in real-time mode.
+            last = {} if end == self._end else await last_chunks(client, planned, now)
+            planned, stops = rounded(planned, last)
             found = ranges(planned.start, planned.end, now)
-            return await split(client, found, now, options, cutting=cutting_of_micro_batch(options))
+            return stopped(await split(client, found, now, options, cutting=cutting_of_micro_batch(options)), stops)
 
         return self._repeated(lambda: self._open().call(plan))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one partition; runs in an executor's Python worker."""
-        return read_partition(self._options.bootstrap, partition, self._wanted, self._options.shared_memory)
+        return read_partition(self._options, partition, self._wanted)
 
     def as_json(self, pieces: Sequence[Piece | Tail]) -> list[dict[str, Any]]:
         """`pieces` for the columnar engine."""
@@ -309,8 +328,9 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     async def _survey(self, client: Client, *, begins: bool = False) -> Now:
         now = await survey(client, self._options.subscription, begins=begins)
-        require_columns(self._wanted, now)
-        return now
+        found, skipped = with_columns(self._wanted, now, self._options.on_mismatch)
+        tell_skipped(skipped, self._skipped)
+        return found
 
     def _repeated(self, plan: Callable[[], T]) -> T:
         """What `plan` gives; made anew when something was removed just meanwhile, and that may be."""

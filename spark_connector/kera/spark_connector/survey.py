@@ -7,28 +7,31 @@ bounded number at a time; of brokers that have several of them, each is asked by
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.types import StructType
 
-from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, UnknownStream
+from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, SchemaMismatch, UnknownStream
 from kera.core.ids import Position
 from kera.spark_connector.admission import Share
-from kera.spark_connector.columns import check_columns, columns_of_all
+from kera.spark_connector.columns import check_columns, columns_of
 from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
-from kera.spark_connector.options import ReadOptions, Subscription
+from kera.spark_connector.options import ON_MISMATCH, OnMismatch, ReadOptions, Subscription
 from kera.spark_connector.places import Where
 from kera.spark_connector.planning import (
     Advance,
     Cutting,
     Now,
     Piece,
+    Planned,
     Question,
     Range,
     StreamNow,
     cut,
+    find_bounds,
     questions,
     resolve,
     to_ask,
@@ -41,6 +44,8 @@ T = TypeVar("T")
 
 SIDE_BY_SIDE_MAX = 32
 """Questions on their way at the same time."""
+
+log = logging.getLogger(__name__)
 
 
 async def survey(client: Client, subscription: Subscription, *, begins: bool = False) -> Now:
@@ -102,6 +107,25 @@ async def boundaries(client: Client, advance: Advance, shares: Mapping[Lane, Sha
     return nearest
 
 
+async def last_chunks(client: Client, planned: Planned, now: Now) -> dict[Lane, tuple[EntryOffset, EntryOffset]]:
+    """Of each entry that has something to read, the chunk that starts where the micro-batch ends, if there is one."""
+    from kera.client import ChunkQuery
+
+    begins = planned.start.places()
+    asked = []
+    for lane, end in planned.end.lanes():
+        there = find_bounds(now, lane)
+        if there is not None and begins.get(lane, end) < end and there.start <= end.position < there.end:
+            _, streamlet, entry = lane
+            here = ChunkQuery(streamlet, entry, end.position, end.position, records_max=1)
+            asked += [(lane, here), (lane, here._replace(end=there.end))]
+    try:
+        places = [_offset_of(place) for place in await _located(client, asked)]
+    except (DataLost, InvalidCursor):
+        return {}  # the task that reads it says what is gone
+    return {asked[number][0]: (places[number], places[number + 1]) for number in range(0, len(asked), 2)}
+
+
 async def split(
     client: Client, ranges: Sequence[Range], now: Now, options: ReadOptions, *, cutting: Cutting
 ) -> list[Piece]:
@@ -124,12 +148,33 @@ def cutting_of_micro_batch(options: ReadOptions) -> Cutting:
     return Cutting(options.partitions_min, options.records_per_partition_max, stable=True)
 
 
-def require_columns(wanted: StructType, now: Now) -> None:
-    """Raise `SchemaMismatch` unless all streams have the same columns, and those that are wanted."""
-    if now:
-        # Headers are there for whoever names them; ``includeHeaders`` is for those who do not.
-        there = columns_of_all(now.values(), headers=True)
-        check_columns(wanted, there, f"stream '{next(iter(now))}'")
+def with_columns(wanted: StructType, now: Now, on_mismatch: OnMismatch) -> tuple[Now, dict[str, str]]:
+    """Those of the streams `now` that have the columns `wanted`, and of each other one why it is skipped.
+
+    Raises `SchemaMismatch` where that is not to be.
+    """
+    found, skipped = {}, {}
+    for name, stream in now.items():
+        try:
+            # Headers are there for whoever names them; ``includeHeaders`` is for those who do not.
+            there = columns_of(stream.schema, typed=stream.typed and on_mismatch != "bytes", headers=True)
+            check_columns(wanted, there, f"stream '{name}'")
+        except SchemaMismatch as error:
+            if on_mismatch != "skip":
+                hint = "" if len(now) < 2 else f". Option {ON_MISMATCH} can have such streams skipped"
+                raise SchemaMismatch(error.message + hint, **error.attributes) from error
+            skipped[name] = error.message
+        else:
+            found[name] = stream
+    return found, skipped
+
+
+def tell_skipped(skipped: Mapping[str, str], told: set[str]) -> None:
+    """Say in the log which streams are not read, each once: `told` are those of which that was said."""
+    for name, reason in skipped.items():
+        if name not in told:
+            told.add(name)
+            log.warning("%s=skip: stream '%s' is not read: %s", ON_MISMATCH, name, reason)
 
 
 async def _segments(

@@ -13,14 +13,16 @@ Promises:
 
 * a partition gives exactly the records that it was planned with, or an error; with ``failOnDataLoss=false``, those that
   are left, and a warning. Never fewer without a word;
-* bytes that a broker has used again while Spark took them are an error (`MemoryReused`): the task is tried again.
+* bytes that a broker has used again before Spark gets them are read again, as copies; while Spark takes them, they are
+  an error (`MemoryReused`): the task is tried again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,9 +30,10 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from kera.core.errors import DataLost, Unavailable
+from kera.core.ids import Position
 from kera.spark_connector.chunks import Losses, chunks
-from kera.spark_connector.columns import Shaper
-from kera.spark_connector.options import SharedMemory
+from kera.spark_connector.columns import ChunkShaper, Shaper
+from kera.spark_connector.options import ReadOptions, SharedMemory
 from kera.spark_connector.partition import KeraPartition
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.portal import shared
@@ -54,31 +57,70 @@ class MemoryReused(Unavailable):
     code = "memory_reused"
 
 
-def read_partition(
-    bootstrap: str, partition: InputPartition, wanted: StructType, shared_memory: SharedMemory
-) -> Iterator[pa.RecordBatch]:
+def read_partition(options: ReadOptions, partition: InputPartition, wanted: StructType) -> Iterator[pa.RecordBatch]:
     """The records of `partition`, with the columns `wanted`."""
     if not isinstance(partition, KeraPartition):
         return  # Spark makes one empty partition of a batch query that has none
-    piece = partition.piece
-    losses = Losses()
-    shaper = Shaper(wanted, stream=piece.stream, typed=piece.typed)
+    piece, losses = partition.piece, Losses()
     records = chunk_count = pushed_count = 0
-    fetched = shared(bootstrap).iterate(lambda client: _gathered(client, piece, shared_memory, losses), BATCHES_AHEAD)
-    for gathered in fetched:
-        chunk_count += len(gathered)
-        pushed_count += sum(chunk.pushed for chunk in gathered)
-        for batch in shaper.shape([chunk.batch for chunk in gathered], gathered[0].header):
-            records += batch.num_rows
-            yield batch
-        _require_intact(gathered, piece)
-        del gathered, batch  # what lies in a broker's memory is given back before the next is waited for
+    shape = _shaper(options, piece, wanted)
+    left, shared_memory = piece, options.shared_memory
+    while True:
+        again: Position | None = None
+        for gathered in _fetched(options.bootstrap, left, shared_memory, losses):
+            batches = _shaped(shape, gathered)
+            if batches is None:
+                again = gathered[0].start
+                break
+            chunk_count += len(gathered)
+            pushed_count += sum(chunk.pushed for chunk in gathered)
+            records += sum(chunk.batch.num_rows for chunk in gathered)
+            while batches:
+                yield batches.pop(0)
+            _require_intact(gathered, piece)
+            del gathered, batches  # what lies in a broker's memory is given back before the next is waited for
+        if again is None:
+            break
+        log.info("%s: what its broker had pushed is not in its memory any more; it is read again", _named(piece))
+        left, shared_memory = replace(left, start=again), "never"
     _require_all(piece, records, losses)
     log.debug("%s: %d chunks, %d of them in the broker's memory", _named(piece), chunk_count, pushed_count)
 
 
+def _fetched(bootstrap: str, piece: Piece, shared_memory: SharedMemory, losses: Losses) -> Iterator[list[ChunkBatch]]:
+    return shared(bootstrap).iterate(lambda client: _gathered(client, piece, shared_memory, losses), BATCHES_AHEAD)
+
+
+def _shaper(
+    options: ReadOptions, piece: Piece, wanted: StructType
+) -> Callable[[list[ChunkBatch]], Iterator[pa.RecordBatch]]:
+    """What makes batches for Spark of chunks that follow each other."""
+    if piece.typed and options.on_mismatch == "bytes":
+        whole = ChunkShaper(wanted, stream=piece.stream)
+        return lambda gathered: (whole.shape(chunk.batch, chunk.header) for chunk in gathered)
+    shaper = Shaper(wanted, stream=piece.stream, typed=piece.typed)
+    return lambda gathered: shaper.shape([chunk.batch for chunk in gathered], gathered[0].header)
+
+
+def _shaped(
+    shape: Callable[[list[ChunkBatch]], Iterator[pa.RecordBatch]], gathered: list[ChunkBatch]
+) -> list[pa.RecordBatch] | None:
+    """The chunks as batches for Spark; None: they are not in their broker's memory any more."""
+    try:
+        batches = list(shape(gathered))
+    except Exception:
+        if _intact(gathered):
+            raise
+        return None  # what could not be shaped was not the chunks
+    return batches if _intact(gathered) else None
+
+
+def _intact(gathered: list[ChunkBatch]) -> bool:
+    return all(chunk.intact for chunk in gathered)
+
+
 def _require_intact(gathered: list[ChunkBatch], piece: Piece) -> None:
-    if not all(chunk.intact for chunk in gathered):
+    if not _intact(gathered):
         raise MemoryReused(
             f"{_named(piece)}: its broker is gone, and its memory was used again while Spark took records from it; the"
             " task has to be run again",
@@ -121,7 +163,7 @@ async def _gathered(
     records = length_bytes = 0
     async with contextlib.aclosing(chunks(client, piece, settings, losses)) as source:
         async for fetched in source:
-            chunk = _from_first_record(fetched, piece)
+            chunk = _from_first_record(_up_to_stop(fetched, piece), piece)
             if gathered and chunk.header.first_record != gathered[-1].header.first_record + gathered[-1].batch.num_rows:
                 yield gathered  # records are gone in between: a batch numbers those that follow each other
                 gathered = []
@@ -147,3 +189,11 @@ def _from_first_record(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:
         batch=chunk.batch.slice(given),
         header=header._replace(first_record=header.first_record + given, record_count=header.record_count - given),
     )
+
+
+def _up_to_stop(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:
+    """`chunk` without the records of the next micro-batch, if it is the one that the piece ends within."""
+    if piece.stop is None or chunk.start != piece.stop.position:
+        return chunk
+    count = min(max(piece.stop.record - chunk.header.first_record, 0), chunk.header.record_count)
+    return chunk._replace(batch=chunk.batch.slice(0, count), header=chunk.header._replace(record_count=count))

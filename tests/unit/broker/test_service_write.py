@@ -153,7 +153,8 @@ async def test_no_more_statuses_are_made_than_the_bytes_have_room_for(broker: Br
         ({"stream_id": 99}, "unknown_stream", {"stream_id": 99}),
         ({"streamlet_id": 3}, "streamlet_out_of_range", {"stream": "stream-7", "streamlet_id": 3, "streamlets": 3}),
         ({"streamlet_id": 1}, "not_owner", {"stream": "stream-7", "streamlet_id": 1}),
-        ({"schema_id": 2}, "schema_mismatch", {"stream": "stream-7", "schema_id": 2}),
+        ({"schema_id": 0}, "schema_mismatch", {"stream": "stream-7", "schema_id": 0}),
+        ({"schema_id": 2}, "unavailable", {"stream": "stream-7", "schema_id": 2}),  # it may be told of it later
         ({"sequence": 5}, "out_of_sequence", None),
         ({"size": SLOT_BYTES + 64}, "record_too_large", {"chunk_bytes": SLOT_BYTES + 64, "limit": SLOT_BYTES}),
     ],

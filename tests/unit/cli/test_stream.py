@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kera.cli import stream as stream_module
@@ -136,6 +137,10 @@ def test_a_stream_shows_its_replication(client: FakeClient, capsys: pytest.Captu
         (["--no-retention-applications"], {"retention_applications": []}),
         (["--retention-consumed"], {"retention_consumed": True}),
         (["--no-retention-consumed"], {"retention_consumed": False}),
+        (
+            ["--add-column", "tip:float64", "--add-column", "at:timestamp[us, UTC]"],
+            {"add_columns": pa.schema([("tip", pa.float64()), ("at", pa.timestamp("us", tz="UTC"))])},
+        ),
     ],
 )
 def test_only_what_is_given_is_altered(

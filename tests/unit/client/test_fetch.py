@@ -1,21 +1,22 @@
 """Fetching from a real broker service without processes: positions and batches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from kera.client.fetch import Fetched, Fetcher, Wanted, batches_of
+from kera.client.fetch import Fetched, Fetcher, NewerSchema, Wanted, batches_of
 from kera.client.types import ChunkBatch
 from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import CorruptChunk, DataLost, SchemaMismatch, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeProducer
-from tests.unit.client.support import FakeCluster
+from tests.unit.client.support import FakeCluster, description
 
 ENTRY = EntryId(7, 0, 0)
 EVERYTHING = 1 << 24
+STREAM = description()
 
 
 def fetcher(cluster: FakeCluster) -> Fetcher:
@@ -30,7 +31,7 @@ async def fetch(
 
 
 def chunks(fetched: Fetched) -> list[ChunkBatch]:
-    return list(batches_of(fetched, DEFAULT_SCHEMA, 1, verify=True))
+    return list(batches_of(fetched, STREAM, verify=True))
 
 
 def values(batches: Sequence[ChunkBatch]) -> list[bytes]:
@@ -111,15 +112,26 @@ async def test_a_lost_range_tells_the_gap(filled: FakeCluster) -> None:
 
 async def test_another_schema_is_refused(filled: FakeCluster) -> None:
     fetched = await fetch(fetcher(filled))
-    with pytest.raises(SchemaMismatch, match="open it again"):
-        list(batches_of(fetched, DEFAULT_SCHEMA, 2, verify=True))
+    with pytest.raises(SchemaMismatch, match="has none of that number"):
+        list(batches_of(fetched, replace(STREAM, schema_id=2), verify=True))
+
+
+async def test_what_has_a_newer_schema_is_told_with_what_is_left_to_open(filled: FakeCluster) -> None:
+    fetched = await fetch(fetcher(filled))
+    known = list(batches_of(fetched, STREAM, verify=True))
+    older = replace(STREAM, schema_id=0)
+    with pytest.raises(NewerSchema) as newer:
+        list(batches_of(fetched, older, verify=True))
+    assert newer.value.schema_id == 1
+    left = list(batches_of(newer.value.rest, STREAM, verify=True))
+    assert [chunk.start for chunk in left] == [chunk.start for chunk in known]
 
 
 async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: FakeCluster, filled: FakeCluster) -> None:
     found = chunks(await fetch(fetcher(filled)))
     (segment,) = (segment for segment in cluster.segments() if segment.key == found[5].start[:2])
     segment.slot.view[found[5].start.offset + HEADER_BYTES + 100] ^= 1
-    reading = batches_of(await fetch(fetcher(filled)), DEFAULT_SCHEMA, 1, verify=True)
+    reading = batches_of(await fetch(fetcher(filled)), STREAM, verify=True)
     assert values([next(reading) for _ in range(5)]) == values(found[:5])
     with pytest.raises(CorruptChunk):
         next(reading)

@@ -24,11 +24,11 @@ LATE_S = 11.0
 
 @pytest.fixture
 def lane() -> Lane:
-    return Lane(LaneIdentity("s", 1, 0, 1, 7, Codec.NONE, typed=False), producer_epoch=1)
+    return Lane(LaneIdentity("s", 1, 0, 7, Codec.NONE, typed=False), producer_epoch=1)
 
 
 async def chunk(lane: Lane, deadline_s: float = DEADLINE_S) -> PendingChunk:
-    payload = Payload(pa.py_buffer(b"x" * 8), 1, 0, 0)
+    payload = Payload(pa.py_buffer(b"x" * 8), 1, 0, 0, 1)
     added = PendingChunk(lane, payload, 0, deadline_s, Outcome())
     lane.add(added)
     return added

@@ -25,10 +25,9 @@ from kera.client.types import ChunkBatch, PushedSlot, Record, StreamDescription
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.push import VERSION
-from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.fleet import STREAM_ID, Stored
 from tests.unit.client.push_broker import SLOT_BYTES, SLOTS, PushFleet, Reason, position_of
-from tests.unit.client.support import WAIT_S, until
+from tests.unit.client.support import WAIT_S, description, until
 from tests.unit.client.test_feed import put
 
 MakeConsumer = Callable[..., Consumer]
@@ -322,7 +321,7 @@ async def test_what_is_wrong_in_a_slot_that_is_intact_is_told_as_it_is() -> None
         entry, start = EntryId(STREAM_ID, 0, 0), Position(1, 1, 0)
         wrong = fetch.Fetched(entry, start, Position(1, 1, 256), [buffer], 0, None, slot)
         with pytest.raises(expected):
-            list(batches_of(wrong, DEFAULT_SCHEMA, 1, verify=True))
+            list(batches_of(wrong, description(), verify=True))
 
 
 # --- the window ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from kera.coordinator.validation import (
     checked_name,
     checked_schema,
     config_of_store,
+    extended_schema,
 )
 from kera.core.errors import InvalidArgument, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
@@ -343,3 +344,61 @@ def test_a_timestamp_column_must_have_timestamps(data_type: pa.DataType) -> None
 def test_a_column_that_is_not_there_is_refused_and_those_that_are_there_are_named(setting: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{setting}_column 'x' is not in the schema; it has 'a', 'b'"):
         checked_schema(stream_schema(pa.schema([("a", pa.int8()), ("b", pa.int8())]), **{setting: "x"}))
+
+
+COLUMNS = pa.schema([pa.field("at", pa.timestamp("us")), pa.field("fare", pa.int32(), nullable=False)])
+
+
+def typed_stream(*versions: pa.Schema) -> common_pb2.StreamInfo:
+    return common_pb2.StreamInfo(
+        name="trips",
+        schemas=[
+            common_pb2.StreamSchema(
+                schema_id=number, arrow_schema=schema_to_bytes(each), timestamp_column="at", typed=True
+            )
+            for number, each in enumerate(versions, 1)
+        ],
+    )
+
+
+def test_added_columns_come_behind_those_that_are_there_in_a_new_version() -> None:
+    (version,) = extended_schema(typed_stream(COLUMNS), schema_to_bytes(pa.schema([("tip", pa.float64())])))
+
+    assert schema_from_bytes(version.arrow_schema) == pa.schema([*COLUMNS, ("tip", pa.float64())])
+    assert (version.schema_id, version.timestamp_column, version.typed) == (2, "at", True)
+
+
+def test_columns_that_are_there_with_the_same_type_are_not_added_again() -> None:
+    added = schema_to_bytes(pa.schema([("tip", pa.float64()), pa.field("fare", pa.int32())]))
+    (version,) = extended_schema(typed_stream(COLUMNS), added)
+    stream = typed_stream(COLUMNS)
+    stream.schemas.append(version)
+
+    assert schema_from_bytes(version.arrow_schema).names == ["at", "fare", "tip"]
+    assert extended_schema(stream, added) == []
+
+
+@pytest.mark.parametrize(
+    ("added", "text"),
+    [
+        (pa.schema([pa.field("tip", pa.float64(), nullable=False)]), "'tip' cannot be added: it must be nullable"),
+        (pa.schema([]), "has no column"),
+        (pa.schema([("tip", pa.int8()), ("tip", pa.int8())]), "2 columns named 'tip'"),
+        (pa.schema([("tip", pa.dictionary(pa.int8(), pa.string()))]), "dictionary-encoded"),
+        (pa.schema([("x" * SCHEMA_BYTES_MAX, pa.int8())]), f"the limit is {SCHEMA_BYTES_MAX}"),
+    ],
+)
+def test_a_column_that_cannot_be_added_is_named(added: pa.Schema, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        extended_schema(typed_stream(COLUMNS), schema_to_bytes(added))
+
+
+def test_a_column_is_not_given_another_type() -> None:
+    with pytest.raises(SchemaMismatch, match="'fare' already, which is int32, not int64"):
+        extended_schema(typed_stream(COLUMNS), schema_to_bytes(pa.schema([("fare", pa.int64())])))
+
+
+def test_the_default_schema_is_not_extended() -> None:
+    stream = common_pb2.StreamInfo(name="s", schemas=[checked_schema(common_pb2.StreamSchema())])
+    with pytest.raises(InvalidArgument, match="default schema, to which no columns can be added"):
+        extended_schema(stream, schema_to_bytes(pa.schema([("tip", pa.float64())])))

@@ -3,8 +3,9 @@
 Every chunk has `CHUNK_BYTES`, and an entry has one segment.
 """
 
-# ruff: noqa: ARG002  # the real client decides on the parameters
+from __future__ import annotations
 
+# ruff: noqa: ARG002  # the real client decides on the parameters
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -48,6 +49,7 @@ class Bounds(NamedTuple):
     first_record: int
     next_record: int
     length_bytes: int
+    lost: tuple[Position, Position] | None = None
 
 
 class Chunk(NamedTuple):
@@ -56,8 +58,16 @@ class Chunk(NamedTuple):
     start: Position
     next: Position
     entry: EntryId
-    intact: bool
-    pushed: bool = True
+    memory: FakeClient | None
+    """The broker's, if it lies there."""
+
+    @property
+    def pushed(self) -> bool:
+        return self.memory is not None
+
+    @property
+    def intact(self) -> bool:
+        return self.memory is None or (self.memory.intact and self.start not in self.memory.reused)
 
 
 def at(chunk: int) -> Position:
@@ -150,6 +160,9 @@ class FakeClient:
         self.read_ranges_open = 0
         self.connected = 0
         self.intact = True
+        """Whether any chunk is still in the broker's memory."""
+        self.reused: set[Position] = set()
+        """Chunks that are not."""
         self.committed: dict[tuple[str, str], dict[EntryId, Position]] = {}
         """By application and stream."""
         self.commits = 0
@@ -238,7 +251,8 @@ class FakeClient:
                 fields: dict[str, Any] = dict.fromkeys(ChunkHeader._fields, 0)
                 fields |= {"first_record": first, "record_count": counts[index], "payload_bytes": 8 * counts[index]}
                 of = EntryId(found.stream_id, streamlet_id, entry)
-                yield Chunk(batch, ChunkHeader(**fields), at(index), at(index + 1), of, self.intact)
+                memory = None if settings.shared_memory == "never" else self
+                yield Chunk(batch, ChunkHeader(**fields), at(index), at(index + 1), of, memory)
         finally:
             self.read_ranges_open -= 1
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
-from kera.core.ids import Position
+from kera.core.ids import EARLIEST, Position
 from kera.spark_connector.admission import Limits, Take, Waiting, decide
 from kera.spark_connector.offsets import EntryOffset, Offsets, StreamOffsets, StreamRecreated
 from kera.spark_connector.planning import (
@@ -94,6 +94,23 @@ def test_a_place_in_groups_that_were_let_go_empty_moves_on_to_what_is_there() ->
     advance = next_ends(read_all, now, fail_on_data_loss=True)
 
     assert advance == Advance(offsets((at(4, group=3),)), offsets((at(14, group=3),)))
+
+
+@pytest.mark.parametrize("before", [EntryOffset(EARLIEST, 0), at(50)])
+def test_an_entry_whose_broker_lost_its_memory_has_lost_records_also_where_the_ordinals_are_the_same_again(
+    before: EntryOffset,
+) -> None:
+    """Since the checkpoint 50 records came and were lost; the ordinals began anew, and have come as far again."""
+    lost = EARLIEST, Position(2, 1, 0)
+    bounds = entry(10, first=before.record, group=2)._replace(lost=lost)
+    now = now_of(stream_now({0: [bounds]}))
+
+    with pytest.raises(DataLost, match="an unknown number of records of stream 'flights'"):
+        next_ends(offsets((before,)), now, fail_on_data_loss=True)
+    advance = next_ends(offsets((before,)), now, fail_on_data_loss=False)
+    assert advance.start == offsets((at(before.record, group=2),))
+    again = next_ends(advance.start, now, fail_on_data_loss=True)
+    assert again.start == advance.start, "that is told once"
 
 
 # --- what is gone -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Chunks become the columns that Spark expects, by column and without looking at records."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -9,7 +9,14 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch
-from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, check_columns, columns_of
+from kera.spark_connector.columns import (
+    HEADERS_COLUMN,
+    RECORD_COLUMNS,
+    Shaper,
+    check_columns,
+    columns_of,
+    columns_of_all,
+)
 
 DEFAULT_SCHEMA = pa.schema(
     [
@@ -226,3 +233,57 @@ def test_wanted_columns_must_be_there_with_their_types() -> None:
         check_columns(StructType([StructField("carier", StringType())]), there, "flights")
     with pytest.raises(SchemaMismatch, match="is bigint, not int"):
         check_columns(StructType([StructField("distance", IntegerType())]), there, "flights")
+
+
+# --- several streams ------------------------------------------------------------------------------------------------
+
+
+class Stream(NamedTuple):
+    name: str
+    stream_id: int
+    schema: pa.Schema
+    typed: bool = True
+
+
+FARES = [("user", pa.string()), ("fare", pa.int32())]
+RIDES = Stream("rides", 3, pa.schema(FARES))
+TIPPED = Stream("tipped", 4, pa.schema([*FARES, ("tip", pa.float64())]))
+URLS = Stream("urls", 2, pa.schema([("url", pa.string())]))
+EVENTS = Stream("events", 5, DEFAULT_SCHEMA, typed=False)
+
+
+def test_streams_of_which_some_lack_the_last_columns_have_all_of_them() -> None:
+    for streams in ([RIDES, TIPPED], [TIPPED, RIDES]):
+        assert columns_of_all(streams, headers=False).names == ["user", "fare", "tip"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        URLS,
+        EVENTS,
+        Stream("other-type", 9, pa.schema([("user", pa.string()), ("fare", pa.int64())])),
+        Stream("required", 9, pa.schema([*FARES, pa.field("tip", pa.float64(), nullable=False)])),
+        Stream("in-front", 9, pa.schema([("tip", pa.float64()), *FARES])),
+    ],
+)
+def test_streams_that_differ_in_more_are_an_error_that_names_the_option(other: Stream) -> None:
+    with pytest.raises(SchemaMismatch, match=r"'rides'.*onSchemaMismatch"):
+        columns_of_all([RIDES, other], headers=False)
+
+
+def test_those_that_do_not_go_with_the_oldest_one_are_skipped() -> None:
+    assert columns_of_all([EVENTS, TIPPED, RIDES], headers=False, on_mismatch="skip").names == ["user", "fare", "tip"]
+    assert columns_of_all([RIDES, TIPPED, URLS], headers=False, on_mismatch="skip").names == ["url"]
+
+
+def test_as_bytes_all_streams_have_the_columns_of_records() -> None:
+    for streams in ([RIDES, URLS], [EVENTS, RIDES], []):
+        assert columns_of_all(streams, headers=False, on_mismatch="bytes") == RECORD_COLUMNS
+
+
+def test_columns_at_the_end_that_may_be_null_may_be_missing_in_a_stream() -> None:
+    wanted, there = (columns_of(stream.schema, typed=True) for stream in (TIPPED, RIDES))
+    check_columns(wanted, there, "stream 'rides'")
+    with pytest.raises(SchemaMismatch, match="has no column 'user'"):
+        check_columns(wanted, columns_of(URLS.schema, typed=True), "stream 'urls'")

@@ -442,3 +442,19 @@ def test_the_columnar_engine_is_not_to_be_had_from_python() -> None:
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="option engine: must be auto or python or columnar: did you mean"):
         parse(engine="columns")
+
+
+# --- streams with other columns -------------------------------------------------------------------------------------
+
+
+def test_what_becomes_of_streams_with_other_columns_can_be_said() -> None:
+    assert parse().on_mismatch == "fail"
+    assert [parse(onSchemaMismatch=word).on_mismatch for word in ("skip", "Bytes")] == ["skip", "bytes"]
+    with pytest.raises(InvalidArgument, match="option onSchemaMismatch: must be fail or skip or bytes"):
+        parse(onSchemaMismatch="ignore")
+
+
+def test_the_columnar_engine_does_not_read_whole_chunks() -> None:
+    with pytest.raises(InvalidArgument, match="option engine: with onSchemaMismatch=bytes Python reads"):
+        parse(onSchemaMismatch="bytes", engine="columnar")
+    assert parse(onSchemaMismatch="bytes", engine="python").on_mismatch == "bytes"

@@ -55,6 +55,8 @@ async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatc
         "bytes": 2 * CHUNK_BYTES,
         "typed": True,
         "schema_id": 1,
+        "earlier_schemas": {},
+        "stop": None,
         "fail_on_data_loss": True,
         "shared_memory": "never",
         "bootstrap": "h:1",

@@ -22,6 +22,8 @@ from kera.spark_connector.planning import (
     next_ends,
     ranges,
     revise,
+    rounded,
+    stopped,
     tails,
     to_ask,
     waiting,
@@ -120,7 +122,7 @@ def test_a_micro_batch_cannot_end_within_the_chunk_that_it_begins_in() -> None:
     now = now_of(stream_now({0: [entry(9)]}))
     start, end = offsets((within(at(4), 6),)), offsets((within(at(4), 7),))
 
-    with pytest.raises(NotAccepted, match=r"ends within the chunk at .*real-time mode until") as caught:
+    with pytest.raises(NotAccepted, match=r"ends within the chunk at .*not there any more") as caught:
         ranges(start, end, now)
     assert caught.value.attributes["streamlet"] == 0
     assert ranges(end, start, now) == []
@@ -180,3 +182,34 @@ def test_there_is_no_lag_where_nothing_is_known() -> None:
     assert behind_latest(None, offsets((at(4),))) == {}
     assert behind_latest(offsets((at(4),)), None) == {}
     assert behind_latest(offsets((at(4),), stream_id=8), offsets((at(4),))) == {}
+
+
+# -- repeated with another trigger -----------------------------------------------------------------------------------
+
+
+def test_a_micro_batch_that_ends_within_a_chunk_is_read_up_to_there() -> None:
+    now = now_of(stream_now({0: [entry(9)], 1: [entry(9)]}))
+    start, end = offsets((at(2),), (at(1),)), offsets((within(at(4), 5),), (at(3),))
+    chunk = EntryOffset(at(4).position, 4), EntryOffset(at(6).position, 6)
+    of_other = EntryOffset(at(3).position, 3), EntryOffset(at(5).position, 5)
+
+    planned = revise(start, end, now, fail_on_data_loss=True)
+    planned, stops = rounded(planned, {lane(0): chunk, lane(1): of_other})
+    found = ranges(planned.start, planned.end, now)
+    pieces = stopped(cut(found, now, {}, Cutting(), fail_on_data_loss=True), stops)
+
+    assert [(piece.start, piece.end, piece.records, piece.stop) for piece in pieces] == [
+        (at(2).position, at(6).position, 3, EntryOffset(at(4).position, 5)),
+        (at(1).position, at(3).position, 2, None),
+    ]
+
+
+def test_a_micro_batch_within_one_chunk_is_read_from_place_to_place() -> None:
+    now = now_of(stream_now({0: [entry(9)]}))
+    start, end = offsets((within(at(4), 5),)), offsets((within(at(4), 7),))
+
+    planned = revise(start, end, now, fail_on_data_loss=True)
+    planned, stops = rounded(planned, {lane(0): (at(4), at(9))})
+    (piece,) = stopped(cut(ranges(planned.start, planned.end, now), now, {}, Cutting(), fail_on_data_loss=True), stops)
+
+    assert (piece.first_record, piece.records, piece.stop) == (5, 2, within(at(4), 7))

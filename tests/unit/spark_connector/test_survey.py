@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from kera.client import ChunkPlace, ChunkQuery
-from kera.core.errors import InvalidArgument, InvalidCursor, UnknownStream
+from kera.core.errors import InvalidArgument, InvalidCursor, SchemaMismatch, UnknownStream
 from kera.spark_connector.admission import Share
+from kera.spark_connector.columns import RECORD_COLUMNS, columns_of
 from kera.spark_connector.offsets import EntryOffset, Lane
 from kera.spark_connector.options import ReadOptions, parse_read_options
 from kera.spark_connector.planning import next_ends, starts
-from kera.spark_connector.survey import SIDE_BY_SIDE_MAX, boundaries, settle, survey
-from tests.unit.spark_connector.fakes import Bounds, FakeClient, FakeStream, at
+from kera.spark_connector.survey import SIDE_BY_SIDE_MAX, boundaries, settle, survey, tell_skipped, with_columns
+from tests.unit.spark_connector.fakes import SCHEMA, Bounds, FakeClient, FakeStream, at
 
 
 def options(**given: str) -> ReadOptions:
@@ -107,3 +108,25 @@ async def test_a_place_that_is_none_is_refused_in_the_name_of_its_option() -> No
 
     with pytest.raises(InvalidArgument, match=r"option startingOffsets: .*\(1, 1, 7\)"):
         await settle(client, given.batch_starting, now, now_us=0, fail_on_data_loss=True)  # type: ignore[arg-type]
+
+
+async def test_streams_without_the_columns_are_an_error_or_skipped_or_read_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = FakeClient({0: [[1]]})
+    client.streams["others"] = FakeStream(8, {0: [[1]]}, typed=False)
+    now = await survey(client, options(subscribePattern=".*").subscription)  # type: ignore[arg-type]
+    wanted = columns_of(SCHEMA, typed=True)
+
+    with pytest.raises(SchemaMismatch, match=r"stream 'others' has no column 'n'.*onSchemaMismatch"):
+        with_columns(wanted, now, "fail")
+    found, skipped = with_columns(wanted, now, "skip")
+    assert (list(found), list(skipped)) == (["numbers"], ["others"])
+    found, skipped = with_columns(RECORD_COLUMNS, now, "bytes")
+    assert (list(found), skipped) == (["numbers", "others"], {})
+
+    told: set[str] = set()
+    for _ in range(2):
+        tell_skipped({"others": "it has no column 'n'"}, told)
+    (warning,) = caplog.records
+    assert warning.getMessage() == "onSchemaMismatch=skip: stream 'others' is not read: it has no column 'n'"

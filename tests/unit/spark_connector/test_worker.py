@@ -1,22 +1,27 @@
 """A task gives the records of its partition: all of them, in batches of a good size, and no others."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from kera.core.errors import DataLost
 from kera.core.ids import EntryId
-from kera.spark_connector.columns import columns_of
-from kera.spark_connector.offsets import StreamRecreated
+from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, columns_of
+from kera.spark_connector.offsets import EntryOffset, StreamRecreated
+from kera.spark_connector.options import parse_read_options
 from kera.spark_connector.partition import KeraPartition
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.worker import BATCH_RECORDS, MemoryReused, read_partition
 from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, at
 
 COLUMNS = columns_of(SCHEMA, typed=True)
+GIVEN = {"kera.bootstrap.servers": "h:1", "subscribe": "numbers"}
+OPTIONS = parse_read_options(GIVEN)
 
 
 def partition(
@@ -41,7 +46,7 @@ def partition(
 
 
 def read(of: InputPartition, **options: Any) -> list[pa.RecordBatch]:
-    return list(read_partition("h:1", of, COLUMNS, options.get("shared_memory", "auto")))
+    return list(read_partition(OPTIONS, of, options.get("columns", COLUMNS)))
 
 
 def numbers(batches: list[pa.RecordBatch]) -> list[int]:
@@ -115,18 +120,81 @@ def test_memory_that_was_used_again_while_spark_took_it_fails_the_task_so_that_i
     cluster: FakeClient,
 ) -> None:
     cluster.chunks[0][0] += [4]
-    cluster.intact = False
-    batches = read_partition("h:1", partition(1, 4), COLUMNS, "auto")
+    batches = read_partition(OPTIONS, partition(1, 4), COLUMNS)
 
     assert next(batches).num_rows == 4
+    cluster.intact = False
     with pytest.raises(MemoryReused) as caught:
         next(batches)
     assert caught.value.retriable
 
 
+def test_memory_that_was_used_again_before_spark_got_it_is_read_again_as_copies(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [BATCH_RECORDS, 5, 2, 5]
+    cluster.reused = {at(1)}
+
+    found = read(partition(4, BATCH_RECORDS + 9, first_record=3))
+    assert numbers(found) == list(range(3, BATCH_RECORDS + 12))
+    assert cluster.shared_memory == {"auto", "never"}
+
+
+def test_what_cannot_be_shaped_as_it_is_not_there_any_more_is_read_again(
+    cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.chunks[0][0] += [4]
+    cluster.intact = False
+    monkeypatch.setattr(Shaper, "shape", _failing_once(Shaper.shape))
+
+    assert numbers(read(partition(1, 4))) == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_shaped_as_it_is_not_what_was_wanted_is_an_error(
+    cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.chunks[0][0] += [4]
+    monkeypatch.setattr(Shaper, "shape", _failing_once(Shaper.shape))
+
+    with pytest.raises(pa.ArrowInvalid):
+        read(partition(1, 4))
+
+
+def _failing_once(shape: Any) -> Any:
+    failures = [pa.ArrowInvalid("offsets that do not ascend")]
+
+    def failing(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return shape(*arguments)
+
+    return failing
+
+
+def test_a_piece_that_ends_within_its_last_chunk_gives_what_is_before(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [5, 2, 5]
+    of = partition(3, 8, first_record=2)
+    of.piece = replace(of.piece, stop=EntryOffset(at(2), 10))
+    assert numbers(read(of)) == list(range(2, 10))
+
+    of = partition(1, 2, first_record=2)
+    of.piece = replace(of.piece, stop=EntryOffset(at(0), 4))
+    assert numbers(read(of)) == [2, 3]
+
+
+def test_whole_chunks_of_a_typed_stream_are_rows_that_have_them_as_arrow(cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [5, 2]
+    options = parse_read_options({**GIVEN, "onSchemaMismatch": "bytes"})
+    wanted = StructType([*RECORD_COLUMNS, HEADERS_COLUMN])
+    batches = list(read_partition(options, partition(2, 4, first_record=3), wanted))
+
+    rows = pa.Table.from_batches(batches).to_pylist()
+    assert [pa.ipc.open_stream(row["value"]).read_all()["n"].to_pylist() for row in rows] == [[3, 4], [5, 6]]
+    assert [(row["key"], row["stream"], row["offset"]) for row in rows] == [(None, "numbers", 3), (None, "numbers", 5)]
+    assert rows[0]["headers"] == [{"key": "content-type", "value": b"application/vnd.apache.arrow.stream"}]
+
+
 def test_what_was_taken_is_let_go_before_the_next_is_waited_for(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [BATCH_RECORDS] * 2
-    batches = read_partition("h:1", partition(2, BATCH_RECORDS * 2), COLUMNS, "auto")
+    batches = read_partition(OPTIONS, partition(2, BATCH_RECORDS * 2), COLUMNS)
 
     held = pa.total_allocated_bytes()
     assert numbers([next(batches)])[-1] == BATCH_RECORDS - 1

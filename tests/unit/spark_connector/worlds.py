@@ -21,6 +21,7 @@ class Bounds(NamedTuple):
     first_record: int
     next_record: int
     length_bytes: int
+    lost: tuple[Position, Position] | None = None
 
 
 class Segment(NamedTuple):

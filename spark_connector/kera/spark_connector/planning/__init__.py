@@ -30,8 +30,8 @@ from kera.spark_connector.planning.advancing import (
 )
 from kera.spark_connector.planning.cutting import Cutting, Piece, Range, cut, ranges, to_ask
 from kera.spark_connector.planning.lag import behind_latest
-from kera.spark_connector.planning.now import Now, StreamNow, heads, starts
-from kera.spark_connector.planning.real_time import Tail, moved, tails
+from kera.spark_connector.planning.now import Now, StreamNow, find_bounds, heads, starts
+from kera.spark_connector.planning.real_time import Tail, moved, rounded, stopped, tails
 from kera.spark_connector.planning.settling import Question, questions, resolve
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "cap",
     "conclude",
     "cut",
+    "find_bounds",
     "heads",
     "limited",
     "moved",
@@ -56,7 +57,9 @@ __all__ = [
     "ranges",
     "resolve",
     "revise",
+    "rounded",
     "starts",
+    "stopped",
     "tails",
     "to_ask",
     "waiting",

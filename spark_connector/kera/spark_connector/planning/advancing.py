@@ -12,7 +12,7 @@ from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
 from kera.spark_connector.admission import Waiting
 from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamRecreated
 from kera.spark_connector.planning.cutting import ranges
-from kera.spark_connector.planning.now import Bounds, Now, bounds_of, find_bounds, first_of, heads
+from kera.spark_connector.planning.now import Bounds, Now, bounds_of, find_bounds, first_of, heads, may_be_lost
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,12 @@ def _on(lane: Lane, offset: EntryOffset, there: Bounds, losses: _Losses) -> Entr
     """`offset`, but not before all that is there.
 
     A checkpoint may name the end of groups that have been emptied and let go since: nothing is lost then, but no broker
-    has the place any more.
+    has the place any more. The ordinals tell, unless they are of two histories: those of an entry begin anew when its
+    broker loses its memory, and may be the same again. So the broker says up to where it has lost something.
     """
     if offset.position >= there.start:
         return offset
-    if offset.record != there.first_record:
+    if may_be_lost(there, offset.position) or offset.record != there.first_record:
         losses.add(_lost(lane, offset, there))
     return first_of(there)
 
@@ -129,7 +130,7 @@ def _unassigned(lane: Lane) -> KeraError:
 
 
 def _lost(lane: Lane, offset: EntryOffset, there: Bounds) -> KeraError:
-    gone = there.first_record - offset.record
+    gone = 0 if may_be_lost(there, offset.position) else there.first_record - offset.record
     what = f"{gone} records of" if gone > 0 else "an unknown number of records of"
     return DataLost(
         f"{what} {lane} are gone before they were read, from {tuple(offset.position)} on: it starts at"

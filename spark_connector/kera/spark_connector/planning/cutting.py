@@ -88,12 +88,15 @@ class Piece:
     node_id: str
     """That broker's node; empty: not known."""
     fail_on_data_loss: bool
+    stop: EntryOffset | None = None
+    """Where it ends within its last chunk: where that one starts, and the first record of it that is not given. As
+    `first_record`, of a micro-batch of real-time mode that another trigger has to repeat. None: at the chunk's end."""
 
 
 def ranges(start: Offsets, end: Offsets, now: Now) -> list[Range]:
     """The entries that have something between `start` and `end`, in order; no lane twice.
 
-    A start may be within a chunk. An end may not: raises `NotAccepted` where that can be seen.
+    A start may be within a chunk. An end may not, see `real_time.rounded`: raises `NotAccepted` where that can be seen.
     """
     before = start.places()
     found = []
@@ -110,7 +113,7 @@ def ranges(start: Offsets, end: Offsets, now: Now) -> list[Range]:
 def _ends_within_a_chunk(lane: Lane, end: EntryOffset) -> NotAccepted:
     return NotAccepted(
         f"{lane}: the micro-batch ends within the chunk at {tuple(end.position)}, at record {end.record}, as those of"
-        " real-time mode may. Run the query in real-time mode until that micro-batch is done",
+        " real-time mode may; but that chunk is not there any more",
         **lane._asdict(),
     )
 

@@ -36,6 +36,10 @@ class Bounds(Protocol):
     def length_bytes(self) -> int:
         """Bytes of chunks between the two."""
 
+    @property
+    def lost(self) -> tuple[Position, Position] | None:
+        """Between which places something may have been lost with a broker's memory; ordinals may begin anew there."""
+
 
 class SegmentBounds(Protocol):
     """A part of a range that is in one segment at one broker: `kera.client.SegmentBounds`."""
@@ -128,6 +132,11 @@ def first_of(there: Bounds) -> EntryOffset:
 def last_of(there: Bounds) -> EntryOffset:
     """The durable head."""
     return EntryOffset(there.end, there.next_record)
+
+
+def may_be_lost(there: Bounds, position: Position) -> bool:
+    """Whether something behind `position` may have been lost with a broker's memory."""
+    return there.lost is not None and there.lost[0] <= position < there.lost[1]
 
 
 def _everywhere(now: Now, place_of: Callable[[Bounds], EntryOffset]) -> Offsets:

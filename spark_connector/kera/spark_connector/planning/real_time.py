@@ -1,19 +1,37 @@
 """Real-time mode: one long-running task per entry, which reads on from a place without an end.
 
 A micro-batch then ends wherever the tasks are when its time is up, also within a chunk. Such a place is the position
-of the chunk, with the ordinal of the next record.
+of the chunk, with the ordinal of the next record. A query that was killed just then, and goes on with another trigger,
+has that micro-batch planned again: then its end is rounded to that of the chunk, and the piece that reads the chunk is
+told where to stop.
+
+    revise ─► rounded ─(locate)─► ranges, cut ─► stopped
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
 from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
-from kera.spark_connector.planning.advancing import Advance
+from kera.spark_connector.planning.advancing import Advance, Planned
+from kera.spark_connector.planning.cutting import Piece
 from kera.spark_connector.planning.now import Now
+
+
+class Stop(NamedTuple):
+    """Where a micro-batch ends within a chunk."""
+
+    place: EntryOffset
+    """Where the chunk starts, and the first record of it that is not of the micro-batch."""
+    behind: EntryOffset
+    """Where the chunk ends."""
+
+
+Stops = Mapping[Lane, Stop]
 
 
 @dataclass(frozen=True)
@@ -54,3 +72,32 @@ def moved(advance: Advance, places: Iterable[tuple[Lane, EntryOffset]]) -> Offse
             raise InvalidArgument(f"{lane} is not read by this micro-batch", **lane._asdict())
         ends[lane] = max(ends[lane], place)
     return Offsets.of(ends, advance.start.stream_ids())
+
+
+def rounded(planned: Planned, chunks: Mapping[Lane, tuple[EntryOffset, EntryOffset]]) -> tuple[Planned, Stops]:
+    """`planned` with ends that are ends of chunks, and where in these chunks it ends really.
+
+    `chunks`: of the lanes that have something to read, the chunk at the end of the micro-batch: its start, and its end.
+    """
+    stops: dict[Lane, Stop] = {}
+    ends = planned.end.places()
+    for lane, (chunk, behind) in chunks.items():
+        stop = ends[lane]
+        if chunk.record < stop.record < behind.record:
+            stops[lane] = Stop(stop, behind)
+            ends[lane] = behind
+    if not stops:
+        return planned, stops
+    return replace(planned, end=Offsets.of(ends, planned.end.stream_ids())), stops
+
+
+def stopped(pieces: Iterable[Piece], stops: Stops) -> list[Piece]:
+    """`pieces`, with what is read of a last chunk up to a place within it."""
+    found = []
+    for piece in pieces:
+        stop = stops.get(Lane(piece.stream, piece.entry.streamlet_id, piece.entry.entry))
+        if stop is not None and piece.end == stop.behind.position:
+            less = stop.behind.record - stop.place.record
+            piece = replace(piece, stop=stop.place, records=piece.records - less)  # noqa: PLW2901 - the same, shorter
+        found.append(piece)
+    return found

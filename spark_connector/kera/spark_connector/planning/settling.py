@@ -9,7 +9,7 @@ from kera.core.errors import DataLost, InvalidArgument
 from kera.core.ids import Position
 from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamRecreated
 from kera.spark_connector.places import Place, Time, Where
-from kera.spark_connector.planning.now import Bounds, Now, StreamNow, bounds_of, first_of, last_of
+from kera.spark_connector.planning.now import Bounds, Now, StreamNow, bounds_of, first_of, last_of, may_be_lost
 
 
 class Question(NamedTuple):
@@ -107,7 +107,11 @@ def _at_the_bounds(
                 **lane._asdict(),
             )
         return last_of(there)
-    read_all = isinstance(place, EntryOffset) and place.record == there.first_record
+    read_all = (
+        isinstance(place, EntryOffset)
+        and place.record == there.first_record
+        and not may_be_lost(there, position)  # or the ordinals are of another history
+    )
     oldest = position.group_id == 0
     if position < there.start and fail_on_data_loss and not read_all and not oldest:
         raise DataLost(

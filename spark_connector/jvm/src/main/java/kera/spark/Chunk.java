@@ -25,6 +25,8 @@ final class Chunk {
     final long payloadAddress;
     final int payloadBytes;
     final int recordCount;
+    /** The version of its stream's schema that it was written with. */
+    final int schemaId;
     /** Ordinal of the first record within its entry. */
     final long firstRecord;
     final Position start;
@@ -41,6 +43,7 @@ final class Chunk {
         this.stretch = stretch;
         payloadBytes = header.getInt(8);
         recordCount = header.getInt(12);
+        schemaId = header.getInt(28);
         firstRecord = header.getLong(104);
         memory = stretch.bytes().slice(at, HEADER_BYTES + payloadBytes).order(ByteOrder.LITTLE_ENDIAN);
         payloadAddress = MemoryUtil.getByteBufferAddress(memory) + HEADER_BYTES;
@@ -95,9 +98,9 @@ final class Chunk {
                         + ")");
             }
         }
-        if (header.getInt(28) != piece.schemaId) {
+        if (piece.schemaIdFor(header.getInt(28)) == 0) {
             throw new KeraException("SchemaMismatch", "chunk has schema " + Integer.toUnsignedString(header.getInt(28))
-                    + ", the stream was known with " + piece.schemaId + "; open it again", false);
+                    + ", stream '" + piece.stream + "' has none of that number", false);
         }
         return new Chunk(stretch, at, header, before);
     }

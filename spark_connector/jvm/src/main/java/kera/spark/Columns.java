@@ -177,7 +177,8 @@ final class Columns implements AutoCloseable {
         }
     }
 
-    private void release() {
+    /** What was loaded is not used any more. */
+    void release() {
         loaders.forEach(FieldLoader::release);
         body.release();
     }

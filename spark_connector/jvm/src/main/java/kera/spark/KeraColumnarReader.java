@@ -1,7 +1,9 @@
 package kera.spark;
 
 import java.io.IOException;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.function.Supplier;
 
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
@@ -16,16 +18,20 @@ import org.slf4j.LoggerFactory;
  * One task's read: a batch per chunk, made where the chunk lies.
  *
  * <p>Promises: it gives exactly the records that the piece was planned with, or an error; with
- * {@code failOnDataLoss=false} those that are left, and a warning. Bytes that a broker has used again before Spark was
- * through with them are an error, {@code MemoryReused}: Spark runs the task again.
+ * {@code failOnDataLoss=false} those that are left, and a warning. Bytes that a broker has used again before Spark got
+ * them are read again, from copies; before Spark was through with them, they are an error, {@code MemoryReused}: Spark
+ * runs the task again.
  */
 final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     private static final Logger LOG = LoggerFactory.getLogger(KeraColumnarReader.class);
 
     private final Piece piece;
     private final PieceReader reader;
-    /** Null where no column is wanted. */
-    private final Columns columns;
+    private final StructType wanted;
+    /** By versions of the schema, those that have come; none where no column is wanted. */
+    private final Map<Integer, Columns> columns = new HashMap<>();
+    /** Those that have the batch. */
+    private Columns loaded;
     /** What Spark has in its hands; null before the first and after the last. */
     private Chunk taken;
     private ColumnarBatch batch;
@@ -37,13 +43,20 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
             throw new KeraException("EngineUnavailable", missing, false);
         });
         this.piece = piece;
-        this.columns = wanted.isEmpty() ? null : columns(piece, wanted);
+        this.wanted = wanted;
+        if (!wanted.isEmpty()) {
+            columnsOf(piece.schemaId); // what cannot be read is an error also where there is no chunk
+        }
         this.reader = new PieceReader(piece, service, !wanted.isEmpty());
     }
 
-    private static Columns columns(Piece piece, StructType wanted) {
+    private Columns columnsOf(int schemaId) {
+        return columns.computeIfAbsent(piece.schemaIdFor(schemaId), this::newColumns);
+    }
+
+    private Columns newColumns(int schemaId) {
         try {
-            return new Columns(piece.schema, piece.typed, wanted, piece.stream, piece.streamlet, piece.entry);
+            return new Columns(piece.schemaOf(schemaId), piece.typed, wanted, piece.stream, piece.streamlet, piece.entry);
         } catch (UnsupportedOperationException error) {
             String way = "; with engine=python it can be read";
             throw new KeraException("EngineUnavailable", error.getMessage() + way, false);
@@ -54,44 +67,65 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     public boolean next() throws IOException {
         requireTakenIntact();
         Chunk chunk = reader.next();
+        while (chunk != null && !take(chunk)) {
+            chunk = reader.next();
+        }
         if (chunk == null) {
             requireAll();
             return false;
         }
-        take(chunk);
         taken = chunk;
         return true;
     }
 
     /**
      * Of a piece without an end: the next chunk, if it comes in time; {@link #get} gives its records. Whether they are
-     * is to be asked by {@link #requireIntact}.
+     * is to be asked of the chunk; {@link #again} reads it again where they are not.
      */
     Chunk nextWithin(long timeoutMs) throws IOException {
         Chunk chunk = reader.nextWithin(timeoutMs);
-        if (chunk != null) {
-            take(chunk);
-        }
-        return chunk;
+        return chunk == null || take(chunk) ? chunk : nextWithin(0);
     }
 
-    private void take(Chunk chunk) {
+    /** What follows begins with `chunk` again, which was given last. */
+    void again(Chunk chunk) {
+        records -= batch.numRows();
+        reader.again(chunk);
+    }
+
+    /** Make a batch of `chunk`; false: it was not there any more, and comes again. */
+    private boolean take(Chunk chunk) {
         boolean first = chunk.start.equals(piece.start); // which may begin with records that are not of this piece
         long before = first ? piece.firstRecord - chunk.firstRecord : 0;
         int skip = (int) Math.max(0, Math.min(before, chunk.recordCount));
         try {
             batch = load(chunk, skip);
         } catch (RuntimeException error) {
-            requireIntact(chunk); // or what could not be loaded was not the chunk
-            throw error;
+            if (chunk.intact()) { // or what could not be loaded was not the chunk
+                throw error;
+            }
+        }
+        if (!chunk.intact()) {
+            reader.again(chunk);
+            return false;
+        }
+        if (chunk.start.equals(piece.stop)) { // the rest of it is of the next micro-batch
+            long wantedRecords = piece.stopRecord - chunk.firstRecord - skip;
+            batch.setNumRows((int) Math.max(0, Math.min(wantedRecords, batch.numRows())));
         }
         records += batch.numRows();
+        return true;
     }
 
     private ColumnarBatch load(Chunk chunk, int skip) {
-        return columns == null
-                ? new ColumnarBatch(new ColumnVector[0], chunk.recordCount - skip)
-                : columns.load(chunk, skip);
+        if (wanted.isEmpty()) {
+            return new ColumnarBatch(new ColumnVector[0], chunk.recordCount - skip);
+        }
+        if (loaded != null) {
+            loaded.release();
+        }
+        loaded = columnsOf(chunk.schemaId);
+        return loaded.load(chunk, skip);
     }
 
     @Override
@@ -111,11 +145,13 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
             return;
         }
         closed = true;
-        try (reader; columns) {
+        try (reader) {
             if (piece.end == null && !reader.losses().isEmpty()) {
                 LOG.warn("failOnDataLoss=false: {}: {}", named(), String.join("; ", reader.losses()));
             }
             requireTakenIntact();
+        } finally {
+            columns.values().forEach(Columns::close);
         }
     }
 
@@ -128,7 +164,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     }
 
     /** Fails if the records may not be those of the chunk; to be asked after they were looked at. */
-    void requireIntact(Chunk chunk) {
+    private void requireIntact(Chunk chunk) {
         if (!chunk.intact()) {
             throw new KeraException(
                     "MemoryReused",

@@ -13,7 +13,7 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  *
  * <p>Promises: the place it gives then is right behind the last row that Spark has taken, be that within a chunk. Rows
  * may leave Spark as soon as it has them, so none is given that memory might have changed under: each is copied, and
- * only then its chunk is asked whether it is still there.
+ * only then its chunk is asked whether it is still there. If it is not, it is read again from that row on.
  */
 final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
     // Spark makes nothing of when a record has arrived.
@@ -27,6 +27,8 @@ final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
     private ColumnarBatch batch;
     /** How many rows of the batch Spark has not taken yet. */
     private int left;
+    /** The chunk that was not there any more before all its rows were taken; null: none, or it has come again. */
+    private Chunk interrupted;
     private InternalRow row;
     private long nextRecord;
 
@@ -39,18 +41,33 @@ final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
 
     @Override
     public RecordStatus nextWithTimeout(Long timeoutMs) throws IOException {
-        if (left == 0 && !load(timeoutMs)) {
-            return NOTHING;
+        long deadline = Deadline.afterMs(timeoutMs);
+        while (left > 0 || load(deadline)) {
+            if (copied()) {
+                left--;
+                nextRecord++;
+                return ROW;
+            }
+            interrupted = chunk;
+            left = 0;
+            batches.again(chunk);
         }
-        row = copy.apply(batch.getRow(batch.numRows() - left));
-        batches.requireIntact(chunk);
-        left--;
-        nextRecord++;
-        return ROW;
+        return NOTHING;
     }
 
-    private boolean load(long timeoutMs) throws IOException {
-        long deadline = Deadline.afterMs(timeoutMs);
+    /** Whether the next row was copied from what it is. */
+    private boolean copied() {
+        try {
+            row = copy.apply(batch.getRow(batch.numRows() - left));
+        } catch (RuntimeException error) {
+            if (chunk.intact()) {
+                throw error;
+            }
+        }
+        return chunk.intact();
+    }
+
+    private boolean load(long deadline) throws IOException {
         do {
             Chunk came = batches.nextWithin(Math.max(0, Deadline.leftNanos(deadline) / 1_000_000));
             if (came == null) {
@@ -59,6 +76,11 @@ final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
             chunk = came;
             batch = batches.get();
             left = batch.numRows();
+            long first = chunk.firstRecord + chunk.recordCount - left;
+            if (interrupted != null && chunk.start.equals(interrupted.start)) { // some of its rows were given
+                left -= (int) Math.max(0, Math.min(nextRecord - first, left));
+            }
+            interrupted = null;
             nextRecord = chunk.firstRecord + chunk.recordCount - left;
         } while (left == 0);
         return true;
@@ -74,7 +96,7 @@ final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
     public PartitionOffset getOffset() {
         Position place = piece.start;
         if (chunk != null) {
-            place = left == 0 ? chunk.next : chunk.start;
+            place = left == 0 && interrupted == null ? chunk.next : chunk.start;
         }
         return new KeraPartitionOffset(piece.stream, piece.streamlet, piece.entry, place, nextRecord);
     }

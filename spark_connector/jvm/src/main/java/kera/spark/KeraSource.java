@@ -126,7 +126,13 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
     /** Whether the options leave it to the environment: what they say wrongly, Python refuses with its own words. */
     private static boolean mayBeColumnar(CaseInsensitiveStringMap options) {
         String engine = engine(options);
-        return !options.containsKey("metadata") && (engine.equals(AUTO) || engine.equals(COLUMNAR));
+        return !options.containsKey("metadata") && !wholeChunks(options)
+                && (engine.equals(AUTO) || engine.equals(COLUMNAR));
+    }
+
+    /** Whether chunks of typed streams are wanted as they are, which is for Python to do. */
+    private static boolean wholeChunks(CaseInsensitiveStringMap options) {
+        return options.getOrDefault("onSchemaMismatch", "").strip().equalsIgnoreCase("bytes");
     }
 
     private static String engine(CaseInsensitiveStringMap options) {
@@ -136,8 +142,8 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
     /** The options with which Python reads: those that say that it is meant to, so that it does not ask for the jar. */
     static CaseInsensitiveStringMap forPython(CaseInsensitiveStringMap options) {
         String engine = engine(options);
-        if (!engine.equals(AUTO) && !engine.equals(COLUMNAR)) {
-            return options;
+        if (!engine.equals(AUTO) && (!engine.equals(COLUMNAR) || wholeChunks(options))) {
+            return options; // what does not go together, Python refuses
         }
         Map<String, String> changed = new HashMap<>(options);
         changed.put(ENGINE, PYTHON);

@@ -4,6 +4,8 @@ import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.util.Base64;
+import java.util.HashMap;
+import java.util.Map;
 
 /** A range of one entry that a task reads, with all it has to know for that; as the planner has written it. */
 final class Piece {
@@ -27,15 +29,22 @@ final class Piece {
     /** How many it has to give; 0 if it never ends. */
     public final long records;
     public final boolean typed;
-    /** The Arrow IPC schema message of the stream. */
+    /** The Arrow IPC schema message of the stream: the newest version when this was planned. */
     public final byte[] schema;
     public final int schemaId;
+    /** Where the piece ends within its last chunk: where that one starts. Null: at the end of a chunk. */
+    public final Position stop;
+    /** Ordinal of the first record of that chunk that is not to be given. */
+    public final long stopRecord;
     public final boolean failOnDataLoss;
     public final String sharedMemory;
     public final String bootstrap;
     public final Settings settings;
     /** Who has the start, as far as is known; null: the service has to be asked. */
     public final Broker broker;
+
+    /** The versions of the schema before {@link #schema}, by their ids. */
+    private final Map<Integer, byte[]> earlierSchemas = new HashMap<>();
 
     private Piece(JsonNode node) {
         stream = node.get("stream").asText();
@@ -49,6 +58,11 @@ final class Piece {
         typed = node.get("typed").asBoolean();
         schema = Base64.getDecoder().decode(node.get("schema").asText());
         schemaId = node.get("schema_id").asInt();
+        node.path("earlier_schemas").properties().forEach(each -> earlierSchemas.put(
+                Integer.parseInt(each.getKey()), Base64.getDecoder().decode(each.getValue().asText())));
+        JsonNode stopsAt = node.path("stop");
+        stop = stopsAt.isArray() ? Position.parse(stopsAt) : null;
+        stopRecord = stopsAt.path(3).asLong();
         failOnDataLoss = node.get("fail_on_data_loss").asBoolean();
         sharedMemory = node.get("shared_memory").asText();
         bootstrap = node.get("bootstrap").asText();
@@ -58,6 +72,22 @@ final class Piece {
                 values.get("verify_checksums").asBoolean(), values.get("transport").asText(),
                 values.get("application_id").asText());
         broker = Broker.parse(node.get("broker"));
+    }
+
+    /**
+     * The version of the schema to read chunks with that name `id`; 0: there is none. Of columns that were added since
+     * the piece was planned nothing is known, nor wanted: they come behind those that are known.
+     */
+    int schemaIdFor(int id) {
+        if (earlierSchemas.containsKey(id)) {
+            return id;
+        }
+        return Integer.compareUnsigned(id, schemaId) >= 0 ? schemaId : 0;
+    }
+
+    /** The Arrow IPC schema message of a version that {@link #schemaIdFor} has given. */
+    byte[] schemaOf(int id) {
+        return earlierSchemas.getOrDefault(id, schema);
     }
 
     /** From its JSON text. */

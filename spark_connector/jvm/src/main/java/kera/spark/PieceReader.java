@@ -164,10 +164,7 @@ final class PieceReader implements Closeable {
             chunk = null;
         }
         if (chunk == null || !chunk.intact()) { // after the look at the bytes: they may have been others'
-            LOG.info("what broker {} had pushed is not in its memory any more; it is read again", broker.brokerId());
-            stretch = null;
-            drop();
-            pull();
+            overwritten();
             return null;
         }
         if (chunk.start.isBefore(next)) {
@@ -187,6 +184,21 @@ final class PieceReader implements Closeable {
             counters.bytesPulled += chunk.chunkBytes();
         }
         return chunk;
+    }
+
+    /** What follows begins with `chunk` again, which was given last: it is not in the broker's memory any more. */
+    void again(Chunk chunk) {
+        next = chunk.start;
+        done = false;
+        overwritten();
+    }
+
+    private void overwritten() {
+        LOG.info("what broker {} had pushed is not in its memory any more; it is read again",
+                broker == null ? "(gone)" : broker.brokerId());
+        stretch = null;
+        drop();
+        pull();
     }
 
     private boolean atEnd() {
