@@ -38,7 +38,7 @@ WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 
 .PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication constraints clean
+.PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-chunks constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-soak chaos-restart
 
 help: ## Show this list.
@@ -149,6 +149,9 @@ fuzz-replication: setup ## Run replication against backups that fail: EXAMPLES r
 	  echo "fuzz-replication: SEED=$$seed EXAMPLES=$(EXAMPLES)"; \
 	  KERA_FUZZ_EXAMPLES="$(EXAMPLES)" $(PYTEST) -p no:xdist -q tests/property/test_replication.py \
 	  --hypothesis-seed="$$seed" --timeout 0 --show-capture=no
+
+fuzz-chunks: setup ## Open EXAMPLES chunks whose records are spoilt, from SEED on, as readers do: none may end a process.
+	@$(PY) -m tests.chaos.chunks --examples $(EXAMPLES) --seed "$(or $(SEED),1)"
 
 chaos-kill: setup ## Kill a broker under load, ROUNDS times, and check that nothing is lost. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.kill --rounds $(ROUNDS) $(CHAOS_ARGS)

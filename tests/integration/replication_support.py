@@ -17,9 +17,10 @@ from kera.broker.segment_scan import address_of
 from kera.client import Client, Delivery, Producer
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, ChunkHeader, decode_payload, read_header
+from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header
 from kera.core.header_table import as_headers
 from kera.core.ids import EntryId
+from kera.core.record_batch import decode_payload
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.settings import KIB, MIB

@@ -18,7 +18,6 @@ from kera.core.chunk import (
     Flags,
     Placement,
     chunk_bytes_of,
-    decode_payload,
     encode_chunk,
     encode_payload,
     iterate_chunks,
@@ -28,6 +27,7 @@ from kera.core.chunk import (
     verify_header,
 )
 from kera.core.errors import CorruptChunk
+from kera.core.record_batch import decode_payload
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES, DEFAULT_BATCHES, INT64
 

@@ -15,8 +15,9 @@ from kera.client.partitioner import primary_keys, split_by_streamlet, streamlet_
 from kera.client.producer import RECORD_OVERHEAD_BYTES, _bytes_of, _header_bytes
 from kera.client.record_message import write_message
 from kera.client.stream_writer import BATCH_OVERHEAD_BYTES
-from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, decode_payload, padded
+from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
 from kera.core.errors import RecordTooLarge
+from kera.core.record_batch import decode_payload
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
 from tests.property.batches import INT64, RECORDS, default_batch

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.cli._run import UsageError
+from kera.client.values import rows_of
 
 if TYPE_CHECKING:
     from kera.client import StreamDescription
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 TOKENS = "sktpeoT"
 
 _PIECE = re.compile(r"%(.)|\\(x[0-9a-fA-F]{2}|.)|([^%\\]+)", re.DOTALL)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal obeys, or what changes the order of what is read; not line ends and tabs."""
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
@@ -61,7 +64,7 @@ def json_formatter(stream: StreamDescription) -> Formatter:
     """One JSON object per line: the row of a typed stream, else the record and where it is."""
 
     def format_rows(batch: pa.RecordBatch, _: Place) -> bytes:
-        return "".join(json.dumps(row, default=_jsonable) + "\n" for row in batch.to_pylist()).encode()
+        return "".join(json.dumps(row, default=_jsonable) + "\n" for row in rows_of(batch)).encode()
 
     def format_records(batch: pa.RecordBatch, place: Place) -> bytes:
         records = (
@@ -78,11 +81,21 @@ def json_formatter(stream: StreamDescription) -> Formatter:
                 },
                 ensure_ascii=False,
             )
-            for offset, row in enumerate(batch.to_pylist(), place.first_record)
+            for offset, row in enumerate(rows_of(batch), place.first_record)
         )
         return ("\n".join(records) + "\n").encode()
 
     return format_rows if stream.typed else format_records
+
+
+def for_terminal(data: Any) -> bytes:
+    r"""Text for people to look at: what would make a terminal do things is written as an escape, such as \x1b."""
+    text = bytes(data).decode(errors="backslashreplace")
+    return _CONTROL.sub(lambda found: _escaped(ord(found[0])), text).encode()
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 class _Token(NamedTuple):
@@ -150,7 +163,7 @@ def _typed_column(letter: str, batch: pa.RecordBatch, stream: StreamDescription)
             return _as_text(batch.column(stream.key_column)) if stream.key_column else _constant(b"")
         case "T":
             return _microseconds(batch.column(stream.timestamp_column)) if stream.timestamp_column else _constant(b"")
-    return pa.array([json.dumps(row, default=_jsonable).encode() for row in batch.to_pylist()], pa.binary())
+    return pa.array([json.dumps(row, default=_jsonable).encode() for row in rows_of(batch)], pa.binary())
 
 
 def _join(columns: list[Any], count: int) -> Any:
@@ -211,7 +224,10 @@ def _headers_to_json(headers: list[tuple[str, bytes]]) -> dict[str, str]:
     return {name: value.decode(errors="replace") for name, value in headers}
 
 
-def _iso(moment: datetime.datetime) -> str:
+def _iso(moment: datetime.datetime | int) -> str | int:
+    """A time as text; one that `datetime` does not have, as the number that it is."""
+    if isinstance(moment, int):
+        return moment
     return moment.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

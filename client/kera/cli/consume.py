@@ -65,6 +65,9 @@ def consume(
         metavar="TEXT",
         help=r"%s value, %k key, %t stream, %p streamlet, %e entry, %o offset, %T time in µs, %%; \n, \t, …",
     ),
+    raw: bool = typer.Option(
+        False, "--raw", help="Write control characters as they are, to a terminal too; a pipe always gets them so."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     r"""Print the records of a stream as they come.
@@ -84,7 +87,7 @@ def consume(
         raise UsageError("--since and --group exclude each other: kera group reset puts a group elsewhere")
     since_us = None if since is None else time_us(since, time.time_ns() // 1000)
     begin: Literal["earliest", "latest"] = "latest" if start is Start.LATEST else "earliest"
-    run_async(_consume(bootstrap, stream, group, begin, since_us, count, until_end, as_json, template))
+    run_async(_consume(bootstrap, stream, group, begin, since_us, count, until_end, as_json, template, raw))
 
 
 def time_us(text: str, now_us: int) -> int:
@@ -111,10 +114,11 @@ async def _consume(
     until_end: bool,
     as_json: bool,
     template: str | None,
+    raw: bool,
 ) -> None:
     async with connected(bootstrap) as client:
         stream = await client.describe(name)
-        formatter = _formatter(stream, as_json, template)
+        formatter = _formatter(stream, as_json, template, printable=sys.stdout.isatty() and not raw)
         consumer: Consumer | GroupConsumer
         if group is not None:
             consumer = client.group_consumer(group, name, start=start)
@@ -138,14 +142,19 @@ async def _consume(
             silence_stdout()
 
 
-def _formatter(stream: StreamDescription, as_json: bool, template: str | None) -> Formatter:
-    from kera.cli._format import json_formatter, text_formatter
+def _formatter(stream: StreamDescription, as_json: bool, template: str | None, *, printable: bool) -> Formatter:
+    """`printable`: people look at it, on a terminal that would obey what a record says."""
+    from kera.cli._format import for_terminal, json_formatter, text_formatter
 
     if template is not None:
-        return text_formatter(template, stream)
-    if as_json or stream.typed:
-        return json_formatter(stream)
-    return text_formatter(r"%s\n", stream)
+        formatter = text_formatter(template, stream)
+    elif as_json or stream.typed:
+        formatter = json_formatter(stream)
+    else:
+        formatter = text_formatter(r"%s\n", stream)
+    if not printable:
+        return formatter
+    return lambda batch, place: for_terminal(formatter(batch, place))
 
 
 class _Since:

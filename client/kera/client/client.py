@@ -199,7 +199,7 @@ class Client:
                 left = deque([item])
                 while left:
                     try:
-                        for batch in batches_of(left[0], description, verify=settings.verify_checksums):
+                        for batch in batches_of(left[0], description, settings):
                             yield batch
                         left.popleft()
                     except Overwritten as gone:

@@ -189,6 +189,7 @@ class Consumer:
                         self._open = None
                         self._positions[chunk.entry] = chunk.next
                     yield record
+                self._positions[chunk.entry] = chunk.next  # also of a chunk without records
             chunk = self._open = await self._next_chunk(copied=True)
             if chunk is None:
                 return
@@ -233,12 +234,7 @@ class Consumer:
 
     def _batches_of(self, item: Fetched) -> Iterator[ChunkBatch]:
         stream = self._streams[item.entry.stream_id]
-        return batches_of(
-            item,
-            stream,
-            verify=self._settings.verify_checksums,
-            copying=lambda: self._copying,
-        )
+        return batches_of(item, stream, self._settings, copying=lambda: self._copying)
 
     async def _open_again(self, rest: Wanted | NewerSchema) -> None:
         """Have the rest of what was taken from the queue: from elsewhere, when it is not in the broker's memory any

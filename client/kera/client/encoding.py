@@ -121,8 +121,13 @@ def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa
     """`batch` with exactly the columns of the stream's schema, in its order, without copying any.
 
     Columns that may be null are added where they are missing; so is the timestamp of the default schema. Raises
-    `SchemaMismatch` for anything else that differs: values are never converted silently.
+    `SchemaMismatch` for anything else that differs: values are never converted silently. And for values that readers
+    would refuse, such as text that is not UTF-8: a batch may have been made of any memory.
     """
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise _mismatch(stream, f"the batch is none that Arrow calls valid: {error}") from error
     schema = stream.schema
     if batch.schema.equals(schema) and not any(batch.column(at).null_count for at in _required(stream)):
         return batch

@@ -12,13 +12,18 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kera.client.encoding import null_column
+from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, PushedSlot, StreamDescription, fill_cursor, position_of
-from kera.core.chunk import HEADER_BYTES, decode_payload, read_header, verify_chunk
-from kera.core.errors import KeraError, SchemaMismatch
+from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header, verify_chunk, verify_header
+from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
+from kera.core.record_batch import decode_payload
 from kera.core.rpc import Channel, api
 from kera.core.rpc.wire import error_from_message
+from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2
+
+log = get_logger("kera.consumer")
 
 
 class Wanted(NamedTuple):
@@ -113,9 +118,15 @@ class Fetcher:
 
 
 def batches_of(
-    fetched: Fetched, stream: StreamDescription, *, verify: bool, copying: Callable[[], bool] = bool
+    fetched: Fetched,
+    stream: StreamDescription,
+    settings: ConsumerSettings,
+    *,
+    copying: Callable[[], bool] = bool,
 ) -> Iterator[ChunkBatch]:
     """Each chunk of what has come as a batch in place. Raises `CorruptChunk`, `Overwritten` and `NewerSchema`.
+
+    A chunk whose header is right and whose records cannot be read is one without records, if the `settings` say so.
 
     A chunk that is older than columns of the `stream` has nulls there: all batches have the newest columns known.
 
@@ -124,7 +135,8 @@ def batches_of(
     values, so what is overwritten meanwhile could end the process.
     """
     entry, start, slot = fetched.entry, fetched.start, fetched.slot
-    open_header = verify_chunk if verify else read_header
+    open_header = verify_chunk if settings.verify_checksums else read_header
+    decompressed_bytes_max = int(settings.decompressed_bytes_max)
     for number, buffer in enumerate(fetched.buffers):
         at, size = 0, buffer.size
         view = memoryview(buffer)  # headers are read from it in half the time
@@ -141,7 +153,12 @@ def batches_of(
                     )
                 payload = buffer.slice(at + HEADER_BYTES, header.payload_bytes)
                 copied = slot is not None and copying()
-                batch = decode_payload(payload.to_pybytes() if copied else payload, schema)
+                batch = decode_payload(
+                    payload.to_pybytes() if copied else payload,
+                    schema,
+                    records=header.record_count,
+                    decompressed_bytes_max=decompressed_bytes_max,
+                )
             except KeraError as error:
                 if slot is not None and not slot.intact:
                     raise Overwritten(Wanted(entry, start, fetched.next)) from None
@@ -149,7 +166,15 @@ def batches_of(
                 if unknown is not None and unknown > stream.schema_id:
                     left = [buffer.slice(at), *fetched.buffers[number + 1 :]]
                     raise NewerSchema(fetched._replace(start=start, buffers=left), unknown) from None
-                raise
+                if not isinstance(error, CorruptChunk):
+                    raise
+                corrupt = _at_its_place(error, stream, entry, start)
+                header = read_header(view, at)
+                if settings.corrupt_chunks == "fail" or not _ends_within(view, at, header):
+                    raise corrupt from error
+                log.warning("a chunk cannot be read and is left out", **corrupt.attributes)
+                schema, copied = stream.schema, True
+                batch = pa.RecordBatch.from_pylist([], schema)
             if slot is not None and not slot.intact:  # after the look at the bytes: they may have been others'
                 raise Overwritten(Wanted(entry, start, fetched.next))
             group_id, segment_id, offset = start
@@ -163,6 +188,31 @@ def batches_of(
             yield ChunkBatch(batch, header, start, following, entry, None if copied else slot)
             start = following
             at += chunk_bytes
+
+
+def _at_its_place(error: CorruptChunk, stream: StreamDescription, entry: EntryId, start: Position) -> CorruptChunk:
+    """The error of a chunk, with what names the chunk, and the way out."""
+    return CorruptChunk(
+        f"chunk at {tuple(start)} of stream {stream.name!r}, streamlet {entry.streamlet_id}, entry {entry.entry}:"
+        f' {error.message}; corrupt_chunks="skip" goes on behind it',
+        **error.attributes
+        | {
+            "stream": stream.name,
+            "streamlet_id": entry.streamlet_id,
+            "entry": entry.entry,
+            "position": list(start),
+            "reason": error.message,
+        },
+    )
+
+
+def _ends_within(view: memoryview, at: int, header: ChunkHeader) -> bool:
+    """Whether it is known where the chunk ends: its header is whole."""
+    try:
+        verify_header(view, at)
+    except CorruptChunk:
+        return False
+    return at + header.chunk_bytes <= len(view)
 
 
 def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

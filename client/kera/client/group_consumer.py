@@ -254,6 +254,8 @@ class GroupConsumer:
                     yield record
                     if self._has_come():
                         await self._as_waiting(self._wait_for_lease())
+                if not chunk.batch.num_rows:  # it cannot be read, and is left out
+                    self._take(held, chunk)
                 self._open = None
                 self._back()
             self._handed, self._open = await self._next_chunk(copied=True)
@@ -415,12 +417,7 @@ class GroupConsumer:
 
     def _batches_of(self, fetched: Fetched) -> Iterator[ChunkBatch]:
         stream = self._streams[fetched.entry.stream_id]
-        return batches_of(
-            fetched,
-            stream,
-            verify=self._settings.verify_checksums,
-            copying=lambda: self._copying,
-        )
+        return batches_of(fetched, stream, self._settings, copying=lambda: self._copying)
 
     async def _learn_schema(self, newer: NewerSchema) -> None:
         """Columns were added to a stream: what is left of what came last is opened with them."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.types import ChunkBatch, Record, StreamDescription
+from kera.client.values import rows_of
 
 _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
 """What `Record._make` does, in half the time; there are as many fields as columns in `_default`."""
@@ -67,7 +68,7 @@ def _typed(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
     if stream.timestamp_column is not None:
         column = batch.column(stream.timestamp_column)
         times = pc.cast(column, pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64()).to_pylist()
-    for index, row in enumerate(batch.to_pylist()):
+    for index, row in enumerate(rows_of(batch)):
         key = row[stream.key_column] if stream.key_column is not None else None
         encoded = key if key is None or isinstance(key, bytes) else str(key).encode()
         time_us = times[index]

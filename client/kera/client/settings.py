@@ -100,6 +100,16 @@ class ConsumerSettings(KeraSettings):
         description="Read chunks in place in the broker's memory, which then pushes them. auto: when the broker is on"
         " the same node and its memory can be reached; always: or fail; never: pull copies.",
     )
+    corrupt_chunks: Literal["fail", "skip"] = Field(
+        "fail",
+        description="What becomes of a chunk whose records cannot be read, though its header can. skip: it counts as"
+        " one without records, and a warning names it.",
+    )
+    decompressed_bytes_max: ByteSize = Field(
+        ByteSize(128 * MIB),
+        gt=0,
+        description="Bound on what a compressed chunk may become: one that says more cannot be read.",
+    )
     verify_checksums: bool = Field(
         default=True, description="Check each chunk's checksums before its records are used; about 0.04 s per GB."
     )

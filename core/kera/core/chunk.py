@@ -416,17 +416,3 @@ def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, in
     if not header.placed:
         raise CorruptChunk(f"the chunk at offset {offset} has no placement", offset=offset)
     return offset + header.chunk_bytes, chained_checksum(view, offset, checksum)
-
-
-def decode_payload(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """The record batch in a chunk's payload, in place: its columns refer to `payload`'s memory.
-
-    Raises `CorruptChunk` when the bytes are no record batch of `schema`, or one whose columns reach out of its buffers.
-    What the values are is not looked at, as that would take time per record; the chunk's checksum vouches for them.
-    """
-    try:
-        batch = pa.ipc.read_record_batch(payload, schema)
-        batch.validate()
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise CorruptChunk(f"chunk payload is no Arrow record batch of the expected schema: {error}") from error
-    return batch

@@ -9,7 +9,7 @@ A payload is one Arrow IPC record-batch message. Its metadata are read here fiel
 touching the body: that takes some two microseconds, whatever is in it, so a broker can look at each chunk at its door,
 and a reader knows what a buffer will take before it is decompressed.
 
-Promise: whatever the bytes are, the outcome is a `Shape` or `CorruptChunk`. Left to others: what is in the buffers.
+Promise: whatever the bytes are, the outcome is a `Shape` or `CorruptChunk`. `decode_payload` then has Arrow read it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
 from kera.core.chunk import HEADER_BYTES, ChunkHeader
 from kera.core.errors import CorruptChunk
 
 DECOMPRESSED_BYTES_MAX = 128 << 20
 """Of all buffers of one chunk together. A few kilobytes of zeros can say that they are a gigabyte."""
 
+RECORDS_WITHOUT_BYTES = 1 << 16
+"""Of a batch whose columns take none: all of them are of type null. Others take a bit for each record, at least."""
+BITS = 8
 BUFFERS_MAX = 1 << 14
 """Of a compressed batch: each is looked at by itself. A column has two or three."""
 
@@ -38,9 +44,12 @@ _RANGE = struct.Struct("<qq")
 _METADATA_AT = 8
 _CONTINUATION = -1
 _RECORD_BATCH = 3
-_COMPRESSION_AT = 10
-"""Where in its vtable a record batch has the offset of its compression, if the vtable is so long."""
+_COMPRESSION_AT, _VIEWS_AT = 10, 12
+"""Where in its vtable a record batch has the offsets of its compression, and of how many buffers columns of views have,
+if the vtable is so long."""
 _UNCOMPRESSED = -1
+_INLINE_BYTES = 12
+"""Of a view: longer values are in another buffer."""
 _LENGTH_BYTES = 8
 
 
@@ -54,6 +63,8 @@ class Shape(NamedTuple):
     body_bytes: int
     buffers_at: int
     """Where in the payload the table of buffers is; 0: there is none."""
+    views: bool
+    """Some columns are of views: each value says in which of several buffers it is."""
 
 
 def shape_of(payload: Any) -> Shape:
@@ -74,6 +85,7 @@ def shape_of(payload: Any) -> Shape:
         body_bytes = _I64(payload, table + body_bytes_at)[0] if body_bytes_at else 0
         records = _I64(payload, batch + length_at)[0] if length_at else 0
         compressed = vtable_bytes > _COMPRESSION_AT and _U16(payload, batch_vtable + _COMPRESSION_AT)[0] != 0
+        views = vtable_bytes > _VIEWS_AT and _U16(payload, batch_vtable + _VIEWS_AT)[0] != 0
         if (
             continuation != _CONTINUATION
             or not type_at
@@ -89,7 +101,7 @@ def shape_of(payload: Any) -> Shape:
             buffers_at += batch + _U32(payload, batch + buffers_at)[0]
     except (struct.error, IndexError) as error:
         raise _no_batch("its metadata point beyond it") from error
-    return Shape(records, compressed, body_at, body_bytes, buffers_at)
+    return Shape(records, compressed, body_at, body_bytes, buffers_at, views)
 
 
 def decompressed_bytes(payload: Any, shape: Shape) -> int:
@@ -116,7 +128,10 @@ def decompressed_bytes(payload: Any, shape: Shape) -> int:
 
 
 def check_size(payload: Any, shape: Shape, limit: int = DECOMPRESSED_BYTES_MAX) -> None:
-    """Raise `CorruptChunk` if a compressed batch would take more than `limit` bytes."""
+    """Raise `CorruptChunk` if a batch has more records than its bytes can be, or would take more than `limit` bytes."""
+    bits = BITS * (limit if shape.compressed else shape.body_bytes)
+    if shape.records > max(RECORDS_WITHOUT_BYTES, bits):
+        raise _no_batch(f"it says that {shape.body_bytes} bytes are {shape.records} records")
     if shape.compressed and (size := decompressed_bytes(payload, shape)) > limit:
         raise CorruptChunk(
             f"{len(payload)} bytes of chunk payload would become {size} when they are decompressed; at most {limit} are"
@@ -124,6 +139,57 @@ def check_size(payload: Any, shape: Shape, limit: int = DECOMPRESSED_BYTES_MAX) 
             decompressed_bytes=size,
             limit=limit,
         )
+
+
+def decode_payload(
+    payload: Any, schema: pa.Schema, *, records: int | None = None, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+) -> pa.RecordBatch:
+    """The record batch in a chunk's payload, in place: unless it is compressed, its columns are `payload`'s memory.
+
+    Whatever the bytes are, no column reaches out of its buffers, and text is text: a checksum only says that they are
+    what somebody has written. Raises `CorruptChunk` when they are no record batch of `schema`, another number of
+    `records`, or would take more than `decompressed_bytes_max`.
+    """
+    shape = shape_of(memoryview(payload))
+    check_size(memoryview(payload), shape, decompressed_bytes_max)
+    try:
+        batch = pa.ipc.read_record_batch(payload, schema)
+        batch.validate(full=True)
+        if shape.views:
+            for column in batch.columns:
+                _check_views(column)
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
+        raise CorruptChunk(f"chunk payload is no Arrow record batch of the expected schema: {error}") from error
+    if records is not None and batch.num_rows != records:
+        raise CorruptChunk(
+            f"chunk header says {records} records, and its record batch has {batch.num_rows}",
+            record_count=records,
+            rows=batch.num_rows,
+        )
+    return batch
+
+
+def _check_views(column: pa.Array) -> None:
+    """Raise `CorruptChunk` if a view reaches out of its buffers, also that of a null.
+
+    Arrow does not look at those when it validates, and does when it casts.
+    """
+    kind = column.type
+    if pa.types.is_struct(kind):
+        for at in range(kind.num_fields):
+            _check_views(column.field(at))
+    elif pa.types.is_nested(kind):
+        if not pa.types.is_union(kind):
+            _check_views(column.values)
+    elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        _, views, *data = column.buffers()
+        rows = np.frombuffer(views, np.int32, 4 * len(column), 16 * column.offset).reshape(-1, 4)
+        lengths = rows[:, 0].astype(np.int64)
+        far = rows[lengths > _INLINE_BYTES]
+        sizes = np.array([0 if buffer is None else buffer.size for buffer in data], np.int64)
+        known = (far[:, 2] >= 0) & (far[:, 2] < len(sizes)) & (far[:, 3] >= 0)
+        if (lengths < 0).any() or not known.all() or (far[:, 3].astype(np.int64) + far[:, 0] > sizes[far[:, 2]]).any():
+            raise _no_batch("a view that reaches out of its buffers")
 
 
 def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:
@@ -136,8 +202,7 @@ def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:
     payload = chunk[payload_at : payload_at + header.payload_bytes]
     shape = shape_of(payload)
     if shape.records == header.record_count and shape.compressed == (header.codec != 0):
-        if shape.compressed:
-            check_size(payload, shape)
+        check_size(payload, shape)
         return
     names = {"stream_id": header.stream_id, "streamlet_id": header.streamlet_id, "sequence": header.sequence}
     if shape.records != header.record_count:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.cli._format import Place, json_formatter, text_formatter
+from kera.cli._format import Place, for_terminal, json_formatter, text_formatter
 from kera.cli._records import json_to_batch, rows_to_batch
 from kera.cli._run import UsageError
 from kera.client.types import StreamConfig, StreamDescription
@@ -156,3 +156,17 @@ def test_other_types_are_printed_as_text() -> None:
         "at": None,
         "t": "01:02:00",
     }
+
+
+def test_what_a_terminal_would_obey_is_written_as_an_escape() -> None:
+    data = "a\tb\n\x1b[2J\x07\r\x00\x7f\x9b\u202eZürich ✓\n".encode() + b"\xff\xfe"
+    assert for_terminal(data).decode() == ("a\tb\n\\x1b[2J\\x07\\x0d\\x00\\x7f\\x9b\\u202eZürich ✓\n\\xff\\xfe")
+
+
+def test_a_time_that_python_does_not_have_is_printed_as_a_number() -> None:
+    rows = pa.RecordBatch.from_pylist([{"timestamp": 1 << 61, "value": b"v"}], DEFAULT_SCHEMA)
+    assert json.loads(bytes(json_formatter(stream())(rows, PLACE)))["timestamp"] == 1 << 61
+    assert bytes(text_formatter("%T", stream())(rows, PLACE)) == b"%d" % (1 << 61)
+    typed = pa.schema([("at", pa.timestamp("s"))])
+    far = pa.RecordBatch.from_pydict({"at": pa.array([1 << 61], pa.timestamp("s"))})
+    assert json.loads(bytes(json_formatter(stream(typed))(far, PLACE))) == {"at": 1 << 61}

@@ -12,7 +12,7 @@ from typing import Any
 from kera.client.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import Interval, StreamDescription
-from kera.core.chunk import HEADER_BYTES, Placement, decode_payload, iterate_chunks, place_chunk
+from kera.core.chunk import HEADER_BYTES, Placement, iterate_chunks, place_chunk
 from kera.core.errors import (
     KeraError,
     NotOwner,
@@ -24,6 +24,7 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.ids import PRODUCER_EPOCHS, Position
+from kera.core.record_batch import decode_payload
 from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.wire import error_to_message
 from kera.core.schema import DEFAULT_SCHEMA

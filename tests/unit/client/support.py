@@ -23,9 +23,10 @@ from kera.broker.stream import Streams
 from kera.client.locality import Locality
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.chunk import ChunkHeader, decode_payload, iterate_chunks
+from kera.core.chunk import ChunkHeader, iterate_chunks
 from kera.core.errors import KeraError, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
+from kera.core.record_batch import decode_payload
 from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.method import Call, Peer
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes

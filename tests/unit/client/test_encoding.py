@@ -10,8 +10,9 @@ import pytest
 from kera.client.encoding import check_rows, conform, null_column, payloads, records_to_batch
 from kera.client.record_message import write_message
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, decode_payload, padded
+from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
 from kera.core.errors import RecordTooLarge, SchemaMismatch
+from kera.core.record_batch import decode_payload
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
 from tests.unit.client.support import SEGMENT_BYTES, description

@@ -1,16 +1,20 @@
 """Fetching from a real broker service without processes: positions and batches."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from pydantic import ByteSize
 
 from kera.client.fetch import Fetched, Fetcher, NewerSchema, Wanted, batches_of
+from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch
-from kera.core.chunk import HEADER_BYTES
+from kera.core.chunk import HEADER_BYTES, Codec, encode_chunk, encode_payload, place_chunk
 from kera.core.errors import CorruptChunk, DataLost, SchemaMismatch, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.support import FakeCluster, description
 
@@ -31,7 +35,7 @@ async def fetch(
 
 
 def chunks(fetched: Fetched) -> list[ChunkBatch]:
-    return list(batches_of(fetched, STREAM, verify=True))
+    return list(batches_of(fetched, STREAM, ConsumerSettings()))
 
 
 def values(batches: Sequence[ChunkBatch]) -> list[bytes]:
@@ -113,17 +117,17 @@ async def test_a_lost_range_tells_the_gap(filled: FakeCluster) -> None:
 async def test_another_schema_is_refused(filled: FakeCluster) -> None:
     fetched = await fetch(fetcher(filled))
     with pytest.raises(SchemaMismatch, match="has none of that number"):
-        list(batches_of(fetched, replace(STREAM, schema_id=2), verify=True))
+        list(batches_of(fetched, replace(STREAM, schema_id=2), ConsumerSettings()))
 
 
 async def test_what_has_a_newer_schema_is_told_with_what_is_left_to_open(filled: FakeCluster) -> None:
     fetched = await fetch(fetcher(filled))
-    known = list(batches_of(fetched, STREAM, verify=True))
+    known = list(batches_of(fetched, STREAM, ConsumerSettings()))
     older = replace(STREAM, schema_id=0)
     with pytest.raises(NewerSchema) as newer:
-        list(batches_of(fetched, older, verify=True))
+        list(batches_of(fetched, older, ConsumerSettings()))
     assert newer.value.schema_id == 1
-    left = list(batches_of(newer.value.rest, STREAM, verify=True))
+    left = list(batches_of(newer.value.rest, STREAM, ConsumerSettings()))
     assert [chunk.start for chunk in left] == [chunk.start for chunk in known]
 
 
@@ -131,7 +135,98 @@ async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: Fak
     found = chunks(await fetch(fetcher(filled)))
     (segment,) = (segment for segment in cluster.segments() if segment.key == found[5].start[:2])
     segment.slot.view[found[5].start.offset + HEADER_BYTES + 100] ^= 1
-    reading = batches_of(await fetch(fetcher(filled)), STREAM, verify=True)
+    reading = batches_of(await fetch(fetcher(filled)), STREAM, ConsumerSettings())
     assert values([next(reading) for _ in range(5)]) == values(found[:5])
     with pytest.raises(CorruptChunk):
         next(reading)
+
+
+# --- chunks that their headers do not fit, or that cannot be read -----------------------------------------------------
+
+
+def crafted(payload: bytes, records: int, first_record: int = 0, sequence: int = 0) -> bytes:
+    """A placed chunk whose checksums are right, whatever is in it."""
+    encoded = encode_chunk(
+        pa.py_buffer(payload),
+        record_count=records,
+        stream_id=ENTRY.stream_id,
+        streamlet_id=0,
+        schema_id=1,
+        producer_id=1,
+        producer_epoch=0,
+        sequence=sequence,
+        created_us=1,
+        min_timestamp_us=1,
+        max_timestamp_us=1,
+    )
+    data = bytearray(encoded.to_bytes())
+    place_chunk(data, 0, (1, 1, 0, first_record, 9, 0))
+    return bytes(data)
+
+
+def of_values(*found: bytes) -> bytes:
+    rows = [{"timestamp": 1, "value": value} for value in found]
+    return encode_payload(pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA)).to_pybytes()
+
+
+def with_wild_offset(payload: bytes) -> bytes:
+    """The second offset of the values points far beyond them."""
+    at = payload.rindex(struct.pack("<3i", 0, 5, 10))
+    return payload[: at + 4] + struct.pack("<i", 1 << 30) + payload[at + 8 :]
+
+
+GOOD = of_values(b"first", b"other")
+WRONG = {
+    "more records": (GOOD, 3),
+    "fewer records": (GOOD, 1),
+    "wild offsets": (with_wild_offset(GOOD), 2),
+    "no batch": (b"nothing of Arrow's" * 8, 2),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_a_chunk_that_cannot_be_read_is_named_with_its_place_and_the_way_out(which: str) -> None:
+    payload, records = WRONG[which]
+    data = crafted(GOOD, 2) + crafted(payload, records, 2)
+    fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
+    reading = batches_of(fetched, STREAM, ConsumerSettings())
+    good = next(reading)
+    with pytest.raises(CorruptChunk, match='corrupt_chunks="skip"') as refused:
+        next(reading)
+    told = refused.value.attributes
+    assert (told["stream"], told["streamlet_id"], told["entry"]) == ("s", 0, 0)
+    assert told["position"] == list(good.next)
+    assert told["reason"]
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_it_counts_as_one_without_records_if_the_reader_says_so(which: str) -> None:
+    payload, records = WRONG[which]
+    data = crafted(payload, records) + crafted(GOOD, 2, records)
+    fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
+    bad, good = batches_of(fetched, STREAM, ConsumerSettings(corrupt_chunks="skip"))
+    assert (bad.batch.num_rows, bad.header.record_count, bad.next) == (0, records, good.start)
+    assert good.batch.column("value").to_pylist() == [b"first", b"other"]
+    assert good.next == Position(1, 1, len(data))
+
+
+def test_where_the_header_is_damaged_nobody_knows_where_the_next_chunk_is() -> None:
+    data = bytearray(crafted(GOOD, 2) + crafted(GOOD, 2, 2))
+    data[20] ^= 1
+    fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(bytes(data))], 0, None)
+    with pytest.raises(CorruptChunk):
+        list(batches_of(fetched, STREAM, ConsumerSettings(corrupt_chunks="skip")))
+
+
+def test_a_chunk_that_would_become_too_large_is_refused_before_it_does() -> None:
+    rows = [{"timestamp": 1, "value": bytes(1 << 20)}] * 8
+    payload = encode_payload(pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA), Codec.ZSTD).to_pybytes()
+    assert len(payload) < 4096
+    data = crafted(payload, 8)
+    fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(CorruptChunk, match="decompressed_bytes_max") as refused:
+        list(batches_of(fetched, STREAM, ConsumerSettings(decompressed_bytes_max=ByteSize(4 << 20))))
+    assert refused.value.attributes["limit"] == 4 << 20
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert len(list(batches_of(fetched, STREAM, ConsumerSettings()))) == 1

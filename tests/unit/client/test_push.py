@@ -321,7 +321,7 @@ async def test_what_is_wrong_in_a_slot_that_is_intact_is_told_as_it_is() -> None
         entry, start = EntryId(STREAM_ID, 0, 0), Position(1, 1, 0)
         wrong = fetch.Fetched(entry, start, Position(1, 1, 256), [buffer], 0, None, slot)
         with pytest.raises(expected):
-            list(batches_of(wrong, description(), verify=True))
+            list(batches_of(wrong, description(), ConsumerSettings()))
 
 
 # --- the window ----------------------------------------------------------------------------------------------

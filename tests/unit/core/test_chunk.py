@@ -17,7 +17,6 @@ from kera.core.chunk import (
     Placement,
     chained_checksum,
     check_sent,
-    decode_payload,
     encode_chunk,
     encode_payload,
     iterate_chunks,
@@ -29,6 +28,7 @@ from kera.core.chunk import (
     verify_placed,
 )
 from kera.core.errors import CorruptChunk, InvalidArgument
+from kera.core.record_batch import decode_payload
 
 FIELDS: dict[str, Any] = {
     "record_count": 3,

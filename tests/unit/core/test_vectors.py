@@ -12,17 +12,9 @@ import pytest
 from crc32c import crc32c
 
 from kera.client.partitioner import streamlet_of
-from kera.core.chunk import (
-    HEADER_BYTES,
-    PLACEMENT_AT,
-    ChunkHeader,
-    Codec,
-    Flags,
-    decode_payload,
-    encode_chunk,
-    verify_chunk,
-)
+from kera.core.chunk import HEADER_BYTES, PLACEMENT_AT, ChunkHeader, Codec, Flags, encode_chunk, verify_chunk
 from kera.core.errors import CorruptChunk
+from kera.core.record_batch import decode_payload
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
 from kera.core.rpc.frames import decode_header

@@ -1,0 +1,46 @@
+"""Columns as Python values, also where Python has none.
+
+A time that Arrow holds may lie outside of the years 1 to 9999, which is all that `datetime` has. Such a value is an
+integer instead: so much of the column's unit since 1970 (of a time of day: since midnight). All others are as Arrow
+makes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+_NO_PYTHON_VALUE = (OverflowError, ValueError, SystemError)
+"""What Arrow raises for a time that `datetime` does not have: it depends on the type."""
+
+
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Each row of a batch."""
+    try:
+        return batch.to_pylist()  # type: ignore[no-any-return]
+    except _NO_PYTHON_VALUE:
+        names = batch.schema.names
+        return [dict(zip(names, row, strict=True)) for row in zip(*map(values_of, batch.columns), strict=True)]
+
+
+def values_of(column: pa.Array) -> list[Any]:
+    """Each value of a column."""
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except _NO_PYTHON_VALUE:
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except _NO_PYTHON_VALUE:
+        kind = scalar.type
+        if pa.types.is_temporal(kind):
+            return scalar.value
+        if pa.types.is_struct(kind):
+            return {name: _value(value) for name, value in scalar.items()}
+        if pa.types.is_map(kind):
+            return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
+        return [_value(each) for each in scalar.values]

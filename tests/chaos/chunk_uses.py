@@ -1,0 +1,66 @@
+"""What applications do with a chunk that was opened: each looks at all its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from kera.cli._format import Place, for_terminal, json_formatter, text_formatter
+from kera.client.records import records_of
+from kera.client.types import ChunkBatch, StreamDescription
+from kera.core.chunk import ChunkHeader
+from kera.core.ids import EARLIEST, EntryId
+from kera.core.schema import DEFAULT_SCHEMA
+from kera.spark_connector.columns import RECORD_COLUMNS, Shaper, columns_of
+from tests.unit.client.support import description
+
+HEADER = ChunkHeader._make([0] * len(ChunkHeader._fields))._replace(group_id=1, segment_id=1)
+PLACE = Place(0, 0, 0)
+
+
+VALUE_DOES_NOT_FIT = ("would lose data", "would result in out of bounds", "not in range")
+"""Of errors that tell the user of a value that Spark's type does not have, such as a nanosecond."""
+
+
+@cache
+def stream_of(schema: pa.Schema) -> StreamDescription:
+    typed = not schema.equals(DEFAULT_SCHEMA)
+    return replace(description(), typed=True, schema=schema) if typed else description()
+
+
+def records(batch: pa.RecordBatch) -> None:
+    """Iterate, as `Consumer.records` does."""
+    chunk = ChunkBatch(batch, HEADER, EARLIEST, EARLIEST, EntryId(7, 0, 0))
+    for record in records_of(chunk, stream_of(batch.schema)):
+        repr(record)
+
+
+def printed(batch: pa.RecordBatch) -> None:
+    """Print, as ``kera consume`` does."""
+    stream = stream_of(batch.schema)
+    for formatter in (json_formatter(stream), text_formatter(r"%k %T %s\n", stream)):
+        for_terminal(formatter(batch, PLACE))
+
+
+@cache
+def wanted(schema: pa.Schema) -> StructType:
+    return RECORD_COLUMNS if schema.equals(DEFAULT_SCHEMA) else columns_of(schema, typed=True)
+
+
+def given_to_spark(batch: pa.RecordBatch) -> None:
+    """What Spark's Python engine hands on: Spark's JVM gets these very bytes."""
+    typed = not batch.schema.equals(DEFAULT_SCHEMA)
+    try:
+        for shaped in Shaper(wanted(batch.schema), stream="s", typed=typed).shape([batch], HEADER):
+            shaped.validate(full=True)
+            shaped.serialize()
+    except pa.ArrowInvalid as error:
+        if not any(words in str(error) for words in VALUE_DOES_NOT_FIT):
+            raise
+
+
+USES: tuple[Callable[[pa.RecordBatch], None], ...] = (records, printed, given_to_spark)

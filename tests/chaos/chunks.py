@@ -1,0 +1,242 @@
+"""Chunks whose checksums are right and whose records are not, by the hundred thousand: ``make fuzz-chunks``.
+
+Any program may write a chunk. So readers must survive whatever a record batch says of itself: offsets that point beyond
+their buffers, counts that are not, text that is no text, a kilobyte that says to be a gigabyte. Here record batches of
+many schemas, plain and compressed, are changed at random where it hurts, and opened as the SDK opens them; and what
+opens is made Python values, printed as ``kera consume`` does, and shaped as Spark's Python engine hands it on.
+
+Promised, and checked: each is opened, or refused with `CorruptChunk`; no process ends of it, none takes much memory.
+The work is done by children, so that one that is killed is found, and told with the seed of the chunk that did it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import resource
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+
+import pyarrow as pa
+
+from kera.core.chunk import Codec, encode_payload
+from kera.core.errors import KeraError
+from kera.core.record_batch import decode_payload, shape_of
+from kera.core.schema import DEFAULT_SCHEMA
+from tests.chaos.chunk_uses import USES
+
+BATCH = 2_000
+"""Chunks that one child opens."""
+MEMORY_BYTES_MAX = 3 << 30
+"""Address space of a child: what a chunk takes beyond this is found."""
+ROWS = 40
+CODECS = (Codec.NONE, Codec.NONE, Codec.LZ4, Codec.ZSTD)
+WILD = (0, 1, -1, 7, 8, 63, 64, 255, 1 << 15, (1 << 31) - 1, -(1 << 31), 1 << 32, (1 << 63) - 1, -(1 << 63))
+
+
+def batches() -> list[pa.RecordBatch]:
+    """One of each kind of schema, with values that a mutation can spoil."""
+    words = ["", "a", "Zürich", "𝄞" * 3, "x" * 30] * (ROWS // 5)
+    data = [word.encode() for word in words]
+    some = [word if number % 4 else None for number, word in enumerate(words)]
+    numbers = list(range(ROWS))
+    columns: list[dict[str, pa.Array]] = [
+        {
+            "string": pa.array(some),
+            "large": pa.array(some, pa.large_string()),
+            "view": pa.array(some, pa.string_view()),
+            "binary_view": pa.array(data, pa.binary_view()),
+            "fixed": pa.array([b"1234"] * ROWS, pa.binary(4)),
+        },
+        {
+            "list": pa.array([numbers[: number % 5] for number in numbers], pa.list_(pa.int32())),
+            "large_list": pa.array([words[: number % 3] for number in numbers], pa.large_list(pa.string())),
+            "fixed_list": pa.array([[1, 2]] * ROWS, pa.list_(pa.int64(), 2)),
+            "map": pa.array([[("k", 1.5)]] * ROWS, pa.map_(pa.string(), pa.float64())),
+            "struct": pa.array([{"a": 1, "b": ["x", None]}] * ROWS),
+            "lists": pa.array([[["a"], [], None]] * ROWS),
+        },
+        {
+            "bool": pa.array([True, None, False, True] * (ROWS // 4)),
+            "int8": pa.array(numbers, pa.int8()),
+            "half": pa.array(numbers, pa.float32()).cast(pa.float16()),
+            "decimal": pa.array([Decimal("1.23")] * ROWS, pa.decimal128(10, 2)),
+            "date": pa.array(numbers, pa.date32()),
+            "date64": pa.array([number * 86_400_000 for number in numbers], pa.date64()),
+            "time": pa.array(numbers, pa.time64("us")),
+            "timestamp_s": pa.array(numbers, pa.timestamp("s")),
+            "timestamp_ns": pa.array(numbers, pa.timestamp("ns", tz="Europe/Zurich")),
+            "duration": pa.array(numbers, pa.duration("ms")),
+            "nothing": pa.nulls(ROWS),
+        },
+    ]
+    default = [
+        {"timestamp": number, "keys": [data[number]], "value": data[number], "headers": [(words[number], b"h")]}
+        for number in numbers
+    ]
+    plain = [{"timestamp": number, "value": data[number]} for number in numbers]
+    return [
+        pa.RecordBatch.from_pylist(default, DEFAULT_SCHEMA),
+        pa.RecordBatch.from_pylist(plain, DEFAULT_SCHEMA),
+        *(pa.RecordBatch.from_pydict(each) for each in columns),
+    ]
+
+
+def sources() -> list[tuple[pa.RecordBatch, bytes]]:
+    """Batches and what they are as payloads, with each codec."""
+    return [(batch, encode_payload(batch, codec).to_pybytes()) for batch in batches() for codec in CODECS]
+
+
+def mutated(payload: bytes, random_: random.Random) -> bytes:
+    """`payload` with some of it changed: in its metadata, its table of buffers, the numbers in its body, anywhere."""
+    data = bytearray(payload)
+    body_at = shape_of(memoryview(payload)).body_at
+    for _ in range(random_.choice((1, 1, 1, 2, 4))):
+        random_.choice((_wild_number, _wild_number, _in_metadata, _bit, _bit, _byte, _cut, _swap))(
+            data, body_at, random_
+        )
+        if len(data) < 16:
+            return bytes(data)
+    return bytes(data)
+
+
+def _wild_number(data: bytearray, body_at: int, random_: random.Random) -> None:
+    """A number of the body, such as an offset or the size of a compressed buffer, is another one."""
+    width, code = random_.choice(((4, "<i"), (8, "<q")))
+    first = min(body_at, len(data) - width)
+    at = first + random_.randrange(max(1, (len(data) - width - first) // width + 1)) * width
+    _put(data, at, width, code, random_)
+
+
+def _in_metadata(data: bytearray, body_at: int, random_: random.Random) -> None:
+    """A length, a count, or where something is, in the metadata."""
+    width, code = random_.choice(((2, "<h"), (4, "<i"), (8, "<q"), (8, "<q")))
+    at = random_.randrange(0, max(1, min(body_at, len(data)) - width)) // width * width
+    _put(data, at, width, code, random_)
+
+
+def _put(data: bytearray, at: int, width: int, code: str, random_: random.Random) -> None:
+    if at < 0 or at + width > len(data):
+        return
+    (was,) = struct.unpack_from(code, data, at)
+    value = random_.choice((random_.choice(WILD), was + random_.choice((-64, -8, -1, 1, 8, 64)), was * 2, -was))
+    bits = width * 8
+    struct.pack_into(code, data, at, (value + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1)))
+
+
+def _bit(data: bytearray, _: int, random_: random.Random) -> None:
+    data[random_.randrange(len(data))] ^= 1 << random_.randrange(8)
+
+
+def _byte(data: bytearray, _: int, random_: random.Random) -> None:
+    data[random_.randrange(len(data))] = random_.randrange(256)
+
+
+def _cut(data: bytearray, _: int, random_: random.Random) -> None:
+    del data[random_.randrange(len(data)) :]
+
+
+def _swap(data: bytearray, _: int, random_: random.Random) -> None:
+    """Sixteen bytes of it, such as a buffer's place and length, change places with others."""
+    first, second = (random_.randrange(max(1, len(data) // 16)) * 16 for _ in range(2))
+    data[first : first + 16], data[second : second + 16] = data[second : second + 16], data[first : first + 16]
+
+
+CHANGES = (_wild_number, _wild_number, _wild_number, _in_metadata, _bit, _bit, _byte, _cut, _swap)
+
+
+def open_as_reader(payload: bytes, schema: pa.Schema) -> str:
+    """Open a payload as readers do, and look at all its values; what became of it, in a word."""
+    try:
+        batch = decode_payload(payload, schema, records=ROWS)
+    except KeraError as error:
+        return error.code
+    return use(batch)
+
+
+def use(batch: pa.RecordBatch) -> str:
+    """Do with a batch what applications do. Errors of values are what a reader gets to see."""
+    for each in USES:
+        each(batch)
+    return "read"
+
+
+def child(first: int, count: int) -> None:
+    """Open `count` chunks, and say how far it is: after each, so that the parent knows which one ended it."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    from_ = sources()
+    outcomes: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        sys.stdout.write(f"{seed}\n")
+        sys.stdout.flush()
+        random_ = random.Random(seed)
+        batch, payload = random_.choice(from_)
+        try:
+            outcomes[open_as_reader(mutated(payload, random_), batch.schema)] += 1
+        except Exception as error:  # noqa: BLE001 - the parent tells which
+            outcomes[f"{type(error).__name__}: {str(error)[:100]}"] += 1
+            sys.stderr.write(f"seed {seed}: {error!r}\n")
+    sys.stdout.write(json.dumps(outcomes) + "\n")
+
+
+def run(examples: int, seed: int, *, tell: Callable[[str], None] = print) -> tuple[Counter[str], list[str]]:
+    """Open so many; how often what became of them, and what ended a child."""
+    outcomes: Counter[str] = Counter()
+    ended: list[str] = []
+    for first, count in _parts(seed, examples):
+        at, left = first, count
+        while left > 0:
+            command = [sys.executable, "-m", "tests.chaos.chunks", "--child", str(at), str(left)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            lines = done.stdout.splitlines()
+            if done.returncode == 0:
+                outcomes.update(json.loads(lines[-1]))
+                for line in done.stderr.splitlines():
+                    if line.startswith("seed "):
+                        tell(line)
+                break
+            last = int(lines[-1])
+            ended.append(f"seed {last}: ended with {done.returncode}: {done.stderr[-300:]}")
+            tell(ended[-1])
+            left -= last + 1 - at
+            at = last + 1
+    return outcomes, ended
+
+
+def _parts(first: int, count: int) -> Iterator[tuple[int, int]]:
+    for at in range(first, first + count, BATCH):
+        yield at, min(BATCH, first + count - at)
+
+
+def main() -> int:
+    """See the head of this module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--examples", type=int, default=2_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--child", type=int, nargs=2, metavar=("FIRST", "COUNT"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(*arguments.child)
+        return 0
+    begun_s = time.monotonic()
+    outcomes, ended = run(arguments.examples, arguments.seed)
+    print(f"{arguments.examples} chunks in {time.monotonic() - begun_s:.0f} s: {dict(outcomes.most_common())}")
+    wrong = set(outcomes) - {"read", "corrupt_chunk"}
+    if ended or wrong:
+        print(f"FAILED: {len(ended)} processes ended; {sorted(wrong)}")
+        return 1
+    print("PASSED: each was read, or refused by its name")
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())
