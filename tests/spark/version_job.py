@@ -86,7 +86,7 @@ class Job:
         self.send_rows("typed", {"user": ["a", "b"], "fare": [1, 2], "at": [1, 2]}, COLUMNS)
         self.with_client(lambda client: client.admin.alter_stream("typed", add_columns=ADDED))
         schema = pa.schema([*COLUMNS, *ADDED])
-        rows = {"user": ["c"], "fare": [3], "at": [3], "tip": [0.5], "tags": [["x"]]}
+        rows: dict[str, list[Any]] = {"user": ["c"], "fare": [3], "at": [3], "tip": [0.5], "tags": [["x"]]}
         self.send_rows("typed", rows, schema)
         frame = self.read("typed")
         assert dict(frame.dtypes)["at"] == "timestamp_ntz", frame.dtypes

@@ -29,6 +29,8 @@ class UntoldStreamReader(KeraStreamReader):
 
     _place: dict[str, Any] | None = None
     """Where the last micro-batch has ended, or the query begins; None: that is not known."""
+    _unseen: dict[str, Any] | None = None
+    """An end that was said without knowing where the micro-batch starts: what is between has to be looked at."""
     _seen_group = ""
     """The cursor's name in the checkpoint, as far as it was seen."""
 
@@ -41,7 +43,7 @@ class UntoldStreamReader(KeraStreamReader):
         """The end of the next micro-batch: all there is."""
         require_no_limits(self._options)
         if self._place is None:
-            self._place = self._open().call(self._all).to_json()
+            self._place = self._unseen = self._open().call(self._all).to_json()
         else:
             self._place = super().latestOffset(self._place, ReadAllAvailable())
         return self._place
@@ -53,7 +55,7 @@ class UntoldStreamReader(KeraStreamReader):
         """What the partitions are; says what is gone, and what has gone back, if nothing was known of the start."""
         given, finish = Offsets.from_json(start), Offsets.from_json(end)
         self._seen_group = given.group or self._seen_group
-        if self._place is None or end == self._place:
+        if end == self._unseen and start != end:
             self._check(given, finish)
         self._place = end
         return super().pieces(start, end)
