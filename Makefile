@@ -39,7 +39,12 @@ WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 .PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-chunks constraints clean
-.PHONY: bench-smoke bench-stages bench-experiments bench-soak chaos-restart
+.PHONY: bench-smoke bench-stages bench-experiments bench-soak chaos-restart test-spark-versions test-lakehouse
+
+# Versions of Spark that the connector works with, besides the one that is pinned.
+SPARK_VERSIONS ?= 4.0 4.1 4.2
+# With all that it needs beside what is pinned.
+LAKEHOUSE := deltalake==1.6.6 arro3-core==0.9.1 deprecated==1.3.1 wrapt==2.5.2
 
 help: ## Show this list.
 	@echo "KerA in Python: make <target>"
@@ -80,6 +85,13 @@ test: jar ## Run all tests, those with Spark too. PYTEST_ARGS are passed on.
 
 test-fast: setup ## Run the unit and property tests: no daemons, no Spark.
 	@$(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(wildcard tests/unit tests/property) $(PYTEST_ARGS)
+
+test-spark-versions: setup ## Test what other versions of Spark can do: fetches each, some 400 MB. SPARK_VERSIONS="4.1".
+	@$(WITH_JAVA) KERA_SPARK_VERSIONS="$(SPARK_VERSIONS)" $(PYTEST) tests/spark/test_spark_versions.py $(PYTEST_ARGS)
+
+test-lakehouse: jar ## Test the recipe for Delta Lake with the real library: fetches it, some 50 MB.
+	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/lakehouse $(LAKEHOUSE)
+	@$(WITH_JAVA) PYTHONPATH=$(VENV)/lakehouse $(PYTEST) tests/spark/test_lakehouse.py $(PYTEST_ARGS)
 
 check: lint types proto-check test ## Run what CI runs: lint, types, layers, generated code, all tests.
 

@@ -1,12 +1,13 @@
 """Columns that are added to a typed stream while it is in use."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
 
-from kera.client import Client
+from kera.client import ChunkBatch, Client, Consumer, GroupConsumer
 from kera.client.local_cluster import RunningCluster
 from kera.core.errors import SchemaMismatch
 from tests.integration.support import keeping_cluster
@@ -82,12 +83,13 @@ async def test_a_consumer_that_knows_the_older_columns_only_gets_the_new_ones(
     name = f"learning-{shared_memory}-{grouped}"
     await client.admin.create_stream(name, schema=COLUMNS)
     await send(client, name, old(1))
+    consumer: Consumer | GroupConsumer
     if grouped:
         consumer = client.group_consumer(f"app-{name}", name, shared_memory=shared_memory)
     else:
         consumer = client.consumer(name, start="earliest", shared_memory=shared_memory)
     async with consumer:
-        batches = consumer.batches()
+        batches = cast("AsyncGenerator[ChunkBatch, None]", consumer.batches())
         first = await anext(batches)
         assert first.batch.schema == COLUMNS
         async with await Client.connect(cluster.bootstrap) as other:

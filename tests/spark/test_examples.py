@@ -97,7 +97,8 @@ def not_printed(name: str, output: str) -> list[str]:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
+    elsewhere = {"lakehouse"}  # it needs a library: see test_lakehouse.py
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED) | elsewhere
 
 
 @pytest.mark.parametrize("name", PRINTED)

@@ -26,10 +26,11 @@ import kera.spark_connector as connector
 from kera.client import ChunkBatch, Client
 from kera.client.local_cluster import RunningCluster
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES
+from kera.core.chunk import HEADER_BYTES, read_header
 from kera.core.ids import Position
 from kera.core.process import node_id
 from kera.core.push import ALIVE, HEAD, VERSION, Kind, encode
+from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.settings import KIB, MIB
 from kera.v1 import common_pb2, push_pb2
 from tests.integration.support import BROKER, keeping_cluster, metric
@@ -85,11 +86,16 @@ class Jvm:
         return future
 
     def open(
-        self, piece: dict[str, Any], *, payload_wanted: bool = True, python: Path | str = sys.executable
+        self,
+        piece: dict[str, Any],
+        *,
+        payload_wanted: bool = True,
+        python: Path | str = sys.executable,
+        op: str = "open",
     ) -> "Reader":
         """A reader of `piece`; `python` runs its service."""
         reader = Reader(self, f"r{next(self._names)}")
-        reader.do("open", piece=piece, payload_wanted=payload_wanted, python=str(python))
+        reader.do(op, piece=piece, payload_wanted=payload_wanted, python=str(python))
         return reader
 
 
@@ -121,6 +127,10 @@ class Reader:
     def do(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Have it do something. What is thrown is a `RuntimeError` with its class and text."""
         return _outcome(self._jvm.ask(self._name, op, **arguments))
+
+    def ask(self, op: str, **arguments: Any) -> Future[dict[str, Any]]:
+        """Have it begin to do something."""
+        return self._jvm.ask(self._name, op, **arguments)
 
     def begin(self, **arguments: Any) -> "Coming":
         """Have it begin to read on, see `next`."""
@@ -540,6 +550,53 @@ def test_what_was_overwritten_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:
     assert (records(answer), answer.in_place) == ([20, 30], {False})
     assert pushing.is_gone()
     assert reader.close()["routes"] == 0
+
+
+def test_a_chunk_that_was_overwritten_while_it_was_taken_comes_again(jvm: Jvm, broker: FakeBroker) -> None:
+    chunks = [chunk(10 * number) for number in range(3)]
+    broker.put(0, b"".join(chunks))
+    reader = jvm.open(fake_piece(broker, 3))
+    coming = reader.begin(count=2)
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.push(run(0, 3 * CHUNK_BYTES))
+    assert records(coming.get()) == [0, 10]
+    broker.put(0, chunk(990) * 3, generation=2)
+    reader.do("again")
+    coming = reader.begin()
+    answering = broker.frames()
+    assert answering.asked_from() == at(1)
+    answering.answer(at(3), b"".join(chunks[1:]))
+    answer = coming.get()
+    assert (records(answer), answer.in_place, answer.ended) == ([10, 20], {False}, True)
+    assert pushing.is_gone()
+
+
+def test_a_row_that_was_overwritten_before_it_was_copied_comes_once_from_elsewhere(
+    jvm: Jvm, broker: FakeBroker
+) -> None:
+    """In real-time mode, where rows that were given already must not come again."""
+    content = chunk(0)
+    count = read_header(content).record_count
+    assert count > 2
+    broker.put(0, content)
+    schema = base64.b64encode(schema_to_bytes(DEFAULT_SCHEMA)).decode()
+    endless = {**fake_piece(broker, 1, schema=schema), "end": None}
+    reader = jvm.open(endless, op="open_rows")
+    coming = reader.ask("row", within=TIMEOUT_S * 1000)
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.push(run(0, CHUNK_BYTES))
+    assert _outcome(coming)["offset"] == 0
+    assert reader.do("row", within=0)["offset"] == 1
+    broker.put(0, chunk(990), generation=2)
+    coming = reader.ask("row", within=TIMEOUT_S * 1000)
+    answering = broker.frames()
+    assert answering.asked_from() == at(0)
+    answering.answer(at(1), content)
+    found = [_outcome(coming)["offset"]]
+    found += [reader.do("row", within=0)["offset"] for _ in range(count - 3)]
+    assert found == list(range(2, count))
 
 
 def test_what_was_overwritten_before_it_was_looked_at_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:

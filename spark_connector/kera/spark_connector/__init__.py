@@ -1,6 +1,6 @@
 """Streams of KerA in Spark: ``spark.readStream.format("kera")`` and ``spark.read.format("kera")``.
 
-A Python Data Source (Spark 4.3 or newer) that is found without registration (see ``pyspark_kera``), and an engine for
+A Python Data Source (Spark 4.0 or newer) that is found without registration (see ``pyspark_kera``), and an engine for
 Spark's JVM that takes its place for reading where its jar is loaded. Both plan offsets with the code here; they differ
 in who reads the chunks: Python workers, which yield Arrow batches, or the JVM itself.
 
@@ -13,6 +13,7 @@ in who reads the chunks: Python workers, which yield Arrow batches, or the JVM i
 `survey`        what planning has to know of the cluster
 `portal`        calls from Spark's synchronous code into the asynchronous client
 `source`        the data source; `batch` and `streaming` are its two readers, `worker` the executors' side
+`spark_api`     what versions of Spark have of its interface; `streaming_untold` is the reader for older ones
 `engine`        how the columnar engine comes to Spark
 `service`       what the columnar engine asks: `pieces` is what it is told, `routing` whom it is sent to
 ==============  ======================================================================================

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -41,6 +40,7 @@ from pyspark.sql.types import (
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch
 from kera.spark_connector.options import ON_MISMATCH, OnMismatch
+from kera.spark_connector.spark_api import arrow_schema, spark_type
 
 RECORD_COLUMNS = StructType(
     [
@@ -145,7 +145,7 @@ def columns_of(schema: pa.Schema, *, typed: bool, headers: bool = False) -> Stru
     fields = []
     for field in schema:
         try:
-            column = from_arrow_type(_widened(field.type))
+            column = spark_type(_widened(field.type))
             if isinstance(column, DecimalType) and column.precision > PRECISION_MAX:
                 raise ValueError(f"at most {PRECISION_MAX} digits")
             fields.append(StructField(field.name, column, field.nullable))
@@ -183,7 +183,7 @@ class Shaper:
     """Turns chunks of one entry into batches with exactly the columns `wanted`, in their order."""
 
     def __init__(self, wanted: StructType, *, stream: str, typed: bool) -> None:
-        self._schema = to_arrow_schema(wanted, timezone="UTC")
+        self._schema = arrow_schema(wanted)
         self._stream = stream
         self._typed = typed
         self._sources = set(wanted.names) | ({"keys"} if "key" in wanted.names and not typed else set())
@@ -237,7 +237,7 @@ class ChunkShaper:
     """
 
     def __init__(self, wanted: StructType, *, stream: str) -> None:
-        self._schema = to_arrow_schema(wanted, timezone="UTC")
+        self._schema = arrow_schema(wanted)
         self._stream = stream
 
     def shape(self, batch: pa.RecordBatch, header: ChunkHeader) -> pa.RecordBatch:

@@ -24,6 +24,9 @@ JAR = Path(__file__).parent / "jars" / "kera-spark-connector.jar"
 JARS = "spark.jars"
 PYTHON = "spark.kera.python"
 """The Python that plans; see `service`."""
+COLUMNAR_VERSIONS = ("4.3.",)
+"""How versions of Spark begin that the columnar engine is compiled against and tested with: it uses classes of Spark's
+that are nobody's interface. The jar has the same list, in ``Environment``."""
 _REMOTE = "spark.remote"
 _API_MODE = "spark.api.mode"
 _CLASS = "kera.spark.KeraSource"
@@ -56,9 +59,10 @@ def configure(builder: BuilderT) -> BuilderT:
     It adds the jar to ``spark.jars``, and says which Python plans: this one, unless ``spark.kera.python`` or
     PYSPARK_PYTHON alone does. Call it behind ``config("spark.jars", …)``, which replaces what is there.
 
-    Raises `EngineMissing` when there is no jar, for Spark Connect, whose server has to have the jar, and when Spark's
-    JVM runs already without it: jars are taken only at its start.
+    Raises `EngineMissing` when there is no jar or it is not for this version of Spark, for Spark Connect, whose server
+    has to have the jar, and when Spark's JVM runs already without it: jars are taken only at its start.
     """
+    _require_tested_version()
     given = _given(builder)
     _require_classic(builder, given)
     _require_no_other_jvm()
@@ -87,6 +91,18 @@ def register(spark: SparkSession) -> None:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
         spark.dataSource.register(RegisteredDataSource)
+
+
+def _require_tested_version() -> None:
+    import pyspark
+
+    if not pyspark.__version__.startswith(COLUMNAR_VERSIONS):
+        made_for = ", ".join(each.rstrip(".") for each in COLUMNAR_VERSIONS)
+        raise EngineMissing(
+            f"the columnar engine is made for Spark {made_for}, and this is {pyspark.__version__}:"
+            " leave configure out, and Python workers read, which is slower",
+            version=pyspark.__version__,
+        )
 
 
 def _given(builder: Any) -> dict[str, str]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -33,6 +32,7 @@ from kera.spark_connector.columns import check_columns
 from kera.spark_connector.options import METADATA, Metadata, ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.portal import shared
+from kera.spark_connector.spark_api import arrow_schema
 from kera.spark_connector.survey import SIDE_BY_SIDE_MAX, descriptions
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class KeraMetadataReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows."""
         if isinstance(partition, Rows):
-            yield pa.RecordBatch.from_pylist(partition.rows, schema=to_arrow_schema(self._wanted, timezone="UTC"))
+            yield pa.RecordBatch.from_pylist(partition.rows, schema=arrow_schema(self._wanted))
 
 
 async def _streams(client: Client, options: ReadOptions) -> list[dict[str, Any]]:

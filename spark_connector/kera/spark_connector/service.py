@@ -30,11 +30,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
     from kera.spark_connector.options import ReadOptions
     from kera.spark_connector.routing import Router
+    from kera.spark_connector.spark_api import ReadLimit
     from kera.spark_connector.streaming import KeraStreamReader
 
 LINE_BYTES_MAX = 64 << 20
@@ -251,7 +251,7 @@ def _columns(params: Params) -> StructType:
 
 
 def _limit_to_json(limit: ReadLimit) -> dict[str, Any]:
-    from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows, ReadMinRows
+    from kera.spark_connector.spark_api import ReadMaxBytes, ReadMaxRows, ReadMinRows
 
     if isinstance(limit, ReadMaxRows):
         return {"type": "max_rows", "value": limit.max_rows}
@@ -263,7 +263,7 @@ def _limit_to_json(limit: ReadLimit) -> dict[str, Any]:
 
 
 def _limit_from_json(limit: Mapping[str, Any]) -> ReadLimit:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
+    from kera.spark_connector.spark_api import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
     kinds = {"max_rows": ReadMaxRows, "max_bytes": ReadMaxBytes, "min_rows": ReadMinRows}
     kind = limit["type"]

@@ -24,7 +24,9 @@ from kera.spark_connector.columns import columns_of_all
 from kera.spark_connector.metadata import COLUMNS, KeraMetadataReader
 from kera.spark_connector.options import ENGINE, HEADERS, LOAD_ENGINE, ReadOptions, parse_read_options
 from kera.spark_connector.portal import Portal
+from kera.spark_connector.spark_api import HAS_READ_LIMITS
 from kera.spark_connector.streaming import KeraStreamReader
+from kera.spark_connector.streaming_untold import UntoldStreamReader
 from kera.spark_connector.survey import descriptions
 from kera.spark_connector.writing import KeraBatchWriter, KeraStreamWriter
 
@@ -64,7 +66,7 @@ class KeraDataSource(DataSource):
         """For ``spark.readStream``."""
         with contextlib.suppress(InvalidArgument):  # the reader says it: see there
             _tell_of_engine(parse_read_options(self.options))
-        return KeraStreamReader(self.options, schema)
+        return (KeraStreamReader if HAS_READ_LIMITS else UntoldStreamReader)(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """For ``df.write``."""

@@ -29,14 +29,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from kera.core.errors import DataLost, KeraError
@@ -66,6 +58,14 @@ from kera.spark_connector.planning import (
     waiting,
 )
 from kera.spark_connector.portal import Portal
+from kera.spark_connector.spark_api import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from kera.spark_connector.survey import (
     boundaries,
     cutting_of_micro_batch,

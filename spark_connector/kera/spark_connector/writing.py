@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from kera.core.errors import UnknownStream, invariant
 from kera.core.telemetry import get_logger
 from kera.spark_connector.portal import Portal, shared
+from kera.spark_connector.spark_api import StreamArrowWriter, arrow_batches
 from kera.spark_connector.writing_columns import check
 from kera.spark_connector.writing_options import WriteOptions, parse_write_options
 from kera.spark_connector.writing_task import Name, TaskWriter, Written, no_such_stream
@@ -74,7 +75,7 @@ class KeraBatchWriter(DataSourceArrowWriter):
         """What is stored stays."""
 
 
-class KeraStreamWriter(DataSourceStreamArrowWriter):
+class KeraStreamWriter(StreamArrowWriter):
     """Writes micro-batches, each exactly once."""
 
     def __init__(self, options: Mapping[str, str], given: StructType, *, overwrite: bool) -> None:
@@ -90,7 +91,7 @@ class KeraStreamWriter(DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         invariant(query and batch, "Spark tells tasks of a streaming query its id and the micro-batch")
         name = task_name("query", str(query), context.partitionId(), int(str(batch)))
-        return write_rows(self._options, self._given, name, iterator)
+        return write_rows(self._options, self._given, name, arrow_batches(iterator, self._given))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """All is stored."""

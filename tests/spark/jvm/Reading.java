@@ -16,6 +16,9 @@ import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import org.apache.arrow.memory.util.MemoryUtil;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
 
 /** Has readers do what lines of JSON on standard input say, each in a thread of its own; answers on standard output. */
 final class Reading {
@@ -29,6 +32,7 @@ final class Reading {
         return made;
     });
     private PieceReader reader;
+    private KeraRealTimeReader rows;
     private Chunk last;
     private volatile boolean reading;
 
@@ -61,6 +65,9 @@ final class Reading {
             switch (command.get("op").asText()) {
                 case "open" -> open(command);
                 case "next" -> next(command, answer);
+                case "again" -> reader.again(last);
+                case "open_rows" -> openRows(command);
+                case "row" -> row(command, answer);
                 case "intact" -> answer.put("intact", last.intact());
                 case "close" -> close(answer);
                 default -> throw new IllegalArgumentException(command.toString());
@@ -83,6 +90,20 @@ final class Reading {
         boolean payloadWanted = command.path("payload_wanted").asBoolean(true);
         reader = new PieceReader(
                 Piece.parse(command.get("piece").toString()), () -> Service.shared(python), payloadWanted);
+    }
+
+    /** In real-time mode; of each row there is its ordinal. */
+    private void openRows(JsonNode command) {
+        StructType wanted = new StructType().add("offset", DataTypes.LongType);
+        Piece piece = Piece.parse(command.get("piece").toString());
+        rows = new KeraRealTimeReader(piece, UnsafeProjection.create(wanted),
+                new KeraColumnarReader(piece, wanted, () -> Service.shared("")));
+    }
+
+    private void row(JsonNode command, ObjectNode answer) throws Exception {
+        boolean there = rows.nextWithTimeout(command.get("within").asLong()).hasRecord();
+        answer.put("offset", there ? rows.get().getLong(0) : -1);
+        answer.put("place", rows.getOffset().toString());
     }
 
     /** At most {@code count} chunks; fewer where there are no more, or none within {@code within} ms. */

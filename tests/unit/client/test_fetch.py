@@ -166,7 +166,7 @@ def crafted(payload: bytes, records: int, first_record: int = 0, sequence: int =
 
 def of_values(*found: bytes) -> bytes:
     rows = [{"timestamp": 1, "value": value} for value in found]
-    return encode_payload(pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA)).to_pybytes()
+    return bytes(encode_payload(pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA)))
 
 
 def with_wild_offset(payload: bytes) -> bytes:

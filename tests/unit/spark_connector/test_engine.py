@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
+import pyspark
 import pytest
 
 from kera.spark_connector import __main__, configure, engine, jar_path
@@ -156,3 +157,9 @@ def test_nothing_of_spark_is_imported_until_the_data_source_is() -> None:
     )
 
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_version_of_spark_that_it_was_not_tested_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
+    with pytest.raises(EngineMissing, match=r"made for Spark 4\.3, and this is 4\.1\.4: leave configure out"):
+        configure(Builder())  # type: ignore[type-var, unused-ignore]

@@ -2,12 +2,17 @@ package kera.spark;
 
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.util.List;
 import java.util.Optional;
 
 import org.apache.arrow.memory.util.MemoryUtil;
+import org.apache.spark.package$;
 
 /** What the columnar engine needs where it runs, and what of it is missing. */
 final class Environment {
+    /** How versions of Spark begin that the engine is compiled against and tested with; as in engine.py. */
+    private static final List<String> VERSIONS = List.of("4.3.");
+
     private Environment() {}
 
     /**
@@ -15,7 +20,14 @@ final class Environment {
      * {@link KeraException} where it did not start in time, and may the next time.
      */
     static Optional<String> missing(String python) {
-        return missingForReading().or(() -> missingPlanner(python));
+        return missingVersion(package$.MODULE$.SPARK_VERSION()).or(Environment::missingForReading)
+                .or(() -> missingPlanner(python));
+    }
+
+    /** The engine uses classes of Spark that are no interface of it: what is not tested may read nonsense. */
+    static Optional<String> missingVersion(String version) {
+        return VERSIONS.stream().anyMatch(version::startsWith) ? Optional.empty()
+                : Optional.of("it is made for Spark 4.3, and this is " + version);
     }
 
     /** What a JVM lacks that reads chunks, so an executor. */

@@ -56,7 +56,8 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
 
     private Columns newColumns(int schemaId) {
         try {
-            return new Columns(piece.schemaOf(schemaId), piece.typed, wanted, piece.stream, piece.streamlet, piece.entry);
+            return new Columns(piece.schemaOf(schemaId), piece.typed, wanted, piece.stream, piece.streamlet,
+                    piece.entry);
         } catch (UnsupportedOperationException error) {
             String way = "; with engine=python it can be read";
             throw new KeraException("EngineUnavailable", error.getMessage() + way, false);

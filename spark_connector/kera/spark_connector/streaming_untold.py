@@ -1,0 +1,92 @@
+"""The streaming reader for Spark 4.0 and 4.1, which say neither where a micro-batch starts nor how much it may take.
+
+So this reader remembers where the last one has ended. That is not known after a restart whose micro-batches were all
+done: then the next one ends where the streams end, and what is between is looked at when Spark asks for its partitions,
+which says the start. What follows from it:
+
+* limits have no meaning, and are refused; with ``Trigger.AvailableNow`` Spark makes one micro-batch of all there is;
+* after a restart there may be one micro-batch without records, as Spark compares ends as text;
+* the cursor's name is known again when the first micro-batch after a restart is planned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kera.core.errors import InvalidArgument, Unavailable
+from kera.spark_connector.offsets import Offsets
+from kera.spark_connector.planning import Piece, heads, next_ends
+from kera.spark_connector.spark_api import VERSION, ReadAllAvailable, ReadLimit
+from kera.spark_connector.streaming import KeraStreamReader
+
+if TYPE_CHECKING:
+    from kera.client import Client
+    from kera.spark_connector.options import ReadOptions
+
+
+class UntoldStreamReader(KeraStreamReader):
+    """See the head of this module."""
+
+    _place: dict[str, Any] | None = None
+    """Where the last micro-batch has ended, or the query begins; None: that is not known."""
+    _unseen: dict[str, Any] | None = None
+    """An end that was said without knowing where the micro-batch starts: what is between has to be looked at."""
+    _seen_group = ""
+    """The cursor's name in the checkpoint, as far as it was seen."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where the query begins when there is no checkpoint."""
+        self._place = super().initialOffset()
+        return self._place
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """The end of the next micro-batch: all there is."""
+        require_no_limits(self._options)
+        if self._place is None:
+            self._place = self._unseen = self._open().call(self._all).to_json()
+        else:
+            self._place = super().latestOffset(self._place, ReadAllAvailable())
+        return self._place
+
+    async def _all(self, client: Client) -> Offsets:
+        return heads(await self._survey(client))
+
+    def pieces(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
+        """What the partitions are; says what is gone, and what has gone back, if nothing was known of the start."""
+        given, finish = Offsets.from_json(start), Offsets.from_json(end)
+        self._seen_group = given.group or self._seen_group
+        if end == self._unseen and start != end:
+            self._check(given, finish)
+        self._place = end
+        return super().pieces(start, end)
+
+    def _check(self, given: Offsets, finish: Offsets) -> None:
+        async def look(client: Client) -> None:
+            now = await self._survey(client)
+            next_ends(given, now, fail_on_data_loss=self._options.fail_on_data_loss)
+
+        self._open().call(look)
+        begins = given.places()
+        for lane, end in finish.lanes():
+            same = given.stream_ids().get(lane.stream) == finish.stream_ids()[lane.stream]
+            if same and lane in begins and end.position < begins[lane].position:
+                raise Unavailable(
+                    f"{lane} ends at {tuple(end.position)}, and the query has read up to"
+                    f" {tuple(begins[lane].position)}: its broker does not have all of it again. When it has, remove"
+                    " the last file in the folder offsets of the checkpoint, and start the query again",
+                    **lane._asdict(),
+                )
+
+    def _group(self, stored: str) -> str:
+        return super()._group(stored or self._seen_group)
+
+
+def require_no_limits(options: ReadOptions) -> None:
+    """Raise `InvalidArgument` for options that bound micro-batches."""
+    limits = options.limits
+    if limits.records_max or limits.bytes_max or limits.records_min:
+        raise InvalidArgument(
+            f"this is Spark {VERSION}, which cannot bound the micro-batches of a Python data source: leave out"
+            " maxOffsetsPerTrigger, maxBytesPerTrigger and minOffsetsPerTrigger, or use Spark 4.2 or newer",
+            version=VERSION,
+        )

@@ -1,0 +1,81 @@
+"""Other versions of Spark: what docs/spark.md says that they can do. Run by `make test-spark-versions`.
+
+Each is installed into an environment of its own, which is some 400 MB to fetch; so it is not part of the default suite.
+``KERA_SPARK_VERSIONS`` names the versions, as in "4.0 4.1"; ``KERA_SPARK_VERSIONS_DIR`` says where the environments are
+kept.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.client.local_cluster import LocalCluster
+from kera.core.settings import MIB
+
+ROOT = Path(__file__).parents[2]
+JOB = Path(__file__).with_name("version_job.py")
+VERSIONS = os.environ.get("KERA_SPARK_VERSIONS", "").split()
+FOLDER = Path(os.environ.get("KERA_SPARK_VERSIONS_DIR", ROOT / ".venv" / "spark-versions"))
+INSTALL_TIMEOUT_S = 1200
+JOB_TIMEOUT_S = 600
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_TIMEOUT_S + JOB_TIMEOUT_S)]
+
+
+def environment(version: str, folder: Path) -> Path:
+    """The Python of an environment with that Spark, and with this tree."""
+    home = FOLDER / version
+    python, done = home / "bin" / "python", home / "done"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", home], timeout=120, check=True)
+        pins = folder / "constraints.txt"
+        lines = (ROOT / "constraints.txt").read_text().splitlines()
+        pins.write_text("\n".join(line for line in lines if not line.startswith("pyspark==")))
+        pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--python", python, "install"]
+        wanted: list[str | Path] = ["--constraint", pins, f"pyspark=={version}.*", *_dependencies()]
+        subprocess.run([*pip, *wanted], timeout=INSTALL_TIMEOUT_S, check=True)
+        done.touch()
+    (packages,) = home.glob("lib/python*/site-packages")
+    parts = ("proto", "core", "client", "spark_connector")
+    (packages / "kera.pth").write_text("\n".join(str(ROOT / part) for part in parts))
+    return python
+
+
+def _dependencies() -> list[str]:
+    """What the client needs, as pyproject.toml says."""
+    import tomllib
+
+    return list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+
+
+@pytest.mark.parametrize("version", VERSIONS or [pytest.param("", marks=pytest.mark.skip("KERA_SPARK_VERSIONS"))])
+def test_what_a_version_of_spark_can_do(version: str, tmp_path: Path) -> None:
+    python = environment(version, tmp_path)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "PYTHON"))}
+    with LocalCluster.running(brokers=2, arena_bytes=64 * MIB, segment_bytes=MIB) as cluster:
+        done = subprocess.run(
+            [python, JOB, cluster.bootstrap, tmp_path / "job"],
+            env=kept | {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=JOB_TIMEOUT_S,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told.pop("spark").startswith(f"{version}.")
+    told.pop("python")
+    limits, columnar = told.pop("limits"), told.pop("columnar")
+    assert told == dict.fromkeys(told, True)
+    if version in {"4.0", "4.1"}:
+        assert re.search(rf"this is Spark {version}\.\d+, which cannot bound the micro-batches", limits)
+    else:
+        assert limits == "obeyed"
+    assert f"made for Spark 4.3, and this is {version}." in columnar
