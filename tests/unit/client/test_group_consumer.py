@@ -17,6 +17,7 @@ from kera.broker.reading import ordinal_of
 from kera.client import group_consumer
 from kera.client.applications import Lag, describe_application, reset_application
 from kera.client.group_consumer import GroupConsumer
+from kera.client.group_discovery import look_around
 from kera.client.group_settings import GroupSettings
 from kera.core.clock import SystemClock
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, LeaseLost, Unavailable, Uncertain, UnknownStream
@@ -509,8 +510,6 @@ def test_heartbeats_have_to_come_well_before_the_session_ends() -> None:
 async def test_groups_of_one_streamlet_do_not_wait_for_the_broker_of_another_that_stands_still(
     groups: GroupCluster, make_consumer: MakeConsumer, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look_around = group_consumer.look_around
-
     async def standing_still(cluster: Any, name: str, looks: Any, *, start: str) -> Any:
         if any(look.streamlet_id == 0 for look in looks):
             await asyncio.Event().wait()
