@@ -727,25 +727,25 @@ class GroupConsumer:
     # -- in the background -------------------------------------------------------------------------------------
 
     def _look(self, looks: Iterable[application_pb2.Look]) -> None:
-        """Find out what the coordinator wants to know; the next round tells it."""
-        by_stream: dict[int, list[application_pb2.Look]] = {}
+        """Find out what the coordinator wants to know; the next round tells it.
+
+        Each streamlet by itself: what one broker has is not to wait for another one that stands still.
+        """
         for look in looks:
             place = (look.stream_id, look.streamlet_id)
             if place not in self._looking and look.stream_id in self._streams:
                 self._looking.add(place)
-                by_stream.setdefault(look.stream_id, []).append(look)
-        for stream_id, each in by_stream.items():
-            self._start(self._look_around(stream_id, each))
+                self._start(self._look_around(look))
 
-    async def _look_around(self, stream_id: int, looks: list[application_pb2.Look]) -> None:
+    async def _look_around(self, look: application_pb2.Look) -> None:
         try:
-            name = self._streams[stream_id].name
-            finds = await look_around(self._cluster, name, looks, start=self._settings.start)
+            name = self._streams[look.stream_id].name
+            finds = await look_around(self._cluster, name, [look], start=self._settings.start)
             self._finds.add(finds.starts, finds.seen)
             if finds:
                 self._speak.set()
         finally:
-            self._looking.difference_update((look.stream_id, look.streamlet_id) for look in looks)
+            self._looking.discard((look.stream_id, look.streamlet_id))
 
     def _tell_brokers(self, moved: Iterable[Any]) -> None:
         """Brokers are to know cursors, too: retention by consumption goes by them."""

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 from kera.broker.reading import ordinal_of
+from kera.client import group_consumer
 from kera.client.applications import Lag, describe_application, reset_application
 from kera.client.group_consumer import GroupConsumer
+from kera.client.group_discovery import look_around
 from kera.client.group_settings import GroupSettings
 from kera.core.clock import SystemClock
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, LeaseLost, Unavailable, Uncertain, UnknownStream
@@ -39,11 +41,12 @@ def numbered(number: int) -> bytes:
 
 
 @pytest.fixture
-async def groups(tmp_path: Path) -> AsyncIterator[GroupCluster]:
+async def groups(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[GroupCluster]:
+    """With a stream of one streamlet, or of as many as a test is parametrized with."""
     coordinator = Cluster()
     coordinator.clock = SystemClock()  # type: ignore[assignment]
     await coordinator.restart()
-    cluster = GroupCluster(tmp_path, coordinator, entries=1)
+    cluster = GroupCluster(tmp_path, coordinator, entries=1, streamlets=getattr(request, "param", 1))
     yield cluster
     await cluster.close()
     cluster.arena.close()
@@ -518,3 +521,19 @@ def test_heartbeats_have_to_come_well_before_the_session_ends() -> None:
     with pytest.raises(InvalidSettings, match="heartbeat_interval_ms"):
         GroupSettings.load(session_timeout_ms=1000, heartbeat_interval_ms=600)
     assert GroupSettings.load(session_timeout_ms=1000, heartbeat_interval_ms=500).section == "group"
+
+
+@pytest.mark.parametrize("groups", [2], indirect=True)
+async def test_groups_of_one_streamlet_do_not_wait_for_the_broker_of_another_that_stands_still(
+    groups: GroupCluster, make_consumer: MakeConsumer, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def standing_still(cluster: Any, name: str, looks: Any, *, start: str) -> Any:
+        if any(look.streamlet_id == 0 for look in looks):
+            await asyncio.Event().wait()
+        return await look_around(cluster, name, looks, start=start)
+
+    monkeypatch.setattr(group_consumer, "look_around", standing_still)
+    producer = make_producer(groups)
+    await producer.send_batch("s", pa.record_batch({"value": [numbered(7)]}), streamlet=1)
+    await producer.flush()
+    assert await take(make_consumer(), 1) == [7]

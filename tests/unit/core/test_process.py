@@ -126,3 +126,13 @@ def test_a_kernel_without_a_boot_id_still_gives_a_node_id(monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "read_text", missing)
 
     assert node_id().endswith("/unknown-boot")
+
+
+def test_a_daemon_takes_as_many_descriptors_as_it_may() -> None:
+    program = (
+        "import resource; from kera.core.process import descriptor_limit, raise_descriptor_limit;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200));"
+        "before = descriptor_limit(); raise_descriptor_limit(); print(before, descriptor_limit())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert run.stdout.split() == ["100", "200"]

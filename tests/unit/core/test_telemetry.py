@@ -1,5 +1,6 @@
 """Logs are lines on standard error; metrics are served over HTTP."""
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -58,6 +59,20 @@ def test_metrics_are_served_on_any_free_port(registry: CollectorRegistry) -> Non
 
 
 @pytest.mark.usefixtures("_ended")
+def test_who_connects_and_says_nothing_is_sent_away_and_makes_room(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "METRICS_REQUEST_S", 0.2)
+    monkeypatch.setattr(telemetry, "METRICS_REQUESTS_MAX", 2)
+    port = serve_metrics(registry, "127.0.0.1", 0)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(3)]
+        for each in reversed(silent):
+            assert each.recv(1) == b"", "it is closed: the last one at once, the others in time"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response:
+            assert response.status == 200
+
+
 def test_metrics_are_served_on_the_port_asked_for(registry: CollectorRegistry) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

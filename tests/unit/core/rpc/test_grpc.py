@@ -1,6 +1,7 @@
 """What is gRPC's own: foreign clients, reconnecting, health and reflection. See test_conformance.py for the rest."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kera.core.errors import PortTaken, ProtocolError, StreamExists, Unavailable, Uncertain, UnknownStream
-from kera.core.rpc import Call, Method, Reply, api
+from kera.core.rpc import Call, Method, Reply, api, grpc_options
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_options import ERROR_METADATA
 from kera.core.rpc.grpc_server import GrpcServer
@@ -443,3 +444,49 @@ async def test_ipv6_addresses_have_brackets(closing: Closing) -> None:
     channel = closing(GrpcChannel(f"[::1]:{await server.listen('::1', 0)}"))
 
     assert (await call(channel, UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)).cluster_id == "a"
+
+
+# --- connections ---------------------------------------------------------------------------------------------
+
+
+async def test_connections_are_bounded_and_those_over_which_nothing_is_said_make_room(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_options, "HANDSHAKE_MS", 500)
+    await harness.serve({UNARY: unary_echo}, connections_max=2)
+    channel = harness.channel()
+    await channel.submit(UNARY, UnaryRequest(name="first"), timeout_s=TIMEOUT_S)
+    silent = [await asyncio.open_connection(HOST, harness.port) for _ in range(3)]
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            for reader, _ in silent[1:]:
+                assert await reader.read() == b"", "there is no room for it"
+        reply = await channel.submit(UNARY, UnaryRequest(name="second"), timeout_s=TIMEOUT_S)
+        assert reply.message.cluster_id == "second"
+        late = harness.channel()
+        await eventually_answered(late)
+    finally:
+        for _, writer in silent:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+async def eventually_answered(channel: GrpcChannel) -> None:
+    """Ask until there is an answer."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            with contextlib.suppress(Unavailable, Uncertain):
+                await channel.submit(UNARY, UnaryRequest(name="late"), timeout_s=TIMEOUT_S)
+                return
+            await asyncio.sleep(0.01)
+
+
+def test_pings_of_a_client_without_calls_do_not_cost_it_its_connection() -> None:
+    """A server takes a client that pings too often for hostile; ours ping each second, calls or not."""
+    server = dict(grpc_options.server_options())
+    client = dict(grpc_options.client_options())
+    assert server["grpc.http2.min_ping_interval_without_data_ms"] < client["grpc.keepalive_time_ms"]
+    assert client["grpc.keepalive_permit_without_calls"] == 1
+    assert client["grpc.http2.max_pings_without_data"] == 0
+    assert client["grpc.keepalive_time_ms"] + client["grpc.keepalive_timeout_ms"] < 5_000
+    assert server["grpc.keepalive_time_ms"] + server["grpc.keepalive_timeout_ms"] < 60_000
