@@ -119,6 +119,7 @@ class Coordinator:
         self._own_backup_calls = None if backups is backup_calls else backup_calls
         self._recoveries.load()
         self._migration.load()
+        self._restarts.load()
         self._drops.load()
         self._producers.load()
         log.info(
@@ -189,6 +190,11 @@ class Coordinator:
         """How many backups are alive."""
         return len(self.state.backups.live_ids())
 
+    @property
+    def members_restarting(self) -> int:
+        """How many brokers and backups stop, or have stopped, in order to start again."""
+        return sum(one.restarting for one in self.brokers()) + sum(one.restarting for one in self.backups())
+
     def stream(self, name: str) -> common_pb2.StreamInfo:
         """The stream of this name. Raises `UnknownStream`."""
         return self.state.catalog.named(name)
@@ -253,6 +259,7 @@ class Coordinator:
     async def heartbeat(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         """See `Members.heartbeat`."""
         await self._members.heartbeat(request)
+        self._restarts.advance()
         self._producers.noted(Launch(request.broker_id, request.broker_epoch), request.fences_version)
 
     async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:

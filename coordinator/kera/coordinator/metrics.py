@@ -46,6 +46,12 @@ class CoordinatorMetrics:
         brokers.set_function(of_leader(lambda coordinator: coordinator.brokers_alive))
         backups = Gauge("kera_coordinator_backups_alive", "Backups whose heartbeats arrive.", registry=registry)
         backups.set_function(of_leader(lambda coordinator: coordinator.backups_alive))
+        restarting = Gauge(
+            "kera_coordinator_members_restarting",
+            "Brokers and backups that stop, or have stopped, in order to start again.",
+            registry=registry,
+        )
+        restarting.set_function(of_leader(lambda coordinator: coordinator.members_restarting))
         streams = Gauge("kera_coordinator_streams", "Streams that exist.", registry=registry)
         streams.set_function(of_leader(lambda coordinator: coordinator.stream_count))
         self._phases = Histogram(

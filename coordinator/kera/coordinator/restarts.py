@@ -52,6 +52,13 @@ class Restarts:
         self._migration = migration
         self._has_beaten = has_beaten
         self._work = Work()
+        self._due: set[int] = set()
+        """Brokers that get something back."""
+
+    def load(self) -> None:
+        """Take up what the ledger has."""
+        records = map(coordinator_pb2.HandedOver.FromString, self._state.ledger.values(HANDED_OVER))
+        self._due = {record.broker_id for record in records}
 
     async def close(self) -> None:
         """End what is under way; the next coordinator goes on."""
@@ -78,7 +85,8 @@ class Restarts:
             await self._stops(backups, request.backup_id, request.epoch)
         needed = max((stream.config.replication for stream in self._state.catalog.streams()), default=0)
         return coordinator_pb2.PrepareRestartResponse(
-            others_go_on=0 < needed <= len(backups.open_ids()), grace_ms=self._state.settings.restart_grace_ms
+            others_go_on=bool(self._state.brokers.live_ids()) and 0 < needed <= len(backups.open_ids()),
+            grace_ms=self._state.settings.restart_grace_ms,
         )
 
     async def _broker(self, request: coordinator_pb2.PrepareRestartRequest) -> coordinator_pb2.PrepareRestartResponse:
@@ -152,6 +160,7 @@ class Restarts:
         for (stream_id, streamlet_id), target in list(places.items())[:HANDED_OVER_MAX]:
             record.places.add(stream_id=stream_id, streamlet_id=streamlet_id, broker_id=target)
         await self._state.write({handed_over_key(broker_id): record.SerializeToString()})
+        self._due.add(broker_id)
 
     def _places(self, broker_id: int) -> dict[Streamlet, int]:
         value = self._state.ledger.get(handed_over_key(broker_id))
@@ -186,10 +195,9 @@ class Restarts:
     # --- and back ----------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Give back what can be given back now; called every heartbeat interval."""
+        """Give back what can be given back now; called every heartbeat interval, and with each heartbeat."""
         brokers = self._state.brokers
-        for value in self._state.ledger.values(HANDED_OVER):
-            broker_id = coordinator_pb2.HandedOver.FromString(value).broker_id
+        for broker_id in self._due:
             back = brokers.is_alive(broker_id) and not brokers.is_leaving(broker_id) and self._has_beaten(broker_id)
             if back:
                 self._work.start(broker_id, lambda broker_id=broker_id: self._give_back(broker_id))  # type: ignore[misc]
@@ -202,8 +210,13 @@ class Restarts:
         for error in errors:
             if error.retriable and self._to_give_back(broker_id):
                 raise error
-        await self._state.change(self._state.write({handed_over_key(broker_id): None}))
+        await self._state.change(self._drop(broker_id))
         log.info("broker is back", broker_id=broker_id, streamlets=len(targets))
+
+    async def _drop(self, broker_id: int) -> None:
+        if self._state.ledger.get(handed_over_key(broker_id)) is not None:
+            await self._state.write({handed_over_key(broker_id): None})
+        self._due.discard(broker_id)
 
     def _to_give_back(self, broker_id: int) -> list[Streamlet]:
         """What is still where it was given."""

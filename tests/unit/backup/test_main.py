@@ -210,3 +210,33 @@ async def test_the_process_says_that_it_is_ready_and_ends_cleanly_when_it_is_tol
         await channel.close()
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == ExitCode.STOPPED
+
+
+@pytest.mark.parametrize("others_go_on", [False, True])
+async def test_a_backup_that_is_stopped_says_so_and_waits_only_if_brokers_go_on_elsewhere(
+    settings: BackupSettings, coordinator: FakeCoordinator, others_go_on: bool
+) -> None:
+    coordinator.others_go_on = others_go_on
+    lasting = settings.model_copy(update={"ephemeral": False})
+    data = placed()
+    segment = Segment()
+    open_replica, closed = segment.next(data), asyncio.Event()
+
+    async def close_when_told(channel: FrameChannel) -> None:
+        """What a broker does that goes on elsewhere."""
+        while not coordinator.restarts:
+            await asyncio.sleep(0.002)
+        await channel.submit(api.REPLICATE, segment.end(1), timeout_s=5)
+        closed.set()
+
+    async with serve(lasting) as ready:
+        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+        await channel.submit(api.REPLICATE, open_replica, [data], timeout_s=5)
+        closing = asyncio.create_task(close_when_told(channel)) if others_go_on else None
+    first, second = coordinator.restarts
+    assert (first.backup_id, first.epoch, first.stopping) == (BACKUP_ID, EPOCH, False)
+    assert (second.backup_id, second.stopping) == (BACKUP_ID, True)
+    assert closed.is_set() == others_go_on
+    if closing is not None:
+        await closing
+    await channel.close()

@@ -74,6 +74,7 @@ async def test_a_broker_that_restarts_gives_its_streamlets_away_and_gets_them_ba
 
     await prepare(three, 1, stopping=True)
     assert (broker(three, 1).alive, broker(three, 1).restarting) == (False, True)
+    assert (three.coordinator.brokers_alive, three.coordinator.members_restarting) == (2, 1)
     await three.silence(1)
     assert three.coordinator.recoveries() == []
     assert broker(three, 1).grace_left_ms < GRACE_S * 1000
