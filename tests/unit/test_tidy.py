@@ -151,7 +151,7 @@ def wall_clock_reads(text: str) -> list[str]:
             case ast.ImportFrom(module="time", names=names):
                 read = any(name.name in {"time", "time_ns"} for name in names)
             case _:
-                read = False
+                continue
         if read:
             found.append(lines[node.lineno - 1].strip())
     return found
