@@ -104,6 +104,10 @@ class SimulatedDisk:
         depth = len(path.parts)
         return sorted({file.parts[depth] for file in self.files if file.is_relative_to(path)})
 
+    def modified_us(self, path: Path) -> int:
+        del path
+        return 0
+
     def length(self, path: Path) -> int:
         return len(self.files[path])
 

@@ -115,7 +115,8 @@ WALL_CLOCK = {
     "bench/due.py": "values begin with when they were due, for readers in other processes",
     "bench/recovery.py": "compared with the times in the coordinator's report",
     "bench/spark_engines.py": "compared with when values were due, which another process has written into them",
-    "broker/kera/broker/log_engine.py": "retention by age compares with when records were appended",
+    "broker/kera/broker/log_engine.py": "when the first records of a launch were appended: retention by age",
+    "broker/kera/broker/steady_time.py": "retention by age compares with when records were appended",
     "client/kera/cli/_records.py": "timestamps of records that have none",
     "client/kera/cli/bench/_report.py": "when a report was made",
     "client/kera/cli/bench/_worker.py": "latency from when a chunk was made, in another process",
@@ -151,7 +152,7 @@ def wall_clock_reads(text: str) -> list[str]:
             case ast.ImportFrom(module="time", names=names):
                 read = any(name.name in {"time", "time_ns"} for name in names)
             case _:
-                read = False
+                continue
         if read:
             found.append(lines[node.lineno - 1].strip())
     return found

@@ -52,6 +52,10 @@ class Disk(Protocol):
         """Of a file, in bytes."""
         ...
 
+    def modified_us(self, path: Path) -> int:
+        """When a file was written to last, in microseconds since the Unix epoch."""
+        ...
+
 
 class LocalDisk:
     """The real one."""
@@ -118,6 +122,10 @@ class LocalDisk:
             return sorted(os.listdir(path))  # noqa: PTH208 - names are all that is wanted
         except FileNotFoundError:
             return []
+
+    def modified_us(self, path: Path) -> int:
+        """See `Disk`."""
+        return path.stat().st_mtime_ns // 1000
 
     def length(self, path: Path) -> int:
         """See `Disk`."""

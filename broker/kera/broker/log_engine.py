@@ -31,6 +31,7 @@ from kera.broker.segment_index import FORMAT, SegmentIndex
 from kera.broker.segment_scan import SegmentAddress
 from kera.broker.segment_store import SegmentStore
 from kera.broker.settings import BrokerSettings
+from kera.broker.steady_time import SteadyTime
 from kera.broker.stream import Streams
 from kera.broker.takeover import Takeovers
 from kera.broker.virtual_index import virtual_segments
@@ -84,6 +85,7 @@ class LogEngine:
         self._jobs: set[asyncio.Future[None]] = set()
         self._changed = asyncio.Event()
         self._started_s = clock.monotonic_s()
+        self._time = SteadyTime(clock)
         memory.on_work = self._work
         memory.on_gone = self.replication.coverage.gone
         self._ticking = asyncio.create_task(self._tick())
@@ -220,6 +222,7 @@ class LogEngine:
             await asyncio.sleep(TICK_S)
             ticks += 1
             now_s = self._clock.monotonic_s()
+            self.memory.now_us = self._time.now_us()
             self.memory.tick(int(now_s * 1000), idle_close_ms=self._settings.idle_close_ms)
             self.replication.tick(int(now_s * 1000))
             if ticks % RETENTION_TICKS == 0:
@@ -230,7 +233,7 @@ class LogEngine:
                 self.arena.inherited.clear()
 
     def _retain(self) -> None:
-        now_us = self._clock.now_us()
+        now_us = self.memory.now_us
         for stream in self.streams:
             if not stream.retention:
                 continue
@@ -340,6 +343,7 @@ async def _memory(
         next_physical_id=meta["next_physical_id"],
         meta=meta,
         now_ms=now_ms,
+        now_us=clock.now_us(),
         flush_delay_ms=flush_delay_ms,
     )
 

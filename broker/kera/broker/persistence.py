@@ -79,6 +79,7 @@ class PersistenceManager:
         next_physical_id: int,
         meta: dict[str, Any],
         now_ms: int = 0,
+        now_us: int = 0,
         flush_delay_ms: int = 0,
     ) -> None:
         self._arena = arena
@@ -95,6 +96,8 @@ class PersistenceManager:
         """Called when nothing of a segment is left in the log, unless all of its stream goes."""
         self.now_ms = now_ms
         """Set by `tick`."""
+        self.now_us = now_us
+        """The time of day; set by whoever ticks. It says when something was appended, and decides nothing here."""
         self._heads: dict[Segment, None] = {}
         self._closed: dict[Segment, None] = {}
         """Not on disk yet, in the order in which they closed."""
@@ -199,7 +202,11 @@ class PersistenceManager:
             self.on_work()
 
     def adopt(self, segment: Segment) -> None:
-        """A segment of the tail that the last launch left in memory."""
+        """A segment of the tail that the last launch left in memory.
+
+        Its chunks do not say when they were appended: it counts as now, so that nothing of it goes early.
+        """
+        segment.newest_us = self.now_us
         segment.opened_ms = segment.touched_ms = self.now_ms
         (self._closed if segment.closed else self._heads)[segment] = None
 

@@ -156,7 +156,7 @@ class Restart:
             entry = entries.get(entry_id) or self.index.entry(entry_id) or EntryRecord()
             if entry_id in self._in_slots or not _goes_on(entry, address, scan):
                 continue  # memory has it, and all that follows
-            record = record_of(physical_id, scan, _UNKNOWN_CRC)
+            record = record_of(physical_id, scan, _UNKNOWN_CRC, self.store.written_us(physical_id))
             entries[entry_id] = entry_with(entry, address, record)
             changes.append(put_segment(address, record))
             changes += [
@@ -241,7 +241,7 @@ class Restart:
         if not scan.headers:
             changes += [delete_segment(address), put_removal(physical_id)]
             return entry
-        record = record_of(physical_id, scan, _UNKNOWN_CRC)
+        record = record_of(physical_id, scan, _UNKNOWN_CRC, self.store.written_us(physical_id))
         changes.append(put_segment(address, record))
         changes += [
             put_producer(*address[:2], producer_id, state)
@@ -437,7 +437,7 @@ def repair_index(store: SegmentStore, found: Found, in_memory: set[SegmentAddres
             log.warning("cut a torn tail", path=str(path), offset=scan.end, length_bytes=scan.torn_bytes)
         found.chunks_damaged += len(scan.holes)
         report_damage(path, scan)
-        record = record_of(physical_id, scan, _UNKNOWN_CRC)
+        record = record_of(physical_id, scan, _UNKNOWN_CRC, store.written_us(physical_id))
         older = segments.get(scan.address)
         if older is not None and older.length >= record.length:
             continue  # an abandoned file of the same segment

@@ -1,12 +1,14 @@
 """Retention: which segments go, by age, by size, and by consumption. Pure.
 
 Whole closed segments go, oldest first. A rule that is not set removes nothing. Applications that are named hold back
-all rules: what one of them has yet to read stays, whatever its age and size.
+all rules: what one of them has yet to read stays, whatever its age and size. Age is counted from when the last chunk of
+a segment was appended, by the broker's clock; what producers say does not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from kera.broker.entry import Entry, Key, length_of
@@ -52,21 +54,30 @@ class Start(NamedTuple):
     """Ordinal of the first record there."""
 
 
+class _Aged(NamedTuple):
+    """A segment that may go."""
+
+    key: Key
+    segment: Segment | SegmentRecord
+    newest_us: int
+    """When its last chunk was appended, as far as can be believed."""
+
+
 def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[Start]:
-    """The entries that have something to lose, and where they are to start."""
+    """The entries that have something to lose, and where they are to start; `now_us` is the broker's time of day."""
     if not rules:
         return []
-    walks = {entry: _removable(entry, rules) for entry in streamlet.entries}
+    walks = {entry: _with_age(_removable(entry, rules), now_us) for entry in streamlet.entries}
     heads = {entry: found for entry, walk in walks.items() if (found := next(walk, None)) is not None}
     surplus = streamlet.length_bytes - rules.bytes_max if rules.bytes_max else 0
     starts: dict[Entry, Start] = {}
     for _ in range(SEGMENTS_MAX):
         if not heads:
             break
-        entry = min(heads, key=lambda candidate: heads[candidate][1].newest_us)  # the oldest of all entries
-        key, segment = heads[entry]
+        entry = min(heads, key=lambda candidate: heads[candidate].newest_us)  # the oldest of all entries
+        key, segment, newest_us = heads[entry]
         size = length_of(segment)
-        too_old = bool(rules.age_us) and segment.newest_us < now_us - rules.age_us
+        too_old = bool(rules.age_us) and newest_us < now_us - rules.age_us
         too_much = bool(rules.bytes_max) and surplus >= size
         read = rules.consumed and bool(rules.applications)
         if not (too_old or too_much or read):
@@ -80,6 +91,21 @@ def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[Start]:
         else:
             heads[entry] = following
     return list(starts.values())
+
+
+def _with_age(segments: Iterator[tuple[Key, Segment | SegmentRecord]], now_us: int) -> Iterator[_Aged]:
+    """Segments from the future are as old as the first one behind them that is not: they were appended before it."""
+    odd: list[tuple[Key, Segment | SegmentRecord]] = []
+    for key, segment in islice(segments, SEGMENTS_MAX):
+        if segment.newest_us > now_us:
+            odd.append((key, segment))
+            continue
+        for each in odd:
+            yield _Aged(*each, segment.newest_us)
+        odd.clear()
+        yield _Aged(key, segment, segment.newest_us)
+    for key, segment in odd:
+        yield _Aged(key, segment, segment.newest_us)
 
 
 def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | SegmentRecord]]:

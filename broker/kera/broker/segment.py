@@ -101,7 +101,7 @@ class Segment:
         self.min_timestamp_us = _NO_MIN
         self.max_timestamp_us = _NO_MAX
         self.newest_us = 0
-        """When the newest chunk was made."""
+        """When the newest chunk was appended here, by the broker's clock."""
         self.chunk_ends = array("I")
         """Where each chunk ends, ascending: 4 bytes per chunk, and a read need not walk headers."""
         self.holes: list[Hole] = []
@@ -200,8 +200,6 @@ class Segment:
             self.min_timestamp_us = header.min_timestamp_us
         if header.max_timestamp_us > self.max_timestamp_us:  # noqa: PLR1730
             self.max_timestamp_us = header.max_timestamp_us
-        if header.created_us > self.newest_us:  # noqa: PLR1730
-            self.newest_us = header.created_us
         self.producers[header.producer_id] = _as_record(ProducerRecord, (header.producer_epoch, header.sequence + 1))
 
     def close(self) -> None:

@@ -88,7 +88,9 @@ class SegmentRecord(NamedTuple):
     min_timestamp_us: int
     max_timestamp_us: int
     newest_us: int
-    """When its last chunk was made, by its producer's clock: the age that retention goes by."""
+    """When its last chunk was appended here, by the broker's clock: the age that retention goes by. Of what was
+    recovered from backups, and of all that was written down before this was so, when its newest chunk was made, by its
+    producer's clock."""
 
 
 class Gap(NamedTuple):

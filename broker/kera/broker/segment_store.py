@@ -52,6 +52,10 @@ class SegmentStore:
         """The file with this id."""
         return segment_path(self.root, physical_id)
 
+    def written_us(self, physical_id: int) -> int:
+        """When the file was written to last, in microseconds since the Unix epoch."""
+        return self.disk.modified_us(self.path(physical_id))
+
     def perform(self, job: Job) -> None:
         """Do a job; its result and error are in it afterwards."""
         try:
@@ -211,8 +215,8 @@ def report_damage(path: Path, scan: SegmentScan) -> None:
         )
 
 
-def record_of(physical_id: int, scan: SegmentScan, crc: int) -> SegmentRecord:
-    """The index record of a closed segment, from its chunks alone. There is at least one."""
+def record_of(physical_id: int, scan: SegmentScan, crc: int, written_us: int) -> SegmentRecord:
+    """The index record of a closed segment, from its chunks and when its file was written. There is at least one."""
     headers = scan.headers
     first, last = headers[0], headers[-1]
     return SegmentRecord(
@@ -225,5 +229,5 @@ def record_of(physical_id: int, scan: SegmentScan, crc: int) -> SegmentRecord:
         record_count=last.first_record + last.record_count - first.first_record,
         min_timestamp_us=min(header.min_timestamp_us for header in headers),
         max_timestamp_us=max(header.max_timestamp_us for header in headers),
-        newest_us=max(header.created_us for header in headers),
+        newest_us=written_us,
     )

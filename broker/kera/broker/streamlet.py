@@ -87,6 +87,11 @@ class Memory(Protocol):
         """Monotonic, and coarse."""
         ...
 
+    @property
+    def now_us(self) -> int:
+        """The time of day, as coarse."""
+        ...
+
 
 class Streamlet:
     """One partition of a stream on this broker."""
@@ -250,7 +255,7 @@ class Streamlet:
         segment = tail[-1] if tail and tail[-1].takes(chunk_bytes) else self._next_segment(entry, chunk_bytes)
         first_record = entry.next_record
         position = segment.append(chunk, header, self.broker_epoch, first_record)
-        segment.touched_ms = self._memory.now_ms
+        segment.touched_ms, segment.newest_us = self._memory.now_ms, self._memory.now_us
         entry.next_record = first_record + header.record_count
         producers = self.producers
         if len(producers) > PRODUCERS_IN_ORDER:

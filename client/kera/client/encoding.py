@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kera.client.arrow_input import NotTheSame, as_type
 from kera.client.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES, Codec, chunk_bytes_of, encode_payload, padded
@@ -118,11 +119,12 @@ def _nulls(kind: pa.DataType, count: int) -> pa.Array:
 
 
 def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa.RecordBatch:
-    """`batch` with exactly the columns of the stream's schema, in its order, without copying any.
+    """`batch` with exactly the columns of the stream's schema, in its order.
 
-    Columns that may be null are added where they are missing; so is the timestamp of the default schema. Raises
-    `SchemaMismatch` for anything else that differs: values are never converted silently. And for values that readers
-    would refuse, such as text that is not UTF-8: a batch may have been made of any memory.
+    Columns that may be null are added where they are missing; so is the timestamp of the default schema. What has the
+    right type is not copied; of the others those are converted that keep all their values (`arrow_input.as_type`).
+    Raises `SchemaMismatch` for anything else that differs, and for values that readers would refuse, such as text that
+    is not UTF-8: a batch may have been made of any memory.
     """
     try:
         batch.validate(full=True)
@@ -143,7 +145,12 @@ def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa
         if at >= 0:
             column = batch.column(at)
             if column.type != field.type:
-                raise _mismatch(stream, f"column {field.name!r} is {field.type}, the batch has {column.type}")
+                try:
+                    column = as_type(column, field.type)
+                except NotTheSame as error:
+                    why = f": {error}" if str(error) else ""
+                    text = f"column {field.name!r} is {field.type}, the batch has {column.type}{why}"
+                    raise _mismatch(stream, text) from error
             if not field.nullable and column.null_count:
                 raise _mismatch(stream, f"column {field.name!r} takes no nulls, the batch has {column.null_count}")
             arrays.append(column)

@@ -20,6 +20,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from kera.client.accumulator import Accumulator, Pending
+from kera.client.arrow_input import Columns, record_batches
 from kera.client.cluster import Cluster
 from kera.client.encoding import Payload, check_rows, conform, payloads, record_payloads, timestamps
 from kera.client.lane import LAST_EPOCH, Lane, PendingChunk
@@ -247,14 +248,15 @@ class Producer:
         elif self._queued_bytes:
             await self._let_loop_run()
 
-    async def send_batch(
-        self, stream: str, batch: pa.RecordBatch | pa.Table, *, streamlet: int | None = None
-    ) -> BatchDelivery:
+    async def send_batch(self, stream: str, batch: Columns, *, streamlet: int | None = None) -> BatchDelivery:
         """Accept all rows of `batch`, waiting for room in the buffer; await the result for the deliveries.
 
-        The columns are those of the stream's schema; ones that may be null, and the default schema's timestamp, can be
-        left out. Rows are partitioned by the stream's key column (default schema: the first of ``keys``), in order.
-        Raises `SchemaMismatch`, `RecordTooLarge`, `StreamletOutOfRange`, `UnknownStream`; then no row was accepted.
+        `batch` is a RecordBatch, Table or RecordBatchReader of pyarrow (which is read to its end), a DataFrame of
+        pandas or polars, or anything else with Arrow's PyCapsule interface. The columns are those of the stream's
+        schema, in any form that has the same values (`kera.client.arrow_input`); ones that may be null, and the default
+        schema's timestamp, can be left out. Rows are partitioned by the stream's key column (default schema: the first
+        of ``keys``), in order. Raises `SchemaMismatch`, `RecordTooLarge`, `StreamletOutOfRange`, `UnknownStream`,
+        `InvalidArgument`; then no row was accepted.
         """
         writer = await self._writer(stream)
         if self.ended:
@@ -298,19 +300,14 @@ class Producer:
         return writer.stream, self._checked_parts(writer, batch, streamlet)
 
     def _checked_parts(
-        self, writer: StreamWriter, batch: pa.RecordBatch | pa.Table, streamlet: int | None
+        self, writer: StreamWriter, batch: Columns, streamlet: int | None
     ) -> list[tuple[pa.RecordBatch, int]]:
         """The parts of a batch, with the length of the chunk that each would be.
 
         All that can be wrong with a batch is found here, before any of its rows is accepted.
         """
         now_us, stream = self.clock.now_us(), writer.stream
-        if isinstance(batch, pa.RecordBatch):
-            parts = [batch]
-        elif isinstance(batch, pa.Table):
-            parts = batch.to_batches()
-        else:
-            raise InvalidArgument(f"send_batch takes a pyarrow RecordBatch or Table, not {type(batch).__name__}")
+        parts = record_batches(batch)
         if streamlet is not None:
             writer.check_streamlet(streamlet)
         conforming = [conform(part, stream, now_us) for part in parts if part.num_rows]

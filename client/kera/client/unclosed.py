@@ -77,7 +77,7 @@ class Guard:
     async def disarm(self) -> None:
         """The owner is closed."""
         self._armed = False
-        if not self._ending.ag_running:  # else it is what closes the owner
+        if not self._ending.ag_running:  # type: ignore[attr-defined]  # else it is what closes the owner
             await self._ending.aclose()
 
     def dropped(self, loss: Loss | None) -> None:

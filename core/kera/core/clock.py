@@ -30,6 +30,10 @@ class Clock(Protocol):
         """
         ...
 
+    def boottime_s(self) -> float:
+        """The same, but it goes on while the host is suspended."""
+        ...
+
 
 _BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux has it; elsewhere the monotonic clock has to do."""
@@ -51,6 +55,10 @@ class SystemClock:
         """See `Clock.monotonic_s`."""
         return time.monotonic()
 
+    def boottime_s(self) -> float:
+        """See `Clock.boottime_s`."""
+        return boottime_s()
+
 
 class FakeClock:
     """A clock that moves only when told to."""
@@ -65,6 +73,10 @@ class FakeClock:
 
     def monotonic_s(self) -> float:
         """See `Clock.monotonic_s`."""
+        return self._elapsed_us / 1e6
+
+    def boottime_s(self) -> float:
+        """See `Clock.boottime_s`. Nobody suspends it."""
         return self._elapsed_us / 1e6
 
     def advance(self, seconds: float) -> None:

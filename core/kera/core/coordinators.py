@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain
+from kera.core.rpc.address import split_address
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method, RequestT, ResponseT, call
@@ -24,12 +25,7 @@ class Coordinators:
 
     def __init__(self, addresses: str, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
         """`addresses` are ``host:port``, several with commas. Raises `InvalidArgument`."""
-        self.addresses = [address.strip() for address in addresses.split(",") if address.strip()]
-        for address in self.addresses:
-            if not _is_address(address):
-                raise InvalidArgument(f"bootstrap address {address!r} is not host:port", address=address)
-        if not self.addresses:
-            raise InvalidArgument("no bootstrap address; give host:port of the coordinator")
+        self.addresses = _addresses(addresses)
         self._bulk_bytes_max = bulk_bytes_max
         self._learned: list[str] = []
         self._channels: dict[str, GrpcChannel] = {}
@@ -110,6 +106,21 @@ class Coordinators:
         await asyncio.gather(*(channel.close() for channel in channels), *self._closing)
 
 
+def _addresses(text: str) -> list[str]:
+    """The addresses in a list with commas. Raises `InvalidArgument`."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"addresses of coordinators are text, host:port, several with commas; not {text!r}")
+    found = [address.strip() for address in text.split(",") if address.strip()]
+    for address in found:
+        if not split_address(address)[1]:
+            raise InvalidArgument(f"address {address!r} has port 0, where nobody can be reached", address=address)
+    if not found:
+        raise InvalidArgument("no address of a coordinator is given; give host:port, several with commas")
+    return found
+
+
 def _is_address(text: str) -> bool:
-    host, separator, port = text.rpartition(":")
-    return bool(host and separator and port.isdigit())
+    try:
+        return split_address(text)[1] > 0
+    except InvalidArgument:
+        return False

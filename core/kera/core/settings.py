@@ -10,18 +10,34 @@ import contextlib
 import contextvars
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from kera.core.errors import InvalidArgument, StartError
+from kera.core.spelling import closest, hint
 
 CONFIG_FILE_VARIABLE = "KERA_CONFIG"
 """Environment variable that names the TOML file when no flag does."""
+
+SECTIONS = (
+    "backup",
+    "bench_consume",
+    "bench_e2e",
+    "bench_produce",
+    "broker",
+    "client",
+    "consumer",
+    "coordinator",
+    "group",
+    "producer",
+)
+"""Tables that a settings file may have. A part looks at its own only, and must know others' from misspelt ones."""
 
 _config_file: contextvars.ContextVar[Path | None] = contextvars.ContextVar("kera_config_file", default=None)
 
@@ -60,6 +76,14 @@ class _TomlSection(PydanticBaseSettingsSource):
         except (OSError, ValueError) as error:  # it cannot be read, is no TOML, or not even text
             raise InvalidSettings(f"cannot read settings file {path}: {error}", path=str(path)) from error
         section = getattr(self.settings_cls, "section", "")
+        known = {*SECTIONS, section}
+        for name, value in document.items():
+            if not isinstance(value, dict) and name not in known:
+                raise InvalidSettings(
+                    f"{name} is outside of any table in {path}, as [{section}] is one", path=str(path)
+                )
+            if name not in known:
+                raise InvalidSettings(f"[{name}] is no table of settings{hint(name, known)} ({path})", path=str(path))
         values = document.get(section, {})
         if not isinstance(values, dict):
             raise InvalidSettings(f"[{section}] in {path} must be a table", path=str(path))
@@ -102,11 +126,12 @@ class KeraSettings(BaseSettings):
         variable = os.environ.get(CONFIG_FILE_VARIABLE)
         token = _config_file.set(config_file or (Path(variable) if variable else None))
         try:
-            problems = [f"{name}: there is no such setting" for name in cls._unknown_variables()]
+            variables = [f"{cls.model_config.get('env_prefix', '')}{name}".upper() for name in cls.model_fields]
+            problems = [_unknown(name, variables) for name in cls._unknown_variables()]
             try:
                 settings = cls(**{name: value for name, value in flags.items() if value is not None})
             except ValidationError as error:
-                problems += [_problem(item["loc"], item["msg"]) for item in error.errors()]
+                problems += [cls._problem(item) for item in error.errors()]
                 raise cls._invalid(problems) from error
             except SettingsError as error:  # a variable that should be JSON and is none
                 raise cls._invalid([*problems, str(error)]) from error
@@ -126,12 +151,20 @@ class KeraSettings(BaseSettings):
         )
 
     @classmethod
+    def _problem(cls, item: ErrorDetails) -> str:
+        location = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            return _unknown(location, cls.model_fields)
+        return f"{location}: {item['msg']}" if location else item["msg"]
+
+    @classmethod
     def _invalid(cls, problems: list[str]) -> InvalidSettings:
         return InvalidSettings(f"invalid [{cls.section}] settings: {'; '.join(problems)}")
 
 
-def _problem(location: tuple[int | str, ...], message: str) -> str:
-    return f"{'.'.join(str(part) for part in location)}: {message}" if location else message
+def _unknown(name: str, known: Iterable[str]) -> str:
+    meant = closest(name, known)
+    return f"{name}: there is no such setting" + (f"; did you mean {meant!r}?" if meant else "")
 
 
 KIB = 1 << 10

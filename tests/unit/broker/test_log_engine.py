@@ -240,8 +240,11 @@ async def test_streams_that_were_deleted_meanwhile_leave_nothing(settings: Broke
 async def test_retention_goes_by_the_clock(settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_engine, "TICK_S", 0.002)
     async with started(settings, retention_ms=3_600_000) as engine:
-        append(engine, *range(2 * SEGMENT))  # made long ago, as their producer says
-        append(engine, 2 * SEGMENT, created_us=SystemClock().now_us())
+        made_us = SystemClock().now_us() + 1000 * 3_600_000_000  # their producer's clock is wrong
+        engine.memory.now_us -= 2 * 3_600_000_000
+        append(engine, *range(2 * SEGMENT), created_us=made_us)
+        engine.memory.now_us += 2 * 3_600_000_000
+        append(engine, 2 * SEGMENT, created_us=made_us)
         entry = streamlet_of(engine).entries[0]
         await until(lambda: entry.start_record == 2 * SEGMENT and engine.memory.idle)
         assert await read_all(engine) == [2 * SEGMENT]

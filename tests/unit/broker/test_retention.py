@@ -35,8 +35,10 @@ def aged(request: pytest.FixtureRequest, engine: Engine) -> Log:
     """Segments (1, 1), (1, 2), (2, 1) with chunks of the hours 1, 2 and 3, and an open one of hour 4."""
     log = Log(engine)
     for hour in (1, 2, 3):
-        log.append_many(SEGMENT, created_us=hour * HOUR_US, record_count=10)
-    log.append(created_us=4 * HOUR_US)
+        engine.memory.now_us = hour * HOUR_US
+        log.append_many(SEGMENT, record_count=10)
+    engine.memory.now_us = 4 * HOUR_US
+    log.append()
     if request.param == "disk":
         engine.run()
     return log
@@ -73,6 +75,48 @@ def test_who_has_read_what_goes_has_missed_nothing(aged: Log) -> None:
 # --- age ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("made_us", [0, 1000 * HOUR_US])
+@pytest.mark.parametrize("disk", [False, True])
+def test_age_goes_by_when_a_chunk_was_appended_whatever_its_producer_says(
+    engine: Engine, made_us: int, disk: bool
+) -> None:
+    log = Log(engine)
+    for hour in (1, 2, 3):
+        engine.memory.now_us = hour * HOUR_US
+        log.append_many(SEGMENT, created_us=made_us)
+    log.append()
+    if disk:
+        engine.run()
+
+    assert apply(log, int(3.5 * HOUR_US), age_us=2 * HOUR_US) == [Position(1, 2, 0)]
+    assert apply(log, int(4.5 * HOUR_US), age_us=2 * HOUR_US) == [Position(2, 1, 0)]
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_segments_from_the_future_go_when_those_behind_them_are_old_enough(engine: Engine, disk: bool) -> None:
+    """Of an index whose times were those of producers, or of a clock that was wrong for long."""
+    log = Log(engine)
+    for hour in (1000, 2, 900, 3):
+        engine.memory.now_us = hour * HOUR_US
+        log.append_many(SEGMENT)
+    log.append()
+    if disk:
+        engine.run()
+
+    assert apply(log, int(3.5 * HOUR_US), age_us=2 * HOUR_US) == [Position(1, 1, 0)]
+    assert apply(log, int(4.5 * HOUR_US), age_us=2 * HOUR_US) == [Position(2, 1, 0)]
+    assert apply(log, int(5.5 * HOUR_US), age_us=2 * HOUR_US) == [Position(3, 1, 0)]
+
+
+def test_a_segment_from_the_future_with_none_behind_it_stays_and_goes_by_size(engine: Engine) -> None:
+    log = Log(engine)
+    engine.memory.now_us = 1000 * HOUR_US
+    log.append_many(SEGMENT + 1)
+
+    assert new_starts(log.streamlet, Rules(age_us=HOUR_US), 900 * HOUR_US) == []
+    assert len(new_starts(log.streamlet, Rules(age_us=HOUR_US, bytes_max=1), 900 * HOUR_US)) == 1
+
+
 @pytest.mark.parametrize(
     ("now_hours", "start", "record"),
     [
@@ -94,17 +138,19 @@ def test_closed_segments_whose_newest_chunk_is_too_old_go(
 
 def test_one_new_chunk_keeps_its_segment(engine: Engine) -> None:
     log = Log(engine)
-    log.append_many(SEGMENT - 1, created_us=1)
-    log.append_many(2, created_us=10 * HOUR_US)
+    log.append_many(SEGMENT - 1)
+    engine.memory.now_us = 10 * HOUR_US
+    log.append_many(2)
 
     assert apply(log, 11 * HOUR_US, age_us=2 * HOUR_US) == [Position(1, 1, 0)]
 
 
 def test_an_old_segment_behind_a_new_one_waits_for_it(engine: Engine) -> None:
-    """Clocks of producers differ. What goes is always the oldest part of the log."""
+    """Clocks are set back. What goes is always the oldest part of the log."""
     log = Log(engine)
     for hour in (9, 1, 1):
-        log.append_many(SEGMENT, created_us=hour * HOUR_US)
+        engine.memory.now_us = hour * HOUR_US
+        log.append_many(SEGMENT)
     log.append()
 
     assert apply(log, 10 * HOUR_US, age_us=2 * HOUR_US) == [Position(1, 1, 0)]
@@ -146,7 +192,8 @@ def test_the_oldest_segments_go_as_long_as_no_less_is_left_than_may_be(
 def test_the_size_is_that_of_the_streamlet_and_the_oldest_goes_whichever_entry_it_is_of(engine: Engine) -> None:
     log = Log(engine, entries=2)
     for hour, producer in ((1, 1), (2, 2), (3, 2), (4, 1)):
-        log.append_many(SEGMENT, producer, created_us=hour * HOUR_US)
+        engine.memory.now_us = hour * HOUR_US
+        log.append_many(SEGMENT, producer)
     engine.memory.close_all()
 
     assert apply(log, bytes_max=3 * SLOT_BYTES) == [Position(2, 1, 0), Position(1, 2, 0)]

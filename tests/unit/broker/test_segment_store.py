@@ -72,7 +72,8 @@ def test_the_files_that_are_there_are_found_in_order_and_others_are_not_taken_fo
 
 
 def test_a_closed_segment_is_written_whole_and_then_in_the_index(log: Log) -> None:
-    log.append_many(5, record_count=10, created_us=77)
+    log.engine.memory.now_us = 77
+    log.append_many(5, record_count=10)
     (job,) = log.engine.memory.plan()
     assert isinstance(job, WriteJob)
     log.engine.store.perform(job)
@@ -236,7 +237,7 @@ def test_a_file_tells_by_itself_what_it_holds(log: Log) -> None:
     scan = log.engine.store.scan_file(record.physical_id)
 
     assert (scan.address, scan.end, scan.holes, scan.torn_bytes) == (ADDRESS, 3 * CHUNK_BYTES, [], 0)
-    assert record_of(record.physical_id, scan, record.crc32c) == record
+    assert record_of(record.physical_id, scan, record.crc32c, record.newest_us) == record
 
 
 def test_a_file_that_is_shorter_than_the_segment_has_a_hole_up_to_its_length(log: Log) -> None:

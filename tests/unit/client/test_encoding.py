@@ -66,7 +66,7 @@ class TestConform:
         [
             ({"id": [1], "extra": [1]}, "no column 'extra'"),
             ({"name": ["a"]}, "needs column 'id'"),
-            ({"id": pa.array([1], pa.int32())}, "column 'id' is int64, the batch has int32"),
+            ({"id": pa.array([1], pa.uint64())}, "column 'id' is int64, the batch has uint64"),
             ({"id": pa.array([1, None], pa.int64())}, "column 'id' takes no nulls, the batch has 1"),
         ],
     )

@@ -2,6 +2,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,31 @@ async def knowing(*addresses: str) -> AsyncIterator[Coordinators]:
         yield coordinators
     finally:
         await coordinators.close()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "text"),
+    [
+        ("", "no address of a coordinator"),
+        (" , ", "no address"),
+        ("http://localhost:7400", "without 'http://'"),
+        ("localhost:7400,kera://other:7400", "without 'kera://'"),
+        ("localhost", "it has no port"),
+        ("localhost:7400;other:7400", "separated by commas"),
+        ("localhost:0", "port 0"),
+        ("a b:7400", "spaces"),
+        (None, "text"),
+        (["localhost:7400"], "text"),
+    ],
+)
+def test_what_is_no_address_is_told_at_once(addresses: Any, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        Coordinators(addresses)
+
+
+@pytest.mark.parametrize("address", ["localhost:7400", "[::1]:7400", "10.0.0.1:1", "a.example.org:65535"])
+def test_addresses_of_hosts_are_taken(address: str) -> None:
+    assert Coordinators(f" {address} , other:1,").addresses == [address, "other:1"]
 
 
 async def ask(coordinators: Coordinators, timeout_s: float = TIMEOUT_S) -> str:

@@ -1,13 +1,23 @@
 """Where settings come from, and what is said about wrong ones."""
 
+import importlib
 import os
+import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from kera.core.settings import CONFIG_FILE_VARIABLE, InvalidSettings, KeraSettings
+import kera.backup
+import kera.broker
+import kera.cli
+import kera.client
+import kera.coordinator
+from kera.core.settings import CONFIG_FILE_VARIABLE, SECTIONS, InvalidSettings, KeraSettings
+
+PACKAGES = (kera.backup, kera.broker, kera.cli, kera.client, kera.coordinator)
 
 
 class ExampleSettings(KeraSettings):
@@ -40,7 +50,7 @@ def _no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "kera.toml"
-    path.write_text('[example]\nlinger_ms = 10\nname = "file"\n\n[other]\nunknown_here = 1\n')
+    path.write_text('[example]\nlinger_ms = 10\nname = "file"\n\n[broker]\nunknown_here = 1\n')
     return path
 
 
@@ -124,6 +134,50 @@ def test_sections_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 # --- wrong settings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[exmaple]\nlinger_ms = 1", r"\[exmaple\] is no table of settings; did you mean 'example'\?"),
+        ("[Example]\nlinger_ms = 1", r"\[Example\] is no table of settings; did you mean 'example'\?"),
+        ("[producr]\nlinger_ms = 1", "did you mean 'producer'"),
+        ("[zzz]\nx = 1", "there are .*'broker'"),
+        ("linger_ms = 1", "linger_ms is outside of any table"),
+        ("[example]\nlinger_sm = 1", "linger_sm: there is no such setting; did you mean 'linger_ms'"),
+    ],
+)
+def test_what_is_misspelt_in_a_file_is_refused_with_what_was_meant(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "kera.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidSettings, match=said):
+        ExampleSettings.load(path)
+
+
+def test_a_misspelt_variable_is_refused_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_EXAMPLE_LINGERMS", "1")
+    with pytest.raises(InvalidSettings, match=r"KERA_EXAMPLE_LINGERMS: .*did you mean 'KERA_EXAMPLE_LINGER_MS'"):
+        ExampleSettings.load()
+
+
+def test_a_misspelt_keyword_is_refused_with_what_was_meant() -> None:
+    with pytest.raises(InvalidSettings, match="linger: there is no such setting; did you mean 'linger_ms'"):
+        ExampleSettings.load(linger=5)
+
+
+def test_all_tables_that_there_are_are_known() -> None:
+    for package in PACKAGES:
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if "settings" in found.name:
+                importlib.import_module(found.name)
+
+    def below(of: type[KeraSettings]) -> Iterator[type[KeraSettings]]:
+        for each in of.__subclasses__():
+            yield each
+            yield from below(each)
+
+    used = {each.section for each in below(KeraSettings) if each.__module__.startswith("kera.")}
+    assert used == set(SECTIONS)
 
 
 def test_a_wrong_flag_is_named() -> None:

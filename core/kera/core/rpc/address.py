@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import re
 import tempfile
 from pathlib import Path
 
 from kera.core.errors import InvalidArgument
 
+_HOST = re.compile(r"[^\s/@;,\[\]]+")
 PORT_MAX = 65535
 UNIX_PATH_BYTES_MAX = 100
 """The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
@@ -29,8 +31,14 @@ def split_address(address: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
         host = host[1:-1]
-    if not host or (":" in host and not bracketed) or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
-        raise InvalidArgument(f"{address!r} is no address of the form host:port", address=address)
+    if (
+        not host
+        or not _HOST.fullmatch(host)
+        or (":" in host and not bracketed)
+        or not (port.isascii() and port.isdigit())
+        or int(port) > PORT_MAX
+    ):
+        raise InvalidArgument(f"{address!r} is no address of the form host:port{_way_out(address)}", address=address)
     return host, int(port)
 
 
@@ -75,6 +83,29 @@ def _is_host(text: str) -> bool:
     except ValueError:
         return ":" not in text
     return True
+
+
+def _way_out(address: str) -> str:  # noqa: PLR0911 - one for each mistake
+    """What is wrong with an address, as far as that can be told."""
+    scheme, separator, rest = address.partition("://")
+    if separator:
+        return f"; give it without {scheme + separator!r}: {rest.rstrip('/')!r}"
+    if re.search(r"\s", address):
+        return "; it has spaces; several addresses are separated by commas"
+    if ";" in address:
+        return "; several addresses are separated by commas"
+    if "@" in address:
+        return "; there is no user in it"
+    if "/" in address:
+        return "; nothing follows the port"
+    if address.count(":") > 1 and "]:" not in address:
+        return "; an IPv6 host goes in brackets, as in '[::1]:7400'"
+    host, _, port = address.rpartition(":")
+    if ":" not in address:
+        return f"; it has no port, as in '{address or 'localhost'}:7400'"
+    if not host:
+        return "; it has no host"
+    return f"; a port is a number from 0 to {PORT_MAX}" if port else "; it has no port"
 
 
 def unix_socket_path(data_dir: Path, name: str) -> Path:

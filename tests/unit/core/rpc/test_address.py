@@ -1,5 +1,6 @@
 """host:port, both ways."""
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -39,6 +40,26 @@ def test_what_is_no_address_is_refused_and_named(address: str) -> None:
         split_address(address)
 
     assert caught.value.attributes == {"address": address}
+
+
+@pytest.mark.parametrize(
+    ("address", "way_out"),
+    [
+        ("http://localhost:7400", "without 'http://': 'localhost:7400'"),
+        ("kera://localhost:7400/", "without 'kera://': 'localhost:7400'"),
+        ("grpc://[::1]:7400", "without 'grpc://'"),
+        ("localhost", "it has no port, as in 'localhost:7400'"),
+        ("::1:7400", "an IPv6 host goes in brackets"),
+        ("localhost :7400", "it has spaces"),
+        ("localhost:7400 other:7400", "it has spaces"),
+        ("localhost:7400/db", "nothing follows the port"),
+        ("user@localhost:7400", "no user"),
+        ("h:65536", "a port is a number from 0 to 65535"),
+    ],
+)
+def test_what_is_no_address_comes_with_the_way_out(address: str, way_out: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(way_out)):
+        split_address(address)
 
 
 def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(tmp_path: Path) -> None:
