@@ -283,7 +283,7 @@ async def test_a_restart_keeps_everything_that_was_answered(start: Any, broker: 
         stream = await client.create("orders", streamlets=3)
         await client.create("deleted")
         await client.call(api.DELETE_STREAM, messages.DeleteStreamRequest(name="deleted"))
-        await client.call(api.INIT_PRODUCER, messages.InitProducerRequest())
+        producer = await client.call(api.INIT_PRODUCER, messages.InitProducerRequest())
     await process.end(number)
 
     async with connected(await start()) as client:
@@ -293,12 +293,13 @@ async def test_a_restart_keeps_everything_that_was_answered(start: Any, broker: 
         assert await client.stream_names() == ["orders"]
         epoch = registered.broker_epoch
         await client.call(api.HEARTBEAT, messages.HeartbeatRequest(broker_id=1, broker_epoch=epoch))
-        assert (await client.call(api.INIT_PRODUCER, messages.InitProducerRequest())).producer_id == 2
-        assert (await client.create("deleted")).stream_id == 3
+        later = await client.call(api.INIT_PRODUCER, messages.InitProducerRequest())
+        assert later.producer_id > producer.producer_id
+        assert (await client.create("deleted")).stream_id > stream.stream_id
         again = await client.register(broker.address, "launch", broker_id=1)
         assert (again.cluster_id, again.broker_epoch) == (registered.cluster_id, epoch)
         assert sorted(owned.name for owned in again.streams) == ["deleted", "orders"]
-    assert broker.streams[1] == stream
+    assert broker.streams[stream.stream_id] == stream
 
 
 # --- brokers ---------------------------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ async def test_a_stream_is_opened_by_its_brokers_and_dropped_by_them(start: Any,
         stream = await client.create("orders", streamlets=5)
 
         assert [owner.broker_id for owner in stream.assignments] == [1, 2, 1, 2, 1]
-        assert broker.streams == other.streams == {1: stream}
+        assert broker.streams == other.streams == {stream.stream_id: stream}
         with pytest.raises(StreamExists):
             await client.create("orders")
         await client.call(api.DELETE_STREAM, messages.DeleteStreamRequest(name="orders"))

@@ -39,7 +39,8 @@ from kera.coordinator.metadata import (
     VersionConflict,
     Write,
 )
-from kera.core.clock import boottime_s
+from kera.coordinator.numbers import epoch_floor
+from kera.core.clock import SystemClock, boottime_s
 from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Method, Reply, Service
@@ -173,13 +174,26 @@ class TermStore:
         """The store outlives the term."""
 
 
+def _wall_us() -> int:
+    return SystemClock().now_us()
+
+
 class Leadership:
     """One coordinator's part in the election, and the door to what it serves while it leads."""
 
-    def __init__(self, office: Office, *, now: Callable[[], float] = boottime_s) -> None:
-        """`now` is a clock in seconds that never goes back, and goes on while the host is suspended."""
+    def __init__(
+        self,
+        office: Office,
+        *,
+        now: Callable[[], float] = boottime_s,
+        wall_us: Callable[[], int] = _wall_us,
+    ) -> None:
+        """`now` is a clock in seconds that never goes back, and goes on while the host is suspended; `wall_us` tells
+        the time, for numbers only.
+        """
         self._office = office
         self._now = now
+        self._wall_us = wall_us
         self._election: Election | None = None
         self._address = ""
         self._term: _Term | None = None
@@ -251,7 +265,7 @@ class Leadership:
 
     async def _begin(self, store: MetadataStore) -> _Term:
         last = await store.get(LEADER)
-        epoch = 1 + (int(json.loads(last.value)["epoch"]) if last else 0)
+        epoch = 1 + max(int(json.loads(last.value)["epoch"]) if last else 0, epoch_floor(self._wall_us()))
         version = last.version if last else 0
         record = json.dumps({"address": self._address, "epoch": epoch}).encode()
         await store.write(Write(LEADER, record, version))

@@ -94,7 +94,7 @@ class Members:
         return members.decide(
             request,
             next_id=self._state.ledger.next_number(last_id(noun)),
-            next_epoch=self._state.ledger.next_number(last_epoch(noun)),
+            next_epoch=self._state.next_epoch(noun),
         )
 
     async def _admit(

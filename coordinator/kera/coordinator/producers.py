@@ -133,7 +133,7 @@ class Producers:
             await self._state.write({key: instance.record})
             self._fence(*instance)
             return instance
-        instance = Instance(ledger.next_number(LAST_PRODUCER_ID), FIRST_EPOCH)
+        instance = Instance(self._state.next_id(LAST_PRODUCER_ID), FIRST_EPOCH)
         changes = {LAST_PRODUCER_ID: number(instance.producer_id)}
         if name:
             check_room(name, self._names)

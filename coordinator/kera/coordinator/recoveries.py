@@ -218,7 +218,7 @@ class Recoveries:
         self, broker_id: int, cause: str, is_needed: Callable[[], bool]
     ) -> coordinator_pb2.RecoveryInfo | None:
         state = self._state
-        epoch = state.ledger.next_number(last_epoch("broker"))
+        epoch = state.next_epoch("broker")
         if not is_needed() or not self.has_lost(broker_id, epoch, cause):
             return None
         info = begun(broker_id, epoch, cause, state.clock.now_us())

@@ -92,7 +92,7 @@ class Streams:
             self._assign(stream)
             self._check_backups(stream)
             catalog.check_room(stream)
-            stream.stream_id = state.ledger.next_number(LAST_STREAM_ID)
+            stream.stream_id = state.next_id(LAST_STREAM_ID)
             stream.created_us = state.clock.now_us()
             await state.write({LAST_STREAM_ID: number(stream.stream_id), **self._drops.needed(stream)})
             catalog.reserve(stream)

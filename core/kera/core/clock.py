@@ -63,7 +63,7 @@ class SystemClock:
 class FakeClock:
     """A clock that moves only when told to."""
 
-    def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
+    def __init__(self, now_us: int = 1_500_000_000_000_000) -> None:
         self._now_us = now_us
         self._elapsed_us = 0
 

@@ -68,7 +68,7 @@ class World:
         self.loading: Callable[[], None] = lambda: None
         self.handling: Callable[[], Any] = lambda: None
         self.observed: list[tuple[str, str]] = []
-        self.leadership = Leadership(self._office, now=self.clock)
+        self.leadership = Leadership(self._office, now=self.clock, wall_us=lambda: 0)
         self.served = self.leadership.service(
             [api.DESCRIBE_CLUSTER, api.LIST_STREAMS], lambda *seen: self.observed.append(seen)
         )

@@ -32,6 +32,8 @@ final class ArrowBody {
     /** How much longer than itself a compressed buffer may say to be; neither codec can do more. */
     private static final long LZ4_RATIO_MAX = 256;
     private static final long ZSTD_RATIO_MAX = 32768;
+    /** What the buffers of one chunk may become together; the same as of the SDK. */
+    private static final long DECOMPRESSED_BYTES_MAX = 128L << 20;
 
     private final BufferAllocator allocator;
     private final List<ArrowBuf> owned = new ArrayList<>();
@@ -52,6 +54,7 @@ final class ArrowBody {
     private int buffersThere;
     private int variadicsThere;
     private int nulls;
+    private long decompressedBytes;
 
     ArrowBody(BufferAllocator allocator) {
         this.allocator = allocator;
@@ -89,6 +92,7 @@ final class ArrowBody {
             throw corrupt(batch.length() + " records, " + chunk.recordCount + " in the header");
         }
         useCodec(batch.compression());
+        decompressedBytes = 0;
         nodes = 0;
         buffers = 0;
         variadics = 0;
@@ -165,6 +169,10 @@ final class ArrowBody {
         }
         if (size < 0 || size > Integer.MAX_VALUE || size > bytes * (zstd ? ZSTD_RATIO_MAX : LZ4_RATIO_MAX)) {
             throw corrupt(bytes + " bytes that would be " + size);
+        }
+        decompressedBytes += size;
+        if (decompressedBytes > DECOMPRESSED_BYTES_MAX) {
+            throw corrupt("its buffers would become more than " + DECOMPRESSED_BYTES_MAX + " bytes");
         }
         // Decompressed from a copy: codecs look at some bytes twice, and trust them not to change in between.
         byte[] copy = new byte[(int) bytes - Long.BYTES];
