@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -46,13 +47,19 @@ STEP_WEIGHTS = {
     "coordinator": 1,
     "wait": 2,
 }
+RESTARTING = (2, 7, 18)
+"""In 18 a streamlet is handed over and goes back, with nothing written between, and then its owner is lost."""
+RESTART_STEPS = 24
+RESTART_WEIGHTS = {**STEP_WEIGHTS, "restart": 12, "come_back": 6}
+"""Histories in which brokers are stopped as operators do; the others stay what they were."""
 
 
 class History:
     """One of them."""
 
-    def __init__(self, world: World, random: Random) -> None:
+    def __init__(self, world: World, random: Random, weights: Mapping[str, float]) -> None:
         self.world = world
+        self.weights = weights
         self.random = random
         self.client = Client(world, random, ENTRIES)
         self.created = 0
@@ -102,7 +109,7 @@ class History:
         await self.create()
         await self.create()
         for _ in range(steps):
-            step = self.random.choices(list(STEP_WEIGHTS), list(STEP_WEIGHTS.values()))[0]
+            step = self.random.choices(list(self.weights), list(self.weights.values()))[0]
             await getattr(self, step)()
             assert not self.world.defects, self.world.defects
         await self.settle()
@@ -236,6 +243,32 @@ class History:
         self.losing()
         await self.world.kill(broker_id, memory=memory)
 
+    async def restart(self) -> None:
+        """A broker is told to stop, hands over, and is back at once, or later, or not within the grace."""
+        if not self.running():
+            return
+        broker_id = self.random.choice(self.running())
+        launch = self.world.launches[broker_id]
+        stays_away, said = self.random.random() < 0.3 and len(self.running()) > 1, self.random.random() < 0.9
+        meanwhile = self.random.choice(["nothing", "wait", "coordinator"])
+        request = coordinator_pb2.PrepareRestartRequest(broker_id=broker_id, epoch=launch.node.epoch, wait_ms=1000)
+        self.say(f"restart({broker_id}, stays away={stays_away}, said={said}, meanwhile {meanwhile})")
+        with contextlib.suppress(KeraError):  # it may have been given up for lost
+            await self.world.coordinator.prepare_restart(request)
+            launch.node.service.orders.seal_all()
+            await self.unknown()
+            if said:
+                request.stopping = True
+                await self.world.coordinator.prepare_restart(request)
+        await self.world.kill(broker_id, memory=False, noticed=False)
+        if meanwhile != "nothing":
+            await getattr(self, meanwhile)()
+        if stays_away:
+            self.losing()
+            self.world.notice(broker_id)
+        else:
+            await self.world.start(broker_id)
+
     async def come_back(self) -> None:
         away = [one for one in self.world.nodes if one not in self.world.launches]
         if away:
@@ -368,9 +401,9 @@ class History:
         return ""
 
 
-async def live(number: int, steps: int, root: Path, shm: Path) -> None:
+async def live(number: int, steps: int, root: Path, shm: Path, weights: Mapping[str, float] = STEP_WEIGHTS) -> None:
     async with world_of(root, shm) as world:
-        history = History(world, Random(number))
+        history = History(world, Random(number), weights)
         try:
             await history.run(steps)
         except BaseException as error:
@@ -390,4 +423,19 @@ async def test_what_was_acknowledged_is_there_whoever_owns_it(
     monkeypatch.setattr(orders, "RETRY_INTERVAL_S", 0.05)
     with structlog.testing.capture_logs() as logs:
         await live(number, STEPS, tmp_path, shm_dir)
+    assert [entry for entry in logs if entry["event"].startswith("defect")] == []
+
+
+@pytest.mark.parametrize("number", RESTARTING)
+async def test_what_was_acknowledged_is_there_whoever_restarts(
+    number: int,
+    tmp_path: Path,
+    shm_dir: Path,  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovering, "RETRY_S", 0.05)
+    monkeypatch.setattr(recovering, "RESCAN_S", 0.2)
+    monkeypatch.setattr(orders, "RETRY_INTERVAL_S", 0.05)
+    with structlog.testing.capture_logs() as logs:
+        await live(number, RESTART_STEPS, tmp_path, shm_dir, RESTART_WEIGHTS)
     assert [entry for entry in logs if entry["event"].startswith("defect")] == []

@@ -57,6 +57,11 @@ def handed_over(index: SegmentIndex, stream_id: int, streamlet_id: int) -> Hande
     return HandedOver()
 
 
+def begins_with(before: HandedOver, entry: EntryRecord) -> bool:
+    """Whether an entry starts here where the streamlet was handed over, and not where anything was removed."""
+    return before.first_group_id > 1 and entry.start == (before.first_group_id, 1, 0)
+
+
 def producers_of(state: common_pb2.StreamletState) -> dict[int, ProducerRecord]:
     """How far the producers had got at the old owner."""
     return {each.producer_id: ProducerRecord(each.producer_epoch, each.next_sequence) for each in state.producers}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kera.broker.entry import Entry, Graft
-from kera.broker.handover import handed_over
+from kera.broker.handover import begins_with, handed_over
 from kera.broker.ownership import holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.recovering import Materials, Progress, Recovering, Totals
@@ -272,16 +272,19 @@ class Takeovers:
     ) -> list[str]:
         """Look through headers; returns what has to be waited for, of those streamlets that are not known then.
 
-        `alone`: nobody says which of the groups were here before. Of a streamlet that was handed over, entries start
-        here where that began, and not where those of the other broker do.
+        An entry that starts here where the streamlet was handed over says nothing of what comes before: that was never
+        here, and may have to come now, as when the streamlet went back and its other owner was lost then. `alone`:
+        nobody says which of the groups were here before.
         """
         if not wanted:
             return []
         merges = {}
         for ref, each in wanted.items():
             entries = [self._index.entry(each.known.entry(index)) for index in range(each.known.entries)]
-            if alone and handed_over(self._index, *ref).first_group_id > 1:
+            before = handed_over(self._index, *ref)
+            if alone and before.first_group_id > 1:
                 entries = []
+            entries = [None if entry is not None and begins_with(before, entry) else entry for entry in entries]
             merges[ref] = StreamletMerge(each.known, await self._present(ref), entries)
         by_source: dict[Launches, dict[Ref, StreamletMerge]] = {}
         for ref, each in wanted.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kera.coordinator.catalog import with_assignments
-from kera.coordinator.intervals import broker_ids_of, emptied, index_of_group
+from kera.coordinator.intervals import broker_of_group, emptied, index_of_group
 from kera.coordinator.ledger import Changes, number
 from kera.coordinator.membership import InfoT, Membership, RecordT, Registration
 from kera.coordinator.recoveries import Recoveries
@@ -192,7 +192,8 @@ class _Report:
     def start(self, broker_id: int, start: common_pb2.EntryStart) -> None:
         streamlet = Streamlet(start.start.stream_id, start.start.streamlet_id)
         assignment = self._assignment(streamlet)
-        if assignment is not None and broker_id in broker_ids_of(assignment):
+        # Groups that it had and has given back are another one's: what it says of these came late.
+        if assignment is not None and broker_of_group(assignment, start.start.group_id) == broker_id:
             self._starts[streamlet] = merged(assignment, self._known(streamlet), [start])
 
     def empty(self, broker_id: int, interval: coordinator_pb2.EmptyInterval) -> None:

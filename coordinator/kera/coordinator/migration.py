@@ -24,11 +24,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kera.coordinator.catalog import CATALOG_BYTES_MAX, with_assignments
-from kera.coordinator.intervals import moved
+from kera.coordinator.intervals import intervals_of, moved
 from kera.coordinator.metadata import VALUE_BYTES_MAX
 from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import Launch, Streamlet
-from kera.coordinator.state import HANDOVERS, MOVES, State, all_of, streamlet_key
+from kera.coordinator.starts import without_interval
+from kera.coordinator.state import HANDOVERS, MOVES, STARTS, State, all_of, streamlet_key
 from kera.coordinator.work import Work
 from kera.core.errors import (
     InvalidArgument,
@@ -40,7 +41,7 @@ from kera.core.errors import (
     invariant,
 )
 from kera.core.telemetry import get_logger
-from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")
 
@@ -299,11 +300,24 @@ class Migration:
             epoch, first = state.brokers.epoch(target), list(end.next_records)
             after.append(moved(now, target, epoch, next_group_id=end.next_group_id, first_records=first))
             handed_over[streamlet_key(HANDOVERS, stream_id, streamlet_id)] = end.SerializeToString()
+            handed_over |= self._starts_without_empty(Streamlet(stream_id, streamlet_id), now, end)
         version = with_assignments(stream, after)
         if version.ByteSize() > stream.ByteSize():  # else it is a way out
             self._check_room(version)
         await state.write(handed_over, [version])
         return version
+
+    def _starts_without_empty(
+        self, streamlet: Streamlet, now: common_pb2.StreamletAssignment, end: common_pb2.StreamletState
+    ) -> dict[str, bytes | None]:
+        """An owner that wrote no group leaves no interval behind, and no starts: they would be the next interval's."""
+        key, last = streamlet_key(STARTS, *streamlet), intervals_of(now)[-1]
+        value = self._state.ledger.get(key)
+        if value is None or not now.intervals or last.first_group_id != end.next_group_id:
+            return {}
+        known = broker_pb2.TakeOverStream.FromString(value).starts
+        left = without_interval(now, known, len(now.intervals) - 1)
+        return {key: broker_pb2.TakeOverStream(starts=left).SerializeToString() if left else None}
 
     def _check_unchanged(
         self,

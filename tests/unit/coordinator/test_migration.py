@@ -78,6 +78,27 @@ async def test_a_streamlet_that_goes_back_is_in_one_piece_if_nothing_was_written
     assert (owner(two), places(two)) == (1, [])
 
 
+async def test_where_entries_started_at_an_owner_that_wrote_nothing_is_forgotten(two: Cluster) -> None:
+    """Else it would count as the start of what the owner before had, and a recovery would take that for removed."""
+
+    def start(group_id: int) -> coordinator_pb2.HeartbeatRequest:
+        cursor = common_pb2.Cursor(stream_id=1, streamlet_id=0, entry=0, group_id=group_id, segment_id=1)
+        return coordinator_pb2.HeartbeatRequest(starts=[common_pb2.EntryStart(start=cursor, first_record=10)])
+
+    two.brokers.ends[1, 0] = common_pb2.StreamletState(streamlet_id=0, next_group_id=4, next_records=[10])
+    await two.coordinator.move_streamlet("orders", 0, 2)
+    await two.heartbeat(2, starts=start(4).starts)
+    assert len(await two.store.list("starts/")) == 1
+    await two.coordinator.move_streamlet("orders", 0, 1)
+    assert (owner(two), places(two)) == (1, [])
+    assert await two.store.list("starts/") == {}
+
+    await two.heartbeat(2, starts=start(4).starts)  # it came late
+    assert await two.store.list("starts/") == {}
+    await two.heartbeat(1, starts=start(2).starts)
+    assert len(await two.store.list("starts/")) == 1
+
+
 async def test_what_cannot_move_is_told_before_anything_happens(two: Cluster) -> None:
     move = two.coordinator.move_streamlet
     with pytest.raises(UnknownStream):
