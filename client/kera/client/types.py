@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 import pyarrow as pa
 
 from kera.client.settings import Durability
-from kera.core.chunk import ChunkHeader, Codec
+from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, Codec
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.ids import EntryId, Position
 from kera.core.schema import schema_from_bytes
@@ -187,15 +187,19 @@ class StreamDescription:
     """Grows with each change of `assignments`."""
     config_version: int = 0
     """Grows with each change of `config`."""
+    message_bytes_max: int = field(default=0, repr=False, compare=False)
+    """What the client's requests take; 0: not known."""
     codec: Codec = field(init=False, repr=False, compare=False)
     """Compression of the stream's chunks."""
     segment_bytes_min: int = field(init=False, repr=False, compare=False)
-    """No chunk of the stream may be larger than this; 0: not known."""
+    """No chunk of the stream may be larger than this, as it fits into no segment or into no request; 0: not known."""
 
     def __post_init__(self) -> None:
         """Each chunk asks for these."""
         object.__setattr__(self, "codec", Codec[self.config.codec.upper()])
         limit = min((broker.segment_bytes for broker in self.brokers.values()), default=0)
+        if self.message_bytes_max:
+            limit = min(limit or self.message_bytes_max, self.message_bytes_max & -ALIGNMENT_BYTES)
         object.__setattr__(self, "segment_bytes_min", limit)
 
     def is_older_than(self, other: StreamDescription) -> bool:
@@ -231,7 +235,7 @@ class StreamDescription:
 
     @classmethod
     def from_message(
-        cls, info: common_pb2.StreamInfo, brokers: Sequence[common_pb2.BrokerInfo] = ()
+        cls, info: common_pb2.StreamInfo, brokers: Sequence[common_pb2.BrokerInfo] = (), *, message_bytes_max: int = 0
     ) -> StreamDescription:
         """From its wire form; the newest schema counts."""
         schema = max(info.schemas, key=lambda version: version.schema_id)
@@ -274,6 +278,7 @@ class StreamDescription:
             brokers={broker.broker_id: BrokerDescription.from_message(broker) for broker in brokers},
             assignments_version=info.assignments_version,
             config_version=info.config_version,
+            message_bytes_max=message_bytes_max,
         )
 
 

@@ -494,6 +494,37 @@ class TestBackPressure:
         assert time.monotonic() - began_s >= 0.02
 
 
+class TestRequestLimit:
+    """Segments may be larger than what a request takes: then that bounds the chunks."""
+
+    LIMIT = 8 << 10
+
+    @pytest.fixture
+    async def narrow(self, make_cluster: MakeCluster) -> FakeCluster:
+        cluster = make_cluster(segment_bytes=64 << 10)
+        cluster.settings = cluster.settings.model_copy(update={"message_bytes_max": self.LIMIT})
+        return cluster
+
+    async def test_no_chunk_is_larger_than_a_request(self, narrow: FakeCluster, make_producer: MakeProducer) -> None:
+        producer = make_producer(narrow, chunk_bytes_max=48 << 10)
+        await give(await producer.send_batch("s", batch(*[b"x" * 100] * 2000)))
+        for _ in range(200):
+            producer.send("s", b"y" * 100)
+        await give(producer.flush())
+        assert len(narrow.values()) == 2200
+        assert max(header.chunk_bytes for header, _ in narrow.chunks()) <= self.LIMIT
+
+    async def test_a_record_that_no_request_takes_is_refused_at_once(
+        self, narrow: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(narrow, chunk_bytes_max=48 << 10)
+        await producer.prepare("s")
+        with pytest.raises(RecordTooLarge, match=r"into a request .*message_bytes_max"):
+            producer.send("s", b"x" * (self.LIMIT + 1))
+        with pytest.raises(RecordTooLarge, match=r"into a request .*message_bytes_max"):
+            await producer.send_batch("s", batch(b"x" * (self.LIMIT + 1)))
+
+
 class TestFailures:
     @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST])
     async def test_what_is_lost_on_the_way_is_sent_again_and_stored_once(
