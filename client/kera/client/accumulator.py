@@ -27,7 +27,8 @@ class Pending(Awaitable[Delivery]):
     def _of(self, chunk: Delivery, first: int) -> Delivery:
         if chunk.record_count == 1:
             return chunk
-        return chunk._replace(record=chunk.record + self._index - first, record_count=1)
+        record = None if chunk.record is None else chunk.record + self._index - first
+        return chunk._replace(record=record, record_count=1)
 
     def done(self) -> bool:
         """Whether it is known what became of the record."""

@@ -30,11 +30,12 @@ class Stored(NamedTuple):
     def delivery(self) -> Delivery:
         """The same, as users see it."""
         status = self.status
+        known = bool(status.group_id)  # of a repeat, the broker may not know its place any more
         return Delivery(
             stream=self.stream,
             entry=EntryId(self.stream_id, self.streamlet_id, status.entry),
-            position=Position(status.group_id, status.segment_id, status.position),
-            record=status.first_record,
+            position=Position(status.group_id, status.segment_id, status.position) if known else None,
+            record=status.first_record if known else None,
             record_count=self.record_count,
             durability=durability_name(status.durability),
             duplicate=status.duplicate,

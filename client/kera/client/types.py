@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -350,20 +350,25 @@ class ChunkBatch(NamedTuple):
         return self.slot is None or self.slot.intact
 
 
+MaybeNone: TypeAlias = Any
+"""May be None, where hardly anybody has to look: type checkers ask nobody to."""
+
+
 class Delivery(NamedTuple):
     """What became of a record, or of a chunk of a batch: it is stored."""
 
     stream: str
     entry: EntryId
-    position: Position
-    record: int
-    """Ordinal of the record (the first one of a chunk) within its entry."""
+    position: Position | MaybeNone
+    """None: not known, see `duplicate`."""
+    record: int | MaybeNone
+    """Ordinal of the record (the first one of a chunk) within its entry; None: not known."""
     record_count: int
     durability: str
     """The level that was reached."""
     duplicate: bool
-    """An earlier attempt had arrived already; position and record are that one's, or count from 0 if it has left the
-    broker's memory since: then the position's group is 0."""
+    """An earlier attempt had arrived already; position and record are that one's. If it has left the broker's memory
+    since, the broker does not tell them: then both are None."""
     virtual_segment: int = 0
     """The virtual segment that has the chunk on backups; 0: none, or not known."""
     backups: tuple[int, ...] = ()

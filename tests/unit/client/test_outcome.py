@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kera.client.accumulator import Accumulator
 from kera.client.outcome import Outcome, Stored
 from kera.core.errors import ClosedError, Unavailable
 from kera.core.ids import EntryId, Position
@@ -21,6 +22,18 @@ def stored() -> Stored:
         virtual_segment_id=5,
     )
     return Stored("s", 7, 4, 10, status, (1, 2))
+
+
+@pytest.mark.parametrize("records", [1, 10])
+async def test_of_a_repeat_whose_place_the_broker_does_not_know_neither_place_nor_record_is_told(records: int) -> None:
+    status = broker_pb2.ChunkStatus(entry=1, durability=common_pb2.DURABILITY_LEADER, duplicate=True)
+    accumulator = Accumulator("s", 4, 0.0)
+    pending = [accumulator.append(b"x", 0.0, 1) for _ in range(records)]
+    accumulator.delivered.settle(Stored("s", 7, 4, records, status, ()))
+    for each in pending:
+        delivery = await each
+        assert (delivery.position, delivery.record, delivery.record_count) == (None, None, 1)
+        assert (delivery.entry, delivery.duplicate) == (EntryId(7, 4, 1), True)
 
 
 async def test_a_delivery_says_what_the_broker_has_said() -> None:
