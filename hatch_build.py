@@ -1,11 +1,14 @@
 """What hatchling runs while it builds the wheel: adds the jar of the Spark connector's columnar engine.
 
-The jar is built, not kept in git, and building it takes a JDK and pyspark. The client must install without either, so
-the environment variable KERA_JAR decides:
+The jar is built, not kept in git, and building it takes a JDK and pyspark. The client can be built without either, for
+those who say so. The environment variable KERA_JAR decides:
 
-    auto     (default) where the jar is neither current nor can be built, the wheel has none, and a line says so
     require  without the jar there is no wheel; an isolated build gets itself a pyspark for it
+    (unset)  the same, without the pyspark: then the jar has to be there, or what builds it
+    auto     where the jar is neither current nor can be built, the wheel has none, and a line says so
     skip     the wheel has no jar, and nothing is built
+
+So nobody publishes a wheel without the jar and does not know.
 
 An editable install uses the jar in the tree, which `make jar` builds. The sdist has the sources.
 """
@@ -19,7 +22,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-POLICIES = ("auto", "require", "skip")
+POLICIES = ("require", "auto", "skip")
+
+WAY_OUT = (
+    "KERA_JAR=skip builds a wheel without the Spark connector's columnar engine;"
+    " KERA_JAR=require gets an isolated build its pyspark, and JAVA_HOME names a JDK"
+)
 
 
 class JarHook(BuildHookInterface[Any]):
@@ -27,8 +35,10 @@ class JarHook(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """What an isolated build environment needs besides hatchling."""
+        if os.environ.get("KERA_JAR") != "require":
+            return []  # not by default: this is asked for editable installs, too, which need no jar
         spark: list[str] = self.metadata.core.optional_dependencies["spark"]
-        return spark if policy() == "require" else []
+        return spark
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the jar before the wheel is put together."""
@@ -39,6 +49,8 @@ class JarHook(BuildHookInterface[Any]):
             program.build()
         except program.NotPossible as error:
             if policy() == "require":
+                error.add_note(WAY_OUT)
+                print(f"kera: error: no wheel without the jar: {error}. {WAY_OUT}", file=sys.stderr)
                 raise
             print(f"kera: built without the Spark connector's columnar engine (see KERA_JAR): {error}", file=sys.stderr)
             return

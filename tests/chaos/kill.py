@@ -90,8 +90,10 @@ class Watched:
                 raise Wrong(f"{name}/{streamlet}: {len(numbers)} sent, {len(stored[streamlet])} there")
             if self.follower.seen[streamlet] != numbers:
                 raise Wrong(f"{name}/{streamlet}: {len(numbers)} sent, {len(self.follower.seen[streamlet])} followed")
-            # The answer to a repeat of a chunk that is on disk only names no place: its group is 0.
-            places = [(each.record, ordinal) for ordinal, (_, each) in enumerate(delivered) if each.position.group_id]
+            # The answer to a repeat of a chunk that is on disk only names no place.
+            places = [
+                (each.record, ordinal) for ordinal, (_, each) in enumerate(delivered) if each.position is not None
+            ]
             if any(record != ordinal for record, ordinal in places):
                 raise Wrong(f"{name}/{streamlet}: records were acknowledged with other ordinals")
 

@@ -257,7 +257,7 @@ def _check_load(
     here = {(entry, number) for (entry, _), number in numbers.items()}
     for number, delivery in load.acknowledged:
         key = delivery.entry, delivery.record
-        if not delivery.position.group_id:  # of a repeat of what is on the broker's disk only, nobody knows the place
+        if delivery.position is None:  # of a repeat of what is on the broker's disk only, nobody knows the place
             if (delivery.entry, number) not in here:
                 missing.append((number, delivery))
         elif key not in numbers:

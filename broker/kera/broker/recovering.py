@@ -45,6 +45,7 @@ from kera.broker.segment_store import SegmentStore
 from kera.core.errors import KeraError, Unavailable
 from kera.core.header_table import Headers, table
 from kera.core.ids import Position
+from kera.core.repeated import Repeated
 from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
 
@@ -191,6 +192,7 @@ class Recovering:
         self._ordering = False
         self._order_rest_s = 0.0
         """Until the next time, so that many streamlets that begin one after the other are put in order together."""
+        self._cannot_look = Repeated(log)
         self._rescan_s = 0.0
         """When what is nowhere may be looked for again."""
         self._more = asyncio.Event()
@@ -619,8 +621,9 @@ class Recovering:
                 self._tell(failed)
                 if quiet:
                     await self._look_for_lacking(failed)
+                self._cannot_look.over("what is missing can be looked for again")
             except KeraError as error:
-                log.warning("cannot look for what is missing; it is tried again", error=error.message)
+                self._cannot_look.goes_on("cannot look for what is missing; it is tried again", error=error.message)
             except Exception as error:  # a defect must not end recovery
                 log.error("cannot look for what is missing; it is tried again", exc_info=error)
 

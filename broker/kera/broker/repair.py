@@ -17,6 +17,7 @@ from kera.broker.segment import Segment
 from kera.broker.segment_scan import SegmentAddress
 from kera.broker.virtual_log import BATCH_BYTES_MAX, Extent, VirtualSegment
 from kera.core.errors import KeraError
+from kera.core.repeated import Repeated
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.repair")
@@ -48,16 +49,19 @@ class Repair:
         self._loop = asyncio.get_running_loop()
         self._free_s = 0.0
         """When the next piece may go."""
+        self._failing = Repeated(log)
 
     async def run(self) -> None:
         """Repair for ever."""
         while True:
             try:
-                if not await self._next():
+                found = await self._next()
+                self._failing.over("repair goes on")
+                if not found:
                     self._replication.repair_rests()
                     await asyncio.sleep(REST_S)
             except KeraError as error:
-                log.warning("cannot repair now; it is tried again", error=str(error))
+                self._failing.goes_on("cannot repair now; it is tried again", error=str(error))
                 self._replication.backlog.rotate(-1)  # what cannot be read does not hold up the others
                 await asyncio.sleep(FAILED_REST_S)
             except Exception as error:  # a defect must not end all repair

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from kera.client.outcome import Outcome
@@ -22,11 +22,38 @@ class Pending(Awaitable[Delivery]):
         yield from self._accumulator.delivered.wait()  # until then the chunk may be split
         first, outcome = self._accumulator.part_of(self._index)
         yield from outcome.wait()
-        chunk = outcome.result()
+        return self._of(outcome.result(), first)
+
+    def _of(self, chunk: Delivery, first: int) -> Delivery:
         if chunk.record_count == 1:
             return chunk
-        record = chunk.record + self._index - first if chunk.has_place else chunk.record
+        record = None if chunk.record is None else chunk.record + self._index - first
         return chunk._replace(record=record, record_count=1)
+
+    def done(self) -> bool:
+        """Whether it is known what became of the record."""
+        return self._accumulator.part_of(self._index)[1].done()
+
+    def result(self) -> Delivery:
+        """What awaiting it gives, without waiting. Raises the record's error, or `asyncio.InvalidStateError`."""
+        first, outcome = self._accumulator.part_of(self._index)
+        return self._of(outcome.result(), first)
+
+    def exception(self) -> KeraError | None:
+        """The record's error, if that is what became of it. Raises `asyncio.InvalidStateError`."""
+        return self._accumulator.part_of(self._index)[1].exception()
+
+    def add_done_callback(self, callback: Callable[[Pending], object]) -> None:
+        """Have the event loop call `callback` with this when it is known what became of the record."""
+        outcome = self._accumulator.part_of(self._index)[1]
+
+        def known() -> None:
+            if self.done():
+                callback(self)
+            else:  # the chunk has been split meanwhile, and this record is in another part
+                self.add_done_callback(callback)
+
+        outcome.when_done(known)
 
 
 class Accumulator:

@@ -158,7 +158,9 @@ class Cluster:
             raise
         finally:
             del self._looking[name]
-        found = StreamDescription.from_message(answer.stream, answer.brokers)
+        found = StreamDescription.from_message(
+            answer.stream, answer.brokers, message_bytes_max=self.settings.message_bytes_max
+        )
         newest = self._newest.get(name)
         if newest is not None and found.is_older_than(newest):
             found = newest  # said by a coordinator that was being replaced

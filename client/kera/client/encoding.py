@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from kera.client.arrow_input import NotTheSame, as_type
 from kera.client.record_message import write_message
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, Codec, chunk_bytes_of, encode_payload, padded
+from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, Codec, chunk_bytes_of, encode_payload, padded
 from kera.core.errors import RecordTooLarge, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -217,7 +217,7 @@ def _encoded(batch: pa.RecordBatch, limit: int, stream: StreamDescription, now_u
         return
     # Compressed, what cannot be compressed is somewhat larger than before.
     if batch.num_rows == 1:
-        raise too_large(chunk_bytes, limit, stream.name)
+        raise too_large(chunk_bytes, limit, stream)
     half = batch.num_rows // 2
     yield from _encoded(batch.slice(0, half), limit, stream, now_us)
     yield from _encoded(batch.slice(half), limit, stream, now_us)
@@ -240,7 +240,7 @@ def _pieces(
         if size <= limit:
             yield piece
         elif piece.num_rows == 1:
-            raise too_large(size, limit, stream.name)
+            raise too_large(size, limit, stream)
         else:  # rows of very different sizes
             middle = piece.num_rows // 2
             for half in (piece.slice(0, middle), piece.slice(middle)):
@@ -273,12 +273,16 @@ def _is_hollow(column: pa.Array) -> bool:
     return False
 
 
-def too_large(size: int, limit: int, stream: str) -> RecordTooLarge:
-    """The error for a record that fits into no segment."""
+def too_large(size: int, limit: int, stream: StreamDescription) -> RecordTooLarge:
+    """The error for a record that fits into no segment, or into no request."""
+    if stream.message_bytes_max and limit == stream.message_bytes_max & -ALIGNMENT_BYTES:
+        what = f"a request ({limit} bytes); split it, or set message_bytes_max higher, of the client and of brokers"
+    else:
+        what = f"a segment of stream {stream.name!r} ({limit} bytes)"
+        what += "; split it, or run brokers with a larger --segment-bytes"
     return RecordTooLarge(
-        f"record of {size} bytes does not fit into a segment of stream {stream!r} ({limit} bytes);"
-        " split it, or run brokers with a larger --segment-bytes",
-        stream=stream,
+        f"record of {size} bytes does not fit into {what}",
+        stream=stream.name,
         record_bytes=size,
         limit=limit,
     )

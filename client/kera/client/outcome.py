@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple
 
-from kera.client.types import RECORD_UNKNOWN, Delivery, durability_name
+from kera.client.types import Delivery, durability_name
 from kera.core.errors import KeraError
 from kera.core.ids import EntryId, Position
 from kera.v1 import broker_pb2
@@ -30,12 +30,12 @@ class Stored(NamedTuple):
     def delivery(self) -> Delivery:
         """The same, as users see it."""
         status = self.status
-        known = status.group_id != 0
+        known = bool(status.group_id)  # of a repeat, the broker may not know its place any more
         return Delivery(
             stream=self.stream,
             entry=EntryId(self.stream_id, self.streamlet_id, status.entry),
-            position=Position(status.group_id, status.segment_id, status.position),
-            record=status.first_record if known else RECORD_UNKNOWN,
+            position=Position(status.group_id, status.segment_id, status.position) if known else None,
+            record=status.first_record if known else None,
             record_count=self.record_count,
             durability=durability_name(status.durability),
             duplicate=status.duplicate,
@@ -47,11 +47,27 @@ class Stored(NamedTuple):
 class Outcome(Awaitable[Delivery]):
     """Of one chunk; await it for its `Delivery`, or its error."""
 
-    __slots__ = ("_outcome", "_waiters")
+    __slots__ = ("_callbacks", "_outcome", "_waiters")
 
     def __init__(self) -> None:
         self._outcome: Delivery | Stored | KeraError | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
+        self._callbacks: list[Callable[[], object]] | None = None
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Call `callback` in a round of the loop of its own when the outcome is known, also if that is so already."""
+        if self._outcome is not None:
+            asyncio.get_running_loop().call_soon(callback)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    def exception(self) -> KeraError | None:
+        """The chunk's error, if that is what became of it."""
+        if self._outcome is None:
+            raise asyncio.InvalidStateError("the outcome is not known yet")
+        return self._outcome if isinstance(self._outcome, KeraError) else None
 
     def done(self) -> bool:
         """Whether it is known."""
@@ -66,6 +82,10 @@ class Outcome(Awaitable[Delivery]):
         for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                asyncio.get_running_loop().call_soon(callback)
 
     def wait(self) -> Generator[Any, None, None]:
         """For ``yield from``: until it is known, whatever it is. Who gives up waiting leaves the others waiting."""

@@ -14,7 +14,7 @@ import asyncio
 import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
@@ -75,6 +75,33 @@ class BatchDelivery(Awaitable[list[Delivery]]):
             yield from outcome.wait()
             deliveries.append(outcome.result())
         return deliveries
+
+    def done(self) -> bool:
+        """Whether it is known what became of all chunks."""
+        return all(outcome.done() for outcome in self._outcomes)
+
+    def result(self) -> list[Delivery]:
+        """What awaiting it gives, without waiting. Raises the first error, or `asyncio.InvalidStateError`."""
+        return [outcome.result() for outcome in self._outcomes]
+
+    def exception(self) -> KeraError | None:
+        """The first error, if there is one. Raises `asyncio.InvalidStateError`."""
+        return next((error for outcome in self._outcomes if (error := outcome.exception()) is not None), None)
+
+    def add_done_callback(self, callback: Callable[[BatchDelivery], object]) -> None:
+        """Have the event loop call `callback` with this when it is known what became of all chunks."""
+
+        def known() -> None:
+            waiting = next((outcome for outcome in self._outcomes if not outcome.done()), None)
+            if waiting is None:
+                callback(self)
+            else:
+                waiting.when_done(known)
+
+        if self._outcomes:
+            self._outcomes[-1].when_done(known)
+        else:
+            asyncio.get_running_loop().call_soon(known)
 
 
 class Producer:

@@ -80,7 +80,7 @@ class StreamWriter:
         self.check_streamlet(streamlet)
         limit = self.stream.segment_bytes_min
         if limit and record_bytes + BATCH_OVERHEAD_BYTES > limit:
-            raise too_large(record_bytes, limit, self.stream.name)
+            raise too_large(record_bytes, limit, self.stream)
 
     def check_streamlet(self, streamlet: int) -> None:
         """Raises `StreamletOutOfRange`."""

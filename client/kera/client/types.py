@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import pyarrow as pa
 
 from kera.client.settings import Durability
-from kera.core.chunk import ChunkHeader, Codec
+from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, Codec
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.ids import EntryId, Position
 from kera.core.schema import schema_from_bytes
@@ -200,15 +200,19 @@ class StreamDescription:
     """Grows with each change of `config`, and when columns are added."""
     earlier_schemas: Mapping[int, pa.Schema] = field(default_factory=dict)
     """The versions of `schema` before columns were added, by their ids: the first columns of it."""
+    message_bytes_max: int = field(default=0, repr=False, compare=False)
+    """What the client's requests take; 0: not known."""
     codec: Codec = field(init=False, repr=False, compare=False)
     """Compression of the stream's chunks."""
     segment_bytes_min: int = field(init=False, repr=False, compare=False)
-    """No chunk of the stream may be larger than this; 0: not known."""
+    """No chunk of the stream may be larger than this, as it fits into no segment or into no request; 0: not known."""
 
     def __post_init__(self) -> None:
         """Each chunk asks for these."""
         object.__setattr__(self, "codec", Codec[self.config.codec.upper()])
         limit = min((broker.segment_bytes for broker in self.brokers.values()), default=0)
+        if self.message_bytes_max:
+            limit = min(limit or self.message_bytes_max, self.message_bytes_max & -ALIGNMENT_BYTES)
         object.__setattr__(self, "segment_bytes_min", limit)
 
     def schema_of(self, schema_id: int) -> pa.Schema | None:
@@ -248,7 +252,7 @@ class StreamDescription:
 
     @classmethod
     def from_message(
-        cls, info: common_pb2.StreamInfo, brokers: Sequence[common_pb2.BrokerInfo] = ()
+        cls, info: common_pb2.StreamInfo, brokers: Sequence[common_pb2.BrokerInfo] = (), *, message_bytes_max: int = 0
     ) -> StreamDescription:
         """From its wire form; the newest schema counts."""
         schema = max(info.schemas, key=lambda version: version.schema_id)
@@ -296,6 +300,7 @@ class StreamDescription:
                 for version in info.schemas
                 if version.schema_id != schema.schema_id
             },
+            message_bytes_max=message_bytes_max,
         )
 
 
@@ -375,8 +380,8 @@ class ChunkBatch(NamedTuple):
         return self.slot is None or self.slot.intact
 
 
-RECORD_UNKNOWN = -1
-"""The ordinal of a delivery whose place is not known, see `Delivery.has_place`."""
+MaybeNone: TypeAlias = Any
+"""May be None, where hardly anybody has to look: type checkers ask nobody to."""
 
 
 class Delivery(NamedTuple):
@@ -384,24 +389,20 @@ class Delivery(NamedTuple):
 
     stream: str
     entry: EntryId
-    position: Position
-    record: int
-    """Ordinal of the record (the first one of a chunk) within its entry; `RECORD_UNKNOWN` without a place."""
+    position: Position | MaybeNone
+    """None: not known, see `duplicate`."""
+    record: int | MaybeNone
+    """Ordinal of the record (the first one of a chunk) within its entry; None: not known."""
     record_count: int
     durability: str
     """The level that was reached."""
     duplicate: bool
     """An earlier attempt had arrived already; position and record are that one's. If it has left the broker's memory
-    since, nobody knows them: see `has_place`."""
+    since, the broker does not tell them: then both are None."""
     virtual_segment: int = 0
     """The virtual segment that has the chunk on backups; 0: none, or not known."""
     backups: tuple[int, ...] = ()
     """The backups that have this virtual segment."""
-
-    @property
-    def has_place(self) -> bool:
-        """Whether position and record are known: of all deliveries but some with `duplicate`."""
-        return self.position.group_id != 0
 
 
 class Record(NamedTuple):

@@ -15,6 +15,7 @@ from kera.core.clock import boottime_s
 from kera.core.coordinators import Coordinators
 from kera.core.data_dir import DataDirectory
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, StaleEpoch, StartError, Unavailable, Uncertain
+from kera.core.repeated import Repeated
 from kera.core.rpc import api
 from kera.core.rpc.method import Method, RequestT, ResponseT
 from kera.core.settings import InvalidSettings
@@ -110,9 +111,10 @@ class Registration:
         """Ask until there is an answer, up to `timeout_s`; then raises `CoordinatorUnreachable`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        waiting = Repeated(log)
         while True:
             try:
-                return await self._call(method, request, CALL_TIMEOUT_S)
+                answer = await self._call(method, request, CALL_TIMEOUT_S)
             except (NotLeader, Unavailable, Uncertain) as error:
                 if loop.time() >= deadline:
                     raise CoordinatorUnreachable(
@@ -121,8 +123,11 @@ class Registration:
                         " start one (kera coordinator), or name another with --coordinator",
                         address=self._address,
                     ) from error
-                log.info("waiting for the coordinator", address=self._address)
+                waiting.goes_on("waiting for the coordinator", level="info", address=self._address)
                 await asyncio.sleep(RETRY_INTERVAL_S)
+            else:
+                waiting.over("coordinator is there", address=self._address)
+                return answer
 
     async def beat(
         self,

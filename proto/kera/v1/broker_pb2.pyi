@@ -135,7 +135,9 @@ class ChunkStatus(_message.Message):
     durability: _common_pb2.Durability.ValueType
     """Level reached."""
     duplicate: _builtins.bool
-    """The chunk had been appended before; the position is that of the first time."""
+    """The chunk had been appended before; the position is that of the first time. When the broker does not know it any
+    more, group_id is 0, and neither the position nor first_record means anything.
+    """
     virtual_segment_id: _builtins.int
     """The virtual segment that has the chunk, once it is on backups; 0: none."""
     @_builtins.property

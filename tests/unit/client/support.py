@@ -259,7 +259,9 @@ class FakeCluster:
     async def stream(self, name: str) -> StreamDescription:
         if name not in self.infos:
             raise UnknownStream(f"there is no stream {name!r}", stream=name)
-        return StreamDescription.from_message(self.infos[name], [self.broker_info])
+        return StreamDescription.from_message(
+            self.infos[name], [self.broker_info], message_bytes_max=self.settings.message_bytes_max
+        )
 
     async def stream_or_last_seen(self, name: str) -> StreamDescription:
         return await self.stream(name)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from kera.client.accumulator import Accumulator
 from kera.client.outcome import Outcome, Stored
-from kera.client.types import RECORD_UNKNOWN
 from kera.core.errors import ClosedError, Unavailable
 from kera.core.ids import EntryId, Position
 from kera.v1 import broker_pb2, common_pb2
@@ -24,6 +24,18 @@ def stored() -> Stored:
     return Stored("s", 7, 4, 10, status, (1, 2))
 
 
+@pytest.mark.parametrize("records", [1, 10])
+async def test_of_a_repeat_whose_place_the_broker_does_not_know_neither_place_nor_record_is_told(records: int) -> None:
+    status = broker_pb2.ChunkStatus(entry=1, durability=common_pb2.DURABILITY_LEADER, duplicate=True)
+    accumulator = Accumulator("s", 4, 0.0)
+    pending = [accumulator.append(b"x", 0.0, 1) for _ in range(records)]
+    accumulator.delivered.settle(Stored("s", 7, 4, records, status, ()))
+    for each in pending:
+        delivery = await each
+        assert (delivery.position, delivery.record, delivery.record_count) == (None, None, 1)
+        assert (delivery.entry, delivery.duplicate) == (EntryId(7, 4, 1), True)
+
+
 async def test_a_delivery_says_what_the_broker_has_said() -> None:
     outcome = Outcome()
     outcome.settle(stored())
@@ -32,13 +44,6 @@ async def test_a_delivery_says_what_the_broker_has_said() -> None:
     assert (delivery.record, delivery.record_count, delivery.durability) == (9, 10, "replicated")
     assert (delivery.virtual_segment, delivery.backups, delivery.duplicate) == (5, (1, 2), False)
     assert await outcome is delivery
-
-
-async def test_a_delivery_whose_place_nobody_knows_is_not_record_0() -> None:
-    status = broker_pb2.ChunkStatus(entry=1, durability=common_pb2.DURABILITY_LEADER, duplicate=True)
-    delivery = Stored("s", 7, 4, 10, status, ()).delivery()
-    assert (delivery.has_place, delivery.record, delivery.duplicate) == (False, RECORD_UNKNOWN, True)
-    assert stored().delivery().has_place
 
 
 async def test_who_waits_is_woken_and_who_gave_up_is_not() -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kera.client.accumulator import Accumulator
+from kera.client.outcome import Outcome
 from kera.client.partitioner import streamlet_of
 from kera.client.producer import Producer
 from kera.client.settings import ProducerSettings
@@ -494,6 +496,37 @@ class TestBackPressure:
         assert time.monotonic() - began_s >= 0.02
 
 
+class TestRequestLimit:
+    """Segments may be larger than what a request takes: then that bounds the chunks."""
+
+    LIMIT = 8 << 10
+
+    @pytest.fixture
+    async def narrow(self, make_cluster: MakeCluster) -> FakeCluster:
+        cluster = make_cluster(segment_bytes=64 << 10)
+        cluster.settings = cluster.settings.model_copy(update={"message_bytes_max": self.LIMIT})
+        return cluster
+
+    async def test_no_chunk_is_larger_than_a_request(self, narrow: FakeCluster, make_producer: MakeProducer) -> None:
+        producer = make_producer(narrow, chunk_bytes_max=48 << 10)
+        await give(await producer.send_batch("s", batch(*[b"x" * 100] * 2000)))
+        for _ in range(200):
+            producer.send("s", b"y" * 100)
+        await give(producer.flush())
+        assert len(narrow.values()) == 2200
+        assert max(header.chunk_bytes for header, _ in narrow.chunks()) <= self.LIMIT
+
+    async def test_a_record_that_no_request_takes_is_refused_at_once(
+        self, narrow: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(narrow, chunk_bytes_max=48 << 10)
+        await producer.prepare("s")
+        with pytest.raises(RecordTooLarge, match=r"into a request .*message_bytes_max"):
+            producer.send("s", b"x" * (self.LIMIT + 1))
+        with pytest.raises(RecordTooLarge, match=r"into a request .*message_bytes_max"):
+            await producer.send_batch("s", batch(b"x" * (self.LIMIT + 1)))
+
+
 class TestFailures:
     @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST])
     async def test_what_is_lost_on_the_way_is_sent_again_and_stored_once(
@@ -814,3 +847,62 @@ class TestClose:
         await producer.close(flush=False)
         with pytest.raises(ClosedError):
             await give(sending)
+
+
+class TestFutureLike:
+    async def test_a_delivery_says_whether_it_is_there_and_calls_back_once(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(cluster, linger_ms=60_000)
+        await producer.prepare("s")
+        called: list[object] = []
+        pending = producer.send("s", b"a")
+        whole = await producer.send_batch("s", batch(b"b", b"c"))
+        for each in (pending, whole):
+            each.add_done_callback(called.append)
+        later = producer.send("s", b"d")
+        assert not later.done()
+        with pytest.raises(asyncio.InvalidStateError):
+            later.result()
+        await give(producer.flush())
+        await until(lambda: len(called) == 2)
+        assert pending.done()
+        assert whole.done()
+        assert called == [pending, whole]
+        assert (pending.result().record, pending.exception()) == (0, None)
+        assert [each.record_count for each in whole.result()] == [2]
+        later.add_done_callback(called.append)
+        assert called == [pending, whole], "never from within the call"
+        await until(lambda: called[-1] is later)
+
+    async def test_a_callback_of_what_fails_comes_too_and_may_fail_itself(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(cluster, linger_ms=60_000)
+        await producer.prepare("s")
+        pending, called = producer.send("s", b"a"), list[object]()
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+        pending.add_done_callback(lambda _: 1 / 0)
+        pending.add_done_callback(called.append)
+        await producer.close(flush=False)
+        await until(lambda: bool(called))
+        assert isinstance(pending.exception(), ClosedError)
+        with pytest.raises(ClosedError):
+            pending.result()
+        assert [type(error) for error in told] == [ZeroDivisionError]
+
+    async def test_of_a_chunk_that_is_split_each_record_has_its_own_part(self) -> None:
+        outcomes = [Outcome(), Outcome()]
+        accumulator = Accumulator("s", 0, 0.0)
+        accumulator.delivered = outcomes[0]
+        first, second = accumulator.append(b"a", 0.0, 1), accumulator.append(b"b", 0.0, 1)
+        called: list[object] = []
+        for each in (first, second):
+            each.add_done_callback(called.append)
+        accumulator.split([1, 1], outcomes)
+        outcomes[0].settle(ClosedError("one"))
+        await until(lambda: called == [first])
+        assert (first.done(), second.done()) == (True, False)
+        outcomes[1].settle(ClosedError("two"))
+        await until(lambda: called == [first, second])

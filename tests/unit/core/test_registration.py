@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from kera.core import registration as registration_module
 from kera.core.clock import boottime_s
@@ -151,3 +152,17 @@ async def test_a_wrong_address_is_an_error_of_the_start(addresses: str) -> None:
     with pytest.raises(InvalidSettings, match="coordinator: ") as error:
         registering(addresses)
     assert isinstance(error.value, StartError)
+
+
+async def test_who_waits_for_the_coordinator_says_so_once_and_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration_module, "RETRY_INTERVAL_S", 0.001)
+    async with serving(1) as (registration, (one,)):
+        one.error = NotLeader("not yet", leader="")
+        with capture_logs() as lines:
+            request = messages.HeartbeatRequest()
+            asked = asyncio.create_task(registration.ask(api.HEARTBEAT, request, WAIT_S))
+            await until(lambda: one.beats > 20)
+            one.error = None
+            await asked
+
+    assert [line["event"] for line in lines] == ["waiting for the coordinator", "coordinator is there"]
