@@ -25,6 +25,7 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import SystemClock
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import InvalidArgument
+from kera.core.loop_lag import LoopLag
 from kera.core.rpc import Service, api
 from kera.core.rpc.address import join_address, split_address
 from kera.core.rpc.grpc_server import GrpcServer
@@ -55,6 +56,9 @@ async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
         port = await server.listen(settings.host, settings.port)
         ready: dict[str, Any] = {"grpc_address": f"{settings.host}:{port}"}
         if settings.metrics_port is not None:
+            lag = LoopLag()
+            stack.callback(lag.close)
+            registry.register(lag)
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = f"{settings.host}:{metrics_port}"
         address = settings.advertised_address or join_address(settings.host, port)

@@ -2,7 +2,8 @@
 
 Back-pressure: a connection's requests are left where they are, on the network and in the staging buffer, while the peer
 does not take its replies (`SEND_BUFFER_BYTES_MAX`) or while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an
-answer; so what a connection holds is bounded by that and the replies to requests it has taken before.
+answer; so what a connection holds is bounded by that and the replies to requests it has taken before. A peer that has
+to take replies and takes no byte of them for `STALLED_S` is disconnected: what they hold is needed by others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ _REQUEST, _REPLY = Kind.REQUEST, Kind.REPLY
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
 GATHERED_BYTES_MAX = 64 << 10
 """Of replies that are sent together."""
+STALLED_S = 30.0
+"""On the loop's clock, which is monotonic."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
@@ -124,6 +127,7 @@ class _ServerConnection(FrameProtocol):
         self._gathered_bytes = 0
         self._flushing_soon = False
         self._paused_by_peer = False
+        self._stalled: asyncio.TimerHandle | None = None
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def close(self) -> None:
@@ -150,6 +154,7 @@ class _ServerConnection(FrameProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._shared.connections.discard(self)
+        self._watch(None)
         self.lost.set_result(None)
         for future in self._waiting:
             future.cancel()
@@ -158,10 +163,29 @@ class _ServerConnection(FrameProtocol):
     def pause_writing(self) -> None:
         self._paused_by_peer = True
         self.hold_frames()
+        self._watch(self._unsent)
 
     def resume_writing(self) -> None:
         self._paused_by_peer = False
+        self._watch(None)
         self._go_on()
+
+    @property
+    def _unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _watch(self, unsent: int | None) -> None:
+        """Look after some time whether the peer has taken anything of what is unsent now; None: no more."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._stalled = None if unsent is None else self._loop.call_later(STALLED_S, self._look_at_peer, unsent)
+
+    def _look_at_peer(self, before: int) -> None:
+        if self._unsent < before:
+            self._watch(self._unsent)
+            return
+        log.warning("connection closed: the peer takes no replies", peer=self._peer.address, unsent_bytes=before)
+        self.abort()
 
     def _go_on(self) -> None:
         if not (self._paused_by_peer or len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX):

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kera.core.errors import ProtocolError, UnknownStream
-from kera.core.rpc import Call, Reply, Service
+from kera.core.rpc import Call, Reply, Service, frame_server
 from kera.core.rpc.frame_server import GATHERED_BYTES_MAX, FrameServer, _ServerConnection
 from kera.core.rpc.frames import (
     HEADER_BYTES,
@@ -491,3 +491,15 @@ async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(
     assert transport.closed
     late.connection_lost(None)
     assert not harness.server._shared.connections
+
+
+async def test_a_client_that_takes_no_reply_for_long_is_disconnected(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_server, "STALLED_S", 0.05)
+    block = memoryview(bytes(256 * KIB))
+    await harness.serve({ECHO: lambda _call: Reply(EchoResponse(), [block])})
+    client = await harness.connect(receive_bytes=64 * KIB)
+    await client.send(b"".join(request(number) for number in range(500)))
+
+    await asyncio.wait_for(asyncio.shield(harness.connection.lost), 10)
