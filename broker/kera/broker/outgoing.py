@@ -73,7 +73,7 @@ class Outgoing:
         total, of_connection = self._copied_bytes_max, self._copied_bytes_max // COPIES_SHARE
         if self.copied_bytes + length > total or (held.copied_bytes and held.copied_bytes + length > of_connection):
             raise Unavailable(
-                f"readers have not taken answers of {self.copied_bytes} bytes, this connection {held.copied_bytes} of them;"
+                f"readers have not taken answers of {self.copied_bytes} bytes, here {held.copied_bytes} of them;"
                 " take those, and try again",
                 limit=self._copied_bytes_max,
             )

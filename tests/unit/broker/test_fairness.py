@@ -1,6 +1,7 @@
 """One client neither stops the loop with what it asks for, nor the writers with answers that it does not take."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.unit.broker.support import (
 )
 
 LARGE = 20_000
-REQUESTS = {
+REQUESTS: dict[Method[Any, Any], Callable[[], Any]] = {
     api.MEASURE_LAG: lambda: api.MEASURE_LAG.request(cursors=[cursor()] * LARGE),
     api.MULTI_READ_CHUNKS: lambda: api.MULTI_READ_CHUNKS.request(ranges=[read_range(entry=1)] * LARGE),
     api.DESCRIBE_STREAMLETS: lambda: api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0] * LARGE),
