@@ -17,6 +17,7 @@ from kera.backup.registration import DataDirectory, Registration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
 from kera.core.daemon import run_daemon, run_from_environment
+from kera.core.loop_lag import LoopLag
 from kera.core.process import descriptor_limit, node_id
 from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
 from kera.core.rpc.connections import connections_max, parts_of
@@ -76,6 +77,9 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         if settings.metrics_port is not None:
             registry = CollectorRegistry()
             registry.register(BackupCollector(counters, engine))
+            lag = LoopLag()
+            stack.callback(lag.close)
+            registry.register(lag)
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 

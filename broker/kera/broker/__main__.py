@@ -21,6 +21,7 @@ from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
+from kera.core.loop_lag import LoopLag
 from kera.core.process import descriptor_limit, node_id
 from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
 from kera.core.rpc.connections import connections_max, parts_of
@@ -95,7 +96,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         }
         if settings.metrics_port is not None:
             collector = BrokerCollector(counters, pushed, engine)
-            ready["metrics_address"] = _metrics_served(settings.host, settings.metrics_port, collector)
+            ready["metrics_address"] = _metrics_served(stack, settings.host, settings.metrics_port, collector)
 
         registration = Registration(
             settings.coordinator,
@@ -132,10 +133,13 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             await _hand_over(registration, broker, settings.handover_ms)
 
 
-def _metrics_served(host: str, port: int, collector: BrokerCollector) -> str:
-    """Serve metrics; returns where."""
+def _metrics_served(stack: AsyncExitStack, host: str, port: int, collector: BrokerCollector) -> str:
+    """Serve metrics until `stack` ends; returns where."""
+    lag = LoopLag()
+    stack.callback(lag.close)
     registry = CollectorRegistry()
     registry.register(collector)
+    registry.register(lag)
     return join_address(host, serve_metrics(registry, host, port))
 
 

@@ -9,13 +9,13 @@ first; a request of which another range has something does not wait for that, an
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from typing import NamedTuple
 
 from kera.broker.bounds import lag_records
 from kera.broker.entry import Entry, Key
 from kera.broker.metrics import Counters
+from kera.broker.outgoing import Outgoing
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, entry_of, plan_read
 from kera.broker.stream import Streams
@@ -26,11 +26,14 @@ from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
+from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
 READ_BYTES_MAX = 16 << 20
 """Bound on one response, whatever the reader asks for."""
 READ_RANGES_MAX = 65536
+READ_RANGES_AT_ONCE = 256
+"""A request with more of them is handled in slices, and others in between."""
 READ_WAIT_MS_MAX = 60_000
 LOAD_WAIT_MS_MAX = 5_000
 """How long a reader waits for the disk, and for room in memory to load to."""
@@ -54,11 +57,13 @@ class Fetches:
     """Handles reads for the service."""
 
     def __init__(
-        self, streams: Streams, memory: PersistenceManager, counters: Counters, *, read_bytes_max: int
+        self, streams: Streams, memory: PersistenceManager, counters: Counters, turns: Turns, *, read_bytes_max: int
     ) -> None:
         self._streams = streams
         self._memory = memory
         self._counters = counters
+        self._turns = turns
+        self.outgoing = Outgoing(memory.slot_count)
         self._read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
 
     def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
@@ -67,7 +72,16 @@ class Fetches:
         request = call.message
         if len(request.ranges) > READ_RANGES_MAX:
             raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
-        look = self._look(call, {})
+        if len(request.ranges) > READ_RANGES_AT_ONCE:
+            return self._read_in_slices(call)
+        return self._answer(call, _to_the_end(self._look(call, {})))
+
+    async def _read_in_slices(self, call: ReadCall) -> ReadReply:
+        answer = self._answer(call, await self._turns.run(self._look(call, {}), id(call.peer)))
+        return answer if isinstance(answer, Reply) else await answer
+
+    def _answer(self, call: ReadCall, look: _Look) -> ReadReply | Awaitable[ReadReply]:
+        request = call.message
         if look.found or not (request.wait_ms or look.missing):
             for entry, key in look.missing:
                 self._memory.load(entry, key)
@@ -81,7 +95,7 @@ class Fetches:
         errors: dict[tuple[Entry, Key], KeraError] = {}
         while True:
             # Other requests were handled since the last look: whom they woke was not us.
-            look = self._look(call, errors)
+            look = await self._look_again(call, errors)
             if look.found:
                 return look.reply
             if look.missing:
@@ -89,7 +103,13 @@ class Fetches:
                     entry, key = look.missing[0]
                     errors[entry, key] = not_loaded(entry, key)
             elif loop.time() >= wait_until or not await woken(self._entries(call.message), wait_until):
-                return self._look(call, errors).reply
+                return (await self._look_again(call, errors)).reply
+
+    async def _look_again(self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError]) -> _Look:
+        steps = self._look(call, errors)
+        if len(call.message.ranges) > READ_RANGES_AT_ONCE:
+            return await self._turns.run(steps, id(call.peer))
+        return _to_the_end(steps)
 
     async def _loaded(
         self, wanted: tuple[Entry, Key], errors: dict[tuple[Entry, Key], KeraError], until: float
@@ -112,7 +132,8 @@ class Fetches:
             for r in request.ranges
         ]
 
-    def _look(self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError]) -> _Look:
+    def _look(self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError]) -> Generator[None, None, _Look]:
+        """Yields after each range, of which nothing is remembered but what the reply has."""
         request = call.message
         response = broker_pb2.MultiReadChunksResponse()
         bulk: list[memoryview] = []
@@ -120,6 +141,7 @@ class Fetches:
         budget = bytes_max = min(request.bytes_max or self._read_bytes_max, self._read_bytes_max)
         found = False
         for wanted in request.ranges:
+            yield
             result = response.results.add()
             start = wanted.start
             result.next.CopyFrom(start)
@@ -135,12 +157,12 @@ class Fetches:
                     if (entry, plan.missing) in errors and not plan.ranges:
                         raise errors[entry, plan.missing]
                     missing.append((entry, plan.missing))
+                length = self._give(call.peer, streamlet, entry, plan, result, bulk)
             except KeraError as error:
                 self._counters.not_owner += isinstance(error, NotOwner)
                 result.error.CopyFrom(error_to_message(error))
                 found = True
                 continue
-            length = self._give(call.peer, streamlet, entry, plan, result, bulk)
             streamlet.bytes_read += length
             budget -= length
             found = found or length > 0 or plan.moved  # who is at the end of an interval goes on elsewhere at once
@@ -157,15 +179,11 @@ class Fetches:
         bulk: list[memoryview],
     ) -> int:
         """Put the plan's ranges into the result; returns their length."""
-        length = 0
-        for segment, begin, end in plan.ranges:
-            slot = segment.slot
-            slot.lease()
+        views = [self.outgoing.give(peer, segment.slot, begin, end) for segment, begin, end in plan.ranges]
+        bulk += views  # all of them or none
+        length = sum(map(len, views))
+        for segment, _, _ in plan.ranges:
             self._memory.touched(segment)
-            length += end - begin
-            view = slot.view[begin:end]
-            weakref.finalize(view, slot.release)  # the transport lets go of it when it is sent
-            bulk.append(view)
         result.length_bytes = length
         result.next.group_id, result.next.segment_id, result.next.position = plan.next
         result.lag_records = lag_records(streamlet, entry, plan.next)
@@ -184,6 +202,16 @@ class Fetches:
     def _forget(self, peer: Peer) -> None:
         for entry in peer.state.pop(_ENTRIES, ()):
             entry.readers.pop(id(peer), None)
+
+
+def _to_the_end(steps: Generator[None, None, _Look]) -> _Look:
+    """What few steps return, at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            look: _Look = end.value
+            return look
 
 
 def not_loaded(entry: Entry, key: Key) -> Unavailable:

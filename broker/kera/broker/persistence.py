@@ -137,6 +137,11 @@ class PersistenceManager:
         """Size of a segment."""
         return self._arena.slot_bytes
 
+    @property
+    def slot_count(self) -> int:
+        """How many segments fit into memory."""
+        return self._arena.slot_count
+
     def allocate(self) -> Slot:
         """A slot, free or freed. Raises `ArenaFull` or `DiskFull`; then `on_room` is called when it is worth trying."""
         while self._arena.free_slots <= self._kept_for_loads:

@@ -8,7 +8,7 @@ reads in ``kera.broker.fetching``, searches in ``kera.broker.lookups``, what the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any
 
 from kera.broker.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
@@ -35,6 +35,7 @@ from kera.core.record_batch import check_payload
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.method import Handler
 from kera.core.rpc.wire import error_to_message
+from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
 APPLICATION_ID_BYTES_MAX = 256
@@ -44,6 +45,8 @@ GROUPS_MAX = 4096
 """Told of in one answer."""
 CURSORS_MAX = 65536
 """In one request for a lag."""
+STREAMLETS_MAX = 65536
+"""In one request for descriptions."""
 
 
 class BrokerService:
@@ -74,7 +77,8 @@ class BrokerService:
         self.lease = Lease()
         """To be renewed by who hears of the coordinator."""
         self.writer = Writer(streams, memory, replication, counters, pump, self.lease, check_payload=check_payload)
-        self.fetches = Fetches(streams, memory, counters, read_bytes_max=read_bytes_max)
+        self.turns = Turns()
+        self.fetches = Fetches(streams, memory, counters, self.turns, read_bytes_max=read_bytes_max)
         self._lookups = Lookups(streams, memory)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -175,14 +179,22 @@ class BrokerService:
             broker_pb2.GetAvailableSegmentsResponse(first_segment_id=segments[0], last_segment_id=segments[-1])
         )
 
-    def describe_streamlets(
+    async def describe_streamlets(
         self, call: Call[broker_pb2.DescribeStreamletsRequest]
     ) -> Reply[broker_pb2.DescribeStreamletsResponse]:
         """Starts and durable heads of all entries of streamlets, as far as they are here."""
-        stream = self._streams.get(call.message.stream_id)
+        if len(call.message.streamlet_ids) > STREAMLETS_MAX:
+            raise InvalidArgument(f"at most {STREAMLETS_MAX} streamlets in a request", limit=STREAMLETS_MAX)
+        return Reply(await self.turns.run(self._descriptions(call.message), id(call.peer)))
+
+    def _descriptions(
+        self, request: broker_pb2.DescribeStreamletsRequest
+    ) -> Generator[None, None, broker_pb2.DescribeStreamletsResponse]:
         response = broker_pb2.DescribeStreamletsResponse()
-        for streamlet_id in call.message.streamlet_ids or sorted(stream.streamlets):
-            streamlet = stream.streamlet(streamlet_id)
+        stream = self._streams.get(request.stream_id)
+        for streamlet_id in request.streamlet_ids or sorted(stream.streamlets):
+            yield
+            streamlet = self._streams.get(request.stream_id).streamlet(streamlet_id)
             first, last = streamlet.available_groups()
             info = response.streamlets.add(streamlet_id=streamlet_id, group_count=last - first + 1 if first else 0)
             for entry in streamlet.entries:
@@ -195,7 +207,7 @@ class BrokerService:
                 if entry.gaps:
                     _fill(row.lost_from, entry, entry.gaps[-1].start)
                     _fill(row.lost_to, entry, entry.gaps[-1].end)
-        return Reply(response)
+        return response
 
     def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
         """Groups of this broker's intervals with their durable bounds, in order."""
@@ -219,12 +231,16 @@ class BrokerService:
             _fill(row.end, entry, group.end)
         return Reply(response)
 
-    def measure_lag(self, call: Call[broker_pb2.MeasureLagRequest]) -> Reply[broker_pb2.MeasureLagResponse]:
+    async def measure_lag(self, call: Call[broker_pb2.MeasureLagRequest]) -> Reply[broker_pb2.MeasureLagResponse]:
         """What is durable at this broker behind cursors."""
         if len(call.message.cursors) > CURSORS_MAX:
             raise InvalidArgument(f"at most {CURSORS_MAX} cursors in a request", limit=CURSORS_MAX)
+        return Reply(await self.turns.run(self._lags(call.message.cursors), id(call.peer)))
+
+    def _lags(self, cursors: Iterable[common_pb2.Cursor]) -> Generator[None, None, broker_pb2.MeasureLagResponse]:
         response = broker_pb2.MeasureLagResponse()
-        for cursor in call.message.cursors:
+        for cursor in cursors:
+            yield  # one may walk through a thousand segments
             lag = response.lags.add()
             try:
                 streamlet = self._streamlet(cursor)
@@ -237,7 +253,7 @@ class BrokerService:
                 lag.next_record = ordinal_at(streamlet, entry, position)
             except KeraError as error:
                 lag.error.CopyFrom(error_to_message(error))
-        return Reply(response)
+        return response
 
     def _streamlet(self, request: Any) -> Streamlet:
         return self._streams.get(request.stream_id).streamlet(request.streamlet_id)

@@ -24,6 +24,7 @@ from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import SystemClock
 from kera.core.daemon import run_daemon, run_from_environment
+from kera.core.loop_lag import LoopLag
 from kera.core.process import descriptor_limit
 from kera.core.rpc import Service, api
 from kera.core.rpc.address import is_everywhere, join_address, split_address
@@ -57,6 +58,9 @@ async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
         port = await server.listen(settings.host, settings.port)
         ready: dict[str, Any] = {"grpc_address": f"{settings.host}:{port}"}
         if settings.metrics_port is not None:
+            lag = LoopLag()
+            stack.callback(lag.close)
+            registry.register(lag)
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = f"{settings.host}:{metrics_port}"
         # One that is alone sends nobody anywhere; where it listens everywhere, its name says more than 0.0.0.0.

@@ -285,7 +285,8 @@ class FakeCluster:
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
         request = broker_pb2.DescribeStreamletsRequest(stream_id=self.infos[name].stream_id)
-        answer = self.service.describe_streamlets(Call(request, memoryview(b""), Peer("tcp", "loopback"))).message
+        reply = await self.service.describe_streamlets(Call(request, memoryview(b""), Peer("tcp", "loopback")))
+        answer = reply.message
         return {
             each.streamlet_id: [EntryBounds.from_message(entry) for entry in each.entries] for each in answer.streamlets
         }

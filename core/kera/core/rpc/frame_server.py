@@ -2,7 +2,8 @@
 
 Back-pressure: a connection's requests are left where they are, on the network and in the staging buffer, while the peer
 does not take its replies (`SEND_BUFFER_BYTES_MAX`) or while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an
-answer; so what a connection holds is bounded by that and the replies to requests it has taken before.
+answer; so what a connection holds is bounded by that and the replies to requests it has taken before. A peer that has
+to take replies and takes no byte of them for `STALLED_S` is disconnected: what they hold is needed by others.
 
 Connections are bounded (``connections``): one too many has the idlest closed, or is refused. Every `SWEEP_S` the server
 looks at all of them: one whose frame has not come whole within `FRAME_S_MAX` is closed, and memory that a large request
@@ -49,6 +50,8 @@ FRAME_S_MAX = 30.0
 """From a frame's first byte to its last one, while the server takes them."""
 SWEEP_S = 5.0
 REFUSALS_LOGGED_S = 10.0
+STALLED_S = 30.0
+"""For which a peer may take nothing of the replies that wait for it; on the loop's clock."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
@@ -195,6 +198,7 @@ class _ServerConnection(FrameProtocol):
         self._frames_swept = -1
         self._unfinished_s: float | None = None
         """Since when the same frame is unfinished, as the sweeps have seen it."""
+        self._stalled: asyncio.TimerHandle | None = None
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def close(self) -> None:
@@ -259,6 +263,7 @@ class _ServerConnection(FrameProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._shared.connections.discard(self)
+        self._watch(None)
         self.lost.set_result(None)
         for future in self._waiting:
             future.cancel()
@@ -267,10 +272,29 @@ class _ServerConnection(FrameProtocol):
     def pause_writing(self) -> None:
         self._paused_by_peer = True
         self.hold_frames()
+        self._watch(self._unsent)
 
     def resume_writing(self) -> None:
         self._paused_by_peer = False
+        self._watch(None)
         self._go_on()
+
+    @property
+    def _unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _watch(self, unsent: int | None) -> None:
+        """Look after some time whether the peer has taken anything of what is unsent now; None: no more."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._stalled = None if unsent is None else self._loop.call_later(STALLED_S, self._look_at_peer, unsent)
+
+    def _look_at_peer(self, before: int) -> None:
+        if self._unsent < before:
+            self._watch(self._unsent)
+            return
+        log.warning("connection closed: the peer takes no replies", peer=self._peer.address, unsent_bytes=before)
+        self.abort()
 
     def _go_on(self) -> None:
         if not (self._paused_by_peer or len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX):

@@ -594,3 +594,15 @@ async def test_a_connection_with_requests_in_flight_stays_and_the_new_one_is_tol
     release.set()
     for each in busy:
         assert (await each.receive())[0].request_id == 1
+
+
+async def test_a_client_that_takes_no_reply_for_long_is_disconnected(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_server, "STALLED_S", 0.05)
+    block = memoryview(bytes(256 * KIB))
+    await harness.serve({ECHO: lambda _call: Reply(EchoResponse(), [block])})
+    client = await harness.connect(receive_bytes=64 * KIB)
+    await client.send(b"".join(request(number) for number in range(500)))
+
+    await asyncio.wait_for(asyncio.shield(harness.connection.lost), 10)

@@ -1,0 +1,79 @@
+"""Long requests in slices: the loop serves everybody else between two of them.
+
+A request that takes long is written as a generator which yields wherever it may be interrupted, and `Turns.run` drives
+it. Promises:
+
+* Of all requests that are run here, one slice of about `SLICE_S` is done in a round of the loop, however many there
+  are; so what others wait for is one slice, and not one of each.
+* Requesters (connections) take turns. Who sends many requests gets no more slices than who sends a single one.
+
+What was looked up before a ``yield`` may not hold after it: a generator looks things up again. How long one step takes
+is its own business; a step that cannot be interrupted may exceed the slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Generator, Hashable
+from time import perf_counter
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SLICE_S = 0.001
+"""After which a request lets others go on."""
+
+
+class Turns:
+    """Belongs to one event loop."""
+
+    def __init__(self, slice_s: float = SLICE_S) -> None:
+        self._slice_s = slice_s
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        """By requester; the first one is next."""
+        self._giving = False
+        self.slices = 0
+        """That were given since the start."""
+
+    async def run(self, steps: Generator[None, None, T], requester: Hashable) -> T:
+        """Drive `steps` to their end, and return what they return."""
+        try:
+            while True:
+                await self._turn(requester)
+                until = perf_counter() + self._slice_s
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        result: T = end.value
+                        return result
+                    if perf_counter() >= until:
+                        break
+        finally:
+            steps.close()
+
+    def _turn(self, requester: Hashable) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.setdefault(requester, deque()).append(turn)
+        if not self._giving:
+            self._giving = True
+            loop.call_soon(self._give, loop)
+        return turn
+
+    def _give(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One turn, and the next one in the loop's next round."""
+        while self._waiting:
+            requester = next(iter(self._waiting))
+            queue = self._waiting.pop(requester)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[requester] = queue  # behind all the others
+            if not turn.done():  # it is, if its connection is gone
+                self.slices += 1
+                turn.set_result(None)
+                break
+        self._giving = bool(self._waiting)
+        if self._giving:
+            loop.call_soon(self._give, loop)
