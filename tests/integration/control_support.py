@@ -310,10 +310,22 @@ async def settle(writers: Sequence[Writer], timeout_s: float = TIMEOUT_S) -> Non
 class Reader:
     """Reads a stream from its start, and checks each record against the one that is due."""
 
-    def __init__(self, client: Client, stream: StreamDescription, *, keep: bool = False, **settings: Any) -> None:
-        """`keep`: remember where each record was. `settings` are the consumer's."""
+    def __init__(
+        self,
+        client: Client,
+        stream: StreamDescription,
+        *,
+        keep: bool = False,
+        foreign: bytes | None = None,
+        **settings: Any,
+    ) -> None:
+        """`keep`: remember where each record was; `foreign`: the value of those that are no writer's.
+
+        `settings` are the consumer's.
+        """
         self.stream = stream
         self.records = 0
+        self.foreign_records = 0
         self.seen: dict[tuple[int, int], int] = {}
         """By streamlet and writer: how many, the first so many of it."""
         self.places: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -321,6 +333,7 @@ class Reader:
         self.error: Exception | None = None
         self._client = client
         self._keep = keep
+        self._foreign = foreign
         self._settings = settings
         self._ordinals: dict[tuple[int, int], int] = {}
         self._positions: dict[int, list[Position]] | None = None
@@ -349,6 +362,9 @@ class Reader:
             entry = chunk.entry.streamlet_id, chunk.entry.entry
             self._check_ordinal(entry, chunk.header.first_record)
             for index, value in enumerate(chunk.batch.column("value").to_pylist()):
+                if self._foreign is not None and value == self._foreign:
+                    self.foreign_records += 1
+                    continue
                 self._take(entry, chunk.header.first_record + index, number_of(value))
             self._ordinals[entry] = chunk.header.first_record + chunk.batch.num_rows
             self._positions = consumer.positions()
@@ -401,12 +417,19 @@ async def reader(client: Client, stream: str, **settings: Any) -> AsyncIterator[
         await asyncio.wait([task])
 
 
-async def check_log(client: Client, stream: str, writers: Sequence[Writer], timeout_s: float = TIMEOUT_S) -> int:
+async def check_log(
+    client: Client,
+    stream: str,
+    writers: Sequence[Writer],
+    timeout_s: float = TIMEOUT_S,
+    *,
+    foreign: bytes | None = None,
+) -> int:
     """Whether all that was acknowledged is there, once, in its writer's order, where it was acknowledged to be.
 
-    Nothing may be under way. Returns how many records these are; raises `Wrong`.
+    Nothing may be under way. Returns how many records these are, with those that are `foreign`; raises `Wrong`.
     """
-    found = Reader(client, await client.describe(stream), keep=True, shared_memory="never")
+    found = Reader(client, await client.describe(stream), keep=True, foreign=foreign, shared_memory="never")
     with _saying(lambda: f"{stream}: after {timeout_s} s {found.records} records were read"):
         async with asyncio.timeout(timeout_s):
             await found.read(end="latest")
@@ -419,7 +442,7 @@ async def check_log(client: Client, stream: str, writers: Sequence[Writer], time
                 # The answer to a repeat of what is not in memory any more may name no place.
                 if delivery.position is not None and place != (delivery.entry.entry, delivery.record):
                     raise Wrong(f"{stream}/{streamlet}: record {at} is at {place}, acknowledged was {delivery}")
-    return found.records
+    return found.records + found.foreign_records
 
 
 # -- recoveries ------------------------------------------------------------------------------------------------

@@ -1,0 +1,340 @@
+"""For each method a request that is right, and one like it about somebody else: what `field_mutants` starts from.
+
+The requests are about a stream, a producer and a consumer group of the sender's own. What a request is *meant* to do to
+somebody else's, such as deleting a stream by its name, is not sent: who may do that is a matter of rights, not of
+fields. `Case.rights` names these fields, with all that is within them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kera.core.rpc import Method, api
+from kera.v1 import application_pb2 as application
+from kera.v1 import backup_pb2 as backup
+from kera.v1 import broker_pb2 as broker
+from kera.v1 import common_pb2 as common
+from kera.v1 import coordinator_pb2 as coordinator
+
+STRANGER_ID = 900_001
+"""A broker or backup that there is not."""
+WAIT_MS = 1
+RETENTION_MS = 3_600_000
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What a request can be about: of whoever sends it, or of somebody else."""
+
+    stream: common.StreamInfo
+    application: str
+    member: str
+    producer: str
+    cursors: tuple[common.Cursor, ...]
+    """Somewhere within the stream, one for each of two streamlets."""
+    broker: common.BrokerInfo
+    """The owner of its first streamlet."""
+    coordinator_epoch: int
+
+    @property
+    def at(self) -> common.Cursor:
+        return self.cursors[0]
+
+
+Build = Callable[[Theirs], Message]
+
+
+@dataclass(frozen=True)
+class Case:
+    """See the head of this module."""
+
+    build: Build
+    rights: tuple[str, ...] = ()
+    """Paths of fields that say whom the request is about."""
+    internal: bool = False
+    """Only daemons send it."""
+
+
+def _group_step(theirs: Theirs) -> application.GroupStep:
+    return application.GroupStep(
+        next=theirs.at,
+        lease=7,
+        finished=False,
+        next_record=3,
+        told=[application.RecordRange(first_record=1, end_record=2)],
+    )
+
+
+def _round(theirs: Theirs) -> Message:
+    at = theirs.at
+    return application.ConsumeRoundRequest(
+        application_id=theirs.application,
+        member_id=theirs.member,
+        client="fields",
+        session_timeout_ms=30_000,
+        progress_timeout_ms=300_000,
+        busy_ms=5,
+        bytes_consumed=100,
+        groups_max=2,
+        stream_ids=[theirs.stream.stream_id],
+        steps=[_group_step(theirs)],
+        starts=[_start(theirs)],
+        seen=[
+            application.SeenGroups(
+                stream_id=at.stream_id,
+                streamlet_id=at.streamlet_id,
+                after_group_id=0,
+                through_group_id=at.group_id,
+                groups=[application.SeenGroup(start=at, first_record=0, end_record=5)],
+            )
+        ],
+        wait_ms=WAIT_MS,
+        ended=[_group_step(theirs)],
+    )
+
+
+def _start(theirs: Theirs) -> application.StreamletStart:
+    return application.StreamletStart(
+        stream_id=theirs.at.stream_id,
+        streamlet_id=theirs.at.streamlet_id,
+        cursors=[theirs.at],
+        records=[application.StartRecord(record=3)],
+    )
+
+
+def _query(theirs: Theirs) -> broker.ChunkQuery:
+    return broker.ChunkQuery(start=theirs.at, end=theirs.at, records_max=10)
+
+
+def _streamlet(theirs: Theirs) -> dict[str, int]:
+    return {"stream_id": theirs.at.stream_id, "streamlet_id": theirs.at.streamlet_id}
+
+
+def _stranger(_: Theirs) -> common.BrokerInfo:
+    return common.BrokerInfo(
+        broker_id=STRANGER_ID,
+        broker_epoch=1,
+        node_id="elsewhere/1",
+        grpc_address="127.0.0.1:1",
+        frames_address="127.0.0.1:1",
+        segment_bytes=1 << 16,
+        arena_bytes=1 << 24,
+    )
+
+
+def _taken_over(theirs: Theirs) -> Message:
+    return broker.TakeOverRequest(
+        coordinator_epoch=theirs.coordinator_epoch,
+        source=common.RecoverySource(broker_id=theirs.broker.broker_id, before_epoch=2),
+        streams=[
+            broker.TakeOverStream(
+                stream=theirs.stream,
+                streamlet_ids=[theirs.at.streamlet_id],
+                starts=[common.EntryStart(start=theirs.at, first_record=3)],
+                cursors=[theirs.at],
+                handed_over=[_state(theirs)],
+            )
+        ],
+    )
+
+
+def _state(theirs: Theirs) -> common.StreamletState:
+    return common.StreamletState(
+        streamlet_id=theirs.at.streamlet_id,
+        next_group_id=theirs.at.group_id + 1,
+        next_records=[10],
+        producers=[common.ProducerState(producer_id=5, producer_epoch=1, next_sequence=3)],
+    )
+
+
+CASES: dict[Method[Any, Any], Case] = {
+    api.MULTI_WRITE_CHUNKS: Case(lambda _: broker.MultiWriteChunksRequest(chunk_count=1)),
+    api.MULTI_READ_CHUNKS: Case(
+        lambda t: broker.MultiReadChunksRequest(
+            ranges=[broker.ReadRange(start=cursor, end=cursor) for cursor in t.cursors],
+            bytes_max=1 << 16,
+            wait_ms=WAIT_MS,
+            application_id=t.application,
+        )
+    ),
+    api.GET_NEXT_GROUPS: Case(
+        lambda t: broker.GetNextGroupsRequest(**_streamlet(t), application_id=t.application, groups_max=2),
+        rights=("application_id",),
+    ),
+    api.GET_NEXT_SEGMENTS: Case(lambda t: broker.GetNextSegmentsRequest(**_streamlet(t), group_id=t.at.group_id)),
+    api.GET_AVAILABLE_GROUPS: Case(lambda t: broker.GetAvailableGroupsRequest(**_streamlet(t))),
+    api.GET_AVAILABLE_SEGMENTS: Case(
+        lambda t: broker.GetAvailableSegmentsRequest(**_streamlet(t), group_id=t.at.group_id)
+    ),
+    api.DESCRIBE_STREAMLETS: Case(
+        lambda t: broker.DescribeStreamletsRequest(stream_id=t.stream.stream_id, streamlet_ids=[0, 1])
+    ),
+    api.TRUNCATE_STREAMLETS: Case(
+        lambda t: broker.TruncateStreamletsRequest(cursors=list(t.cursors)), rights=("cursors",)
+    ),
+    api.COMMIT_CURSORS: Case(
+        lambda t: broker.CommitCursorsRequest(application_id=t.application, cursors=list(t.cursors)),
+        rights=("application_id",),
+    ),
+    api.MEASURE_LAG: Case(lambda t: broker.MeasureLagRequest(cursors=list(t.cursors))),
+    api.LIST_GROUPS: Case(lambda t: broker.ListGroupsRequest(**_streamlet(t), groups_max=3)),
+    api.LOCATE_CHUNKS: Case(lambda t: broker.LocateChunksRequest(queries=[_query(t), _query(t)])),
+    api.LIST_SEGMENTS: Case(lambda t: broker.ListSegmentsRequest(start=t.at, end=t.at, segments_max=3)),
+    api.SEAL_STREAMLETS: Case(
+        lambda t: broker.SealStreamletsRequest(
+            coordinator_epoch=t.coordinator_epoch,
+            stream_id=t.stream.stream_id,
+            streamlet_ids=[t.at.streamlet_id],
+            wait_ms=WAIT_MS,
+            assignments_version=t.stream.assignments_version,
+        ),
+        rights=("stream_id",),
+        internal=True,
+    ),
+    api.TAKE_OVER: Case(_taken_over, rights=("streams",), internal=True),
+    api.OPEN_STREAMLETS: Case(
+        lambda t: broker.OpenStreamletsRequest(
+            stream=t.stream, coordinator_epoch=t.coordinator_epoch, handed_over=[_state(t)]
+        ),
+        rights=("stream",),
+        internal=True,
+    ),
+    api.DROP_STREAM: Case(
+        lambda t: broker.DropStreamRequest(stream_id=1 << 40, coordinator_epoch=t.coordinator_epoch),
+        rights=("stream_id",),
+        internal=True,
+    ),
+    # -- the coordinator
+    api.CREATE_STREAM: Case(
+        lambda t: coordinator.CreateStreamRequest(
+            name=t.stream.name, config=t.stream.config, schema=t.stream.schemas[0], creation_id=t.member
+        ),
+    ),
+    api.GET_STREAM_ID: Case(lambda t: coordinator.GetStreamIdRequest(name=t.stream.name)),
+    api.DESCRIBE_STREAM: Case(lambda t: coordinator.DescribeStreamRequest(name=t.stream.name)),
+    api.LIST_STREAMS: Case(lambda _: coordinator.ListStreamsRequest()),
+    api.ALTER_STREAM: Case(
+        lambda t: coordinator.AlterStreamRequest(
+            name=t.stream.name,
+            retention_ms=RETENTION_MS,
+            retention_bytes=1 << 40,
+            retention_applications=coordinator.Applications(names=[t.application]),
+            virtual_logs=1,
+        ),
+        rights=("name",),
+    ),
+    api.DELETE_STREAM: Case(lambda t: coordinator.DeleteStreamRequest(name=f"no-{t.stream.name}"), rights=("name",)),
+    api.DESCRIBE_CLUSTER: Case(lambda _: coordinator.DescribeClusterRequest()),
+    api.INIT_PRODUCER: Case(lambda t: coordinator.InitProducerRequest(name=t.producer), rights=("name",)),
+    api.REPORT_BROKER: Case(
+        lambda t: coordinator.ReportBrokerRequest(
+            broker_id=t.broker.broker_id, broker_epoch=t.broker.broker_epoch, reason="it does not answer"
+        )
+    ),
+    api.MOVE_STREAMLET: Case(
+        lambda t: coordinator.MoveStreamletRequest(
+            stream=t.stream.name, streamlet_id=t.at.streamlet_id, broker_id=t.broker.broker_id
+        ),
+        rights=("stream",),
+    ),
+    api.REBALANCE: Case(lambda _: coordinator.RebalanceRequest(dry_run=True)),
+    api.DRAIN: Case(lambda _: coordinator.DrainRequest(broker_id=STRANGER_ID, ask=True), rights=("broker_id",)),
+    api.LIST_RECOVERIES: Case(lambda _: coordinator.ListRecoveriesRequest()),
+    api.REGISTER_BROKER: Case(
+        lambda t: coordinator.RegisterBrokerRequest(broker=_stranger(t), launch_id="launch", lost_memory=False),
+        rights=("broker",),
+        internal=True,
+    ),
+    api.HEARTBEAT: Case(
+        lambda t: coordinator.HeartbeatRequest(
+            broker_id=STRANGER_ID,
+            broker_epoch=1,
+            loads=[coordinator.StreamletLoad(**_streamlet(t), bytes_per_s=5, records_per_s=1, read_bytes_per_s=2)],
+            bytes_per_s=5,
+            starts=[common.EntryStart(start=t.at, first_record=1)],
+            recoveries=[
+                coordinator.RecoveryProgress(
+                    source=common.RecoverySource(broker_id=STRANGER_ID, before_epoch=2),
+                    readable=[common.StreamletRef(**_streamlet(t))],
+                )
+            ],
+            empty_intervals=[coordinator.EmptyInterval(**_streamlet(t), first_group_id=1)],
+            unneeded_backup_ids=[STRANGER_ID],
+            fences_version=1,
+        ),
+        rights=("broker_id",),
+        internal=True,
+    ),
+    api.REGISTER_BACKUP: Case(
+        lambda _: coordinator.RegisterBackupRequest(
+            backup=common.BackupInfo(backup_id=STRANGER_ID, backup_epoch=1, grpc_address="127.0.0.1:1"),
+            launch_id="launch",
+        ),
+        rights=("backup",),
+        internal=True,
+    ),
+    api.BACKUP_HEARTBEAT: Case(
+        lambda _: coordinator.BackupHeartbeatRequest(backup_id=STRANGER_ID, backup_epoch=1, free_memory_bytes=1),
+        rights=("backup_id",),
+        internal=True,
+    ),
+    # -- consumer groups
+    api.CONSUME_ROUND: Case(_round, rights=("application_id", "member_id")),
+    api.KEEP_ALIVE: Case(
+        lambda t: application.KeepAliveRequest(application_id=t.application, member_id=t.member, busy_ms=1),
+        rights=("application_id", "member_id"),
+    ),
+    api.LEAVE: Case(
+        lambda t: application.LeaveRequest(application_id=t.application, member_id="nobody", steps=[_group_step(t)]),
+        rights=("application_id", "member_id"),
+    ),
+    api.FETCH_APPLICATION: Case(
+        lambda t: application.FetchApplicationRequest(application_id=t.application, stream_id=t.stream.stream_id)
+    ),
+    api.LIST_APPLICATIONS: Case(lambda _: application.ListApplicationsRequest()),
+    api.DESCRIBE_APPLICATION: Case(lambda t: application.DescribeApplicationRequest(application_id=t.application)),
+    api.RESET_APPLICATION: Case(
+        lambda t: application.ResetApplicationRequest(application_id=t.application, starts=[_start(t)]),
+        rights=("application_id",),
+    ),
+    api.DELETE_APPLICATION: Case(
+        lambda t: application.DeleteApplicationRequest(application_id=f"no-{t.application}"),
+        rights=("application_id",),
+    ),
+    # -- backups
+    api.REPLICATE: Case(
+        lambda t: backup.ReplicateRequest(
+            broker_id=STRANGER_ID, broker_epoch=1, stream_id=t.stream.stream_id, virtual_segment_id=1 << 32 | 1
+        ),
+        rights=("broker_id",),
+        internal=True,
+    ),
+    api.READ_REPLICA: Case(
+        lambda t: backup.ReadReplicaRequest(
+            broker_id=t.broker.broker_id,
+            virtual_segment_id=t.broker.broker_epoch << 32 | 1,
+            bytes_max=1 << 16,
+            streamlets=[backup.StreamletSet(stream_id=t.stream.stream_id, streamlet_ids=[0, 1])],
+        ),
+        internal=True,
+    ),
+    api.LIST_REPLICAS: Case(
+        lambda t: backup.ListReplicasRequest(broker_id=t.broker.broker_id, replicas_max=3), internal=True
+    ),
+    api.FREE_REPLICAS: Case(
+        lambda _: backup.FreeReplicasRequest(
+            broker_id=STRANGER_ID, broker_epoch=1, virtual_segment_ids=[1, 2], before_epoch=1
+        ),
+        rights=("broker_id",),
+        internal=True,
+    ),
+    api.FENCE_BROKER: Case(
+        lambda _: backup.FenceBrokerRequest(broker_id=STRANGER_ID, broker_epoch=1),
+        rights=("broker_id",),
+        internal=True,
+    ),
+}
