@@ -244,6 +244,14 @@ CASES: dict[Method[Any, Any], Case] = {
     api.REBALANCE: Case(lambda _: coordinator.RebalanceRequest(dry_run=True)),
     api.DRAIN: Case(lambda _: coordinator.DrainRequest(broker_id=STRANGER_ID, ask=True), rights=("broker_id",)),
     api.LIST_RECOVERIES: Case(lambda _: coordinator.ListRecoveriesRequest()),
+    api.PREPARE_RESTART: Case(
+        lambda _: coordinator.PrepareRestartRequest(broker_id=STRANGER_ID, epoch=1, wait_ms=WAIT_MS),
+        rights=("broker_id", "backup_id"),
+        internal=True,
+    ),
+    api.FORGET_MEMBER: Case(
+        lambda _: coordinator.ForgetMemberRequest(broker_id=STRANGER_ID), rights=("broker_id", "backup_id")
+    ),
     api.REGISTER_BROKER: Case(
         lambda t: coordinator.RegisterBrokerRequest(broker=_stranger(t), launch_id="launch", lost_memory=False),
         rights=("broker",),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import time
 from collections import Counter
@@ -58,7 +59,16 @@ FOREIGN = b"of somebody"
 STREAMLETS = 2
 
 
-def theirs_of(info: common_pb2.StreamInfo, brokers: dict[int, common_pb2.BrokerInfo], name: str) -> Theirs:
+def leading_epoch(cluster: LocalCluster) -> int:
+    """Of the coordinator, as its log says."""
+    lines = (cluster.log_dir / "coordinator.log").read_text().splitlines()
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    return next(int(entry["epoch"]) for entry in reversed(logged) if entry["event"] == "leading")
+
+
+def theirs_of(
+    info: common_pb2.StreamInfo, brokers: dict[int, common_pb2.BrokerInfo], name: str, coordinator_epoch: int
+) -> Theirs:
     return Theirs(
         stream=info,
         application=f"{name}-group",
@@ -69,7 +79,7 @@ def theirs_of(info: common_pb2.StreamInfo, brokers: dict[int, common_pb2.BrokerI
             for number in range(STREAMLETS)
         ),
         broker=brokers[info.assignments[0].broker_id],
-        coordinator_epoch=1,
+        coordinator_epoch=coordinator_epoch,
     )
 
 
@@ -122,6 +132,7 @@ async def foreign_client(cluster: LocalCluster) -> AsyncIterator[Foreign]:
             return channel
 
         hostile, victim = await described(HOSTILE), await described(VICTIM)
+        epoch = leading_epoch(cluster)
         known = {each.broker_id: each for each in [*hostile.brokers, *victim.brokers]}
         yield Foreign(
             cluster=cluster,
@@ -132,8 +143,8 @@ async def foreign_client(cluster: LocalCluster) -> AsyncIterator[Foreign]:
                 for name, ready in cluster.ready.items()
                 if name.startswith("backup")
             ],
-            hostile=theirs_of(hostile.stream, known, HOSTILE),
-            victim=theirs_of(victim.stream, known, VICTIM),
+            hostile=theirs_of(hostile.stream, known, HOSTILE, epoch),
+            victim=theirs_of(victim.stream, known, VICTIM, epoch),
             outcomes=Counter(),
             defects=[],
         )
