@@ -162,8 +162,10 @@ fuzz-replication: setup ## Run replication against backups that fail: EXAMPLES r
 	  KERA_FUZZ_EXAMPLES="$(EXAMPLES)" $(PYTEST) -p no:xdist -q tests/property/test_replication.py \
 	  --hypothesis-seed="$$seed" --timeout 0 --show-capture=no
 
-fuzz-chunks: setup ## Open EXAMPLES chunks whose records are spoilt, from SEED on, as readers do: none may end a process.
+fuzz-chunks: jar ## Open EXAMPLES spoilt chunks, from SEED on, as the SDK and both Spark engines do: none may end a process.
 	@$(PY) -m tests.chaos.chunks --examples $(EXAMPLES) --seed "$(or $(SEED),1)"
+	@JAVA_HOME="$$(sh scripts/java.sh --compiler)" && export JAVA_HOME && PATH="$$JAVA_HOME/bin:$$PATH" \
+	  $(PY) -m tests.chaos.columnar_chunks --examples $(EXAMPLES) --seed "$(or $(SEED),1)"
 
 chaos-kill: setup ## Kill a broker under load, ROUNDS times, and check that nothing is lost. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.kill --rounds $(ROUNDS) $(CHAOS_ARGS)

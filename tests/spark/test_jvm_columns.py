@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -450,3 +451,12 @@ def test_a_loaded_chunk_can_be_read_whatever_becomes_of_its_bytes(java: Harness,
             **question(batch.schema, wanted, typed=batch is typed),
         )
         assert answer == {"batches": []}
+
+
+def test_no_spoilt_chunk_ends_the_jvm_and_each_is_read_or_refused_by_its_name(java: Harness) -> None:
+    """A short run of ``make fuzz-chunks``."""
+    from tests.chaos.columnar_chunks import opened, word_of
+
+    outcomes = Counter(word_of(outcome) for _, outcome in opened(java, 600, 7))
+    assert set(outcomes) == {"read", "corrupt_chunk"}
+    assert min(outcomes.values()) > 20

@@ -78,6 +78,7 @@ final class ColumnsHarness {
             switch (request.get("method").asText()) {
                 case "rows" -> rows(request, answer);
                 case "flip" -> flip(request, answer);
+                case "open" -> open(request, answer);
                 default -> answer.put("unsupported", unsupported(request));
             }
         } catch (Throwable error) {
@@ -146,6 +147,22 @@ final class ColumnsHarness {
         }
         answer.put("corrupt", corrupt);
         answer.put("read", read);
+    }
+
+    /** Loads each of the chunks, reads all its values, and says what became of it. */
+    private void open(JsonNode request, ObjectNode answer) throws IOException {
+        StructType wanted = wanted(request);
+        ArrayNode outcomes = answer.putArray("outcomes");
+        for (JsonNode each : request.get("chunks")) {
+            Guarded memory = new Guarded(folder, Base64.getDecoder().decode(each.asText()));
+            try (Columns columns = columns(request, wanted)) {
+                readAnyway(columns.load(memory.chunk(), 0), wanted);
+                outcomes.add("read");
+            } catch (Throwable error) {
+                outcomes.add(error.toString());
+            }
+        }
+        System.gc(); // each chunk has a mapping of its own
     }
 
     private static Columns columns(JsonNode request, StructType wanted) {

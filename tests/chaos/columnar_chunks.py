@@ -1,0 +1,114 @@
+"""The spoilt chunks of ``tests.chaos.chunks``, as the columnar engine opens them: ``make fuzz-chunks``.
+
+One JVM opens all of them, with the classes that run in Spark's executors, out of memory behind which nothing is mapped.
+Promised, and checked: each is read, or refused as a corrupt chunk; the JVM lives, and its heap of 512 MiB does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from kera.core.chunk import Codec, Placement, encode_chunk, place_chunk
+from kera.core.record_batch import shape_of
+from kera.core.schema import DEFAULT_SCHEMA
+from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
+from tests.chaos.chunks import ROWS, mutated, sources
+from tests.spark.jvm_harness import Harness, compiled, running
+from tests.spark.test_jvm_columns import question, text
+
+AT_ONCE = 250
+
+
+def crafted(payload: bytes, *, compressed: bool, typed: bool) -> bytes:
+    """A placed chunk with these bytes, and with checksums that match."""
+    encoded = encode_chunk(
+        pa.py_buffer(payload),
+        record_count=ROWS,
+        stream_id=7,
+        streamlet_id=3,
+        schema_id=1,
+        producer_id=1,
+        producer_epoch=0,
+        sequence=0,
+        created_us=0,
+        min_timestamp_us=0,
+        max_timestamp_us=0,
+        codec=Codec.ZSTD if compressed else Codec.NONE,
+        typed=typed,
+    )
+    chunk = bytearray(encoded.to_bytes())
+    place_chunk(chunk, 0, Placement(1, 0, 1, 1000, 1))
+    return bytes(chunk)
+
+
+def word_of(outcome: str) -> str:
+    """What became of a chunk, in a word, or what the JVM said."""
+    return "corrupt_chunk" if "CorruptChunk: " in outcome else outcome[:120]
+
+
+def opened(java: Harness, examples: int, seed: int) -> Iterator[tuple[int, str]]:
+    """Seeds, and what became of their chunks; those of one schema are asked about together."""
+    batches: dict[int, list[tuple[int, bytes]]] = {}
+    found = sources()
+    for each in range(seed, seed + examples):
+        random_ = random.Random(each)
+        at = random_.randrange(len(found))
+        batch, payload = found[at]
+        chunk = crafted(
+            mutated(payload, random_),
+            compressed=shape_of(memoryview(payload)).compressed,
+            typed=not batch.schema.equals(DEFAULT_SCHEMA),
+        )
+        waiting = batches.setdefault(at, [])
+        waiting.append((each, chunk))
+        if len(waiting) == AT_ONCE:
+            yield from _asked(java, found[at][0].schema, batches.pop(at))
+    for at, waiting in batches.items():
+        yield from _asked(java, found[at][0].schema, waiting)
+
+
+def _asked(java: Harness, schema: pa.Schema, waiting: list[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+    typed = not schema.equals(DEFAULT_SCHEMA)
+    wanted = columns_of(schema, typed=True) if typed else type(RECORD_COLUMNS)([*RECORD_COLUMNS, HEADERS_COLUMN])
+    chunks = [text(chunk) for _, chunk in waiting]
+    answer = java.ask(method="open", chunks=chunks, **question(schema, wanted, typed=typed))
+    if "outcomes" not in answer:
+        raise AssertionError(f"seeds {waiting[0][0]} to {waiting[-1][0]}: {answer}")
+    yield from zip((seed for seed, _ in waiting), answer["outcomes"], strict=True)
+
+
+def main() -> int:
+    """See the head of this module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--examples", type=int, default=2_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    begun_s = time.monotonic()
+    outcomes: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*compiled("ColumnsHarness", Path(folder)), folder]
+        with running(command) as java:
+            for seed, outcome in opened(java, arguments.examples, arguments.seed):
+                word = word_of(outcome)
+                outcomes[word] += 1
+                if word not in {"read", "corrupt_chunk"} and outcomes[word] == 1:
+                    print(f"seed {seed}: {outcome}")
+    print(f"{arguments.examples} chunks in {time.monotonic() - begun_s:.0f} s: {dict(outcomes.most_common())}")
+    if set(outcomes) - {"read", "corrupt_chunk"}:
+        print("FAILED")
+        return 1
+    print("PASSED: the JVM lives, and each chunk was read, or refused by its name")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
