@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.broker.ownership import Interval
 from kera.broker.recovery_merge import digest_of
-from kera.broker.recovery_plan import Known, StreamletMerge, StreamletPlan, places
+from kera.broker.recovery_plan import Known, Start, StreamletMerge, StreamletPlan, places
 from kera.broker.segment_index import EntryRecord, Gap, ProducerRecord, SegmentRecord
 from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import ChunkHeader, padded, read_header
@@ -257,3 +257,17 @@ def test_what_a_start_without_memory_took_for_lost_is_no_gap_when_ordinals_go_on
     assert plan.records_lost == 0
     assert plan.entries[0].record.gaps == ()
     assert plan.entries[0].record.next_record == 2
+
+
+def test_a_producer_whose_only_chunk_was_removed_is_still_known_by_it() -> None:
+    """Else the same chunk, sent again because its answer was lost, would be stored a second time."""
+    header = read_header(placed(0, ADDRESS))._replace(streamlet_id=STREAMLET)
+    start = Start(Position(ADDRESS.group_id, ADDRESS.segment_id + 1, 0), header.first_record + header.record_count)
+    merge = StreamletMerge(replace(KNOWN, starts={0: start}, keeps_all=False), {})
+    merge.add(table([header]), closed=True)
+
+    plan = merge.plan([None] * ENTRIES, {})
+
+    assert plan.producers == {header.producer_id: ProducerRecord(header.producer_epoch, header.sequence + 1)}
+    assert segments_of(plan) == {}
+    assert plan.entries[0].record.next_record == start.first_record

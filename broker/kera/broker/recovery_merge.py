@@ -98,6 +98,8 @@ class Recovered:
     conflicts: list[Conflict] = field(default_factory=list)
     duplicates: int = 0
     """Chunks that came more than once."""
+    removed: list[Headers] = field(default_factory=list)
+    """Chunks before the start of their entry: they were in the log once, and tell how far their producers had got."""
 
 
 class Origin(NamedTuple):
@@ -218,7 +220,9 @@ class Merge:
         start = self._starts.get(entry)
         if start is not None:
             # What retention has removed may be left, in virtual segments that others need: it is no part of the log.
-            stretches = [each for each in stretches if _end_record(each) > start or _first_record(each[-1:]) >= start]
+            left = [_end_record(each) > start or _first_record(each[-1:]) >= start for each in stretches]
+            result.removed += [each for each, is_left in zip(stretches, left, strict=True) if not is_left]
+            stretches = [each for each, is_left in zip(stretches, left, strict=True) if is_left]
         if not stretches:
             return
         from_start = start is None or _first_record(stretches[0]) <= start

@@ -190,13 +190,15 @@ class StreamletMerge:
         for producer_id, state in known.producers.items():
             result.producers[producer_id] = max(result.producers.get(producer_id, state), state)
         for interval, each in zip(known.intervals, found, strict=True):
+            for chunks in each.removed:
+                _note_producers(chunks, result.producers)
             starts = self._starts(interval) if known.keeps_all else {}
             for plan in _segments(each.runs, starts):
+                _note_producers(plan.chunks, result.producers)
                 start = self._known_starts.get(plan.address.entry)
                 if start is not None and plan.key < start.position[:2]:
                     continue  # retention has removed it; it was left on backups for the sake of others
                 segments[plan.address.entry].append(plan)
-                _note_producers(plan.chunks, result.producers)
         groups = [self.groups_max, known.next_group_id - 1, *(first - 1 for first in self._firsts)]
         groups += [address.group_id for items in self.present.values() for address, _ in items]
         groups += [start.position.group_id - 1 for start in self._known_starts.values()]
