@@ -185,7 +185,7 @@ async def test_a_launch_that_was_fenced_acknowledges_nothing_more_and_ends(tmp_p
                     for name in backup_names(cluster):
                         address = cluster.ready[name]["frames_address"]
                         channel = await FrameChannel.connect_tcp(address, timeout_s=TIMEOUT_S)
-                        fence = backup_pb2.FenceBrokerRequest(broker_id=BROKER_ID, broker_epoch=1_000)
+                        fence = backup_pb2.FenceBrokerRequest(broker_id=BROKER_ID, broker_epoch=1 << 31)
                         await channel.submit(api.FENCE_BROKER, fence, timeout_s=TIMEOUT_S)
                         await channel.close()
                     load.paused = False

@@ -39,7 +39,7 @@ from kera.coordinator.metadata import (
     VersionConflict,
     Write,
 )
-from kera.coordinator.numbers import epoch_floor
+from kera.coordinator.numbers import next_epoch
 from kera.core.clock import SystemClock, boottime_s
 from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain
 from kera.core.rpc import api
@@ -265,7 +265,7 @@ class Leadership:
 
     async def _begin(self, store: MetadataStore) -> _Term:
         last = await store.get(LEADER)
-        epoch = 1 + max(int(json.loads(last.value)["epoch"]) if last else 0, epoch_floor(self._wall_us()))
+        epoch = next_epoch(int(json.loads(last.value)["epoch"]) if last else 0, self._wall_us())
         version = last.version if last else 0
         record = json.dumps({"address": self._address, "epoch": epoch}).encode()
         await store.write(Write(LEADER, record, version))

@@ -35,12 +35,16 @@ class Ledger:
         """The values of all keys that start with `prefix`, in the order of the keys."""
         return [record.value for key, record in sorted(self._records.items()) if key.startswith(prefix)]
 
-    def next_number(self, counter: str, *, floor: int = 0) -> int:
-        """The number after the last one that was written under `counter`, and above `floor`; from 1.
+    def last_number(self, counter: str) -> int:
+        """The last one that was written under `counter`; 0: none."""
+        return int(self.get(counter) or b"0")
+
+    def next_number(self, counter: str) -> int:
+        """The number after the last one that was written under `counter`; from 1.
 
         It is taken by writing it, best together with what it is for; `number` makes the value.
         """
-        return max(int(self.get(counter) or b"0"), floor) + 1
+        return self.last_number(counter) + 1
 
     async def write(self, changes: Changes) -> None:
         """Make `changes` durable, all or none; only then are they seen here. Raises what the store raises."""

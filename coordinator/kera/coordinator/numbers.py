@@ -1,8 +1,13 @@
 """Numbers that are given once, also when the metadata are put back to what they were at an earlier time. Pure.
 
 A counter alone would give them again: what was given since the copy is not in it, and brokers, backups and readers know
-it. So each number is above the last one that is written down, and above what the clock says: ids grow by microseconds,
-epochs by seconds. Which of the two decides does not matter to anybody; both only grow.
+it. So each number is above the last one that is written down, and above what the clock says:
+
+    epoch   max(last + 1, seconds)
+    id      max(last + 1, seconds << 20 | the lower 20 bits of last + 1)
+
+The lower bits of ids count on: a producer's id decides which append lanes it writes to, and several producers are to
+have different ones.
 
 What is needed for it is that over the time between a copy and its return the wall clock goes on, and that no more than
 a million ids, or one epoch, are given a second on average. A clock that was set back costs nothing as long as the
@@ -13,13 +18,20 @@ from __future__ import annotations
 
 SINCE_US = 1_577_836_800_000_000
 """2020-01-01T00:00:00Z. So an epoch fits into 31 bits until 2088: the upper half of a virtual segment's id is one."""
+COUNTED_BITS = 20
+"""Of an id: those that count on."""
 
 
-def id_floor(now_us: int) -> int:
-    """Ids of streams and producers are above this."""
-    return max(0, now_us - SINCE_US)
+def next_epoch(last: int, now_us: int) -> int:
+    """The epoch of a launch, or of a coordinator, after the one that was given last."""
+    return max(last + 1, _seconds(now_us))
 
 
-def epoch_floor(now_us: int) -> int:
-    """Epochs, of launches and of coordinators, are above this."""
-    return id_floor(now_us) // 1_000_000
+def next_id(last: int, now_us: int) -> int:
+    """The id of a stream or of a producer after the one that was given last."""
+    counted = (last + 1) & (1 << COUNTED_BITS) - 1
+    return max(last + 1, _seconds(now_us) << COUNTED_BITS | counted)
+
+
+def _seconds(now_us: int) -> int:
+    return max(0, now_us - SINCE_US) // 1_000_000

@@ -16,7 +16,7 @@ from kera.coordinator.catalog import Catalog, broker_ids_of
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.membership import BACKUP, BROKER, Membership
 from kera.coordinator.metadata import MetadataStoreFailed, VersionConflict
-from kera.coordinator.numbers import epoch_floor, id_floor
+from kera.coordinator.numbers import next_epoch, next_id
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.validation import config_of_store
 from kera.core.clock import Clock
@@ -119,11 +119,11 @@ class State:
 
     def next_id(self, counter: str) -> int:
         """An id that was never given, see ``kera.coordinator.numbers``; it is taken by writing it."""
-        return self.ledger.next_number(counter, floor=id_floor(self.clock.now_us()))
+        return next_id(self.ledger.last_number(counter), self.clock.now_us())
 
     def next_epoch(self, noun: str) -> int:
         """The epoch of a launch of this kind, likewise."""
-        return self.ledger.next_number(last_epoch(noun), floor=epoch_floor(self.clock.now_us()))
+        return next_epoch(self.ledger.last_number(last_epoch(noun)), self.clock.now_us())
 
     def load(self) -> None:
         """Take up what the ledger has of members and streams."""

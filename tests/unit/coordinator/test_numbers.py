@@ -5,40 +5,51 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator.ledger import Ledger, number
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.numbers import SINCE_US, epoch_floor, id_floor
+from kera.coordinator.numbers import SINCE_US, next_epoch, next_id
 
 DAY_US = 86_400_000_000
+TODAY_US = SINCE_US + 2_500 * DAY_US
 
 
 def test_before_the_time_from_which_they_count_it_is_the_counter_alone() -> None:
-    assert (id_floor(0), epoch_floor(SINCE_US - 1)) == (0, 0)
+    assert (next_id(6, 0), next_epoch(6, SINCE_US - 1)) == (7, 7)
 
 
-def test_an_epoch_of_today_leaves_room_for_the_lower_half_of_a_virtual_segments_id() -> None:
+def test_an_epoch_leaves_room_for_the_lower_half_of_a_virtual_segments_id() -> None:
     year_2080_us = SINCE_US + 60 * 365 * DAY_US
-    assert epoch_floor(year_2080_us) << 32 < 1 << 63
-    assert id_floor(year_2080_us) < 1 << 63
+    assert next_epoch(1, year_2080_us) << 32 < 1 << 63
+    assert next_id(1, year_2080_us) < 1 << 63
 
 
-@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1_000, DAY_US), st.booleans()), max_size=30))
-async def test_no_id_comes_again_when_the_store_goes_back_to_any_earlier_state(
-    history: list[tuple[int, int, bool]],
+@given(st.lists(st.integers(0, 5_000_000), min_size=2, max_size=50), st.integers(0, 1 << 21))
+def test_ids_that_follow_each_other_are_of_different_append_lanes(waits_us: list[int], last: int) -> None:
+    now_us, ids = TODAY_US, [next_id(last, TODAY_US)]
+    for wait_us in waits_us:
+        now_us += wait_us
+        ids.append(next_id(ids[-1], now_us))
+    for lanes in (1, 2, 4, 8):
+        assert [each % lanes for each in ids] == [(ids[0] + number) % lanes for number in range(len(ids))]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1_000_000, DAY_US), st.none() | st.integers(0, 30)), max_size=30)
+)
+def test_no_number_comes_again_when_the_store_goes_back_to_any_earlier_state(
+    history: list[tuple[int, int, int | None]],
 ) -> None:
-    """Each step gives some ids, then time goes by, and perhaps the store is what it was at some time before."""
-    store = MemoryStore()
-    ledger = await Ledger.load(store)
-    now_us, given_ids, copies = SINCE_US, list[int](), [0]
-    last = 0
-    for count, passed_us, goes_back in history:
+    """Each step gives some ids and an epoch, then time goes by, and perhaps the store is what it was once before."""
+    now_us, ids, epochs = TODAY_US, list[int](), list[int]()
+    last_id = last_epoch = 0
+    copies = [(0, 0)]
+    for count, passed_us, goes_back_to in history:
         for _ in range(count):
-            last = ledger.next_number("last/stream_id", floor=id_floor(now_us))
-            await ledger.write({"last/stream_id": number(last)})
-            given_ids.append(last)
-        copies.append(last)
+            last_id = next_id(last_id, now_us)
+            ids.append(last_id)
+        last_epoch = next_epoch(last_epoch, now_us)
+        epochs.append(last_epoch)
+        copies.append((last_id, last_epoch))
         now_us += passed_us
-        if goes_back:
-            await ledger.write({"last/stream_id": number(copies[count % len(copies)])})
-    assert len(set(given_ids)) == len(given_ids)
-    assert given_ids == sorted(given_ids)
+        if goes_back_to is not None:
+            last_id, last_epoch = copies[goes_back_to % len(copies)]
+    assert ids == sorted(set(ids))
+    assert epochs == sorted(set(epochs))
