@@ -63,7 +63,8 @@ class _Shared:
     methods: dict[int, tuple[Method[Any, Any], Handler]]
     bulk_bytes_max: int
     connections_max: int = CONNECTIONS_MAX_DEFAULT
-    connections: set[_ServerConnection] = field(default_factory=set)
+    connections: dict[_ServerConnection, None] = field(default_factory=dict)
+    """In the order in which they came: of several that were quiet for as long, the older one makes room."""
     evicted: int = 0
     """Connections that were closed to make room."""
     refused: int = 0
@@ -75,7 +76,7 @@ class _Shared:
     def admit(self, new: _ServerConnection, now_s: float) -> bool:
         """Whether there is room for a connection, if need be by closing another one."""
         if len(self.connections) < self.connections_max:
-            self.connections.add(new)
+            self.connections[new] = None
             return True
         idle = idlest(self.connections)
         if now_s >= self.logged_s + REFUSALS_LOGGED_S:
@@ -85,9 +86,9 @@ class _Shared:
             self.refused += 1
             return False
         self.evicted += 1
-        self.connections.discard(idle)  # now: it is gone only in the loop's next round
+        self.connections.pop(idle, None)  # now: it is gone only in the loop's next round
         idle.abort()
-        self.connections.add(new)
+        self.connections[new] = None
         return True
 
 
@@ -247,7 +248,7 @@ class _ServerConnection(FrameProtocol):
             self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES_MAX)
         self._peer.address = _address(transport.get_extra_info("peername"))
         if self._shared.closing:
-            self._shared.connections.add(self)
+            self._shared.connections[self] = None
             transport.abort()  # type: ignore[attr-defined]  # every transport of a connection has it
             return
         if not self._shared.admit(self, self._loop.time()):
@@ -262,7 +263,7 @@ class _ServerConnection(FrameProtocol):
         tune(transport.get_extra_info("socket"), SERVER)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._shared.connections.discard(self)
+        self._shared.connections.pop(self, None)
         self._watch(None)
         self.lost.set_result(None)
         for future in self._waiting:
