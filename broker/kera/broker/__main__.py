@@ -118,9 +118,18 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             arena_bytes=settings.arena_bytes,
         )
         owned = await registration.register(
-            info, settings.coordinator_timeout_ms / 1000, lost_memory=engine.restart.found.lost_memory
+            info,
+            settings.coordinator_timeout_ms / 1000,
+            lost_memory=engine.restart.found.lost_memory,
+            held=await asyncio.to_thread(engine.held_streams),
         )
-        await engine.own(owned, registration.broker_id, registration.broker_epoch, registration.recovered_before_epoch)
+        await engine.own(
+            owned,
+            registration.broker_id,
+            registration.broker_epoch,
+            registration.recovered_before_epoch,
+            elsewhere=registration.elsewhere_stream_ids,
+        )
         broker.registered(registration.broker_id, owned, registration.broker_epoch)
         await push.start(registration.broker_id, registration.broker_epoch)
         ready["broker_id"] = registration.broker_id

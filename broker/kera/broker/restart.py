@@ -12,6 +12,7 @@ files of segments that were open: not the history. Blocks; runs on a thread befo
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -358,11 +359,18 @@ class Restart:
         """The tail of an entry, without its streamlet."""
         return self._restore_tail(Entry(entry_id, self.index, self.index.entry(entry_id)), {})
 
-    def drop_leftovers(self, keep: set[int], held: set[tuple[int, int]] | None = None) -> None:
-        """Free what is in memory of streams that are not in `keep` and streamlets not in `held`: they are gone."""
-        for entry_id in list(self._in_slots):
-            if entry_id.stream_id in keep and (held is None or entry_id[:2] in held):
-                continue
+    def leftover_bytes(self, stream_id: int) -> int:
+        """What is in memory of a stream and was not restored."""
+        return sum(
+            item.scan.end
+            for entry_id, items in self._in_slots.items()
+            if entry_id.stream_id == stream_id
+            for item in items
+        )
+
+    def drop_leftovers(self, is_gone: Callable[[int, int], bool]) -> None:
+        """Free what is in memory of each streamlet, named by stream and its own id, that `is_gone`."""
+        for entry_id in [entry_id for entry_id in self._in_slots if is_gone(*entry_id[:2])]:
             for item in self._in_slots.pop(entry_id):
                 item.slot.retire()
 

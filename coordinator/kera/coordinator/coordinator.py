@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterable
 
 from kera.coordinator.backups import Backups, GrpcBackups
 from kera.coordinator.brokers import Brokers
@@ -251,6 +252,15 @@ class Coordinator:
     ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
         """See `Members.register_broker`."""
         return await self._members.register_broker(request)
+
+    def elsewhere(
+        self,
+        broker_id: int,
+        held: Iterable[coordinator_pb2.HeldStream],
+        told: Iterable[common_pb2.StreamInfo],
+    ) -> list[int]:
+        """See `Members.elsewhere`."""
+        return self._members.elsewhere(broker_id, held, told)
 
     def recovered_before_epoch(self, broker_id: int) -> int:
         """See `Recoveries.recovered_before_epoch`."""

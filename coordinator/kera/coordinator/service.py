@@ -128,6 +128,7 @@ class _Handlers:
             coordinator_epoch=self._coordinator.coordinator_epoch,
             recovered_before_epoch=self._coordinator.recovered_before_epoch(broker.broker_id),
             fences=self._coordinator.fences(),
+            elsewhere_stream_ids=self._coordinator.elsewhere(broker.broker_id, request.held_streams, streams),
         )
 
     async def heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:

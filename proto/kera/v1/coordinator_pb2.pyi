@@ -1051,6 +1051,7 @@ class RegisterBrokerRequest(_message.Message):
     LAUNCH_ID_FIELD_NUMBER: _builtins.int
     LOST_MEMORY_FIELD_NUMBER: _builtins.int
     CHOSEN_ID_FIELD_NUMBER: _builtins.int
+    HELD_STREAMS_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
     lost_memory: _builtins.bool
@@ -1061,6 +1062,10 @@ class RegisterBrokerRequest(_message.Message):
     def broker(self) -> _common_pb2.BrokerInfo:
         """broker_id 0: a new broker, give it an id."""
 
+    @_builtins.property
+    def held_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldStream]:
+        """Those of which it has anything on disk or in memory."""
+
     def __init__(
         self,
         *,
@@ -1068,14 +1073,40 @@ class RegisterBrokerRequest(_message.Message):
         launch_id: _builtins.str = ...,
         lost_memory: _builtins.bool = ...,
         chosen_id: _builtins.bool = ...,
+        held_streams: _abc.Iterable[Global___HeldStream] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "held_streams", b"held_streams", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterBrokerRequest: _TypeAlias = RegisterBrokerRequest  # noqa: Y015
+
+@_typing.final
+class HeldStream(_message.Message):
+    """A stream of which a broker has something."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENTS_VERSION_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    assignments_version: _builtins.int
+    """The latest that the broker has heard of; 0: it does not know."""
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        assignments_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments_version", b"assignments_version", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldStream: _TypeAlias = HeldStream  # noqa: Y015
 
 @_typing.final
 class RegisterBrokerResponse(_message.Message):
@@ -1091,6 +1122,7 @@ class RegisterBrokerResponse(_message.Message):
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     RECOVERED_BEFORE_EPOCH_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_STREAM_IDS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     broker_id: _builtins.int
     broker_epoch: _builtins.int
@@ -1115,6 +1147,12 @@ class RegisterBrokerResponse(_message.Message):
     def fences(self) -> Global___ProducerFences:
         """All there are."""
 
+    @_builtins.property
+    def elsewhere_stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the held streams, those that are known, and of which others have everything: the broker drops them. It keeps what
+        is neither here nor in `streams`: that is unknown, as after metadata were restored from an older copy.
+        """
+
     def __init__(
         self,
         *,
@@ -1128,10 +1166,11 @@ class RegisterBrokerResponse(_message.Message):
         coordinator_epoch: _builtins.int = ...,
         recovered_before_epoch: _builtins.int = ...,
         fences: Global___ProducerFences | None = ...,
+        elsewhere_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "elsewhere_stream_ids", b"elsewhere_stream_ids", "fences", b"fences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
