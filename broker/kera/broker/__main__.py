@@ -19,6 +19,7 @@ from kera.broker.push_server import PushServer
 from kera.broker.registration import DataDirectory, Registration
 from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
+from kera.broker.unknown import UnknownReport
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.process import descriptor_limit, node_id
@@ -102,7 +103,12 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             directory,
             engine.replicator.backups_are,
             leader=leader,
-            report=HeartbeatReport(engine.streams, engine.takeovers.progress, replication=engine.replication),
+            report=HeartbeatReport(
+                engine.streams,
+                engine.takeovers.progress,
+                replication=engine.replication,
+                unknown=UnknownReport(engine.streams, lambda: leader.value),
+            ),
             lease=broker.lease,
             fences=engine.streams.fences,
             chosen_id=settings.broker_id,

@@ -209,15 +209,14 @@ class LogEngine:
 
     def _keep_unknown(self, stream_ids: Iterable[int]) -> None:
         for stream_id in sorted(stream_ids):
-            on_disk = sum(record.length for _, record in self._index.segments_of_stream(stream_id))
-            self.streams.unknown[stream_id] = on_disk + self.restart.leftover_bytes(stream_id)
+            self.streams.unknown[stream_id] = self.restart.unserved(stream_id)
         if self.streams.unknown:
             log.warning(
                 "the coordinator does not know some streams that are here; they are kept, and not served. Its metadata"
                 " may have been restored from a copy that is older than they are",
                 stream_ids=list(self.streams.unknown)[:IDS_LOGGED_MAX],
                 streams=len(self.streams.unknown),
-                bytes=sum(self.streams.unknown.values()),
+                bytes=sum(held.bytes for held in self.streams.unknown.values()),
             )
 
     def _repair_bytes_per_s(self) -> int:

@@ -142,7 +142,7 @@ class BrokerCollector(Collector):
         yield GaugeMetricFamily(
             "kera_broker_unknown_streams_bytes",
             "bytes of them when the broker started",
-            value=sum(engine.streams.unknown.values()),
+            value=sum(held.bytes for held in engine.streams.unknown.values()),
         )
         yield self._streamlets()
         states = GaugeMetricFamily("kera_broker_segments", "segments in memory, by state", labels=["state"])

@@ -146,7 +146,7 @@ class Registration(registration.Registration):
         if self.stopping:
             return
         if self._report is not None:
-            self._report.answered()
+            self._report.answered(answer)
         self._heard(answer)
 
     def _heard(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:

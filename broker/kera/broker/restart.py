@@ -71,6 +71,14 @@ class _InSlot(NamedTuple):
     scan: SegmentScan
 
 
+class Unserved(NamedTuple):
+    """How much is here of a stream that is not open."""
+
+    bytes: int = 0
+    records: int = 0
+    """Where its entries end, all ordinals added up."""
+
+
 @dataclass(slots=True)
 class RestoredStreamlet:
     """A streamlet's state, to go on from."""
@@ -359,14 +367,20 @@ class Restart:
         """The tail of an entry, without its streamlet."""
         return self._restore_tail(Entry(entry_id, self.index, self.index.entry(entry_id)), {})
 
-    def leftover_bytes(self, stream_id: int) -> int:
-        """What is in memory of a stream and was not restored."""
-        return sum(
-            item.scan.end
-            for entry_id, items in self._in_slots.items()
-            if entry_id.stream_id == stream_id
-            for item in items
-        )
+    def unserved(self, stream_id: int) -> Unserved:
+        """What is here of a stream that is not open."""
+        ends: dict[EntryId, int] = {}
+        size = sum(record.length for _, record in self.index.segments_of_stream(stream_id) if not record.open)
+        for entry_id in self.index.entries():
+            record = self.index.entry(entry_id) if entry_id.stream_id == stream_id else None
+            if record is not None:
+                ends[entry_id] = record.next_record
+        for entry_id, items in self._in_slots.items():
+            for item in items if entry_id.stream_id == stream_id else ():
+                size += item.scan.end
+                last = item.scan.headers[-1]
+                ends[entry_id] = max(ends.get(entry_id, 0), last.first_record + last.record_count)
+        return Unserved(size, sum(ends.values()))
 
     def drop_leftovers(self, is_gone: Callable[[int, int], bool]) -> None:
         """Free what is in memory of each streamlet, named by stream and its own id, that `is_gone`."""

@@ -13,7 +13,7 @@ from kera.broker.ownership import Holding, holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.producer_fences import ProducerFences
 from kera.broker.replication import Replication, StreamLogs
-from kera.broker.restart import Found, RestoredStreamlet
+from kera.broker.restart import Found, RestoredStreamlet, Unserved
 from kera.broker.retention import Rules
 from kera.broker.segment_index import SegmentIndex, no_producer
 from kera.broker.segment_scan import SegmentAddress
@@ -141,8 +141,8 @@ class Streams:
         """Of all its streamlets."""
         self.moved_starts: dict[Entry, None] = {}
         """Entries whose start has moved, until the coordinator knows."""
-        self.unknown: dict[int, int] = {}
-        """Streams that are here and of which the coordinator does not know, with their bytes: kept, and not served."""
+        self.unknown: dict[int, Unserved] = {}
+        """Streams that are here and of which the coordinator did not know: kept, and not served."""
         replication.spared = self.unknown
         self._detaching: dict[tuple[int, int], list[Callable[[], None]]] = {}
         """Streamlets whose records and files are being removed, with who waits for that."""

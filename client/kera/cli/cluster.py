@@ -18,7 +18,9 @@ from kera.cli._table import fields, format_time, plural, table
 from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kera.client import BackupDescription, BrokerDescription, DrainStatus, RecoveryDescription
+    from collections.abc import Iterable
+
+    from kera.client import BackupDescription, BrokerDescription, DrainStatus, RecoveryDescription, UnlistedStream
 
 app = typer.Typer(help="Look at the cluster, and say where its streamlets are.", no_args_is_help=True)
 
@@ -60,6 +62,18 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     if cluster.backups:
         print()
         print(table(BACKUP_HEADING, map(_backup_row, cluster.backups)))
+    if cluster.unknown_streams:
+        print()
+        print("brokers hold streams that are not in the metadata; kera cluster adopt takes them up again:")
+        print(_unknown_table(cluster.unknown_streams))
+
+
+def _unknown_table(streams: Iterable[UnlistedStream]) -> str:
+    rows = [
+        (one.name or "?", one.stream_id, format_size(one.bytes), one.records, ", ".join(map(str, one.broker_ids)))
+        for one in streams
+    ]
+    return table(("STREAM", "ID", "SIZE", "RECORDS", "AT BROKERS"), rows)
 
 
 BACKUP_HEADING = ("BACKUP", "ALIVE", "GRPC", "FRAMES", "MEMORY USED", "DISK USED", "SEGMENTS OF", "RACK", "NODE")
@@ -255,6 +269,36 @@ async def _forget(bootstrap: str, kind: str, member_id: int, force: bool, as_jso
     print(f"{kind} {member_id} is forgotten")
     for what in lost:
         print(f"  given up: {what}")
+
+
+@app.command()
+def adopt(
+    stream: str = typer.Argument("", metavar="[STREAM]", help="Its name or id; without, say which streams there are."),
+    name: str = typer.Option("", "--name", help="What it is called from now on, if its name is taken."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Take up again a stream that brokers hold and that is not in the metadata.
+
+    That is so when the coordinator's metadata were restored from an older copy. The stream has all its records.
+    """
+    run_async(_adopt(bootstrap, stream, name, as_json))
+
+
+async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        if not stream:
+            unknown = (await client.admin.describe_cluster()).unknown_streams
+            if as_json:
+                print(json.dumps([dataclasses.asdict(one) for one in unknown], indent=2))
+            else:
+                print(_unknown_table(unknown) if unknown else "brokers hold no stream that is not in the metadata")
+            return
+        adopted = await client.admin.adopt_stream(stream, name)
+    if as_json:
+        print(json.dumps({"stream": adopted.name, "stream_id": adopted.stream_id}))
+    else:
+        print(f"stream {adopted.name} is in use again, with id {adopted.stream_id}")
 
 
 @app.command()

@@ -26,6 +26,7 @@ from kera.client.types import (
     ClusterDescription,
     EntryBounds,
     StreamDescription,
+    UnlistedStream,
     fill_cursor,
     position_of,
 )
@@ -234,6 +235,7 @@ class Cluster:
             [BrokerDescription.from_message(info) for info in answer.brokers],
             [BackupDescription.from_message(info) for info in answer.backups],
             tuple(answer.coordinators),
+            tuple(map(UnlistedStream.from_message, answer.unknown_streams)),
         )
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:

@@ -48,6 +48,7 @@ from kera.coordinator.restarts import Restarts
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.state import State
 from kera.coordinator.streams import Streams
+from kera.coordinator.unknown import UnknownStreams
 from kera.core.clock import Clock
 from kera.core.errors import KeraError, invariant
 from kera.core.telemetry import get_logger
@@ -72,6 +73,7 @@ class Coordinator:
         self._members = Members(state, self._recoveries)
         self._drains = Drains(state, self._recoveries, self._migration)
         self._restarts = Restarts(state, self._migration, has_beaten=self._members.has_beaten)
+        self._unknown = UnknownStreams(state)
         self._forgetting = Forgetting(state, self._recoveries, self._migration)
         self._control = Control(
             state, self._members, self._recoveries, self._migration, self._drains, self._drops, self._restarts
@@ -270,7 +272,21 @@ class Coordinator:
         """See `Members.heartbeat`."""
         await self._members.heartbeat(request)
         self._restarts.advance()
-        self._producers.noted(Launch(request.broker_id, request.broker_epoch), request.fences_version)
+        launch = Launch(request.broker_id, request.broker_epoch)
+        self._producers.noted(launch, request.fences_version)
+        self._unknown.note(launch, request.unknown_streams)
+
+    def unknown(self) -> list[coordinator_pb2.UnknownStream]:
+        """See `UnknownStreams.describe_all`."""
+        return self._unknown.describe_all()
+
+    def unknown_of(self, stream_ids: Iterable[int]) -> list[int]:
+        """See `UnknownStreams.of`."""
+        return self._unknown.of(stream_ids)
+
+    async def adopt_stream(self, which: str, name: str = "") -> common_pb2.StreamInfo:
+        """See `UnknownStreams.adopt`."""
+        return await self._unknown.adopt(which, name)
 
     async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
         """See `Members.register_backup`."""

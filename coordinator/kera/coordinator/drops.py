@@ -107,6 +107,11 @@ class Drops:
         return {*broker_ids_of(stream), *self._due.get(stream.stream_id, ())}
 
 
+def is_to_be_dropped(state: State, stream_id: int) -> bool:
+    """Whether brokers may have a stream and should not, or it is just being created."""
+    return state.ledger.get(_key(stream_id)) is not None
+
+
 def _brokers_in(record: bytes) -> set[int]:
     return set(json.loads(record)["broker_ids"])
 

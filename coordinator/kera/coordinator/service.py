@@ -44,6 +44,7 @@ def coordinator_service(
         api.LIST_RECOVERIES: handlers.list_recoveries,
         api.PREPARE_RESTART: handlers.prepare_restart,
         api.FORGET_MEMBER: handlers.forget_member,
+        api.ADOPT_STREAM: handlers.adopt_stream,
     }
     if applications is not None:
         by_method.update(applications.handlers())
@@ -109,6 +110,7 @@ class _Handlers:
             cluster_id=self._coordinator.cluster_id,
             brokers=self._coordinator.brokers(),
             backups=self._coordinator.backups(),
+            unknown_streams=self._coordinator.unknown(),
         )
 
     async def init_producer(self, request: messages.InitProducerRequest) -> messages.InitProducerResponse:
@@ -138,6 +140,7 @@ class _Handlers:
             lease_ms=self._coordinator.lease_ms,
             coordinator_epoch=self._coordinator.coordinator_epoch,
             fences=self._coordinator.fences(request.fences_version),
+            unknown_stream_ids=self._coordinator.unknown_of(request.held_stream_ids),
         )
 
     async def register_backup(self, request: messages.RegisterBackupRequest) -> messages.RegisterBackupResponse:
@@ -169,6 +172,9 @@ class _Handlers:
 
     async def prepare_restart(self, request: messages.PrepareRestartRequest) -> messages.PrepareRestartResponse:
         return await self._coordinator.prepare_restart(request)
+
+    async def adopt_stream(self, request: messages.AdoptStreamRequest) -> messages.AdoptStreamResponse:
+        return messages.AdoptStreamResponse(stream=await self._coordinator.adopt_stream(request.stream, request.name))
 
     async def forget_member(self, request: messages.ForgetMemberRequest) -> messages.ForgetMemberResponse:
         return await self._coordinator.forget_member(request)

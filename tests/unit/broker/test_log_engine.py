@@ -262,7 +262,7 @@ async def test_a_stream_that_the_coordinator_does_not_know_is_kept_until_it_is_o
         append(engine, *range(5))
     async with registered(settings, stream_info(8)) as engine:
         assert engine.streams.unknown.keys() == {STREAM_ID}
-        assert engine.streams.unknown[STREAM_ID] > 0
+        assert engine.streams.unknown[STREAM_ID].bytes > 0
         assert STREAM_ID not in engine.streams
     async with registered(settings, stream_info(8)) as engine:
         engine.streams.open(stream_info(), BROKER_ID)
@@ -286,7 +286,7 @@ async def test_an_unknown_stream_that_is_in_memory_only_is_kept_there(settings: 
     append(engine, 0, 1)
     await kill(engine)
     async with registered(settings) as engine:
-        assert engine.streams.unknown[STREAM_ID] > 0
+        assert engine.streams.unknown[STREAM_ID].bytes > 0
         engine.streams.open(stream_info(), BROKER_ID)
         assert await read_all(engine) == [0, 1]
 

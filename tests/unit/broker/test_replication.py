@@ -290,7 +290,7 @@ def test_a_backup_that_was_said_not_to_be_needed_is_not_used_before_that_is_take
     assert not world.replicas()[1], "the heartbeat may have arrived"
 
     assert not heartbeat().unneeded_backup_ids
-    report.answered()
+    report.answered(coordinator_pb2.HeartbeatResponse())
     world.wire.tick(FAILED_MS)
     world.finish()
     assert world.replicas()[1]

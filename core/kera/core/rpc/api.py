@@ -123,6 +123,7 @@ PREPARE_RESTART = Method(
 FORGET_MEMBER = Method(
     COORDINATOR, "ForgetMember", 119, coordinator.ForgetMemberRequest, coordinator.ForgetMemberResponse
 )
+ADOPT_STREAM = Method(COORDINATOR, "AdoptStream", 120, coordinator.AdoptStreamRequest, coordinator.AdoptStreamResponse)
 
 COORDINATOR_METHODS = (
     CREATE_STREAM,
@@ -144,6 +145,7 @@ COORDINATOR_METHODS = (
     LIST_RECOVERIES,
     PREPARE_RESTART,
     FORGET_MEMBER,
+    ADOPT_STREAM,
 )
 
 REPLICATE = Method(BACKUP, "Replicate", 201, backup.ReplicateRequest, backup.ReplicateResponse, bulk=True)
