@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
-from kera.cli._run import UsageError, run_async
+from kera.cli._run import UsageError, extra, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import fields, format_time, plural, table
 from kera.core.errors import InvalidArgument
@@ -299,6 +301,58 @@ async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
         print(json.dumps({"stream": adopted.name, "stream_id": adopted.stream_id}))
     else:
         print(f"stream {adopted.name} is in use again, with id {adopted.stream_id}")
+
+
+@app.command()
+def backup(
+    file: Path = typer.Argument(..., metavar="FILE", help="Where to put it; replaced when the copy is whole."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Copy the metadata into a file: streams, members, applications, producers. Records are not in it."""
+    run_async(_backup(bootstrap, file))
+
+
+async def _backup(bootstrap: str, file: Path) -> None:
+    async with connected(bootstrap) as client:
+        copy = await client.admin.backup_metadata()
+    temporary = file.with_name(file.name + ".part")
+    try:
+        with temporary.open("wb") as written:
+            written.write(copy)
+            written.flush()
+            os.fsync(written.fileno())
+        temporary.replace(file)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from error
+    print(f"the metadata are in {file}, {format_size(len(copy))}")
+
+
+@app.command()
+def restore(
+    file: Path = typer.Argument(..., metavar="FILE", help="From kera cluster backup."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="The coordinator's data directory."),
+    zookeeper: str = typer.Option("", "--zookeeper", help="Where the coordinators keep their metadata, instead."),
+    force: bool = typer.Option(False, "--force", help="Also if there are metadata: what is not in the copy is gone."),
+) -> None:
+    """Put a copy of the metadata back. All coordinators must be stopped; what the copy lacks, brokers keep."""
+    if (data_dir is None) == (not zookeeper):
+        raise UsageError("say where the metadata are kept: --data-dir or --zookeeper")
+    run_async(_restore(file, {"data_dir": data_dir, "zookeeper": zookeeper}, force))
+
+
+async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
+    with extra("server"):
+        from kera.coordinator.__main__ import restore as put_back
+        from kera.coordinator.settings import CoordinatorSettings
+    try:
+        data = await asyncio.to_thread(file.read_bytes)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    copy = await put_back(CoordinatorSettings.load(None, **where), data, force=force)
+    print(
+        f"{plural(len(copy.records), 'record')} of cluster {copy.cluster_id}, as of {format_time(copy.created_us)},"
+        " are restored; start the coordinator, and see kera cluster adopt for streams that are younger"
+    )
 
 
 @app.command()

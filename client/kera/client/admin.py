@@ -281,6 +281,10 @@ class Admin:
         self._cluster.forget(answer.stream.name)
         return StreamDescription.from_message(answer.stream)
 
+    async def backup_metadata(self) -> bytes:
+        """All metadata of the cluster, of one moment, as a file to be kept; ``kera cluster restore`` puts it back."""
+        return (await self._cluster.ask(api.READ_METADATA, coordinator_pb2.ReadMetadataRequest())).copy
+
     async def recoveries(self) -> list[RecoveryDescription]:
         """The recoveries of lost brokers, under way and recent, the last one first."""
         answer = await self._cluster.ask(api.LIST_RECOVERIES, coordinator_pb2.ListRecoveriesRequest())

@@ -40,6 +40,7 @@ from kera.coordinator.forgetting import Forgetting
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.members import Members
 from kera.coordinator.metadata import MetadataStore
+from kera.coordinator.metadata_copy import CLUSTER_ID, pack
 from kera.coordinator.migration import Migration, Moved, ObserveMove
 from kera.coordinator.producers import Producers
 from kera.coordinator.recoveries import CursorsOf, ObservePhase, Recoveries
@@ -50,13 +51,14 @@ from kera.coordinator.state import State
 from kera.coordinator.streams import Streams
 from kera.coordinator.unknown import UnknownStreams
 from kera.core.clock import Clock
-from kera.core.errors import KeraError, invariant
+from kera.core.errors import InvalidArgument, KeraError, invariant
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")
 
-CLUSTER_ID = "cluster_id"
+COPY_BYTES_MAX = 30 << 20
+"""Of a copy of the metadata, compressed: it is one message, of at most 32 MiB."""
 
 
 class Coordinator:
@@ -287,6 +289,17 @@ class Coordinator:
     async def adopt_stream(self, which: str, name: str = "") -> common_pb2.StreamInfo:
         """See `UnknownStreams.adopt`."""
         return await self._unknown.adopt(which, name)
+
+    def copy_metadata(self) -> bytes:
+        """All metadata as a file, see ``metadata_copy``. Raises `InvalidArgument` when it fits into no message."""
+        copy = pack(self.state.ledger.snapshot(), self.state.clock.now_us())
+        if len(copy) > COPY_BYTES_MAX:
+            raise InvalidArgument(
+                f"the copy of the metadata would take {len(copy)} bytes, and a message takes {COPY_BYTES_MAX}; stop the"
+                " coordinator, and copy its data directory",
+                limit_bytes=COPY_BYTES_MAX,
+            )
+        return copy
 
     async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
         """See `Members.register_backup`."""

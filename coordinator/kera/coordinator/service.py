@@ -45,6 +45,7 @@ def coordinator_service(
         api.PREPARE_RESTART: handlers.prepare_restart,
         api.FORGET_MEMBER: handlers.forget_member,
         api.ADOPT_STREAM: handlers.adopt_stream,
+        api.READ_METADATA: handlers.read_metadata,
     }
     if applications is not None:
         by_method.update(applications.handlers())
@@ -172,6 +173,9 @@ class _Handlers:
 
     async def prepare_restart(self, request: messages.PrepareRestartRequest) -> messages.PrepareRestartResponse:
         return await self._coordinator.prepare_restart(request)
+
+    def read_metadata(self, _: messages.ReadMetadataRequest) -> messages.ReadMetadataResponse:
+        return messages.ReadMetadataResponse(copy=self._coordinator.copy_metadata())
 
     async def adopt_stream(self, request: messages.AdoptStreamRequest) -> messages.AdoptStreamResponse:
         return messages.AdoptStreamResponse(stream=await self._coordinator.adopt_stream(request.stream, request.name))

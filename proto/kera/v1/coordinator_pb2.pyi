@@ -1088,6 +1088,41 @@ class AdoptStreamResponse(_message.Message):
 Global___AdoptStreamResponse: _TypeAlias = AdoptStreamResponse  # noqa: Y015
 
 @_typing.final
+class ReadMetadataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMetadataRequest: _TypeAlias = ReadMetadataRequest  # noqa: Y015
+
+@_typing.final
+class ReadMetadataResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COPY_FIELD_NUMBER: _builtins.int
+    copy: _builtins.bytes
+    """A file, to be kept as it is, from which metadata can be restored."""
+    def __init__(
+        self,
+        *,
+        copy: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMetadataResponse: _TypeAlias = ReadMetadataResponse  # noqa: Y015
+
+@_typing.final
 class InitProducerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

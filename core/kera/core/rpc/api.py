@@ -124,6 +124,9 @@ FORGET_MEMBER = Method(
     COORDINATOR, "ForgetMember", 119, coordinator.ForgetMemberRequest, coordinator.ForgetMemberResponse
 )
 ADOPT_STREAM = Method(COORDINATOR, "AdoptStream", 120, coordinator.AdoptStreamRequest, coordinator.AdoptStreamResponse)
+READ_METADATA = Method(
+    COORDINATOR, "ReadMetadata", 121, coordinator.ReadMetadataRequest, coordinator.ReadMetadataResponse
+)
 
 COORDINATOR_METHODS = (
     CREATE_STREAM,
@@ -146,6 +149,7 @@ COORDINATOR_METHODS = (
     PREPARE_RESTART,
     FORGET_MEMBER,
     ADOPT_STREAM,
+    READ_METADATA,
 )
 
 REPLICATE = Method(BACKUP, "Replicate", 201, backup.ReplicateRequest, backup.ReplicateResponse, bulk=True)
