@@ -244,6 +244,11 @@ CASES: dict[Method[Any, Any], Case] = {
     api.REBALANCE: Case(lambda _: coordinator.RebalanceRequest(dry_run=True)),
     api.DRAIN: Case(lambda _: coordinator.DrainRequest(broker_id=STRANGER_ID, ask=True), rights=("broker_id",)),
     api.LIST_RECOVERIES: Case(lambda _: coordinator.ListRecoveriesRequest()),
+    api.ADOPT_STREAM: Case(
+        lambda t: coordinator.AdoptStreamRequest(stream=f"no-{t.stream.name}", name=f"anew-{t.stream.name}"),
+        rights=("stream",),
+    ),
+    api.READ_METADATA: Case(lambda _: coordinator.ReadMetadataRequest()),
     api.PREPARE_RESTART: Case(
         lambda _: coordinator.PrepareRestartRequest(broker_id=STRANGER_ID, epoch=1, wait_ms=WAIT_MS),
         rights=("broker_id", "backup_id"),
@@ -253,7 +258,12 @@ CASES: dict[Method[Any, Any], Case] = {
         lambda _: coordinator.ForgetMemberRequest(broker_id=STRANGER_ID), rights=("broker_id", "backup_id")
     ),
     api.REGISTER_BROKER: Case(
-        lambda t: coordinator.RegisterBrokerRequest(broker=_stranger(t), launch_id="launch", lost_memory=False),
+        lambda t: coordinator.RegisterBrokerRequest(
+            broker=_stranger(t),
+            launch_id="launch",
+            lost_memory=False,
+            held_streams=[coordinator.HeldStream(stream_id=t.stream.stream_id, assignments_version=1)],
+        ),
         rights=("broker",),
         internal=True,
     ),
@@ -273,6 +283,8 @@ CASES: dict[Method[Any, Any], Case] = {
             empty_intervals=[coordinator.EmptyInterval(**_streamlet(t), first_group_id=1)],
             unneeded_backup_ids=[STRANGER_ID],
             fences_version=1,
+            unknown_streams=[coordinator.UnknownStream(stream=t.stream, bytes=5, records=1, broker_ids=[1])],
+            held_stream_ids=[t.stream.stream_id],
         ),
         rights=("broker_id",),
         internal=True,

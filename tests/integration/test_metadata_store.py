@@ -22,6 +22,7 @@ from kera.coordinator.metadata import (
     VersionConflict,
     Write,
 )
+from kera.coordinator.metadata_copy import pack, put_back
 from kera.coordinator.zookeeper_election import ZooKeeperElection
 from kera.coordinator.zookeeper_session import (
     Lost,
@@ -257,6 +258,15 @@ async def test_a_write_larger_than_a_transaction_is_all_or_nothing_too(store: Zo
     expected = {write.key: Record(write.value or b"", 2) for write in large}
     assert await store.list("") == {"b": Record(b"1", 1), **expected}
     assert await left_over(store) == 0
+
+
+@pytest.mark.usefixtures("_small_transactions")
+async def test_a_copy_of_the_metadata_is_put_back_whole(store: ZooKeeperStore) -> None:
+    records = {"cluster_id": b"c", **{f"streams/{number:016x}": b"%d" % number * 500 for number in range(30)}}
+    await store.write(Write("streams/gone", b"1", 0))
+    await put_back(store, pack(records, 1), force=True)
+
+    assert {key: record.value for key, record in (await store.list("")).items()} == records
 
 
 @pytest.mark.usefixtures("_small_transactions")

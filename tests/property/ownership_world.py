@@ -275,7 +275,7 @@ class World:
         except KeraError:
             return
         if not launch.died.is_set():
-            launch.report.answered()
+            launch.report.answered(coordinator_pb2.HeartbeatResponse())
             launch.node.told()
 
     # -- brokers, as coordinators reach them -----------------------------------------------------------------------

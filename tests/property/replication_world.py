@@ -131,7 +131,7 @@ class World:
         self.replication.begin(
             self.launch, list(virtual_segments(index)), recover_before_epoch=self.recover_before_epoch
         )
-        restart.drop_leftovers(set(self.infos))
+        restart.drop_leftovers(lambda stream_id, _: stream_id not in self.infos)
         self.replication.coverage.keep_streams(set(self.infos))
         self.wire = Wire(self.replication, self.backups)
         for info in self.infos.values():

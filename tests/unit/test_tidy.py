@@ -124,6 +124,7 @@ WALL_CLOCK = {
     "client/kera/cli/group.py": "how old the oldest unread record is, as shown",
     "client/kera/client/appender.py": "timestamps of records that have none",
     "client/kera/client/producer.py": "timestamps of records that have none",
+    "coordinator/kera/coordinator/coordinator.py": "when a copy of the metadata was made, for people",
     "coordinator/kera/coordinator/state.py": "ids and epochs are above what the clock says, besides the last one given",
     "coordinator/kera/coordinator/recoveries.py": "when phases of a recovery ended, as shown",
     "coordinator/kera/coordinator/streams.py": "when a stream was created, as shown",

@@ -19,6 +19,7 @@ from kera.broker.push_server import PushServer
 from kera.broker.registration import DataDirectory, Registration
 from kera.broker.service import BrokerService
 from kera.broker.settings import BrokerSettings
+from kera.broker.unknown import UnknownReport
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.loop_lag import LoopLag
@@ -103,7 +104,12 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             directory,
             engine.replicator.backups_are,
             leader=leader,
-            report=HeartbeatReport(engine.streams, engine.takeovers.progress, replication=engine.replication),
+            report=HeartbeatReport(
+                engine.streams,
+                engine.takeovers.progress,
+                replication=engine.replication,
+                unknown=UnknownReport(engine.streams, lambda: leader.value),
+            ),
             lease=broker.lease,
             fences=engine.streams.fences,
             chosen_id=settings.broker_id,
@@ -119,9 +125,18 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             arena_bytes=settings.arena_bytes,
         )
         owned = await registration.register(
-            info, settings.coordinator_timeout_ms / 1000, lost_memory=engine.restart.found.lost_memory
+            info,
+            settings.coordinator_timeout_ms / 1000,
+            lost_memory=engine.restart.found.lost_memory,
+            held=await asyncio.to_thread(engine.held_streams),
         )
-        await engine.own(owned, registration.broker_id, registration.broker_epoch, registration.recovered_before_epoch)
+        await engine.own(
+            owned,
+            registration.broker_id,
+            registration.broker_epoch,
+            registration.recovered_before_epoch,
+            elsewhere=registration.elsewhere_stream_ids,
+        )
         broker.registered(registration.broker_id, owned, registration.broker_epoch)
         await push.start(registration.broker_id, registration.broker_epoch)
         ready["broker_id"] = registration.broker_id

@@ -71,7 +71,7 @@ class Coverage:
         self._of_stream[segment.stream_id][segment.virtual_segment_id] = segment
 
     def keep_streams(self, stream_ids: set[int]) -> None:
-        """Retire what the index has of other streams than these."""
+        """Retire what the index has of other streams than these; of streams that are never opened it stays as it is."""
         for segment in [each for each in self.segments.values() if each.stream_id not in stream_ids]:
             self._retire_unseen(segment)
 

@@ -20,6 +20,7 @@ from kera.broker.ownership import Interval
 from kera.broker.replication import Replication
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
+from kera.broker.unknown import UnknownReport
 from kera.core.ids import Position
 from kera.v1 import coordinator_pb2
 
@@ -41,10 +42,12 @@ class HeartbeatReport:
         recoveries: Recoveries = lambda: (),
         monotonic_s: Callable[[], float] = time.monotonic,
         replication: Replication | None = None,
+        unknown: UnknownReport | None = None,
     ) -> None:
         self._streams = streams
         self._recoveries = recoveries
         self._replication = replication
+        self._unknown = unknown
         self._unneeded: frozenset[int] = frozenset()
         """Backups that the heartbeat names that is not answered yet."""
         self._monotonic_s = monotonic_s
@@ -80,6 +83,8 @@ class HeartbeatReport:
             )
         self._add_starts(request)
         request.recoveries.extend(self._recoveries())
+        if self._unknown is not None:
+            self._unknown.fill(request)
         if self._replication is not None:
             self._unneeded = self._replication.unneeded_backups()
             self._replication.backups.unneeded |= self._unneeded  # it may count from when it is sent
@@ -106,8 +111,10 @@ class HeartbeatReport:
             )
         self._looked_at = first + MOVED_MAX
 
-    def answered(self) -> None:
+    def answered(self, answer: coordinator_pb2.HeartbeatResponse, /) -> None:
         """The last heartbeat that was filled has arrived."""
+        if self._unknown is not None:
+            self._unknown.answered(answer)
         for entry, start in self._told.items():
             if entry.start == start:
                 self._streams.moved_starts.pop(entry, None)

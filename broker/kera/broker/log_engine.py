@@ -33,6 +33,7 @@ from kera.broker.segment_store import SegmentStore
 from kera.broker.settings import BrokerSettings
 from kera.broker.steady_time import SteadyTime
 from kera.broker.stream import Streams
+from kera.broker.stream_records import assignments_version
 from kera.broker.takeover import Takeovers
 from kera.broker.virtual_index import virtual_segments
 from kera.core.clock import Clock, SystemClock
@@ -49,6 +50,8 @@ RETENTION_TICKS = 10
 """Retention looks at all streams with rules once in so many ticks."""
 THREADS = 5
 """One commit, one flush, two loads and one removal can be under way."""
+IDS_LOGGED_MAX = 100
+"""Of streams, in one message."""
 REPLICATE_TIMEOUT_S = 3.0
 """For what backups do not have yet, of that."""
 
@@ -129,9 +132,6 @@ class LogEngine:
     async def _drain(cls, settings: BrokerSettings, arena: Arena, restart: Restart, clock: Clock) -> None:
         """Put everything in an arena on disk, however long that takes, and remove it. Raises `StartError`."""
         engine = cls(settings, arena, restart, await _memory(arena, restart.index, arena.slot_bytes, clock), clock)
-        for entry in restart.leftovers():
-            for segment in restart.restore_entry(entry):
-                engine.memory.adopt(segment)
         if not await engine._stop(close_index=False, flush_timeout_s=None):
             await asyncio.to_thread(restart.index.close, clean=False)
             raise StartError(
@@ -149,15 +149,22 @@ class LogEngine:
         broker_id: int,
         broker_epoch: int,
         recovered_before_epoch: int | None = None,
+        elsewhere: Iterable[int] = (),
     ) -> None:
-        """Drop whatever is here of streamlets of which `owned` gives us nothing; the others are opened by the service.
+        """Drop what is here of streamlets that others have now; the service opens those that `owned` gives us.
 
+        `elsewhere`: further streams that the coordinator knows, of which it has given us nothing. Any other it does not
+        know: it is kept, for the metadata may be older than it is, until an order comes to drop it or to open it.
         `recovered_before_epoch`: what launches before that had is recovered, or was, from their replicas (0: nothing).
         None: nobody says; then replicas of streams that are not ours any more are spared.
         """
+        owned = list(owned)
         found = await asyncio.to_thread(lambda: list(virtual_segments(self._index)))
         held = held_streamlets(owned, broker_id)
         keep = {stream_id for stream_id, _ in held}
+        there = self.held_streams()
+        known = {info.stream_id for info in owned} | set(elsewhere)
+        overtaken = {info.stream_id for info in owned if there.get(info.stream_id, 0) > info.assignments_version}
         meta = self.memory.meta
         recover_before = max(meta.get("recover_before_epoch", 0), recovered_before_epoch or 0)
         spare_before = meta.get("spare_before_epoch", 0)
@@ -171,15 +178,21 @@ class LogEngine:
             broker_epoch, found, recover_before_epoch=recover_before, spare_before_epoch=spare_before
         )
         self.replicator.begin(broker_id, broker_epoch)
-        for stream_id in self._index.stream_ids() - keep:
-            log.info("dropping a stream that was deleted meanwhile", stream_id=stream_id)
+        gone = known - keep - overtaken
+        for stream_id in gone & there.keys():
+            log.info("dropping a stream of which others have everything now", stream_id=stream_id)
             self.memory.drop_stream(stream_id)
         for stream_id, streamlet_id in {entry[:2] for entry in self._index.entries()} - held:
-            if stream_id in keep:
+            if stream_id in keep - overtaken:
                 log.info("dropping a streamlet that is elsewhere now", stream_id=stream_id, streamlet_id=streamlet_id)
                 self.streams.drop_remains(stream_id, streamlet_id)
-        self.restart.drop_leftovers(keep, held)
-        self.replication.coverage.keep_streams(keep)
+        self.restart.drop_leftovers(
+            lambda stream_id, streamlet_id: (
+                stream_id in gone or (stream_id in keep - overtaken and (stream_id, streamlet_id) not in held)
+            )
+        )
+        self.replication.coverage.keep_streams(there.keys() - gone)
+        await asyncio.to_thread(self._keep_unknown, there.keys() - known)
         repair = Repair(
             self.replication,
             self.memory,
@@ -188,6 +201,23 @@ class LogEngine:
             bytes_per_s=self._repair_bytes_per_s,
         )
         self._repairing = asyncio.create_task(repair.run())
+
+    def held_streams(self) -> dict[int, int]:
+        """The streams of which anything is here, each with the latest version of its assignments that was here."""
+        ids = self._index.stream_ids() | {entry.stream_id for entry in self.restart.leftovers()}
+        return {stream_id: assignments_version(self._index, stream_id) for stream_id in ids}
+
+    def _keep_unknown(self, stream_ids: Iterable[int]) -> None:
+        for stream_id in sorted(stream_ids):
+            self.streams.unknown[stream_id] = self.restart.unserved(stream_id)
+        if self.streams.unknown:
+            log.warning(
+                "the coordinator does not know some streams that are here; they are kept, and not served. Its metadata"
+                " may have been restored from a copy that is older than they are",
+                stream_ids=list(self.streams.unknown)[:IDS_LOGGED_MAX],
+                streams=len(self.streams.unknown),
+                bytes=sum(held.bytes for held in self.streams.unknown.values()),
+            )
 
     def _repair_bytes_per_s(self) -> int:
         settings = self._settings
@@ -257,6 +287,9 @@ class LogEngine:
         """Whether all is on disk. The arena goes only then, or if the broker never comes back."""
         clean = False
         if not self._settings.ephemeral:
+            for entry in self.restart.leftovers():  # of streams that were not opened: the arena is about to go
+                for segment in self.restart.restore_entry(entry):
+                    self.memory.adopt(segment)
             self.memory.close_all()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(flush_timeout_s):

@@ -134,6 +134,16 @@ class BrokerCollector(Collector):
         )
         yield GaugeMetricFamily("kera_broker_arena_slot_bytes", "size of a segment", value=arena.slot_bytes)
         yield GaugeMetricFamily("kera_broker_streams", "streams with streamlets here", value=len(engine.streams))
+        yield GaugeMetricFamily(
+            "kera_broker_unknown_streams",
+            "streams that are kept here and that the coordinator does not know",
+            value=len(engine.streams.unknown),
+        )
+        yield GaugeMetricFamily(
+            "kera_broker_unknown_streams_bytes",
+            "bytes of them when the broker started",
+            value=sum(held.bytes for held in engine.streams.unknown.values()),
+        )
         yield self._streamlets()
         states = GaugeMetricFamily("kera_broker_segments", "segments in memory, by state", labels=["state"])
         for state, count in memory.segments_by_state().items():

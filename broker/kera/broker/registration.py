@@ -6,7 +6,7 @@ is the log's (``kera.broker.log_engine``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from kera.broker.coordinator_epoch import CoordinatorEpoch
@@ -78,25 +78,41 @@ class Registration(registration.Registration):
         self._fences = fences or ProducerFences()
         self.broker_id = 0
         self.broker_epoch = 0
+        self.elsewhere_stream_ids: list[int] = []
+        """Of the held streams, those that are others' now."""
         self.recovered_before_epoch = 0
         """What launches before that had is recovered by others, or was."""
 
     async def register(
-        self, info: common_pb2.BrokerInfo, timeout_s: float, *, lost_memory: bool = False
+        self,
+        info: common_pb2.BrokerInfo,
+        timeout_s: float,
+        *,
+        lost_memory: bool = False,
+        held: Mapping[int, int] | None = None,
     ) -> list[common_pb2.StreamInfo]:
         """Make this launch known; returns the streams of which it has anything.
 
+        `held`: the streams of which it finds anything here, each with the latest version of its assignments.
         `lost_memory`: what the last launch had in memory is gone, and it had not stopped by itself. Waits up to
         `timeout_s` for a coordinator that cannot be reached, then raises `CoordinatorUnreachable`.
         """
         info.broker_id = await self.identify(timeout_s)
         request = coordinator_pb2.RegisterBrokerRequest(
-            broker=info, launch_id=self.launch_id, lost_memory=lost_memory, chosen_id=self.id_is_chosen
+            broker=info,
+            launch_id=self.launch_id,
+            lost_memory=lost_memory,
+            chosen_id=self.id_is_chosen,
+            held_streams=[
+                coordinator_pb2.HeldStream(stream_id=stream_id, assignments_version=version)
+                for stream_id, version in sorted((held or {}).items())
+            ],
         )
         answer = await self.ask(api.REGISTER_BROKER, request, timeout_s)
         self.remember(answer.broker_id, answer.cluster_id, answer.heartbeat_interval_ms)
         self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch
         self.recovered_before_epoch = answer.recovered_before_epoch
+        self.elsewhere_stream_ids = list(answer.elsewhere_stream_ids)
         self._heard(answer)
         return list(answer.streams)
 
@@ -130,7 +146,7 @@ class Registration(registration.Registration):
         if self.stopping:
             return
         if self._report is not None:
-            self._report.answered()
+            self._report.answered(answer)
         self._heard(answer)
 
     def _heard(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:

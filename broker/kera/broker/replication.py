@@ -18,7 +18,7 @@ Sending is for ``kera.broker.replicator``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -111,8 +111,10 @@ class Replication:
         """Virtual segments that are not closed, by id."""
         self._next_id = 0
         self._streams: dict[int, StreamLogs] = {}
-        self._strangers: list[tuple[int, int]] = []
-        """Backup and virtual segment."""
+        self.spared: Container[int] = ()
+        """Streams that are not open and whose strangers are kept: what is here of them may not be covered."""
+        self._strangers: list[tuple[int, int, int]] = []
+        """Backup, virtual segment and stream."""
         self._restored: list[Batch] = []
         """What was not covered when this launch began, and is in memory."""
         self._work: dict[VirtualLog, None] = {}
@@ -208,6 +210,8 @@ class Replication:
         """The stream is gone. Its records in the index go with its other records."""
         stream = self._streams.pop(stream_id, None)
         if stream is None:
+            self.coverage.drop_stream(stream_id)  # it was not open, but what it had is written down
+            self.on_work()
             return
         for log in stream.all():
             self._effects += log.drop(error)
@@ -391,7 +395,7 @@ class Replication:
             elif id_ >> 32 == self._next_id >> 32:
                 self._effects.append(Free(backup_id, (id_,)))
             elif id_ >= self.coverage.spare_before:
-                self._strangers.append((backup_id, id_))
+                self._strangers.append((backup_id, id_, replica.stream_id))
         self.coverage.without(backup_id, has=lambda id_: id_ > last_id or id_ in has)
         self.on_work()
 
@@ -424,8 +428,11 @@ class Replication:
                     stream.repair = None
         self._restored = [batch for batch in self._restored if not batch.over]
         if not (self._restored or self.backlog):
-            strangers, self._strangers = self._strangers, []
-            self._effects += [Free(backup_id, (id_,)) for backup_id, id_ in strangers]
+            strangers = self._strangers
+            self._strangers = [each for each in strangers if each[2] in self.spared]
+            self._effects += [
+                Free(backup_id, (id_,)) for backup_id, id_, stream_id in strangers if stream_id not in self.spared
+            ]
         self.on_work()
 
     # -- time, and the end -----------------------------------------------------------------------------------------

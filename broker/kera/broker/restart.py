@@ -12,6 +12,7 @@ files of segments that were open: not the history. Blocks; runs on a thread befo
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -68,6 +69,14 @@ class _InSlot(NamedTuple):
     slot: Slot
     content: SlotContent
     scan: SegmentScan
+
+
+class Unserved(NamedTuple):
+    """How much is here of a stream that is not open."""
+
+    bytes: int = 0
+    records: int = 0
+    """Where its entries end, all ordinals added up."""
 
 
 @dataclass(slots=True)
@@ -358,11 +367,24 @@ class Restart:
         """The tail of an entry, without its streamlet."""
         return self._restore_tail(Entry(entry_id, self.index, self.index.entry(entry_id)), {})
 
-    def drop_leftovers(self, keep: set[int], held: set[tuple[int, int]] | None = None) -> None:
-        """Free what is in memory of streams that are not in `keep` and streamlets not in `held`: they are gone."""
-        for entry_id in list(self._in_slots):
-            if entry_id.stream_id in keep and (held is None or entry_id[:2] in held):
-                continue
+    def unserved(self, stream_id: int) -> Unserved:
+        """What is here of a stream that is not open."""
+        ends: dict[EntryId, int] = {}
+        size = sum(record.length for _, record in self.index.segments_of_stream(stream_id) if not record.open)
+        for entry_id in self.index.entries():
+            record = self.index.entry(entry_id) if entry_id.stream_id == stream_id else None
+            if record is not None:
+                ends[entry_id] = record.next_record
+        for entry_id, items in self._in_slots.items():
+            for item in items if entry_id.stream_id == stream_id else ():
+                size += item.scan.end
+                last = item.scan.headers[-1]
+                ends[entry_id] = max(ends.get(entry_id, 0), last.first_record + last.record_count)
+        return Unserved(size, sum(ends.values()))
+
+    def drop_leftovers(self, is_gone: Callable[[int, int], bool]) -> None:
+        """Free what is in memory of each streamlet, named by stream and its own id, that `is_gone`."""
+        for entry_id in [entry_id for entry_id in self._in_slots if is_gone(*entry_id[:2])]:
             for item in self._in_slots.pop(entry_id):
                 item.slot.retire()
 

@@ -15,6 +15,7 @@ here.
     "v" stream u64, virtual segment u64                                  see ``kera.broker.virtual_index``
     "o" stream u64, streamlet u32                                        OriginRecord
     "h" stream u64, streamlet u32                                        see ``kera.broker.handover``
+    "i" stream u64                                                       see ``kera.broker.stream_records``
 
 One thread writes (`commit`, durable when it returns), any thread reads.
 """
@@ -211,7 +212,7 @@ def delete_removal(physical_id: int) -> Change:
 
 def stream_of(key: bytes) -> int | None:
     """The stream that a key belongs to."""
-    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcvoh" and len(key) > 1 else None
+    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcvohi" and len(key) > 1 else None
 
 
 def streamlet_of(key: bytes) -> tuple[int, int] | None:
@@ -365,11 +366,12 @@ class SegmentIndex:
 
     def stream_ids(self) -> set[int]:
         """Streams of which there is anything."""
-        return {entry.stream_id for entry in self.entries()}
+        keys = (key for kind in (b"e", b"v", b"i") for key, _ in self.records(kind))
+        return {stream_id for key in keys if (stream_id := stream_of(key)) is not None}
 
     def keys_of_stream(self, stream_id: int) -> list[bytes]:
         """All keys that have to do with a stream."""
-        kinds = (b"e", b"s", b"p", b"c", b"v", b"o", b"h")
+        kinds = (b"e", b"s", b"p", b"c", b"v", b"o", b"h", b"i")
         return [key for kind in kinds for key, _ in self.records(struct.pack(">cQ", kind, stream_id))]
 
     def keys_of_streamlet(self, stream_id: int, streamlet_id: int) -> list[bytes]:
@@ -429,6 +431,10 @@ class SegmentIndex:
             if not cursor.set_range(key) or not cursor.key().startswith(prefix):
                 return None
             return cursor.key(), cursor.value()
+
+    def record(self, key: bytes) -> bytes | None:
+        """The value of a key without its checksum; None when there is none that is intact."""
+        return self._get(key)
 
     def records(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """All keys with this prefix, and their values without the checksum."""

@@ -13,10 +13,11 @@ from kera.broker.ownership import Holding, holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.producer_fences import ProducerFences
 from kera.broker.replication import Replication, StreamLogs
-from kera.broker.restart import Found, RestoredStreamlet
+from kera.broker.restart import Found, RestoredStreamlet, Unserved
 from kera.broker.retention import Rules
 from kera.broker.segment_index import SegmentIndex, no_producer
 from kera.broker.segment_scan import SegmentAddress
+from kera.broker.stream_records import is_news, put_stream
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import InvalidArgument, KeraError, NotOwner, NotReplicated, StreamletOutOfRange, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -122,6 +123,10 @@ class Restorer(Protocol):
         """The state of a streamlet, to go on from."""
         ...
 
+    def drop_leftovers(self, is_gone: Callable[[int, int], bool]) -> None:
+        """Free what is in memory of streamlets that were not restored."""
+        ...
+
 
 class Streams:
     """All streams with streamlets on this broker (the thesis's stream manager)."""
@@ -136,6 +141,9 @@ class Streams:
         """Of all its streamlets."""
         self.moved_starts: dict[Entry, None] = {}
         """Entries whose start has moved, until the coordinator knows."""
+        self.unknown: dict[int, Unserved] = {}
+        """Streams that are here and of which the coordinator did not know: kept, and not served."""
+        replication.spared = self.unknown
         self._detaching: dict[tuple[int, int], list[Callable[[], None]]] = {}
         """Streamlets whose records and files are being removed, with who waits for that."""
 
@@ -180,7 +188,9 @@ class Streams:
         if not (config.streamlets and config.entries and config.group_segments):
             raise InvalidArgument(f"stream {info.name!r} has an incomplete configuration", stream=info.name)
         stream = self._streams.get(info.stream_id)
+        self._write_down(info)
         if stream is None:
+            self.unknown.pop(info.stream_id, None)
             stream = self._streams[info.stream_id] = Stream(info)
         elif info.config_version > stream.config_version:
             stream.alter(info)
@@ -207,6 +217,11 @@ class Streams:
             restored += [] if opened is None else [opened]
         if restored and stream.replication:
             self._restore_replicas(stream, restored, info.config.entries)
+
+    def _write_down(self, info: common_pb2.StreamInfo) -> None:
+        """So that it is still known what the stream is, should the coordinator come to know it no more."""
+        if is_news(self._restorer.index, info):
+            self._memory.note([put_stream(info)], nothing)
 
     def _has_lost(self, stream: Stream) -> bool:
         """Whether what earlier launches had in memory is gone, and backups have it."""
@@ -367,7 +382,8 @@ class Streams:
             self.drop_remains(stream_id, streamlet_id, outcome)
 
     def drop_remains(self, stream_id: int, streamlet_id: int, done: Done = nothing) -> None:
-        """Remove what is on disk of a streamlet that is not open."""
+        """Remove what is on disk, or left in memory, of a streamlet that is not open."""
+        self._restorer.drop_leftovers(lambda *streamlet: streamlet == (stream_id, streamlet_id))
         waiting = self._detaching.setdefault((stream_id, streamlet_id), [])
 
         def removed(error: KeraError | None) -> None:
@@ -389,8 +405,11 @@ class Streams:
     def drop(self, stream_id: int, done: Done = nothing) -> None:
         """Free all of a stream, in memory at once; `done` when its files are gone, or if it is not here."""
         stream = self._streams.pop(stream_id, None)
+        name = str(stream_id) if stream is None else stream.name
+        self._replication.drop_stream(stream_id, NotReplicated("the stream was deleted", stream=name))
+        self._restorer.drop_leftovers(lambda of_stream, _: of_stream == stream_id)
+        self.unknown.pop(stream_id, None)
         if stream is not None:
-            self._replication.drop_stream(stream_id, NotReplicated("the stream was deleted", stream=stream.name))
             for streamlet in stream.streamlets.values():
                 for entry in streamlet.entries:
                     self.moved_starts.pop(entry, None)

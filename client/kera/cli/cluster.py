@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
-from kera.cli._run import UsageError, run_async
+from kera.cli._run import UsageError, extra, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import fields, format_time, plural, table
 from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kera.client import BackupDescription, BrokerDescription, DrainStatus, RecoveryDescription
+    from collections.abc import Iterable
+
+    from kera.client import BackupDescription, BrokerDescription, DrainStatus, RecoveryDescription, UnlistedStream
 
 app = typer.Typer(help="Look at the cluster, and say where its streamlets are.", no_args_is_help=True)
 
@@ -60,6 +64,18 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     if cluster.backups:
         print()
         print(table(BACKUP_HEADING, map(_backup_row, cluster.backups)))
+    if cluster.unknown_streams:
+        print()
+        print("brokers hold streams that are not in the metadata; kera cluster adopt takes them up again:")
+        print(_unknown_table(cluster.unknown_streams))
+
+
+def _unknown_table(streams: Iterable[UnlistedStream]) -> str:
+    rows = [
+        (one.name or "?", one.stream_id, format_size(one.bytes), one.records, ", ".join(map(str, one.broker_ids)))
+        for one in streams
+    ]
+    return table(("STREAM", "ID", "SIZE", "RECORDS", "AT BROKERS"), rows)
 
 
 BACKUP_HEADING = ("BACKUP", "ALIVE", "GRPC", "FRAMES", "MEMORY USED", "DISK USED", "SEGMENTS OF", "RACK", "NODE")
@@ -255,6 +271,88 @@ async def _forget(bootstrap: str, kind: str, member_id: int, force: bool, as_jso
     print(f"{kind} {member_id} is forgotten")
     for what in lost:
         print(f"  given up: {what}")
+
+
+@app.command()
+def adopt(
+    stream: str = typer.Argument("", metavar="[STREAM]", help="Its name or id; without, say which streams there are."),
+    name: str = typer.Option("", "--name", help="What it is called from now on, if its name is taken."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Take up again a stream that brokers hold and that is not in the metadata.
+
+    That is so when the coordinator's metadata were restored from an older copy. The stream has all its records.
+    """
+    run_async(_adopt(bootstrap, stream, name, as_json))
+
+
+async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
+    async with connected(bootstrap) as client:
+        if not stream:
+            unknown = (await client.admin.describe_cluster()).unknown_streams
+            if as_json:
+                print(json.dumps([dataclasses.asdict(one) for one in unknown], indent=2))
+            else:
+                print(_unknown_table(unknown) if unknown else "brokers hold no stream that is not in the metadata")
+            return
+        adopted = await client.admin.adopt_stream(stream, name)
+    if as_json:
+        print(json.dumps({"stream": adopted.name, "stream_id": adopted.stream_id}))
+    else:
+        print(f"stream {adopted.name} is in use again, with id {adopted.stream_id}")
+
+
+@app.command()
+def backup(
+    file: Path = typer.Argument(..., metavar="FILE", help="Where to put it; replaced when the copy is whole."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Copy the metadata into a file: streams, members, applications, producers. Records are not in it."""
+    run_async(_backup(bootstrap, file))
+
+
+async def _backup(bootstrap: str, file: Path) -> None:
+    async with connected(bootstrap) as client:
+        copy = await client.admin.backup_metadata()
+    temporary = file.with_name(file.name + ".part")
+    try:
+        with temporary.open("wb") as written:
+            written.write(copy)
+            written.flush()
+            os.fsync(written.fileno())
+        temporary.replace(file)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from error
+    print(f"the metadata are in {file}, {format_size(len(copy))}")
+
+
+@app.command()
+def restore(
+    file: Path = typer.Argument(..., metavar="FILE", help="From kera cluster backup."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="The coordinator's data directory."),
+    zookeeper: str = typer.Option("", "--zookeeper", help="Where the coordinators keep their metadata, instead."),
+    force: bool = typer.Option(False, "--force", help="Also if there are metadata: what is not in the copy is gone."),
+) -> None:
+    """Put a copy of the metadata back. All coordinators must be stopped; what the copy lacks, brokers keep."""
+    if (data_dir is None) == (not zookeeper):
+        raise UsageError("say where the metadata are kept: --data-dir or --zookeeper")
+    run_async(_restore(file, {"data_dir": data_dir, "zookeeper": zookeeper}, force))
+
+
+async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
+    with extra("server"):
+        from kera.coordinator.__main__ import restore as put_back
+        from kera.coordinator.settings import CoordinatorSettings
+    try:
+        data = await asyncio.to_thread(file.read_bytes)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    copy = await put_back(CoordinatorSettings.load(None, **where), data, force=force)
+    print(
+        f"{plural(len(copy.records), 'record')} of cluster {copy.cluster_id}, as of {format_time(copy.created_us)},"
+        " are restored; start the coordinator, and see kera cluster adopt for streams that are younger"
+    )
 
 
 @app.command()

@@ -40,6 +40,7 @@ from kera.client.types import (
     Record,
     StreamConfig,
     StreamDescription,
+    UnlistedStream,
 )
 from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
@@ -88,4 +89,5 @@ __all__ = [
     "StreamConfig",
     "StreamDescription",
     "StreamletMove",
+    "UnlistedStream",
 ]

@@ -268,6 +268,23 @@ class Admin:
         request = coordinator_pb2.ForgetMemberRequest(backup_id=_count("backup_id", backup_id), force=force)
         return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
 
+    async def adopt_stream(self, stream: str, name: str = "") -> StreamDescription:
+        """Take up again a stream that brokers hold and that is not in the metadata, by its name or its id.
+
+        It has its old id and all that was acknowledged, and is called `name`, or what it was called.
+
+        Raises `UnknownStream`, `StreamExists`, `InvalidArgument`, and `Unavailable` while a broker that has a part of
+        it is away.
+        """
+        request = coordinator_pb2.AdoptStreamRequest(stream=stream, name=name)
+        answer = await self._cluster.ask(api.ADOPT_STREAM, request)
+        self._cluster.forget(answer.stream.name)
+        return StreamDescription.from_message(answer.stream)
+
+    async def backup_metadata(self) -> bytes:
+        """All metadata of the cluster, of one moment, as a file to be kept; ``kera cluster restore`` puts it back."""
+        return (await self._cluster.ask(api.READ_METADATA, coordinator_pb2.ReadMetadataRequest())).copy
+
     async def recoveries(self) -> list[RecoveryDescription]:
         """The recoveries of lost brokers, under way and recent, the last one first."""
         answer = await self._cluster.ask(api.LIST_RECOVERIES, coordinator_pb2.ListRecoveriesRequest())

@@ -26,6 +26,7 @@ from kera.client.types import (
     ClusterDescription,
     EntryBounds,
     StreamDescription,
+    UnlistedStream,
     fill_cursor,
     position_of,
 )
@@ -150,9 +151,15 @@ class Cluster:
 
     async def _look_up(self, name: str) -> StreamDescription:
         try:
-            answer = await self._ask_where(name)
-            if name in self._forgotten:  # it was called stale before it was there
+            try:
                 answer = await self._ask_where(name)
+            except UnknownStream:
+                if name not in self._forgotten:
+                    raise
+                answer = await self._ask_where(name)  # it may have been created since
+            else:
+                if name in self._forgotten:  # it was called stale before it was there
+                    answer = await self._ask_where(name)
         except UnknownStream:
             self._newest.pop(name, None)
             raise
@@ -234,6 +241,7 @@ class Cluster:
             [BrokerDescription.from_message(info) for info in answer.brokers],
             [BackupDescription.from_message(info) for info in answer.backups],
             tuple(answer.coordinators),
+            tuple(map(UnlistedStream.from_message, answer.unknown_streams)),
         )
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:

@@ -13,7 +13,7 @@ from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, Codec
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.ids import EntryId, Position
 from kera.core.schema import schema_from_bytes
-from kera.v1 import broker_pb2, common_pb2
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,25 @@ class BackupDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class UnlistedStream:
+    """A stream that brokers hold and that is not in the metadata, which may have been restored from an older copy."""
+
+    stream_id: int
+    name: str
+    """As it was called; empty: no broker has written that down."""
+    bytes: int
+    records: int
+    """Where its entries end, all ordinals added up."""
+    broker_ids: tuple[int, ...]
+
+    @classmethod
+    def from_message(cls, message: coordinator_pb2.UnknownStream) -> UnlistedStream:
+        """As the coordinator describes it."""
+        stream = message.stream
+        return cls(stream.stream_id, stream.name, message.bytes, message.records, tuple(message.broker_ids))
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterDescription:
     """The cluster's id and all brokers and backups it ever had."""
 
@@ -138,6 +157,8 @@ class ClusterDescription:
     backups: list[BackupDescription]
     coordinators: tuple[str, ...] = ()
     """Addresses of those that run, the one that leads first."""
+    unknown_streams: tuple[UnlistedStream, ...] = ()
+    """That brokers hold and that are not in the metadata; see `Admin.adopt_stream`."""
 
 
 class Interval(NamedTuple):

@@ -19,6 +19,7 @@ from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.leadership import Alone, Election, Leadership
 from kera.coordinator.lmdb_store import LmdbStore
 from kera.coordinator.metadata import MetadataStore
+from kera.coordinator.metadata_copy import MetadataCopy, put_back
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
@@ -94,6 +95,13 @@ async def _store(
     store = await ZooKeeperStore.open(session)
     stack.push_async_callback(store.close)
     return store, lambda address: ZooKeeperElection(session, address)
+
+
+async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) -> MetadataCopy:
+    """Put a copy of metadata back where a coordinator with these settings keeps them; none may run there."""
+    async with AsyncExitStack() as stack:
+        store, _ = await _store(settings, stack)
+        return await put_back(store, data, force=force)
 
 
 @asynccontextmanager

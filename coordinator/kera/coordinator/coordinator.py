@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterable
 
 from kera.coordinator.backups import Backups, GrpcBackups
 from kera.coordinator.brokers import Brokers
@@ -39,6 +40,7 @@ from kera.coordinator.forgetting import Forgetting
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.members import Members
 from kera.coordinator.metadata import MetadataStore
+from kera.coordinator.metadata_copy import CLUSTER_ID, pack
 from kera.coordinator.migration import Migration, Moved, ObserveMove
 from kera.coordinator.producers import Producers
 from kera.coordinator.recoveries import CursorsOf, ObservePhase, Recoveries
@@ -47,14 +49,16 @@ from kera.coordinator.restarts import Restarts
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.state import State
 from kera.coordinator.streams import Streams
+from kera.coordinator.unknown import UnknownStreams
 from kera.core.clock import Clock
-from kera.core.errors import KeraError, invariant
+from kera.core.errors import InvalidArgument, KeraError, invariant
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")
 
-CLUSTER_ID = "cluster_id"
+COPY_BYTES_MAX = 30 << 20
+"""Of a copy of the metadata, compressed: it is one message, of at most 32 MiB."""
 
 
 class Coordinator:
@@ -71,6 +75,7 @@ class Coordinator:
         self._members = Members(state, self._recoveries)
         self._drains = Drains(state, self._recoveries, self._migration)
         self._restarts = Restarts(state, self._migration, has_beaten=self._members.has_beaten)
+        self._unknown = UnknownStreams(state)
         self._forgetting = Forgetting(state, self._recoveries, self._migration)
         self._control = Control(
             state, self._members, self._recoveries, self._migration, self._drains, self._drops, self._restarts
@@ -252,6 +257,15 @@ class Coordinator:
         """See `Members.register_broker`."""
         return await self._members.register_broker(request)
 
+    def elsewhere(
+        self,
+        broker_id: int,
+        held: Iterable[coordinator_pb2.HeldStream],
+        told: Iterable[common_pb2.StreamInfo],
+    ) -> list[int]:
+        """See `Members.elsewhere`."""
+        return self._members.elsewhere(broker_id, held, told)
+
     def recovered_before_epoch(self, broker_id: int) -> int:
         """See `Recoveries.recovered_before_epoch`."""
         return self._recoveries.recovered_before_epoch(broker_id)
@@ -260,7 +274,32 @@ class Coordinator:
         """See `Members.heartbeat`."""
         await self._members.heartbeat(request)
         self._restarts.advance()
-        self._producers.noted(Launch(request.broker_id, request.broker_epoch), request.fences_version)
+        launch = Launch(request.broker_id, request.broker_epoch)
+        self._producers.noted(launch, request.fences_version)
+        self._unknown.note(launch, request.unknown_streams)
+
+    def unknown(self) -> list[coordinator_pb2.UnknownStream]:
+        """See `UnknownStreams.describe_all`."""
+        return self._unknown.describe_all()
+
+    def unknown_of(self, stream_ids: Iterable[int]) -> list[int]:
+        """See `UnknownStreams.of`."""
+        return self._unknown.of(stream_ids)
+
+    async def adopt_stream(self, which: str, name: str = "") -> common_pb2.StreamInfo:
+        """See `UnknownStreams.adopt`."""
+        return await self._unknown.adopt(which, name)
+
+    def copy_metadata(self) -> bytes:
+        """All metadata as a file, see ``metadata_copy``. Raises `InvalidArgument` when it fits into no message."""
+        copy = pack(self.state.ledger.snapshot(), self.state.clock.now_us())
+        if len(copy) > COPY_BYTES_MAX:
+            raise InvalidArgument(
+                f"the copy of the metadata would take {len(copy)} bytes, and a message takes {COPY_BYTES_MAX}; stop the"
+                " coordinator, and copy its data directory",
+                limit_bytes=COPY_BYTES_MAX,
+            )
+        return copy
 
     async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
         """See `Members.register_backup`."""

@@ -4,7 +4,10 @@ Which brokers those are is stored by the very write that makes it so: with the d
 is asked to open a new one. So such a stream is dropped everywhere in the end, whoever leads by then, and also by a
 broker that did not answer at first. Until then what it has of it takes its memory and its disk.
 
-A broker that was given up for lost is not waited for: it has to register anew, and is told exactly what it has then.
+A broker keeps what it has until it is told, whatever its registration answers: metadata that were restored from an
+older copy must destroy nothing. So of a stream that is deleted each broker of the cluster is told: one that has nothing
+assigned may have files of an earlier time. Who is away, or given up for lost, is waited for until it is back or
+forgotten (``forgetting``).
 """
 
 from __future__ import annotations
@@ -34,12 +37,11 @@ class Drops:
     def load(self) -> None:
         """Take up what the ledger has."""
         for value in self._state.ledger.values(DROPS):
-            record = json.loads(value)
-            self._due[record["stream_id"]] = set(record["broker_ids"])
+            self._due[json.loads(value)["stream_id"]] = _brokers_in(value)
 
     def needed(self, stream: common_pb2.StreamInfo) -> Changes:
-        """What is to be written with whatever makes `stream` one that its brokers may have and should not."""
-        record = {"stream_id": stream.stream_id, "broker_ids": sorted(_concerned(stream))}
+        """What is to be written with whatever makes `stream` one that brokers may have and should not."""
+        record = {"stream_id": stream.stream_id, "broker_ids": sorted(self._concerned(stream))}
         return {_key(stream.stream_id): json.dumps(record).encode()}
 
     def not_needed(self, stream: common_pb2.StreamInfo) -> Changes:
@@ -48,7 +50,7 @@ class Drops:
 
     async def carry_out(self, stream: common_pb2.StreamInfo) -> None:
         """Have brokers drop a stream, once `needed` is written; those that cannot be told now follow later."""
-        self._due[stream.stream_id] = _concerned(stream)
+        self._due[stream.stream_id] = _brokers_in(self._state.ledger.get(_key(stream.stream_id)) or b"")
         self._begin(stream.stream_id)
         await self._work.ended(_what(stream.stream_id))
 
@@ -96,12 +98,22 @@ class Drops:
         return [broker_id for broker_id in sorted(due) if self._state.brokers.is_alive(broker_id)]
 
     def _waited_for(self, due: set[int]) -> bool:
-        return any(not self._state.brokers.is_fenced(broker_id) for broker_id in due)
+        return not due.isdisjoint(self._state.brokers.ids())
+
+    def _concerned(self, stream: common_pb2.StreamInfo) -> set[int]:
+        """The brokers that may have something of a stream: only those that are to open one that is just being made."""
+        if stream.stream_id in self._state.catalog:
+            return set(self._state.brokers.ids())
+        return {*broker_ids_of(stream), *self._due.get(stream.stream_id, ())}
 
 
-def _concerned(stream: common_pb2.StreamInfo) -> set[int]:
-    """The brokers that have something of a stream, and those it is recovered from."""
-    return {*broker_ids_of(stream), *(source.broker_id for one in stream.assignments for source in one.sources)}
+def is_to_be_dropped(state: State, stream_id: int) -> bool:
+    """Whether brokers may have a stream and should not, or it is just being created."""
+    return state.ledger.get(_key(stream_id)) is not None
+
+
+def _brokers_in(record: bytes) -> set[int]:
+    return set(json.loads(record)["broker_ids"])
 
 
 def _key(stream_id: int) -> str:

@@ -35,6 +35,10 @@ class Ledger:
         """The values of all keys that start with `prefix`, in the order of the keys."""
         return [record.value for key, record in sorted(self._records.items()) if key.startswith(prefix)]
 
+    def snapshot(self) -> dict[str, bytes]:
+        """All values by key, as they are at this moment."""
+        return {key: record.value for key, record in self._records.items()}
+
     def last_number(self, counter: str) -> int:
         """The last one that was written under `counter`; 0: none."""
         return int(self.get(counter) or b"0")

@@ -67,6 +67,27 @@ class Members:
             )
             return info, state.catalog.of_launch(broker_id, epoch)
 
+    def elsewhere(
+        self,
+        broker_id: int,
+        held: Iterable[coordinator_pb2.HeldStream],
+        told: Iterable[common_pb2.StreamInfo],
+    ) -> list[int]:
+        """Of the streams that a broker holds, those of which others have everything, `told` aside.
+
+        Not those of which it knows later assignments than we do, as after our metadata were restored from an older
+        copy: what it has of them may be the only one there is.
+        """
+        catalog = self._state.catalog
+        concerning = {stream.stream_id for stream in (*told, *catalog.concerning(broker_id))}
+        return [
+            one.stream_id
+            for one in held
+            if one.stream_id in catalog
+            and one.stream_id not in concerning
+            and one.assignments_version <= catalog.with_id(one.stream_id).assignments_version
+        ]
+
     async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
         """Make a launch of a backup the current one; returns it.
 

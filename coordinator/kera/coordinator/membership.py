@@ -52,6 +52,8 @@ class Kind(Generic[RecordT, InfoT]):
     """In words, and in the names of fields: a broker's registration has `broker`, which has `broker_id`."""
     new_record: type[RecordT]
     new_info: type[InfoT]
+    of_request: tuple[Any, ...] = ("chosen_id",)
+    """Fields of a registration that are for this once, and not stored."""
     passing: tuple[str, ...] = ()
     """Fields of its description that hold for a moment: registrations and heartbeats tell them, nothing stores them."""
 
@@ -72,7 +74,12 @@ class Kind(Generic[RecordT, InfoT]):
         setattr(info, f"{self.noun}_epoch", epoch)
 
 
-BROKER = Kind("broker", coordinator_pb2.RegisterBrokerRequest, common_pb2.BrokerInfo)
+BROKER = Kind(
+    "broker",
+    coordinator_pb2.RegisterBrokerRequest,
+    common_pb2.BrokerInfo,
+    of_request=("chosen_id", "held_streams"),
+)
 BACKUP = Kind(
     "backup",
     coordinator_pb2.RegisterBackupRequest,
@@ -152,7 +159,8 @@ class Membership(Generic[RecordT, InfoT]):
             epoch = next_epoch
         record = self.kind.new_record()
         record.CopyFrom(request)
-        record.chosen_id = False  # of this registration, not of the member
+        for field in self.kind.of_request:
+            record.ClearField(field)
         self.kind.set_id_and_epoch(record, member_id, epoch)
         info = self.kind.info(record)
         passing = {field: getattr(info, field) for field in self.kind.passing}

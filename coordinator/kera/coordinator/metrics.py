@@ -54,6 +54,12 @@ class CoordinatorMetrics:
         restarting.set_function(of_leader(lambda coordinator: coordinator.members_restarting))
         streams = Gauge("kera_coordinator_streams", "Streams that exist.", registry=registry)
         streams.set_function(of_leader(lambda coordinator: coordinator.stream_count))
+        unknown = Gauge(
+            "kera_coordinator_unknown_streams",
+            "Streams that brokers hold and that are not in the metadata; kera cluster adopt takes them up again.",
+            registry=registry,
+        )
+        unknown.set_function(of_leader(lambda coordinator: len(coordinator.unknown())))
         self._phases = Histogram(
             "kera_coordinator_recovery_phase_seconds",
             "How long the phases of recoveries took.",

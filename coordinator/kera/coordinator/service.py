@@ -44,6 +44,8 @@ def coordinator_service(
         api.LIST_RECOVERIES: handlers.list_recoveries,
         api.PREPARE_RESTART: handlers.prepare_restart,
         api.FORGET_MEMBER: handlers.forget_member,
+        api.ADOPT_STREAM: handlers.adopt_stream,
+        api.READ_METADATA: handlers.read_metadata,
     }
     if applications is not None:
         by_method.update(applications.handlers())
@@ -109,6 +111,7 @@ class _Handlers:
             cluster_id=self._coordinator.cluster_id,
             brokers=self._coordinator.brokers(),
             backups=self._coordinator.backups(),
+            unknown_streams=self._coordinator.unknown(),
         )
 
     async def init_producer(self, request: messages.InitProducerRequest) -> messages.InitProducerResponse:
@@ -128,6 +131,7 @@ class _Handlers:
             coordinator_epoch=self._coordinator.coordinator_epoch,
             recovered_before_epoch=self._coordinator.recovered_before_epoch(broker.broker_id),
             fences=self._coordinator.fences(),
+            elsewhere_stream_ids=self._coordinator.elsewhere(broker.broker_id, request.held_streams, streams),
         )
 
     async def heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:
@@ -137,6 +141,7 @@ class _Handlers:
             lease_ms=self._coordinator.lease_ms,
             coordinator_epoch=self._coordinator.coordinator_epoch,
             fences=self._coordinator.fences(request.fences_version),
+            unknown_stream_ids=self._coordinator.unknown_of(request.held_stream_ids),
         )
 
     async def register_backup(self, request: messages.RegisterBackupRequest) -> messages.RegisterBackupResponse:
@@ -168,6 +173,12 @@ class _Handlers:
 
     async def prepare_restart(self, request: messages.PrepareRestartRequest) -> messages.PrepareRestartResponse:
         return await self._coordinator.prepare_restart(request)
+
+    def read_metadata(self, _: messages.ReadMetadataRequest) -> messages.ReadMetadataResponse:
+        return messages.ReadMetadataResponse(copy=self._coordinator.copy_metadata())
+
+    async def adopt_stream(self, request: messages.AdoptStreamRequest) -> messages.AdoptStreamResponse:
+        return messages.AdoptStreamResponse(stream=await self._coordinator.adopt_stream(request.stream, request.name))
 
     async def forget_member(self, request: messages.ForgetMemberRequest) -> messages.ForgetMemberResponse:
         return await self._coordinator.forget_member(request)

@@ -974,6 +974,7 @@ class DescribeClusterResponse(_message.Message):
     BROKERS_FIELD_NUMBER: _builtins.int
     BACKUPS_FIELD_NUMBER: _builtins.int
     COORDINATORS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_STREAMS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BrokerInfo]: ...
@@ -983,6 +984,10 @@ class DescribeClusterResponse(_message.Message):
     def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The coordinators that are known, host:port, the one that leads first."""
 
+    @_builtins.property
+    def unknown_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnknownStream]:
+        """That brokers hold and that are not in the metadata."""
+
     def __init__(
         self,
         *,
@@ -990,14 +995,132 @@ class DescribeClusterResponse(_message.Message):
         brokers: _abc.Iterable[_common_pb2.BrokerInfo] | None = ...,
         backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
         coordinators: _abc.Iterable[_builtins.str] | None = ...,
+        unknown_streams: _abc.Iterable[Global___UnknownStream] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "cluster_id", b"cluster_id", "coordinators", b"coordinators"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "cluster_id", b"cluster_id", "coordinators", b"coordinators", "unknown_streams", b"unknown_streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class UnknownStream(_message.Message):
+    """A stream that is not in the metadata, as these may have been restored from an older copy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BROKER_IDS_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """That are there."""
+    records: _builtins.int
+    """Where its entries end, all ordinals added up."""
+    @_builtins.property
+    def stream(self) -> _common_pb2.StreamInfo:
+        """As the broker knew it last; only its id, if that was not written down."""
+
+    @_builtins.property
+    def broker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Who has told of it; in heartbeats it is who sends it."""
+
+    def __init__(
+        self,
+        *,
+        stream: _common_pb2.StreamInfo | None = ...,
+        bytes: _builtins.int = ...,
+        records: _builtins.int = ...,
+        broker_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_ids", b"broker_ids", "bytes", b"bytes", "records", b"records", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnknownStream: _TypeAlias = UnknownStream  # noqa: Y015
+
+@_typing.final
+class AdoptStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    """Its name or, in decimal digits, its id."""
+    name: _builtins.str
+    """What it is called from now on; empty: as before."""
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptStreamRequest: _TypeAlias = AdoptStreamRequest  # noqa: Y015
+
+@_typing.final
+class AdoptStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stream(self) -> _common_pb2.StreamInfo: ...
+    def __init__(
+        self,
+        *,
+        stream: _common_pb2.StreamInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptStreamResponse: _TypeAlias = AdoptStreamResponse  # noqa: Y015
+
+@_typing.final
+class ReadMetadataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMetadataRequest: _TypeAlias = ReadMetadataRequest  # noqa: Y015
+
+@_typing.final
+class ReadMetadataResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COPY_FIELD_NUMBER: _builtins.int
+    copy: _builtins.bytes
+    """A file, to be kept as it is, from which metadata can be restored."""
+    def __init__(
+        self,
+        *,
+        copy: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMetadataResponse: _TypeAlias = ReadMetadataResponse  # noqa: Y015
 
 @_typing.final
 class InitProducerRequest(_message.Message):
@@ -1051,6 +1174,7 @@ class RegisterBrokerRequest(_message.Message):
     LAUNCH_ID_FIELD_NUMBER: _builtins.int
     LOST_MEMORY_FIELD_NUMBER: _builtins.int
     CHOSEN_ID_FIELD_NUMBER: _builtins.int
+    HELD_STREAMS_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
     lost_memory: _builtins.bool
@@ -1061,6 +1185,10 @@ class RegisterBrokerRequest(_message.Message):
     def broker(self) -> _common_pb2.BrokerInfo:
         """broker_id 0: a new broker, give it an id."""
 
+    @_builtins.property
+    def held_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldStream]:
+        """Those of which it has anything on disk or in memory."""
+
     def __init__(
         self,
         *,
@@ -1068,14 +1196,40 @@ class RegisterBrokerRequest(_message.Message):
         launch_id: _builtins.str = ...,
         lost_memory: _builtins.bool = ...,
         chosen_id: _builtins.bool = ...,
+        held_streams: _abc.Iterable[Global___HeldStream] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "held_streams", b"held_streams", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterBrokerRequest: _TypeAlias = RegisterBrokerRequest  # noqa: Y015
+
+@_typing.final
+class HeldStream(_message.Message):
+    """A stream of which a broker has something."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENTS_VERSION_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    assignments_version: _builtins.int
+    """The latest that the broker has heard of; 0: it does not know."""
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        assignments_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments_version", b"assignments_version", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldStream: _TypeAlias = HeldStream  # noqa: Y015
 
 @_typing.final
 class RegisterBrokerResponse(_message.Message):
@@ -1091,6 +1245,7 @@ class RegisterBrokerResponse(_message.Message):
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     RECOVERED_BEFORE_EPOCH_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_STREAM_IDS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     broker_id: _builtins.int
     broker_epoch: _builtins.int
@@ -1115,6 +1270,12 @@ class RegisterBrokerResponse(_message.Message):
     def fences(self) -> Global___ProducerFences:
         """All there are."""
 
+    @_builtins.property
+    def elsewhere_stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the held streams, those that are known, and of which others have everything: the broker drops them. It keeps what
+        is neither here nor in `streams`: that is unknown, as after metadata were restored from an older copy.
+        """
+
     def __init__(
         self,
         *,
@@ -1128,10 +1289,11 @@ class RegisterBrokerResponse(_message.Message):
         coordinator_epoch: _builtins.int = ...,
         recovered_before_epoch: _builtins.int = ...,
         fences: Global___ProducerFences | None = ...,
+        elsewhere_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "elsewhere_stream_ids", b"elsewhere_stream_ids", "fences", b"fences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,6 +1344,8 @@ class HeartbeatRequest(_message.Message):
     EMPTY_INTERVALS_FIELD_NUMBER: _builtins.int
     UNNEEDED_BACKUP_IDS_FIELD_NUMBER: _builtins.int
     FENCES_VERSION_FIELD_NUMBER: _builtins.int
+    UNKNOWN_STREAMS_FIELD_NUMBER: _builtins.int
+    HELD_STREAM_IDS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     bytes_per_s: _builtins.int
@@ -1208,6 +1372,14 @@ class HeartbeatRequest(_message.Message):
         heartbeat was answered that does not name it: should the broker be lost, nobody needs to wait for them.
         """
 
+    @_builtins.property
+    def unknown_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnknownStream]:
+        """Of those that an answer named."""
+
+    @_builtins.property
+    def held_stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """All that it has something of, told to each coordinator that begins to lead."""
+
     def __init__(
         self,
         *,
@@ -1220,10 +1392,12 @@ class HeartbeatRequest(_message.Message):
         empty_intervals: _abc.Iterable[Global___EmptyInterval] | None = ...,
         unneeded_backup_ids: _abc.Iterable[_builtins.int] | None = ...,
         fences_version: _builtins.int = ...,
+        unknown_streams: _abc.Iterable[Global___UnknownStream] | None = ...,
+        held_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "loads", b"loads", "recoveries", b"recoveries", "starts", b"starts", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_stream_ids", b"held_stream_ids", "loads", b"loads", "recoveries", b"recoveries", "starts", b"starts", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1237,6 +1411,7 @@ class HeartbeatResponse(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
+    UNKNOWN_STREAM_IDS_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """For how long, counted from when the request was sent, nobody else gets the broker's replicated streamlets. After
     that it takes no chunks for them until a heartbeat is answered.
@@ -1250,6 +1425,10 @@ class HeartbeatResponse(_message.Message):
     def fences(self) -> Global___ProducerFences:
         """What has come since the version that the heartbeat told; absent: nothing."""
 
+    @_builtins.property
+    def unknown_stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the held streams, those that are not in the metadata: the broker tells what they are."""
+
     def __init__(
         self,
         *,
@@ -1257,10 +1436,11 @@ class HeartbeatResponse(_message.Message):
         lease_ms: _builtins.int = ...,
         coordinator_epoch: _builtins.int = ...,
         fences: Global___ProducerFences | None = ...,
+        unknown_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "lease_ms", b"lease_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "lease_ms", b"lease_ms", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

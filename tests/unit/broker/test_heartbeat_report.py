@@ -82,10 +82,10 @@ async def test_starts_that_moved_are_told_until_that_is_answered(broker: Broker)
     await truncate(broker, Position(1, 1, 1024))
     assert starts(filled(report)) == starts(filled(report)) == [(1, 1024, 1)]
     await truncate(broker, Position(1, 1, 2048))
-    report.answered()
+    report.answered(coordinator_pb2.HeartbeatResponse())
 
     assert starts(filled(report)) == [(1, 2048, 2)], "it has moved since it was told"
-    report.answered()
+    report.answered(coordinator_pb2.HeartbeatResponse())
     assert starts(filled(report)) == []
 
 
@@ -101,7 +101,7 @@ async def test_starts_that_do_not_fit_go_with_the_next_heartbeat(
     told = []
     for _ in range(2):
         told.append([each.start.streamlet_id for each in filled(report).starts])
-        report.answered()
+        report.answered(coordinator_pb2.HeartbeatResponse())
 
     assert told == [[0, 1], [2]]
 

@@ -16,11 +16,13 @@ from kera.broker.disk import LocalDisk
 from kera.broker.log_engine import LogEngine
 from kera.broker.reading import plan_read
 from kera.broker.settings import BrokerSettings
+from kera.broker.stream_records import stream_record
 from kera.broker.streamlet import Streamlet
 from kera.core.chunk import verify_header
 from kera.core.clock import SystemClock
 from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, StartError
 from kera.core.ids import EARLIEST
+from kera.v1 import common_pb2
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, STREAM_ID, chunk, headers, stream_info
 
 SEGMENT = 4
@@ -224,17 +226,129 @@ async def test_an_index_that_was_damaged_is_made_anew_and_nothing_is_lost(settin
         assert await read_all(engine) == list(range(9))
 
 
-async def test_streams_that_were_deleted_meanwhile_leave_nothing(settings: BrokerSettings) -> None:
-    async with started(settings) as engine:
-        append(engine, *range(5))
+@asynccontextmanager
+async def registered(
+    settings: BrokerSettings, *owned: common_pb2.StreamInfo, elsewhere: tuple[int, ...] = ()
+) -> AsyncIterator[LogEngine]:
+    """Started, with what the coordinator says of its streams."""
     engine = await LogEngine.start(settings, settings.data_dir)
     try:
-        await engine.own([stream_info(8)], BROKER_ID, 9)
+        await engine.own(owned, BROKER_ID, 9, elsewhere=elsewhere)
+        for info in owned:
+            engine.streams.open(info, BROKER_ID)
         await until(lambda: engine.memory.idle and not engine._jobs)
-        assert engine._index.stream_ids() == set()
-        assert list(engine._store.physical_ids()) == []
+        yield engine
     finally:
         await engine.close()
+
+
+async def dropped(engine: LogEngine, stream_id: int) -> None:
+    done = asyncio.get_running_loop().create_future()
+    engine.streams.drop(stream_id, done.set_result)
+    assert await done is None
+
+
+async def test_streams_of_which_others_have_everything_leave_nothing(settings: BrokerSettings) -> None:
+    async with started(settings) as engine:
+        append(engine, *range(5))
+    async with registered(settings, stream_info(8), elsewhere=(STREAM_ID,)) as engine:
+        assert engine._index.stream_ids() == {8}
+        assert list(engine._store.physical_ids()) == []
+        assert engine.streams.unknown == {}
+
+
+async def test_a_stream_that_the_coordinator_does_not_know_is_kept_until_it_is_opened(settings: BrokerSettings) -> None:
+    async with started(settings) as engine:
+        append(engine, *range(5))
+    async with registered(settings, stream_info(8)) as engine:
+        assert engine.streams.unknown.keys() == {STREAM_ID}
+        assert engine.streams.unknown[STREAM_ID].bytes > 0
+        assert STREAM_ID not in engine.streams
+    async with registered(settings, stream_info(8)) as engine:
+        engine.streams.open(stream_info(), BROKER_ID)
+        assert await read_all(engine) == list(range(5))
+        assert engine.streams.unknown == {}
+
+
+async def test_a_stream_that_the_coordinator_does_not_know_is_dropped_when_ordered(settings: BrokerSettings) -> None:
+    async with started(settings) as engine:
+        append(engine, *range(5))
+    async with registered(settings) as engine:
+        await dropped(engine, STREAM_ID)
+        assert engine._index.stream_ids() == set()
+        assert list(engine._store.physical_ids()) == []
+        assert engine.streams.unknown == {}
+
+
+async def test_an_unknown_stream_that_is_in_memory_only_is_kept_there(settings: BrokerSettings) -> None:
+    engine = await LogEngine.start(settings, settings.data_dir)
+    engine.streams.open(stream_info(), BROKER_ID)
+    append(engine, 0, 1)
+    await kill(engine)
+    async with registered(settings) as engine:
+        assert engine.streams.unknown[STREAM_ID].bytes > 0
+        engine.streams.open(stream_info(), BROKER_ID)
+        assert await read_all(engine) == [0, 1]
+
+
+async def test_an_unknown_stream_that_is_in_memory_only_is_on_disk_when_the_broker_has_stopped(
+    settings: BrokerSettings,
+) -> None:
+    engine = await LogEngine.start(settings, settings.data_dir)
+    engine.streams.open(stream_info(), BROKER_ID)
+    append(engine, 0, 1)
+    await kill(engine)
+    async with registered(settings):
+        pass
+    assert list(settings.shm_dir.iterdir()) == []
+    async with started(settings) as engine:
+        assert await read_all(engine) == [0, 1]
+
+
+async def test_an_unknown_stream_that_is_in_memory_only_leaves_it_when_it_is_dropped(settings: BrokerSettings) -> None:
+    engine = await LogEngine.start(settings, settings.data_dir)
+    engine.streams.open(stream_info(), BROKER_ID)
+    append(engine, 0, 1)
+    await kill(engine)
+    async with registered(settings) as engine:
+        assert engine.arena.free_slots == SLOTS - 1
+        await dropped(engine, STREAM_ID)
+        await until(lambda: engine.arena.free_slots == SLOTS)
+        assert engine._index.stream_ids() == set()
+
+
+async def test_a_launch_that_ends_before_it_is_registered_leaves_what_it_found(settings: BrokerSettings) -> None:
+    engine = await LogEngine.start(settings, settings.data_dir)
+    engine.streams.open(stream_info(), BROKER_ID)
+    append(engine, 0, 1)
+    await kill(engine)
+    await (await LogEngine.start(settings, settings.data_dir)).close()
+    async with started(settings) as engine:
+        assert await read_all(engine) == [0, 1]
+
+
+async def test_streamlets_stay_when_the_assignments_are_older_than_what_is_here(settings: BrokerSettings) -> None:
+    newer = stream_info()
+    newer.assignments_version = 5
+    async with registered(settings, newer) as engine:
+        append(engine, *range(5))
+    older = stream_info()
+    older.assignments_version = 3
+    for assignment in older.assignments:
+        assignment.broker_id = BROKER_ID + 1
+    async with registered(settings, older):
+        pass
+    async with registered(settings, newer) as engine:
+        assert await read_all(engine) == list(range(5))
+
+
+async def test_what_a_stream_is_stays_known(settings: BrokerSettings) -> None:
+    info = stream_info()
+    async with registered(settings, info):
+        pass
+    async with registered(settings) as engine:
+        assert engine.held_streams() == {STREAM_ID: info.assignments_version}
+        assert stream_record(engine._index, STREAM_ID) == info
 
 
 async def test_retention_goes_by_the_clock(settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -481,7 +481,7 @@ async def test_a_report_goes_with_each_heartbeat_and_hears_of_answers(
         def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
             request.bytes_per_s = 100 + self.answers
 
-        def answered(self) -> None:
+        def answered(self, _: coordinator_pb2.HeartbeatResponse) -> None:
             self.answers += 1
 
     registration = Registration(coordinator.address, directory, report=Report())

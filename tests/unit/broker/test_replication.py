@@ -290,7 +290,7 @@ def test_a_backup_that_was_said_not_to_be_needed_is_not_used_before_that_is_take
     assert not world.replicas()[1], "the heartbeat may have arrived"
 
     assert not heartbeat().unneeded_backup_ids
-    report.answered()
+    report.answered(coordinator_pb2.HeartbeatResponse())
     world.wire.tick(FAILED_MS)
     world.finish()
     assert world.replicas()[1]
@@ -626,8 +626,21 @@ def test_a_stream_that_is_dropped_before_it_is_covered_does_not_keep_strangers(w
     world.append(stream, 4)
     world.finish()
     replication = restarted(world)
-    replication._strangers.append((1, FIRST_ID))
+    replication._strangers.append((1, FIRST_ID, STREAM_ID))
     replication.drop_stream(STREAM_ID, NotReplicated("gone"))
+    replication.repair_rests()
+
+    assert Free(1, (FIRST_ID,)) in replication.pump()
+
+
+def test_replicas_of_earlier_launches_are_kept_of_streams_that_nobody_knows(world: Replicated) -> None:
+    world.open()
+    replication = restarted(world)
+    replication.spared = {STREAM_ID}
+    replication._strangers.append((1, FIRST_ID, STREAM_ID))
+    replication.repair_rests()
+    assert Free(1, (FIRST_ID,)) not in replication.pump()
+    replication.spared = set()
     replication.repair_rests()
 
     assert Free(1, (FIRST_ID,)) in replication.pump()

@@ -528,7 +528,7 @@ async def test_a_streamlet_of_which_nothing_is_left_here_goes_with_its_files(clu
 
     assert first.streams.get(STREAM_ID).streamlets == {}
     assert list(first.engine.store.physical_ids()) == []
-    assert first.engine.index.keys_of_stream(STREAM_ID) == []
+    assert [key[:1] for key in first.engine.index.keys_of_stream(STREAM_ID)] == [b"i"]  # what the stream is
     with pytest.raises(NotOwner):
         await cluster.read_once(Position(1, 1, 0), at=1)
 

@@ -42,6 +42,19 @@ class TestMetadata:
         await looking
         assert len(fleet.asked) == 2
 
+    async def test_a_stream_that_is_created_while_it_is_asked_for_is_found(self, fleet: Fleet) -> None:
+        """A reader of the one that was deleted asks; who created it anew joins its question."""
+        fleet.answering.clear()
+        fleet.failures = [UnknownStream("there is no stream 's'")]
+        reader = asyncio.ensure_future(fleet.stream("s"))
+        await until(lambda: len(fleet.asked) == 1)
+        fleet.forget("s")
+        creator = asyncio.ensure_future(fleet.stream("s"))
+        fleet.answering.set()
+        assert (await creator).name == "s"
+        assert (await reader).name == "s"
+        assert len(fleet.asked) == 2
+
     async def test_who_gives_up_does_not_end_the_question_of_others(self, fleet: Fleet) -> None:
         fleet.answering.clear()
         first, second = (asyncio.ensure_future(fleet.stream("s")) for _ in range(2))

@@ -6,7 +6,8 @@ import contextlib
 import pytest
 
 from kera.core.errors import Unavailable, Uncertain
-from tests.unit.coordinator.fake_cluster import Cluster
+from kera.v1 import coordinator_pb2
+from tests.unit.coordinator.fake_cluster import Cluster, registration
 
 
 async def left(cluster: Cluster) -> list[str]:
@@ -114,3 +115,58 @@ async def test_brokers_that_are_away_are_asked_when_they_are_back(cluster: Clust
 
     assert cluster.brokers.dropped == [(1, 1), (2, 1)]
     assert await left(cluster) == []
+
+
+async def test_a_broker_that_was_given_up_for_lost_drops_a_deleted_stream_when_it_is_back(cluster: Cluster) -> None:
+    for launch in ("a", "b"):
+        await cluster.register(launch)
+    for launch in ("x", "y"):
+        await cluster.register_backup(launch)
+    await cluster.create("orders", streamlets=2, replication=1)
+    await cluster.silence(2)
+    assert cluster.coordinator.state.brokers.is_fenced(2)
+
+    await cluster.coordinator.delete_stream("orders")
+    await cluster.settle()
+    assert await left(cluster)
+    await cluster.register("c", broker_id=2)
+    await cluster.settle()
+
+    assert cluster.brokers.dropped == [(1, 1), (2, 1)]
+    assert await left(cluster) == []
+
+
+async def test_a_broker_that_has_nothing_of_it_any_more_drops_a_deleted_stream_too(cluster: Cluster) -> None:
+    for launch in ("a", "b"):
+        await cluster.register(launch)
+    stream = await cluster.create("orders")
+    await cluster.settle()
+
+    await cluster.coordinator.delete_stream("orders")
+    await cluster.settle()
+
+    assert sorted(cluster.brokers.dropped) == [(1, stream.stream_id), (2, stream.stream_id)]
+
+
+async def test_a_broker_is_told_which_of_its_streams_others_have_and_of_no_others(cluster: Cluster) -> None:
+    for launch in ("a", "b"):
+        await cluster.register(launch)
+    ours = await cluster.create("orders")
+    theirs = await cluster.create("payments")
+    assert [one.assignments[0].broker_id for one in (ours, theirs)] == [1, 2]
+    unknown, newer = 77, theirs.assignments_version + 1
+    for version, elsewhere in ((0, [theirs.stream_id]), (newer, [])):
+        held = [
+            coordinator_pb2.HeldStream(stream_id=stream_id, assignments_version=version)
+            for stream_id in (ours.stream_id, theirs.stream_id, unknown)
+        ]
+        assert cluster.coordinator.elsewhere(1, held, [ours]) == elsewhere
+
+
+async def test_what_a_broker_holds_is_not_stored_with_its_registration(cluster: Cluster) -> None:
+    request = registration("a")
+    request.held_streams.add(stream_id=7)
+    await cluster.coordinator.register_broker(request)
+
+    (value,) = [entry.value for entry in (await cluster.store.list("brokers/")).values()]
+    assert not coordinator_pb2.RegisterBrokerRequest.FromString(value).held_streams

@@ -123,6 +123,10 @@ PREPARE_RESTART = Method(
 FORGET_MEMBER = Method(
     COORDINATOR, "ForgetMember", 119, coordinator.ForgetMemberRequest, coordinator.ForgetMemberResponse
 )
+ADOPT_STREAM = Method(COORDINATOR, "AdoptStream", 120, coordinator.AdoptStreamRequest, coordinator.AdoptStreamResponse)
+READ_METADATA = Method(
+    COORDINATOR, "ReadMetadata", 121, coordinator.ReadMetadataRequest, coordinator.ReadMetadataResponse
+)
 
 COORDINATOR_METHODS = (
     CREATE_STREAM,
@@ -144,6 +148,8 @@ COORDINATOR_METHODS = (
     LIST_RECOVERIES,
     PREPARE_RESTART,
     FORGET_MEMBER,
+    ADOPT_STREAM,
+    READ_METADATA,
 )
 
 REPLICATE = Method(BACKUP, "Replicate", 201, backup.ReplicateRequest, backup.ReplicateResponse, bulk=True)

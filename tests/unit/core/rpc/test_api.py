@@ -77,6 +77,8 @@ def test_the_numbers_in_frames_never_change() -> None:
         "ListRecoveries": 117,
         "PrepareRestart": 118,
         "ForgetMember": 119,
+        "AdoptStream": 120,
+        "ReadMetadata": 121,
         "Replicate": 201,
         "ReadReplica": 202,
         "ListReplicas": 203,

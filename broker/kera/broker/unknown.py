@@ -1,0 +1,66 @@
+"""What a broker tells the coordinator of streams that it holds and the coordinator does not know.
+
+    who leads is new  ──► all ids that are here ──► the answer names those that it does not know
+                                                    ──► what they are and have, with the next heartbeats
+
+They are there when the coordinator's metadata were restored from an older copy. Whether a broker has registered anew
+since makes no difference: it may still serve such a stream, or keep it unserved (`Streams.unknown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kera.broker.restart import Unserved
+from kera.broker.stream import Stream, Streams
+from kera.broker.stream_records import stream_record
+from kera.v1 import common_pb2, coordinator_pb2
+
+TOLD_MAX = 100
+"""Streams of which one heartbeat tells: a description may take kilobytes."""
+
+
+class UnknownReport:
+    """See the head of this module."""
+
+    def __init__(self, streams: Streams, leader_epoch: Callable[[], int]) -> None:
+        self._streams = streams
+        self._leader_epoch = leader_epoch
+        self._asked_epoch = -1
+        """Of the coordinator that has said what it does not know."""
+        self._asking = False
+        self._pending: list[int] = []
+        """Unknown, and not told of yet."""
+        self._telling: list[int] = []
+
+    def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
+        """Put into a heartbeat what there is to tell now."""
+        self._asking = self._leader_epoch() != self._asked_epoch
+        self._telling = [] if self._asking else self._pending[:TOLD_MAX]
+        if self._asking:
+            request.held_stream_ids.extend(sorted({*(one.stream_id for one in self._streams), *self._streams.unknown}))
+        request.unknown_streams.extend(map(self._described, self._telling))
+
+    def answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
+        """The last heartbeat that was filled has arrived."""
+        if self._asking:
+            self._asked_epoch = answer.coordinator_epoch
+            self._pending = list(answer.unknown_stream_ids)
+        else:
+            self._pending = self._pending[len(self._telling) :]
+
+    def _described(self, stream_id: int) -> coordinator_pb2.UnknownStream:
+        info = stream_record(self._streams.index, stream_id) or common_pb2.StreamInfo(stream_id=stream_id)
+        if stream_id in self._streams:
+            stream = self._streams.get(stream_id)
+            return coordinator_pb2.UnknownStream(stream=info, bytes=_bytes(stream), records=_records(stream))
+        held = self._streams.unknown.get(stream_id, Unserved())
+        return coordinator_pb2.UnknownStream(stream=info, bytes=held.bytes, records=held.records)
+
+
+def _bytes(stream: Stream) -> int:
+    return sum(entry.length_bytes for each in stream.streamlets.values() for entry in each.entries)
+
+
+def _records(stream: Stream) -> int:
+    return sum(entry.next_record for each in stream.streamlets.values() for entry in each.entries)

@@ -1,0 +1,124 @@
+"""Metadata that are put back to an older copy, with real daemons: nothing is destroyed, and all comes back."""
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from kera.client import Client
+from kera.client.local_cluster import LocalCluster
+from kera.core.errors import InvalidArgument, StreamExists, UnknownStream
+from tests.integration.control_support import connect, control_cluster
+
+TIMEOUT_S = 30.0
+RECORDS = 500
+Restored = Callable[[LocalCluster, Path, Path], contextlib.AbstractAsyncContextManager[None]]
+
+
+async def write(client: Client, stream: str, numbers: range) -> None:
+    async with client.producer() as producer:
+        await producer.prepare(stream)
+        for delivery in [producer.send(stream, b"%d" % number) for number in numbers]:
+            await delivery
+
+
+async def read(client: Client, stream: str) -> list[int]:
+    async with asyncio.timeout(TIMEOUT_S), client.consumer(stream, start="earliest", end="latest") as consumer:
+        return sorted([int(record.value or b"") async for record in consumer])
+
+
+async def until_listed(client: Client, expected: dict[str, int]) -> None:
+    """Wait until brokers have told of these streams, that the coordinator does not know, with so many records."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TIMEOUT_S):
+            while found != expected or not found:
+                found = {one.name: one.records for one in (await client.admin.describe_cluster()).unknown_streams}
+                await asyncio.sleep(0.05)
+    assert found == expected
+
+
+def kera(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kera.cli", "cluster", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+@contextlib.asynccontextmanager
+async def put_back(cluster: LocalCluster, directory: Path, copy: Path) -> AsyncIterator[None]:
+    """Copy the coordinator's directory while it is down; at the end, when it is down again, that is in its place."""
+    await cluster.kill("coordinator")
+    shutil.copytree(directory, copy)
+    await cluster.restart("coordinator")
+    yield
+    await cluster.kill("coordinator")
+    shutil.rmtree(directory)
+    copy.rename(directory)
+
+
+@contextlib.asynccontextmanager
+async def put_back_by_command(cluster: LocalCluster, directory: Path, copy: Path) -> AsyncIterator[None]:
+    """The same with a copy that is made while all is running."""
+    done = await asyncio.to_thread(kera, "backup", str(copy), "--bootstrap", cluster.bootstrap)
+    assert done.returncode == 0, done.stderr
+    yield
+    restore = ("restore", str(copy), "--data-dir", str(directory))
+    refused = await asyncio.to_thread(kera, *restore, "--force")
+    assert refused.returncode == 2
+    assert "another coordinator" in refused.stderr
+    await cluster.kill("coordinator")
+    refused = await asyncio.to_thread(kera, *restore)
+    assert refused.returncode == 1
+    assert "--force" in refused.stderr
+    done = await asyncio.to_thread(kera, *restore, "--force")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("brokers_end", "restored"), [(False, put_back), (True, put_back_by_command)])
+async def test_streams_that_are_younger_than_the_restored_metadata_are_kept_and_can_be_adopted(
+    tmp_path: Path,
+    brokers_end: bool,
+    restored: Restored,
+) -> None:
+    metadata = tmp_path / "data" / "coordinator"
+    async with control_cluster(tmp_path / "data", brokers=2, backups=2) as cluster:
+        async with await connect(cluster) as client:
+            await client.admin.create_stream("old", streamlets=2)
+            await write(client, "old", range(10))
+        async with restored(cluster, metadata, tmp_path / "copy"), await connect(cluster) as client:
+            ids = {}
+            for replication in (0, 1):
+                name = f"young-{replication}"
+                await client.admin.create_stream(name, streamlets=2, replication=replication)
+                ids[name] = await client.admin.stream_id(name)
+                await write(client, name, range(RECORDS))
+        if brokers_end:
+            await cluster.kill("broker-1")
+        await cluster.restart("coordinator")
+        if brokers_end:
+            await cluster.restart("broker-1")
+            await cluster.restart("broker-2")  # which is stopped first
+
+        async with await connect(cluster) as client:
+            await until_listed(client, {"young-0": RECORDS, "young-1": RECORDS})
+            await client.admin.create_stream("other", streamlets=2)
+            await write(client, "other", range(10))
+            assert await read(client, "other") == list(range(10))
+            assert await read(client, "old") == list(range(10))
+            with pytest.raises(UnknownStream):
+                await client.admin.stream_id("young-0")
+            with pytest.raises(StreamExists, match="--name"):
+                await client.admin.adopt_stream("young-0", "other")
+            with pytest.raises((UnknownStream, InvalidArgument)):
+                await client.admin.adopt_stream("nobody")
+            for name, stream_id in ids.items():
+                adopted = await client.admin.adopt_stream(name, "renamed" if name == "young-0" else "")
+                assert adopted.stream_id == stream_id
+                await write(client, adopted.name, range(RECORDS, RECORDS + 10))
+                assert await read(client, adopted.name) == list(range(RECORDS + 10))
+            assert (await client.admin.describe_cluster()).unknown_streams == ()
+            await client.admin.delete_stream("renamed")

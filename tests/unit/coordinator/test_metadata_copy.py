@@ -1,0 +1,69 @@
+"""Copies of the metadata: what is in them, and what becomes of a store that they are put back into."""
+
+import pytest
+
+from kera.coordinator.leadership import LEADER
+from kera.coordinator.memory_store import MemoryStore
+from kera.coordinator.metadata import Check, VersionConflict, Write
+from kera.coordinator.metadata_copy import pack, put_back, unpack
+from kera.core.errors import InvalidArgument
+from tests.unit.coordinator.fake_cluster import Cluster
+
+RECORDS = {"cluster_id": b"c", "streams/01": b"\x00\xff" * 10, "empty": b""}
+
+
+def test_a_copy_has_all_records_but_who_leads() -> None:
+    copy = unpack(pack({**RECORDS, LEADER: b"me"}, 17))
+
+    assert copy == ("c", 17, RECORDS)
+
+
+@pytest.mark.parametrize("at", [-1, -20, 30])
+def test_a_copy_that_is_damaged_is_refused(at: int) -> None:
+    data = bytearray(pack(RECORDS, 17))
+    data[at] ^= 1
+    with pytest.raises(InvalidArgument):
+        unpack(bytes(data))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}\n", b"[1]\n", b"anything else", pack(RECORDS, 17)[:-3]])
+def test_what_is_no_whole_copy_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        unpack(data)
+
+
+async def test_a_copy_is_put_back_into_an_empty_store() -> None:
+    store = MemoryStore()
+    await put_back(store, pack(RECORDS, 17))
+
+    assert {key: record.value for key, record in (await store.list("")).items()} == RECORDS
+
+
+async def test_metadata_that_are_there_are_replaced_only_with_force() -> None:
+    store = MemoryStore()
+    await store.write(Write("cluster_id", b"d", 0), Write("streams/02", b"x", 0), Write(LEADER, b"me", 0))
+    with pytest.raises(InvalidArgument, match="--force"):
+        await put_back(store, pack(RECORDS, 17))
+    assert (await store.list("streams/")).keys() == {"streams/02"}
+
+    await put_back(store, pack(RECORDS, 17), force=True)
+
+    assert {key: record.value for key, record in (await store.list("")).items()} == {**RECORDS, LEADER: b"me"}
+    with pytest.raises(VersionConflict):  # a coordinator that leads makes each of its writes depend on that
+        await store.write(Check(LEADER, 1), Write("streams/03", b"y", 0))
+
+
+async def test_a_cluster_goes_on_from_a_copy(cluster: Cluster) -> None:
+    await cluster.register("a")
+    stream = await cluster.create("orders")
+    copy = cluster.coordinator.copy_metadata()
+    cluster_id = cluster.coordinator.cluster_id
+    await cluster.create("younger")
+    cluster.store = MemoryStore()
+    await put_back(cluster.store, copy)
+
+    await cluster.restart()
+
+    assert cluster.coordinator.cluster_id == cluster_id
+    assert [one.name for one in cluster.coordinator.streams()] == ["orders"]
+    assert cluster.coordinator.stream("orders") == stream
