@@ -219,7 +219,11 @@ class Bench:
         )
 
     def _consumer(self, streams: Sequence[str], side: str) -> Task:
-        settings = {"shared_memory": SIDES[side], "verify_checksums": self._arguments.verify}
+        settings = {
+            "shared_memory": SIDES[side],
+            "verify_checksums": self._arguments.verify,
+            "validate_chunks": self._arguments.verify,
+        }
         return Task(role="consume", mode="batches", consumer_settings=settings, **self._shared(streams))
 
     def _shared(self, streams: Sequence[str]) -> dict[str, Any]:
@@ -309,7 +313,9 @@ def main() -> int:
     made.add_argument("--seconds", type=float, default=5.0, help="how long a round of latency measures")
     made.add_argument("--load-rate", type=int, default=3_000_000, help="records per second of the load beside it")
     made.add_argument("--transport", choices=("auto", "unix", "tcp"), default="auto")
-    made.add_argument("--no-verify", dest="verify", action="store_false", help="consumers check no checksums")
+    made.add_argument(
+        "--no-verify", dest="verify", action="store_false", help="consumers check neither checksums nor payloads"
+    )
     arguments = made.parse_args()
     with directory(arguments) as root:
         asyncio.run(run(arguments, root))

@@ -79,7 +79,11 @@ async def consume(bootstrap: str, arena: str, passes: int, *, verify: bool) -> N
             records = chunk_bytes = in_place = 0
             looks = number % LOOK_EVERY == 0
             begun_s, cpu_s = time.monotonic(), time.process_time()
-            settings: dict[str, Any] = {"shared_memory": "always", "verify_checksums": verify}
+            settings: dict[str, Any] = {
+                "shared_memory": "always",
+                "verify_checksums": verify,
+                "validate_chunks": verify,
+            }
             async with client.consumer(STREAM, start="earliest", end="latest", **settings) as consumer:
                 async for chunk in consumer.batches():
                     records += chunk.batch.num_rows
@@ -221,7 +225,9 @@ def main() -> int:
     made.add_argument("--stream-bytes", type=size, default=1 * GIB, help="values of the stream")
     made.add_argument("--chunk-rows", type=int, default=10_000, help="records of 100 bytes in a chunk")
     made.add_argument("--growth-bytes-max", type=size, default=8 * MIB)
-    made.add_argument("--no-verify", dest="verify", action="store_false", help="the consumer checks no checksums")
+    made.add_argument(
+        "--no-verify", dest="verify", action="store_false", help="the consumer checks neither checksums nor payloads"
+    )
     made.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = made.parse_args()
     if arguments.worker is not None:

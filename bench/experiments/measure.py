@@ -80,6 +80,7 @@ class Prepared:
             "consumer": {
                 "shared_memory": "always" if setup.consumer == "push" else "never",
                 "verify_checksums": setup.verify,
+                "validate_chunks": setup.verify,
             },
             **several,
         }

@@ -78,7 +78,7 @@ class Pushes:
         """See `Part`. A run is where another has been, so the bytes are warm when they fit into a cache."""
         length = len(placed_chunks(load))
         self._memory[self._SLOTS_AT : self._SLOTS_AT + length] = placed_chunks(load)
-        what = "push: run to batches" + ("" if self._verify else ", no checksums")
+        what = "push: run to batches" + ("" if self._verify else ", unchecked")
         async with self._consumer() as (consumer, connection):
             batches: Any = consumer.batches()
             for number in range(load.requests + 1):
@@ -125,7 +125,7 @@ class Pushes:
         wire = Wire()
         connection.connection_made(wire)
         cluster: Any = Cluster(connection)
-        settings = ConsumerSettings(verify_checksums=self._verify)
+        settings = ConsumerSettings(verify_checksums=self._verify, validate_chunks=self._verify)
         async with Consumer(cluster, ("s",), settings, start="earliest") as consumer:
             await until_sent(wire)  # it has subscribed
             yield consumer, connection

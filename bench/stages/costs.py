@@ -39,7 +39,7 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "backup: frame to answer": ("copy", "crc32c"),
     "pull: answer to batches": ("crc32c",),
     "push: run to batches": ("crc32c",),
-    "push: run to batches, no checksums": (),
+    "push: run to batches, unchecked": (),
 }
 """The stages in the order of the table, each with what has to be done to its bytes."""
 

@@ -136,7 +136,7 @@ def batches_of(
     """
     entry, start, slot = fetched.entry, fetched.start, fetched.slot
     open_header = verify_chunk if settings.verify_checksums else read_header
-    decompressed_bytes_max = int(settings.decompressed_bytes_max)
+    decompressed_bytes_max, trusted = int(settings.decompressed_bytes_max), not settings.validate_chunks
     for number, buffer in enumerate(fetched.buffers):
         at, size = 0, buffer.size
         view = memoryview(buffer)  # headers are read from it in half the time
@@ -158,6 +158,7 @@ def batches_of(
                     schema,
                     records=header.record_count,
                     decompressed_bytes_max=decompressed_bytes_max,
+                    trusted=trusted,
                 )
             except KeraError as error:
                 if slot is not None and not slot.intact:

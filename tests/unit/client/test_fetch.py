@@ -210,6 +210,21 @@ def test_it_counts_as_one_without_records_if_the_reader_says_so(which: str) -> N
     assert good.next == Position(1, 1, len(data))
 
 
+def test_who_trusts_all_writers_has_only_the_number_of_records_looked_at() -> None:
+    settings = ConsumerSettings(validate_chunks=False)
+    for payload, records in ((with_wild_offset(GOOD), 2), (GOOD, 2)):
+        fetched = Fetched(
+            ENTRY, Position(1, 1, 0), Position(1, 1, 0), [pa.py_buffer(crafted(payload, records))], 0, None
+        )
+        assert [found.batch.num_rows for found in batches_of(fetched, STREAM, settings)] == [2]
+    for payload, records in (WRONG["more records"], WRONG["fewer records"], WRONG["no batch"]):
+        fetched = Fetched(
+            ENTRY, Position(1, 1, 0), Position(1, 1, 0), [pa.py_buffer(crafted(payload, records))], 0, None
+        )
+        with pytest.raises(CorruptChunk):
+            list(batches_of(fetched, STREAM, settings))
+
+
 def test_where_the_header_is_damaged_nobody_knows_where_the_next_chunk_is() -> None:
     data = bytearray(crafted(GOOD, 2) + crafted(GOOD, 2, 2))
     data[20] ^= 1
