@@ -47,7 +47,8 @@ class Pulls:
                 (request,) = cluster.wire.sent
                 cluster.wire.sent.clear()
                 response = broker_pb2.MultiReadChunksResponse()
-                result = response.results.add(length_bytes=len(bulk))
+                response.session_kept = True
+                result = response.results.add(handle=1, length_bytes=len(bulk))
                 result.next.CopyFrom(
                     common_pb2.Cursor(stream_id=STREAM_ID, group_id=1, segment_id=1, position=(number + 1) * len(bulk))
                 )

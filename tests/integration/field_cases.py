@@ -155,10 +155,15 @@ CASES: dict[Method[Any, Any], Case] = {
     api.MULTI_WRITE_CHUNKS: Case(lambda _: broker.MultiWriteChunksRequest(chunk_count=1)),
     api.MULTI_READ_CHUNKS: Case(
         lambda t: broker.MultiReadChunksRequest(
-            ranges=[broker.ReadRange(start=cursor, end=cursor) for cursor in t.cursors],
+            ranges=[
+                broker.ReadRange(start=cursor, end=cursor, handle=number + 1) for number, cursor in enumerate(t.cursors)
+            ],
             bytes_max=1 << 16,
             wait_ms=WAIT_MS,
             application_id=t.application,
+            session_id=5,
+            step=0,
+            removed=[9],
         )
     ),
     api.GET_NEXT_GROUPS: Case(

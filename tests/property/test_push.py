@@ -24,7 +24,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from kera.broker import push as push_module
+from kera.broker import following
 from kera.broker.arena import Arena
 from kera.broker.streamlet import Appended
 from kera.core.chunk import iterate_chunks, verify_header
@@ -330,7 +330,7 @@ class Pushing(RuleBasedStateMachine):
 
 
 def test_every_lane_gives_the_log_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_module, "LANES_LOADING_MAX", 1)  # so that lanes wait for their turn
+    monkeypatch.setattr(following, "LOADING_MAX", 1)  # so that lanes wait for their turn
     run_state_machine_as_test(
         Pushing, settings=settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None, print_blob=False)
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Generator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kera.broker.bounds import lag_records
 from kera.broker.entry import Entry, Key
@@ -28,6 +28,8 @@ from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
 from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
+
+T = TypeVar("T")
 
 READ_BYTES_MAX = 16 << 20
 """Bound on one response, whatever the reader asks for."""
@@ -64,7 +66,7 @@ class Fetches:
         self._counters = counters
         self._turns = turns
         self.outgoing = Outgoing(memory.slot_count)
-        self._read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
+        self.read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
 
     def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
         """Read from each range; when all are at their ends, wait for the first that is not."""
@@ -74,7 +76,7 @@ class Fetches:
             raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
         if len(request.ranges) > READ_RANGES_AT_ONCE:
             return self._read_in_slices(call)
-        return self._answer(call, _to_the_end(self._look(call, {})))
+        return self._answer(call, run_to_the_end(self._look(call, {})))
 
     async def _read_in_slices(self, call: ReadCall) -> ReadReply:
         answer = self._answer(call, await self._turns.run(self._look(call, {}), id(call.peer)))
@@ -109,7 +111,7 @@ class Fetches:
         steps = self._look(call, errors)
         if len(call.message.ranges) > READ_RANGES_AT_ONCE:
             return await self._turns.run(steps, id(call.peer))
-        return _to_the_end(steps)
+        return run_to_the_end(steps)
 
     async def _loaded(
         self, wanted: tuple[Entry, Key], errors: dict[tuple[Entry, Key], KeraError], until: float
@@ -138,7 +140,7 @@ class Fetches:
         response = broker_pb2.MultiReadChunksResponse()
         bulk: list[memoryview] = []
         missing: list[tuple[Entry, Key]] = []
-        budget = bytes_max = min(request.bytes_max or self._read_bytes_max, self._read_bytes_max)
+        budget = bytes_max = min(request.bytes_max or self.read_bytes_max, self.read_bytes_max)
         found = False
         for wanted in request.ranges:
             yield
@@ -204,14 +206,14 @@ class Fetches:
             entry.readers.pop(id(peer), None)
 
 
-def _to_the_end(steps: Generator[None, None, _Look]) -> _Look:
+def run_to_the_end(steps: Generator[None, None, T]) -> T:
     """What few steps return, at once."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            look: _Look = end.value
-            return look
+            result: T = end.value
+            return result
 
 
 def not_loaded(entry: Entry, key: Key) -> Unavailable:

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Protocol
 
 from kera.broker.arena import Arena
 from kera.broker.bounds import end_of, lag_records
-from kera.broker.entry import Entry, Key, Waiter
-from kera.broker.fetching import LOAD_WAIT_MS_MAX, not_loaded, place_of, position_of
+from kera.broker.entry import Entry
+from kera.broker.following import Follower, Loading, Loop
 from kera.broker.metrics import PushTotals
 from kera.broker.ownership import interval_of
 from kera.broker.persistence import PersistenceManager
@@ -38,7 +37,7 @@ from kera.core.ids import Position
 from kera.core.push import RUN, Kind, encode, numbers_of, taken_of, window_bytes_max
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.telemetry import get_logger
-from kera.v1 import common_pb2, push_pb2
+from kera.v1 import push_pb2
 
 log = get_logger("kera.push")
 
@@ -49,31 +48,9 @@ RUN_BYTES_MAX = 4 << 20
 FLUSH_RUNS_MAX = 1024
 """In one message; then it is other connections' turn."""
 FLUSH_ENDS_MAX = 1024
-LANES_LOADING_MAX = 4
-"""Of a connection, that wait for the disk at once. What is loaded for more of them would only push each other out."""
 APPLICATION_ID_BYTES_MAX = 256
 
 Reason = push_pb2.PushEnd.Reason
-
-
-class Timer(Protocol):
-    """What `Loop.call_later` returns."""
-
-    def cancel(self) -> None:
-        """Do not call."""
-        ...
-
-
-class Loop(Protocol):
-    """What is needed of an event loop."""
-
-    def call_soon(self, callback: Callable[[], object], /) -> object:
-        """Call in the next round."""
-        ...
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
-        """Call after so many seconds."""
-        ...
 
 
 class Push:
@@ -90,59 +67,15 @@ class Push:
         self.window_bytes_max = window_bytes_max(arena.slot_count, arena.slot_bytes)
 
 
-class Lane(Waiter):
+class Lane(Follower):
     """A range of an entry, as far as it has been pushed."""
 
-    __slots__ = ("address", "connection", "end", "entry", "error", "marked", "missing", "number", "position", "timer")
+    __slots__ = ("connection", "number")
 
     def __init__(self, connection: PushConnection, number: int, wanted: push_pb2.PushLane) -> None:
+        super().__init__(wanted.start, wanted.end if wanted.HasField("end") else None, connection.mark)
         self.connection = connection
         self.number = number
-        start = wanted.start
-        self.address = (start.stream_id, start.streamlet_id, start.entry)
-        self.position = position_of(start)
-        """Where the next run starts."""
-        self.end = position_of(wanted.end) if wanted.HasField("end") else None
-        self.entry: Entry | None = None
-        """That wakes it; None before the first look."""
-        self.marked = False
-        """There may be something for it."""
-        self.missing: Key | None = None
-        """It waits for this segment to be loaded, or for its turn to wait."""
-        self.timer: Timer | None = None
-        """Ends that wait."""
-        self.error: KeraError | None = None
-        """Why it cannot be loaded."""
-
-    def wake(self) -> None:
-        """See `Waiter`. This is all that an append pays."""
-        if not self.marked and self.missing is None:
-            self.connection.mark(self)
-
-    def watch(self, entry: Entry) -> None:
-        """Be woken by an entry."""
-        self.unwatch()
-        self.entry = entry
-        entry.waiters.add(self)
-
-    def unwatch(self) -> None:
-        """Be woken no more, and be no reader."""
-        if self.entry is not None:
-            self.entry.waiters.discard(self)
-            self.entry.readers.pop(id(self), None)
-            self.entry = None
-
-    def cursor(self, at: Position) -> common_pb2.Cursor:
-        """A position as it travels."""
-        stream_id, streamlet_id, entry = self.address
-        return common_pb2.Cursor(
-            stream_id=stream_id,
-            streamlet_id=streamlet_id,
-            entry=entry,
-            group_id=at.group_id,
-            segment_id=at.segment_id,
-            position=at.offset,
-        )
 
 
 class PushConnection:
@@ -161,10 +94,7 @@ class PushConnection:
         """Whose turn it is, in this order."""
         self._blocked = False
         """The first of them wants more than the window has room for."""
-        self._loading = 0
-        """Lanes that wait for the disk."""
-        self._to_load: OrderedDict[Lane, None] = OrderedDict()
-        """Lanes that wait until it is their turn to do so."""
+        self._loading = Loading(push.memory, push.loop)
         self._leases: Counter[int] = Counter()
         """By slot; none is 0."""
         self._scheduled = self._paused = self._lost = False
@@ -296,7 +226,7 @@ class PushConnection:
             except Exception as error:  # as of a request: whatever happens is told
                 log.exception("cannot push", address=list(lane.address), position=list(lane.position))
                 ends.append(self._end(lane, Reason.FAILED, error))
-        self._load_next()
+        self._loading.next()
         self._scheduled = False  # from here on: what was marked meanwhile was seen
         if runs:
             self._send(encode(Kind.RUNS, b"".join(runs)))
@@ -334,7 +264,7 @@ class PushConnection:
         elif plan.moved:
             ends.append(self._end(lane, Reason.MOVED))
         elif plan.missing is not None and self._outstanding_bytes < self._window_bytes:
-            self._load(lane, entry, plan.missing)
+            self._loading.load(lane, entry, plan.missing)
         elif behind or (entry.gaps and entry.gap_at(plan.next) is not None):
             if not plan.ranges and outstanding:
                 return False
@@ -390,46 +320,12 @@ class PushConnection:
                 )
             )
         lane.position = position
-        entry.readers[id(lane)] = place_of(entry, position)
+        lane.reads_at(entry, position)
         self._outstanding_bytes += length
         streamlet.bytes_read += length
         push.totals.runs += len(runs) - first
         push.totals.bytes += length
         return len(runs) - first == len(plan.ranges)
-
-    def _load(self, lane: Lane, entry: Entry, key: Key) -> None:
-        """Go on when a segment is in memory."""
-        lane.missing = key
-        if self._loading >= LANES_LOADING_MAX:
-            self._to_load[lane] = None
-            return
-        self._loading += 1
-        lane.timer = self._push.loop.call_later(
-            LOAD_WAIT_MS_MAX / 1000, lambda: self._loaded(lane, key, not_loaded(entry, key))
-        )
-        self._push.memory.load(entry, key, lambda error: self._loaded(lane, key, error))
-
-    def _loaded(self, lane: Lane, key: Key, error: KeraError | None) -> None:
-        if lane.missing == key:  # if not, it has ended, or waits no more
-            self._stop_waiting(lane)
-            lane.error = error
-            self.mark(lane)
-
-    def _stop_waiting(self, lane: Lane) -> None:
-        lane.missing = None
-        self._to_load.pop(lane, None)
-        if lane.timer is not None:
-            lane.timer.cancel()
-            lane.timer = None
-            self._loading -= 1
-            self._load_next()
-
-    def _load_next(self) -> None:
-        """Let lanes whose turn it is look again what they need of the disk; who finds it taken gets in line again."""
-        for _ in range(min(len(self._to_load), LANES_LOADING_MAX - self._loading)):
-            lane, _ = self._to_load.popitem(last=False)
-            lane.missing = None
-            self.mark(lane)
 
     def _end(self, lane: Lane, reason: Reason.ValueType, error: BaseException | None = None) -> bytes:
         """End a lane; returns the message that says so."""
@@ -447,7 +343,7 @@ class PushConnection:
         del self._lanes[lane.number]
         self._marked.pop(lane, None)
         self._push.totals.lanes -= 1
-        self._stop_waiting(lane)
+        self._loading.stop(lane)
         lane.unwatch()
 
 

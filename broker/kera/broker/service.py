@@ -14,13 +14,14 @@ from typing import Any
 from kera.broker.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.entry import Entry, Key, length_of
-from kera.broker.fetching import READ_BYTES_MAX, Fetches, position_of
+from kera.broker.fetching import READ_BYTES_MAX, Fetches, ReadCall, ReadReply, position_of
 from kera.broker.lease import Lease
 from kera.broker.lookups import Lookups
 from kera.broker.metrics import Counters
 from kera.broker.orders import Orders, Takeovers
 from kera.broker.ownership import interval_after, interval_before, interval_of
 from kera.broker.persistence import PersistenceManager
+from kera.broker.read_sessions import ReadSessions
 from kera.broker.reading import entry_of, first_record, group_entry, interval_at, ordinal_of, resolve
 from kera.broker.replication import Replication
 from kera.broker.segment import Segment
@@ -79,6 +80,9 @@ class BrokerService:
         self.writer = Writer(streams, memory, replication, counters, pump, self.lease, check_payload=check_payload)
         self.turns = Turns()
         self.fetches = Fetches(streams, memory, counters, self.turns, read_bytes_max=read_bytes_max)
+        self.sessions = ReadSessions(
+            streams, memory, counters, self.turns, self.fetches.outgoing, read_bytes_max=self.fetches.read_bytes_max
+        )
         self._lookups = Lookups(streams, memory)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -95,7 +99,7 @@ class BrokerService:
         """The handlers by method."""
         return {
             api.MULTI_WRITE_CHUNKS: self._once_registered(self.writer.write),
-            api.MULTI_READ_CHUNKS: self._once_registered(self.fetches.read),
+            api.MULTI_READ_CHUNKS: self._once_registered(self.multi_read_chunks),
             api.GET_NEXT_GROUPS: self._once_registered(self.get_next_groups),
             api.GET_NEXT_SEGMENTS: self._once_registered(self.get_next_segments),
             api.GET_AVAILABLE_GROUPS: self._once_registered(self.get_available_groups),
@@ -124,6 +128,10 @@ class BrokerService:
         return checked
 
     # -- discovery ---------------------------------------------------------------------------------------------
+
+    def multi_read_chunks(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
+        """Read from ranges that the request names, or from those of a session."""
+        return (self.sessions if call.message.session_id else self.fetches).read(call)
 
     def get_next_groups(self, call: Call[broker_pb2.GetNextGroupsRequest]) -> Reply[broker_pb2.GetNextGroupsResponse]:
         """Thesis table 6.1: each group is given to an application once."""

@@ -21,13 +21,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from kera.client.cluster import Cluster
-from kera.client.fetch import Fetched, Fetcher, Wanted
+from kera.client.fetch import Fetched, Wanted
 from kera.client.locality import PUSH_AGAIN_S
 from kera.client.push import Lane, LaneEnd, PushConnection, Reason, Subscriber
+from kera.client.read_session import Given, ReadSession
 from kera.client.retry import Patience, is_route_error, of_broker
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, InvalidCursor, KeraError, NotOwner, UnknownStream
+from kera.core.rpc import Channel
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.consumer")
@@ -196,38 +198,40 @@ class Feed:
             self._room.clear()
             await self._room.wait()
 
-    async def connect(self, stream_id: int, broker_id: int) -> Fetcher:
-        """What pulls from a broker."""
-        channel = await self._cluster.channel(self._streams[stream_id], broker_id)
-        return Fetcher(channel, self.settings.application_id)
+    async def connect(self, stream_id: int, broker_id: int) -> Channel:
+        """Over which to pull from a broker."""
+        return await self._cluster.channel(self._streams[stream_id], broker_id)
 
     async def connect_push(self, stream_id: int, broker_id: int) -> PushConnection | None:
         """What a broker pushes over; None: pull from it. Raises why not, if that is no choice."""
         broker = self._streams[stream_id].brokers[broker_id]
         return await self._cluster.locality.connection(broker, self.settings.shared_memory)
 
-    async def fetch(self, fetcher: Fetcher, asked: Sequence[_Range]) -> list[Fetched]:
+    async def read(self, session: ReadSession[_Range]) -> list[Given[_Range]]:
         """One request."""
-        return await fetcher.fetch(
-            [item.wanted for item in asked],
+        return await session.read(
             bytes_max=self.settings.fetch_bytes_max,
             wait_ms=0 if self._complete else self.settings.fetch_wait_ms,
             timeout_s=self._cluster.request_timeout_s,
         )
 
-    def fetched(self, item: _Range, answer: Fetched) -> bool:
-        """Queue what a range gave; whether there is more to read of it. Raises `InvalidArgument`, see `complete`."""
-        item.patience.succeeded()
-        wanted = item.wanted
-        if answer.next != wanted.start:
-            self._queued_bytes += answer.size_bytes
-            self._put(answer)
-        elif self._complete:
+    def nothing(self, items: Sequence[_Range]) -> None:
+        """There is nothing for any of these ranges. Raises `InvalidArgument`, see `complete`."""
+        if self._complete:
+            wanted = items[0].wanted
             raise InvalidArgument(
                 f"{tuple(wanted.end or ())} lies behind the end of streamlet {wanted.entry.streamlet_id} of stream"
                 f" {self._streams[wanted.entry.stream_id].name!r}",
                 streamlet_id=wanted.entry.streamlet_id,
             )
+
+    def fetched(self, item: _Range, answer: Fetched) -> bool:
+        """Queue what a range gave; whether there is more to read of it."""
+        item.patience.succeeded()
+        wanted = item.wanted
+        if answer.next != wanted.start:
+            self._queued_bytes += answer.size_bytes
+            self._put(answer)
         item.wanted = wanted._replace(start=answer.next)
         if wanted.end is not None and answer.next >= wanted.end:
             self._put(None)
@@ -312,43 +316,51 @@ class Feed:
 
 
 class _Reader:
-    """Pulls what one broker has of a stream's ranges, the ranges in turn. It ends when it has none."""
+    """Pulls what one broker has of a stream's ranges, in a read session. It ends when it has none."""
 
     def __init__(self, feed: Feed, stream_id: int, broker_id: int) -> None:
         self.stream_id = stream_id
         self.broker_id = broker_id
         self._feed = feed
-        self._ranges: list[_Range] = []
-        self._fetching: asyncio.Task[list[Fetched]] | None = None
+        self._waiting: list[_Range] = []
+        """For the session to begin."""
+        self._failing: list[_Range] = []
+        """Those that had failed before they came."""
+        self._session: ReadSession[_Range] | None = None
+        self._fetching: asyncio.Task[list[Given[_Range]]] | None = None
         self._interrupted = False
 
     def add(self, item: _Range) -> None:
         """A range comes. It does not wait for a request that the broker holds because the others have nothing."""
-        self._ranges.append(item)
+        if item.patience.attempt:
+            self._failing.append(item)
+        if self._session is None:
+            self._waiting.append(item)
+            return
+        self._session.add(item)
         if self._fetching is not None and self._fetching.cancel():
             self._interrupted = True
 
     async def run(self) -> None:
         """Fetch until all ranges have ended or gone elsewhere. Raises what no retry helps against."""
-        fetcher: Fetcher | None = None
-        while self._ranges:
+        while self._session is None or len(self._session):
             await self._feed.wait_for_room()
             try:
-                if fetcher is None:
-                    fetcher = await self._feed.connect(self.stream_id, self.broker_id)
-                asked = list(self._ranges)
-                answers = await self._fetch(fetcher, asked)
+                if self._session is None:
+                    channel = await self._feed.connect(self.stream_id, self.broker_id)
+                    self._session = ReadSession(channel, self._feed.settings.application_id, self._waiting)
+                given = await self._read(self._session)
             except KeraError as error:
-                lost, self._ranges = self._ranges, []
+                lost = self._waiting if self._session is None else self._session.items
                 self._feed.failed(self.stream_id, self.broker_id, [(item, error) for item in lost])
                 return
-            if answers is not None:
-                self._take(asked, answers)
+            if given is not None:
+                self._take(self._session, given)
 
-    async def _fetch(self, fetcher: Fetcher, asked: Sequence[_Range]) -> list[Fetched] | None:
+    async def _read(self, session: ReadSession[_Range]) -> list[Given[_Range]] | None:
         """One request; None when another range has come meanwhile, and it was given up for that."""
         self._interrupted = False
-        fetching = self._fetching = asyncio.get_running_loop().create_task(self._feed.fetch(fetcher, asked))
+        fetching = self._fetching = asyncio.get_running_loop().create_task(self._feed.read(session))
         try:
             return await fetching
         except asyncio.CancelledError:
@@ -358,17 +370,28 @@ class _Reader:
         finally:
             self._fetching = None
 
-    def _take(self, asked: Sequence[_Range], answers: Sequence[Fetched]) -> None:
+    def _take(self, session: ReadSession[_Range], given: Sequence[Given[_Range]]) -> None:
+        if not given:
+            self._feed.nothing(session.items)
         lost: list[tuple[_Range, KeraError]] = []
-        staying: list[_Range] = []
         leaving: list[_Range] = []
-        for item, answer in zip(asked, answers, strict=True):
-            if answer.error is not None:
-                lost.append((item, answer.error))
-            elif self._feed.fetched(item, answer):
-                (staying if self._feed.stays(item, (self.stream_id, self.broker_id)) else leaving).append(item)
-        # In turn: a response has a bound, and whoever is asked first must not always be the same.
-        self._ranges = staying[1:] + staying[:1] + self._ranges[len(asked) :]
+        for item, fetched, ended in given:
+            if fetched.error is not None:
+                lost.append((item, fetched.error))
+                continue
+            goes_on = self._feed.fetched(item, fetched)
+            stays = goes_on and self._feed.stays(item, (self.stream_id, self.broker_id))
+            if not stays and not ended:
+                session.remove(item)
+            elif stays and ended:
+                session.add(item)
+            if goes_on and not stays:
+                leaving.append(item)
+        failed = {item for item, _ in lost}
+        for item in self._failing:
+            if item not in failed:  # no error is a success, also without chunks
+                item.patience.succeeded()
+        self._failing.clear()
         for item in leaving:
             self._feed.leaves(item)
         if lost:

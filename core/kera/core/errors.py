@@ -42,6 +42,7 @@ __all__ = [
     "RecordTooLarge",
     "Recovering",
     "SchemaMismatch",
+    "SessionLost",
     "SharedMemoryTooSmall",
     "StaleEpoch",
     "StartError",
@@ -281,6 +282,13 @@ class InvalidCursor(NotAccepted):
     """A cursor that points to no chunk boundary or beyond the durable head."""
 
     code = "invalid_cursor"
+
+
+class SessionLost(NotAccepted):
+    """The broker does not keep this read session, or not at this step: begin it anew, with all its ranges."""
+
+    code = "session_lost"
+    retriable = True
 
 
 class DataLost(NotAccepted):

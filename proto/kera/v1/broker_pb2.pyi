@@ -169,6 +169,9 @@ class ReadRange(_message.Message):
 
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    """In a session: what its results are called by; of no other range of the session."""
     @_builtins.property
     def start(self) -> _common_pb2.Cursor: ...
     @_builtins.property
@@ -180,10 +183,11 @@ class ReadRange(_message.Message):
         *,
         start: _common_pb2.Cursor | None = ...,
         end: _common_pb2.Cursor | None = ...,
+        handle: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "handle", b"handle", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,6 +202,9 @@ class MultiReadChunksRequest(_message.Message):
     BYTES_MAX_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     APPLICATION_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     bytes_max: _builtins.int
     """Bound on the whole response; a single chunk larger than this is still returned, alone."""
@@ -205,8 +212,20 @@ class MultiReadChunksRequest(_message.Message):
     """How long to wait until at least one range has something."""
     application_id: _builtins.str
     """Unique name of the application (thesis table 6.1), for the broker's records of readers."""
+    session_id: _builtins.int
+    """A read session: the broker keeps the ranges and where they are, and requests and answers name only what changes.
+    Chosen by the reader, unique among those of its connection; 0: no session.
+    """
+    step: _builtins.int
+    """0 begins the session anew, with all its ranges. Each later one follows the step whose answer has come, adds `ranges`
+    and removes `removed`; what the answer gave has advanced by it. One at a time; any other number is SessionLost.
+    """
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadRange]: ...
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Handles of ranges that are not wanted any more."""
+
     def __init__(
         self,
         *,
@@ -215,10 +234,13 @@ class MultiReadChunksRequest(_message.Message):
         bytes_max: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
         application_id: _builtins.str = ...,
+        session_id: _builtins.int = ...,
+        step: _builtins.int = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "bytes_max", b"bytes_max", "ranges", b"ranges", "request_id", b"request_id", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "bytes_max", b"bytes_max", "ranges", b"ranges", "removed", b"removed", "request_id", b"request_id", "session_id", b"session_id", "step", b"step", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,10 +254,16 @@ class ReadResult(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
     LAG_RECORDS_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     length_bytes: _builtins.int
     """How much of the bulk belongs to this range; the results' bytes follow each other in order."""
     lag_records: _builtins.int
     """Between `next` and the durable head."""
+    handle: _builtins.int
+    """In a session: of the range."""
+    ended: _builtins.bool
+    """In a session: the range is not in it any more. Its end has come, what follows is elsewhere, or there is an error."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -249,10 +277,12 @@ class ReadResult(_message.Message):
         next: _common_pb2.Cursor | None = ...,
         length_bytes: _builtins.int = ...,
         lag_records: _builtins.int = ...,
+        handle: _builtins.int = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lag_records", b"lag_records", "length_bytes", b"length_bytes", "next", b"next"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "error", b"error", "handle", b"handle", "lag_records", b"lag_records", "length_bytes", b"length_bytes", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,14 +295,17 @@ class MultiReadChunksResponse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
+    SESSION_KEPT_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
+    session_kept: _builtins.bool
+    """The session goes on with the next step. If not, the broker keeps too many: the next request begins it anew."""
     chunks: _builtins.bytes
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadResult]:
-        """One per range, in the order of the request."""
+        """One per range, in the order of the request. In a session: of ranges of which there is something to tell, in turn."""
 
     def __init__(
         self,
@@ -280,11 +313,12 @@ class MultiReadChunksResponse(_message.Message):
         request_id: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
         results: _abc.Iterable[Global___ReadResult] | None = ...,
+        session_kept: _builtins.bool = ...,
         chunks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "error", b"error", "request_id", b"request_id", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "error", b"error", "request_id", b"request_id", "results", b"results", "session_kept", b"session_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

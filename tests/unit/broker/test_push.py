@@ -8,7 +8,8 @@ import pytest
 
 from kera.broker import push as push_module
 from kera.broker.fetching import LOAD_WAIT_MS_MAX
-from kera.broker.push import LANES_LOADING_MAX, LANES_MAX
+from kera.broker.following import LOADING_MAX
+from kera.broker.push import LANES_MAX
 from kera.broker.reading import ReadPlan, plan_read
 from kera.broker.segment import SegmentState
 from kera.broker.streamlet import Streamlet
@@ -501,7 +502,7 @@ def test_a_lane_that_waits_for_the_disk_keeps_no_other_waiting(node: PushNode, r
 
 
 def test_of_many_lanes_some_wait_for_the_disk_and_the_others_for_their_turn(engine: Engine) -> None:
-    lanes = 3 * LANES_LOADING_MAX
+    lanes = 3 * LOADING_MAX
     node = PushNode(engine, stream_info(entries=lanes))
     reader = Reader(node)
     for producer in range(lanes):
@@ -509,10 +510,10 @@ def test_of_many_lanes_some_wait_for_the_disk_and_the_others_for_their_turn(engi
     node.to_disk()
     reader.subscribe(*(lane(entry, entry=entry, end=Position(2 * entry + 1, 2, 4096)) for entry in range(lanes)))
     node.run(disk=False)
-    assert len(node.loop.timers) == LANES_LOADING_MAX
+    assert len(node.loop.timers) == LOADING_MAX
     reader.cancel(0, lanes - 1)
     node.run(disk=False)
-    assert len(node.loop.timers) == LANES_LOADING_MAX + 1, "the turn of one that went is another's"
+    assert len(node.loop.timers) == LOADING_MAX + 1, "the turn of one that went is another's"
     taken = released = 0
     while reader.pushed_bytes < (lanes - 2) * 8 * CHUNK_BYTES:
         assert {end.reason for end in reader.ends.values()} <= {push_pb2.PushEnd.CANCELLED, push_pb2.PushEnd.REACHED}
@@ -530,7 +531,7 @@ def test_of_many_lanes_some_wait_for_the_disk_and_the_others_for_their_turn(engi
 
 
 def test_what_the_disk_is_too_slow_for_fails_and_lets_others_have_their_turn(engine: Engine) -> None:
-    lanes = LANES_LOADING_MAX + 2
+    lanes = LOADING_MAX + 2
     node = PushNode(engine, stream_info(entries=lanes))
     reader = Reader(node)
     for producer in range(lanes):
@@ -540,11 +541,11 @@ def test_what_the_disk_is_too_slow_for_fails_and_lets_others_have_their_turn(eng
     node.run(disk=False)
     node.loop.advance(LOAD_WAIT_MS_MAX / 1000)
     node.run(disk=False)
-    assert sorted(reader.ends) == list(range(LANES_LOADING_MAX))
+    assert sorted(reader.ends) == list(range(LOADING_MAX))
     node.run()
 
     assert {entry: reader.sequences[entry] for entry in reader.sequences} == {
-        entry: list(range(5)) for entry in range(LANES_LOADING_MAX, lanes)
+        entry: list(range(5)) for entry in range(LOADING_MAX, lanes)
     }
 
 

@@ -19,6 +19,7 @@ from kera.core.errors import (
     OutOfSequence,
     ProducerFenced,
     Recovering,
+    SessionLost,
     Unavailable,
     Uncertain,
     UnknownStream,
@@ -104,6 +105,8 @@ class FleetBroker:
         """Names of the methods that were called."""
         self.wanted: list[int] = []
         """Streamlets of all ranges that were asked for."""
+        self.sessions: dict[int, Any] = {}
+        """Read sessions: the step of each, and its ranges by handle."""
         self.refused = 0
         """Ranges that were answered with an error."""
         self.reading: list[Callable[[bool], None]] = []
@@ -209,6 +212,7 @@ class FleetBroker:
 
     def _read(self, request: Any, future: asyncio.Future[Any]) -> None:
         self.wanted += [each.start.streamlet_id for each in request.ranges]
+        ranges = self._session(request) if request.session_id else list(request.ranges)
 
         def look(alive: bool, *, last: bool = False) -> None:
             if future.done():
@@ -219,9 +223,15 @@ class FleetBroker:
             response = broker_pb2.MultiReadChunksResponse()
             bulk: list[bytes] = []
             found = False
-            for wanted in request.ranges:
+            for wanted in ranges:
                 result = response.results.add()
-                found = self._range(wanted, result, bulk, request.bytes_max) or found
+                told = self._range(wanted, result, bulk, request.bytes_max)
+                found = found or told
+                if request.session_id and not told:
+                    del response.results[-1]
+                elif request.session_id:
+                    self._tell(request.session_id, wanted, result)
+            response.session_kept = True
             if found or last or not request.wait_ms:
                 future.set_result(Reply(response, (memoryview(b"".join(bulk)),)))
             else:
@@ -230,6 +240,32 @@ class FleetBroker:
         look(True)
         if not future.done():
             asyncio.get_running_loop().call_later(request.wait_ms / 1000, lambda: look(True, last=True))
+
+    def _session(self, request: Any) -> list[Any]:
+        """The ranges of a session, as they are with this request."""
+        if request.step == 0:
+            self.sessions[request.session_id] = [0, {}]
+        elif request.session_id not in self.sessions or self.sessions[request.session_id][0] != request.step - 1:
+            raise SessionLost("begin anew")
+        session = self.sessions[request.session_id]
+        session[0] = request.step
+        for handle in request.removed:
+            session[1].pop(handle, None)
+        session[1].update({each.handle: each for each in request.ranges})
+        return list(session[1].values())
+
+    def _tell(self, session_id: int, wanted: Any, result: Any) -> None:
+        """A range of a session advances, or has ended."""
+        following, end = result.next, wanted.end
+        result.handle = wanted.handle
+        reached = wanted.HasField("end") and (following.group_id, following.segment_id, following.position) >= (
+            *(end.group_id, end.segment_id),
+            end.position,
+        )
+        result.ended = result.HasField("error") or reached or not result.length_bytes
+        wanted.start.CopyFrom(following)
+        if result.ended and session_id in self.sessions:
+            self.sessions[session_id][1].pop(wanted.handle, None)
 
     def _range(self, wanted: Any, result: Any, bulk: list[bytes], bytes_max: int) -> bool:
         """Fill the result; whether it has something to tell."""

@@ -11,7 +11,8 @@ import pytest
 from kera.client.client import Client
 from kera.client.consumer import Consumer
 from kera.client.feed import Feed
-from kera.client.fetch import Fetched, Fetcher, Wanted
+from kera.client.fetch import Wanted
+from kera.client.read_session import Given, ReadSession
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import ClosedError, InvalidArgument, NotOwner, Recovering, Unavailable, UnknownStream
@@ -94,16 +95,16 @@ async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten(ma
     feed = make_consumer(fleet)._feed
     stream = await fleet.stream("s")
     first, second = (Wanted(EntryId(STREAM_ID, number, 0), EARLIEST, None) for number in range(2))
-    fetch = Fetcher.fetch
+    read = ReadSession.read
 
-    async def fetch_and_add(fetcher: Fetcher, *args: Any, **options: Any) -> list[Fetched]:
-        fetched = await fetch(fetcher, *args, **options)
-        if len(fetched) == 1:  # before whoever waits for it is woken
+    async def read_and_add(session: ReadSession[Any], **options: Any) -> list[Given[Any]]:
+        given = await read(session, **options)
+        if len(session) == 1:  # before whoever waits for it is woken
             asyncio.get_running_loop().call_soon(feed.add, stream, second)
-        return fetched
+        return given
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fetcher, "fetch", fetch_and_add)
+        patch.setattr(ReadSession, "read", read_and_add)
         feed.add(stream, first)
         async with asyncio.timeout(WAIT_S):
             taken = [await feed.take(), await feed.take()]

@@ -1,0 +1,140 @@
+"""A read session: the ranges that one broker reads from for us, of which requests and answers name only what changes.
+
+The broker keeps the ranges and where they are (``kera.broker.read_sessions``). A request is a step behind the one whose
+answer has come; after any other outcome the session begins anew, with all ranges as they are here. So nothing is given
+twice and nothing left out, whatever was lost on the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import pyarrow as pa
+
+from kera.client.fetch import Fetched, Wanted
+from kera.client.types import fill_cursor, position_of
+from kera.core.errors import ProtocolError, SessionLost
+from kera.core.rpc import Channel, api
+from kera.core.rpc.wire import error_from_message
+from kera.v1 import broker_pb2
+
+_numbers = itertools.count(1)
+
+
+class Item(Protocol):
+    """A range, with where it is now."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is left of it."""
+        ...
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+
+
+class Given(NamedTuple, Generic[ItemT]):
+    """What a range had to tell."""
+
+    item: ItemT
+    fetched: Fetched
+    ended: bool
+    """It is not in the session any more."""
+
+
+class ReadSession(Generic[ItemT]):
+    """Ranges that are read over one connection. One request at a time."""
+
+    def __init__(self, channel: Channel, application_id: str = "", items: Iterable[ItemT] = ()) -> None:
+        self._channel = channel
+        self._application_id = application_id
+        self._session_id = next(_numbers)
+        self._step = 0
+        self._handles = itertools.count(1)
+        self._items: dict[int, ItemT] = {}
+        """By handle."""
+        self._handle_of: dict[ItemT, int] = {}
+        self._kept = False
+        """The broker has the session, at this step."""
+        self._added: dict[int, ItemT] = {}
+        self._removed: list[int] = []
+        """Since the last step."""
+        for item in items:
+            self.add(item)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def items(self) -> list[ItemT]:
+        """All ranges."""
+        return list(self._items.values())
+
+    def add(self, item: ItemT) -> None:
+        """Read a range, too; from where it is when the next request is made."""
+        handle = next(self._handles)
+        self._items[handle] = self._added[handle] = item
+        self._handle_of[item] = handle
+
+    def remove(self, item: ItemT) -> None:
+        """Read a range no more."""
+        handle = self._handle_of.pop(item)
+        del self._items[handle]
+        if self._added.pop(handle, None) is None:
+            self._removed.append(handle)
+
+    async def read(self, *, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Given[ItemT]]:
+        """One request: what ranges have to tell, in turn. Errors of single ranges are in their `Fetched`.
+
+        A range that has ended is not in the session any more.
+        """
+        try:
+            return await self._read(bytes_max, wait_ms, timeout_s)
+        except SessionLost:
+            return await self._read(bytes_max, wait_ms, timeout_s)  # begun anew
+
+    async def _read(self, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Given[ItemT]]:
+        request = broker_pb2.MultiReadChunksRequest(
+            bytes_max=bytes_max,
+            wait_ms=wait_ms,
+            application_id=self._application_id,
+            session_id=self._session_id,
+            step=self._step + 1 if self._kept else 0,
+        )
+        if self._kept:
+            request.removed.extend(self._removed)
+        for handle, item in (self._added if self._kept else self._items).items():
+            row = request.ranges.add(handle=handle)
+            wanted = item.wanted
+            fill_cursor(row.start, wanted.entry, wanted.start)
+            if wanted.end is not None:
+                fill_cursor(row.end, wanted.entry, wanted.end)
+        self._kept = False  # until the answer is here, nobody knows
+        self._added, self._removed = {}, []
+        reply = await self._channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
+        bulk = pa.py_buffer(reply.bulk[0]) if reply.bulk else pa.py_buffer(b"")
+        found = self._found(reply.message, bulk)
+        self._kept, self._step = reply.message.session_kept, request.step
+        return found
+
+    def _found(self, message: broker_pb2.MultiReadChunksResponse, bulk: pa.Buffer) -> list[Given[ItemT]]:
+        at = 0
+        found: list[Given[ItemT]] = []
+        for result in message.results:
+            item = self._items.pop(result.handle, None)
+            if item is None:
+                raise ProtocolError(f"the broker tells of a range {result.handle} that is not in the session")
+            if result.ended:
+                del self._handle_of[item]
+            else:
+                self._items[result.handle] = item  # behind the others, should the session begin anew
+            wanted = item.wanted
+            buffers = [bulk.slice(at, result.length_bytes)] if result.length_bytes else []
+            at += result.length_bytes
+            error = error_from_message(result.error) if result.HasField("error") else None
+            following = position_of(result.next)
+            fetched = Fetched(wanted.entry, wanted.start, following, buffers, result.lag_records, error)
+            found.append(Given(item, fetched, result.ended))
+        return found

@@ -1,0 +1,158 @@
+"""Read sessions as a client keeps them, against a real broker service: whatever is lost, each chunk comes once."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kera.client.fetch import Wanted, batches_of
+from kera.client.read_session import Given, ReadSession
+from kera.client.settings import ConsumerSettings
+from kera.core.errors import KeraError, ProtocolError, Uncertain
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.rpc import Reply
+from kera.v1 import broker_pb2
+from tests.unit.client.conftest import MakeProducer
+from tests.unit.client.support import FakeCluster, Fault, description, stream_info
+
+STREAMLETS = 6
+FAULTS = [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST]
+
+
+@dataclass(eq=False)
+class Part:
+    """A range, and what has come of it."""
+
+    wanted: Wanted
+    values: list[bytes]
+
+
+def part(streamlet: int, start: Position = EARLIEST, end: Position | None = None) -> Part:
+    return Part(Wanted(EntryId(7, streamlet, 0), start, end), [])
+
+
+def take(given: list[Given[Part]]) -> None:
+    for item, fetched, _ in given:
+        assert fetched.error is None
+        for chunk in batches_of(fetched, description(), ConsumerSettings()):
+            item.values += chunk.batch["value"].to_pylist()
+        item.wanted = item.wanted._replace(start=fetched.next)
+
+
+async def read(session: ReadSession[Part], **options: Any) -> list[Given[Part]]:
+    return await session.read(**{"bytes_max": 1 << 20, "wait_ms": 0, "timeout_s": 10.0} | options)
+
+
+@pytest.fixture
+async def wide(make_cluster: Any) -> FakeCluster:
+    cluster: FakeCluster = make_cluster(stream_info(streamlets=STREAMLETS))
+    return cluster
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_whatever_is_lost_each_chunk_comes_once_and_in_order(
+    wide: FakeCluster, make_producer: MakeProducer, seed: int
+) -> None:
+    choices = random.Random(seed)
+    producer = make_producer(wide, chunk_bytes_max=1024)
+    await producer.prepare("s")
+    parts = [part(number) for number in range(STREAMLETS)]
+    inside = set(range(STREAMLETS))
+    session = ReadSession(wide.loopback, "reader", parts)
+    written: list[list[bytes]] = [[] for _ in range(STREAMLETS)]
+    happened: set[str] = set()
+    for number in range(80):
+        streamlet = choices.randrange(STREAMLETS)
+        match choices.choice(["write", "write", "read", "read", "fault", "leave"]):
+            case "write":
+                value = b"%d" % number * choices.choice([1, 200])
+                await producer.send("s", value, streamlet=streamlet)
+                written[streamlet].append(value)
+            case "leave" if streamlet in inside:
+                session.remove(parts[streamlet])
+                inside.remove(streamlet)
+            case "leave":
+                session.add(parts[streamlet])
+                inside.add(streamlet)
+            case "fault":
+                wide.loopback.read_faults.append(choices.choice(FAULTS))
+                with pytest.raises(KeraError):
+                    await read(session)
+                happened.add("fault")
+            case _:
+                take(await read(session, bytes_max=choices.choice([500, 1 << 20])))
+                happened.add("kept" if session._kept else "not kept")
+    for streamlet in set(range(STREAMLETS)) - inside:
+        session.add(parts[streamlet])
+    while given := await read(session):
+        take(given)
+    assert [each.values for each in parts] == written
+    assert {"fault", "kept"} <= happened
+
+
+async def test_a_session_that_the_broker_has_lost_begins_anew_by_itself(
+    wide: FakeCluster, make_producer: MakeProducer
+) -> None:
+    producer = make_producer(wide)
+    await producer.prepare("s")
+    await producer.send("s", b"a", streamlet=0)
+    first, second = part(0), part(1)
+    session = ReadSession(wide.loopback, "", [first, second])
+    take(await read(session))
+    wide.loopback._peer.closed()  # and all that it kept for us
+    await producer.send("s", b"b", streamlet=0)
+    await producer.send("s", b"c", streamlet=1)
+    take(await read(session))
+    assert (first.values, second.values) == ([b"a", b"b"], [b"c"])
+
+
+async def test_what_has_ended_is_not_in_it_any_more(wide: FakeCluster, make_producer: MakeProducer) -> None:
+    producer = make_producer(wide)
+    await producer.prepare("s")
+    await producer.send("s", b"a", streamlet=0)
+    whole, wrong = part(0), part(0, Position(1, 1, 1))
+    session = ReadSession(wide.loopback, "", [whole, wrong])
+    good, bad = await read(session)
+    assert (good.item, good.ended) == (whole, False)
+    assert (bad.item, bad.ended, bad.fetched.error is not None) == (wrong, True, True)
+    assert session.items == [whole]
+
+
+async def test_an_answer_about_something_else_is_no_answer(wide: FakeCluster) -> None:
+    session = ReadSession(wide.loopback, "", [part(0)])
+
+    class Other:
+        transport = "tcp"
+
+        async def answer(self) -> Reply[Any]:
+            return Reply(broker_pb2.MultiReadChunksResponse(results=[broker_pb2.ReadResult(handle=77)]))
+
+        def submit(self, *_: Any, **__: Any) -> Any:
+            return self.answer()
+
+    session._channel = Other()  # type: ignore[assignment]
+    with pytest.raises(ProtocolError, match="77"):
+        await read(session)
+
+
+async def test_a_range_that_was_removed_and_came_again_goes_on_where_it_is_now(
+    wide: FakeCluster, make_producer: MakeProducer
+) -> None:
+    producer = make_producer(wide)
+    await producer.prepare("s")
+    await producer.send("s", b"a", streamlet=0)
+    item = part(0)
+    session = ReadSession(wide.loopback, "", [item])
+    wide.loopback.read_faults.append(Fault.ANSWER_LOST)
+    with pytest.raises(Uncertain):
+        await read(session)
+    session.remove(item)
+    session.add(item)
+    take(await read(session))
+    session.remove(item)
+    await producer.send("s", b"b", streamlet=0)
+    assert await read(session) == []
+    session.add(item)
+    take(await read(session))
+    assert item.values == [b"a", b"b"]
