@@ -323,11 +323,13 @@ CASES: dict[Method[Any, Any], Case] = {
     api.LIST_APPLICATIONS: Case(lambda _: application.ListApplicationsRequest()),
     api.DESCRIBE_APPLICATION: Case(lambda t: application.DescribeApplicationRequest(application_id=t.application)),
     api.RESET_APPLICATION: Case(
-        lambda t: application.ResetApplicationRequest(application_id=t.application, starts=[_start(t)]),
+        lambda t: application.ResetApplicationRequest(
+            application_id=t.application, starts=[_start(t)], forward_only=True, unnamed=True
+        ),
         rights=("application_id",),
     ),
     api.DELETE_APPLICATION: Case(
-        lambda t: application.DeleteApplicationRequest(application_id=f"no-{t.application}"),
+        lambda t: application.DeleteApplicationRequest(application_id=f"no-{t.application}", idle_ms=7),
         rights=("application_id",),
     ),
     # -- backups

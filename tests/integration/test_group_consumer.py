@@ -21,6 +21,7 @@ import pytest
 from kera.client import Client, GroupConsumer, LostGroup
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import DataLost, InvalidArgument, LeaseLost
+from kera.core.ids import EARLIEST, EntryId
 from kera.core.rpc import api
 from kera.core.settings import KIB, MIB
 from kera.v1 import coordinator_pb2
@@ -565,13 +566,33 @@ def test_the_command_line_shares_a_stream(cluster: RunningCluster) -> None:
     assert kera("consume", "typed-out", "--group", "desk", "--count", "2") == b"one\ntwo\n"
     assert kera("consume", "typed-out", "--group", "desk", "--count", "1") == b"three\n"
     (found,) = [each for each in json.loads(kera("group", "list", "--json")) if each["application_id"] == "desk"]
-    assert found == {"application_id": "desk", "streams": ["typed-out"], "members": 0}
+    assert (found["streams"], found["members"], found["expires_in_ms"]) == (["typed-out"], 0, None)
+    assert 0 <= found["idle_ms"] < 60_000
+    assert b"no group" not in kera("group", "delete", "--idle", "1ms", "--dry-run")
     described = json.loads(kera("group", "describe", "desk", "--json"))
     assert [entry["lag"]["records"] for entry in described["entries"]] == [0]
     kera("group", "reset", "desk", "typed-out", "--to", "earliest", "--yes")
     assert kera("consume", "typed-out", "--group", "desk", "--count", "3") == b"one\ntwo\nthree\n"
     kera("group", "delete", "desk", "--yes")
     assert b"desk" not in kera("group", "list")
+
+
+async def test_groups_that_nobody_has_named_are_forgotten_while_others_are_in_use() -> None:
+    async with (
+        LocalCluster(coordinator_settings={"unnamed_group_retention_ms": 400}) as cluster,
+        await Client.connect(cluster.bootstrap) as client,
+    ):
+        await client.admin.create_stream("s")
+        nowhere = {EntryId((await client.admin.describe_stream("s")).stream_id, 0, 0): EARLIEST}
+        await client.commit("chosen", "s", nowhere)
+        for name in ("dead", "quiet"):
+            await client.commit(name, "s", nowhere, unnamed=True)
+        names = {"chosen", "dead", "quiet"}
+        async with asyncio.timeout(TIMEOUT_S):
+            while "dead" in names:
+                await client.commit("quiet", "s", nowhere, unnamed=True)  # nothing has come, but it lives
+                names = {each.application_id for each in await client.admin.applications()}
+        assert names == {"chosen", "quiet"}
 
 
 def test_whoever_interrupts_the_command_line_has_committed_what_was_printed(cluster: RunningCluster) -> None:

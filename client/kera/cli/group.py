@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
+from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import plural, table
+from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from kera.client import ApplicationDescription, EntryProgress, MemberDescription
@@ -42,8 +44,17 @@ async def _list(bootstrap: str, as_json: bool) -> None:
         return
     print(
         table(
-            ("GROUP", "CONSUMERS", "STREAMS"),
-            [(each.application_id, each.members, ", ".join(each.streams)) for each in found],
+            ("GROUP", "CONSUMERS", "IDLE", "EXPIRES", "STREAMS"),
+            [
+                (
+                    each.application_id,
+                    each.members,
+                    "" if each.members else format_ms(each.idle_ms),
+                    "" if each.expires_in_ms is None else f"in {format_ms(each.expires_in_ms)}",
+                    ", ".join(each.streams),
+                )
+                for each in found
+            ],
         )
     )
 
@@ -72,7 +83,7 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
         print(_total(found))
 
 
-MEMBER_HEADING = ("CONSUMER", "CLIENT", "GROUPS", "HEARD OF", "IN ITS CODE FOR", "CONSUMED")
+MEMBER_HEADING = ("CONSUMER", "CLIENT", "GROUPS", "LAST HEARTBEAT", "IN ITS CODE FOR", "CONSUMED")
 ENTRY_HEADING = ("STREAM", "STREAMLET", "ENTRY", "CURSOR", "GROUPS", "CONSUMER")
 LAG_HEADING = ("LAG RECORDS", "LAG BYTES", "LAG TIME")
 
@@ -109,17 +120,6 @@ def _total(found: ApplicationDescription) -> str:
 
 def _behind_ms(oldest_us: int) -> int:
     return max(0, round(time.time() * 1000 - oldest_us / 1000)) if oldest_us else 0
-
-
-def format_ms(milliseconds: int) -> str:
-    """A span of time for people: ``120 ms``, ``4.5 s``, ``3 min``, ``2.5 h``."""
-    if milliseconds < 1000:
-        return f"{milliseconds} ms"
-    seconds = milliseconds / 1000
-    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length_s:
-            return f"{seconds / length_s:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _to_json(found: ApplicationDescription) -> dict[str, Any]:
@@ -164,14 +164,53 @@ async def _reset(bootstrap: str, name: str, stream: str, to: Any, force: bool) -
 
 
 @app.command()
-def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
-    """Forget an application and its cursors; its consumers must have stopped."""
+def delete(
+    name: str | None = typer.Argument(None, metavar="[GROUP]", help="Name of the application; or give --idle."),
+    idle: str | None = typer.Option(
+        None, "--idle", metavar="TIME", help="All that nobody has used for so long: 7d, 12h. Without GROUP."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="With --idle: only say which these are."),
+    yes: bool = YES_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Forget an application and its cursors, or all that are idle; consumers must have stopped."""
+    if (name is None) == (idle is None):
+        raise UsageError("say which group, or --idle with a time: one of the two")
+    if idle is not None:
+        run_async(_delete_idle(bootstrap, parse_duration_ms(idle, name="--idle"), dry_run=dry_run, yes=yes))
+        return
+    if dry_run:
+        raise UsageError("--dry-run is for --idle")
     if not yes:
         typer.confirm(f"forget the cursors of {name}?", abort=True)
-    run_async(_delete(bootstrap, name))
+    run_async(_delete(bootstrap, str(name)))
     print(f"deleted {name}")
 
 
 async def _delete(bootstrap: str, name: str) -> None:
     async with connected(bootstrap, patient=False) as client:
         await client.admin.delete_application(name)
+
+
+async def _delete_idle(bootstrap: str, idle_ms: int, *, dry_run: bool, yes: bool) -> None:
+    if not idle_ms:
+        raise UsageError("--idle: a group that is used now is idle for 0 s, too; write a time above that")
+    async with connected(bootstrap, patient=False) as client:
+        found = [each for each in await client.admin.applications() if not each.members and each.idle_ms >= idle_ms]
+        if not found:
+            print(f"no group was idle for {format_ms(idle_ms)}", file=sys.stderr)
+            return
+        rows = [(each.application_id, format_ms(each.idle_ms), ", ".join(each.streams)) for each in found]
+        print(table(("GROUP", "IDLE", "STREAMS"), rows))
+        if dry_run:
+            return
+        if not yes:
+            typer.confirm(f"forget the cursors of {plural(len(found), 'group')}?", abort=True)
+        deleted = 0
+        for each in found:
+            try:
+                await client.admin.delete_application(each.application_id, idle_ms=idle_ms)
+                deleted += 1
+            except InvalidArgument as error:  # used meanwhile, or retention waits for it
+                print(f"kept {each.application_id}: {error.message}", file=sys.stderr)
+    print(f"deleted {plural(deleted, 'group')}")

@@ -307,9 +307,12 @@ class Admin:
         """
         await reset_application(self._cluster, name, stream, to, force=force)
 
-    async def delete_application(self, name: str) -> None:
-        """Forget an application and its cursors. Raises `InvalidArgument` when consumers are active, or it is none."""
-        await delete_application(self._cluster, name)
+    async def delete_application(self, name: str, *, idle_ms: int = 0) -> None:
+        """Forget an application and its cursors. Raises `InvalidArgument` when consumers are active, or it is none.
+
+        `idle_ms`: only if nobody has used it for so long and no stream's retention waits for it; else likewise.
+        """
+        await delete_application(self._cluster, name, idle_ms=idle_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
         """The cluster's id, its brokers and its backups."""

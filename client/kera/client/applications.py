@@ -40,6 +40,12 @@ class ApplicationSummary:
     """Those that it has begun to read."""
     members: int
     """Consumers that take part now."""
+    idle_ms: int = 0
+    """How long ago it was used; only time during which a coordinator led."""
+    unnamed: bool = False
+    """Nobody has chosen its name."""
+    expires_in_ms: int | None = None
+    """It is forgotten when it is not used for so long from now on; None: it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,9 @@ async def list_applications(cluster: Cluster) -> list[ApplicationSummary]:
             info.application_id,
             tuple(sorted(names[stream_id] for stream_id in info.stream_ids if stream_id in names)),
             info.members,
+            info.idle_ms,
+            info.unnamed,
+            info.expires_in_ms if info.HasField("expires_in_ms") else None,
         )
         for info in answer.applications
     ]
@@ -187,19 +196,25 @@ async def _tell_brokers(
     await cluster.commit(name, stream.name, positions)
 
 
-async def delete_application(cluster: Cluster, name: str) -> None:
+async def delete_application(cluster: Cluster, name: str, *, idle_ms: int = 0) -> None:
     """See `Admin.delete_application`."""
-    await cluster.ask(api.DELETE_APPLICATION, application_pb2.DeleteApplicationRequest(application_id=name))
+    request = application_pb2.DeleteApplicationRequest(application_id=name, idle_ms=idle_ms)
+    await cluster.ask(api.DELETE_APPLICATION, request)
 
 
 async def report_cursors(
-    cluster: Cluster, name: str, stream: StreamDescription, positions: Mapping[EntryId, Position]
+    cluster: Cluster,
+    name: str,
+    stream: StreamDescription,
+    positions: Mapping[EntryId, Position],
+    *,
+    unnamed: bool = False,
 ) -> None:
     """Have the coordinator know how far a consumer is that reads for an application alone. Cursors never go back.
 
     Raises `InvalidArgument` when consumers that share the stream are active in the application.
     """
-    request = application_pb2.ResetApplicationRequest(application_id=name, forward_only=True)
+    request = application_pb2.ResetApplicationRequest(application_id=name, forward_only=True, unnamed=unnamed)
     for streamlet_id in sorted({entry.streamlet_id for entry in positions}):
         start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
         for number in range(stream.config.entries):

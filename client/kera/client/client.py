@@ -156,14 +156,20 @@ class Client:
         """
         return await positions_at(self._cluster, stream, timestamp_us)
 
-    async def commit(self, application_id: str, stream: str, positions: Mapping[EntryId, Position]) -> None:
+    async def commit(
+        self, application_id: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
+    ) -> None:
         """Say how far an application has read a stream, as `Consumer.commit` does, for who reads with `read_range`.
+
+        `unnamed`: nobody has chosen the name. If only such calls use the application, it is forgotten once it was idle
+        for ``unnamed_group_retention_ms`` of the coordinator (a week); so repeat the call while the reader lives.
 
         Raises what `Consumer.commit` raises, and `UnknownStream` for entries of an earlier stream of the name.
         """
         positions = {entry: check_position("positions", position) for entry, position in positions.items()}
         await self._cluster.commit(application_id, stream, positions)
-        await report_cursors(self._cluster, application_id, await self._cluster.stream(stream), positions)
+        found = await self._cluster.stream(stream)
+        await report_cursors(self._cluster, application_id, found, positions, unnamed=unnamed)
 
     async def read_range(
         self,

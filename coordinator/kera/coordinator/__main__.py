@@ -122,7 +122,7 @@ async def _office(
             observe_move=metrics.observe_move,
         )
         stack.push_async_callback(coordinator.close)
-        applications = Applications.load(coordinator.state)
+        applications = Applications.load(coordinator.state, settings.unnamed_group_retention_ms)
         stack.push_async_callback(applications.close)
         coordinator.use_cursors(applications.cursors_of)
         coordinator.start()

@@ -10,6 +10,8 @@ Invariants:
    waited for it gets the error.
 3. Silence that is our own fault counts for nobody: after a pause of this process, everyone has as much time as before.
 
+4. An application that nobody has named, and nobody uses, is forgotten (``application_uses``).
+
 Records: ``applications/<name>/<stream id, 16 hexadecimal digits>/<streamlet, 8>`` → StreamletProgress.
 """
 
@@ -25,6 +27,7 @@ from typing import Any
 
 from kera.coordinator.application_members import leases_of
 from kera.coordinator.application_progress import lowest
+from kera.coordinator.application_uses import CLOCK, USES, Uses
 from kera.coordinator.applications import Application, StreamShape
 from kera.coordinator.state import State, streamlet_key
 from kera.core.errors import InvalidArgument
@@ -50,7 +53,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 class Applications:
     """All applications. Belongs to one event loop; made with `load`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, unnamed_retention_ms: int = 0) -> None:
+        """`unnamed_retention_ms`: see the coordinator's settings; 0: for ever."""
         self._state = state
         self._clock = state.clock
         self._applications: dict[str, Application] = {}
@@ -74,13 +78,20 @@ class Applications:
         self._ticking: asyncio.Task[None] | None = None
         self._awake_s = state.clock.monotonic_s()
         """When this process was last seen to run."""
+        self._uses = Uses(unnamed_retention_ms, self._awake_s, int(state.ledger.get(CLOCK) or b"0"))
+        self._forgetting: asyncio.Task[None] | None = None
 
     @classmethod
-    def load(cls, state: State) -> Applications:
+    def load(cls, state: State, unnamed_retention_ms: int = 0) -> Applications:
         """The applications that the ledger has. Their members have as long as any to be heard of."""
-        self = cls(state)
+        self = cls(state, unnamed_retention_ms)
         for value in state.ledger.values(APPLICATIONS):
             self._take_up(value)
+        for value in state.ledger.values(USES):
+            self._uses.restore(messages.ApplicationUse.FromString(value))
+        for name in self._applications:
+            self._uses.idle_ms(name, self._awake_s)  # those of an earlier version are used now
+        self._forgetting = asyncio.create_task(self._forget_unused())
         if self._active:
             self._tick_while_needed()  # those who do not come back are to be noticed, though nobody asks
         return self
@@ -115,10 +126,11 @@ class Applications:
 
     async def close(self) -> None:
         """End what is under way: rounds that wait are answered."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticking
+        for task in (self._ticking, self._forgetting):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         for poll in self._polls.values():
             poll.set()
 
@@ -168,6 +180,7 @@ class Applications:
         with self._change(application):
             self._expire(application, now_s)
             response = application.consume_round(request, shapes, now_s)
+        self._use(name, now_s)
         self._tick_while_needed()
         await self._durable()
         removed = was_member and member_id not in application.members
@@ -226,6 +239,7 @@ class Applications:
         application = self._applications.get(request.application_id)
         member = False
         if application is not None:
+            self._use(application.name, now_s)
             with self._change(application):
                 self._expire(application, now_s)
                 member = application.keep_alive(request.member_id, request.busy_ms, now_s)
@@ -238,6 +252,7 @@ class Applications:
         if application is None:
             return messages.LeaveResponse(refused=request.steps)
         self._end_poll(request.application_id, request.member_id)
+        self._use(application.name, self._now_s())
         with self._change(application):
             response = application.leave(request.member_id, request.steps, self._now_s())
         await self._durable()
@@ -257,12 +272,16 @@ class Applications:
         """All applications, by name."""
         self._tidy()
         await self._durable()
+        now_s, held_back = self._now_s(), self._holding_retention_back()
         return messages.ListApplicationsResponse(
             applications=[
                 messages.ApplicationInfo(
                     application_id=name,
                     stream_ids=sorted({stream_id for stream_id, _ in application.streamlets}),
                     members=len(application.members),
+                    idle_ms=self._uses.idle_ms(name, now_s),
+                    unnamed=self._uses.is_unnamed(name),
+                    expires_in_ms=None if name in held_back else self._uses.expires_in_ms(name, now_s),
                 )
                 for name, application in sorted(self._applications.items())
             ]
@@ -297,31 +316,45 @@ class Applications:
         Raises `UnknownStream`, and `InvalidArgument` when consumers are at work and it is not forced.
         """
         shapes = self._shapes({start.stream_id for start in request.starts})
-        application = self._named(request.application_id, create=True)
+        application, now_s = self._named(request.application_id, create=True), self._now_s()
         with self._change(application):
-            application.reset(
-                request.starts, shapes, self._now_s(), force=request.force, forward_only=request.forward_only
-            )
+            application.reset(request.starts, shapes, now_s, force=request.force, forward_only=request.forward_only)
+        self._use(application.name, now_s, unnamed=request.unnamed)
         await self._durable()
         if not request.forward_only:
             log.info("application reset", application=request.application_id, streams=sorted(shapes))
         return messages.ResetApplicationResponse()
 
     async def delete(self, request: messages.DeleteApplicationRequest) -> messages.DeleteApplicationResponse:
-        """Forget an application. Raises `InvalidArgument` when there is none, or consumers are at work."""
-        application = self._named(request.application_id)
+        """Forget an application. Raises `InvalidArgument` when there is none, or it is in use."""
+        application, now_s = self._named(request.application_id), self._now_s()
         with self._change(application):
-            self._expire(application, self._now_s())
+            self._expire(application, now_s)
             if application.members:
                 raise InvalidArgument(
                     f"application {application.name!r} has {len(application.members)} active consumers; stop them",
                     application=application.name,
                     members=len(application.members),
                 )
-            application.forget({stream_id for stream_id, _ in application.streamlets})
+            if request.idle_ms:
+                self._check_idle(application.name, request.idle_ms, now_s)
+            self._forget(application)
         await self._durable()
         log.info("application deleted", application=request.application_id)
         return messages.DeleteApplicationResponse()
+
+    def _check_idle(self, name: str, wanted_ms: int, now_s: float) -> None:
+        """Raise `InvalidArgument` unless it was idle for so long and no retention waits for it."""
+        idle_ms = self._uses.idle_ms(name, now_s)
+        if idle_ms < wanted_ms:
+            raise InvalidArgument(
+                f"application {name!r} was used {idle_ms / 1000:.0f} s ago", application=name, idle_ms=idle_ms
+            )
+        if name in self._holding_retention_back():
+            raise InvalidArgument(
+                f"retention of a stream waits for application {name!r}; take it off there first (kera stream alter)",
+                application=name,
+            )
 
     # --- names and time ----------------------------------------------------------------------------------------
 
@@ -369,6 +402,39 @@ class Applications:
             self._awake_s = self._clock.monotonic_s()
             self._ticking = asyncio.create_task(self._tick())
 
+    def _use(self, name: str, now_s: float, *, unnamed: bool = False) -> None:
+        self._uses.use(name, now_s, unnamed=unnamed)
+        self._changes += self._uses.dirty
+
+    def _forget(self, application: Application) -> None:
+        """All of it; what is around says that it has changed."""
+        application.forget({stream_id for stream_id, _ in application.streamlets})
+        self._uses.forget(application.name)
+        self._changes += self._uses.dirty
+
+    def _holding_retention_back(self) -> set[str]:
+        """Applications that somebody has named in a stream's settings: they are nobody's leftovers."""
+        return {name for info in self._state.catalog.streams() for name in info.config.retention_applications}
+
+    async def _forget_unused(self) -> None:
+        while True:
+            await asyncio.sleep(self._uses.note_ms / 1000)
+            with contextlib.suppress(Exception):  # what is not stored now is tried again
+                await self.forget_unused()
+
+    async def forget_unused(self) -> None:
+        """Forget unnamed applications that nobody uses, and write down how much time has gone."""
+        self._tidy()
+        now_s = self._now_s()
+        unused = [name for name, application in self._applications.items() if not application.members]
+        for name in self._uses.expired(unused, now_s, self._holding_retention_back()):
+            application = self._applications[name]
+            with self._change(application):
+                self._forget(application)
+            log.info("application forgotten: nobody had named it, and nobody used it", application=name)
+        self._changes += self._uses.dirty or self._uses.clock_due(now_s)
+        await self._durable()
+
     async def _tick(self) -> None:
         """Find out who is gone, as long as there is anybody."""
         while True:
@@ -395,6 +461,8 @@ class Applications:
                 del self._applications[name]
                 self._active.discard(name)
                 self._short.discard(name)
+                self._uses.forget(name)
+                self._changes += self._uses.dirty
 
     def _expire(self, application: Application, now_s: float) -> None:
         for member_id in application.expire(now_s):
@@ -456,10 +524,12 @@ class Applications:
                 for name, changed in taken.items()
                 for streamlet, message in changed.items()
             }
+            uses = self._uses.take_changes(self._clock.monotonic_s())
             try:
-                if changes:
-                    await self._state.write(changes)
+                if changes or uses:
+                    await self._state.write({**changes, **uses})
             except Exception as error:
+                self._uses.not_stored(uses)
                 self._lost = (self._changes, error)
                 self._stored = self._changes
                 self._take_back(taken)

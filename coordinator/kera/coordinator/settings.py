@@ -105,6 +105,12 @@ class CoordinatorSettings(KeraSettings):
         " ms, before it counts as lost: then what it has is recovered, and replicas are made anew. Longer than its stop"
         " and its start take together.",
     )
+    unnamed_group_retention_ms: int = Field(
+        7 * 24 * 3_600_000,
+        ge=0,
+        description="Groups whose names nobody has chosen, as those of Spark queries without kera.group.id, are"
+        " forgotten after so long without use, in ms; 0: never. Time counts only while a coordinator leads.",
+    )
     moves_in_flight_max: int = Field(8, ge=1, description="How many streamlets move at the same time.")
     rebalance_interval_ms: int = Field(
         0,

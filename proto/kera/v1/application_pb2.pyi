@@ -607,8 +607,17 @@ class ApplicationInfo(_message.Message):
     APPLICATION_ID_FIELD_NUMBER: _builtins.int
     STREAM_IDS_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    UNNAMED_FIELD_NUMBER: _builtins.int
+    EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
     application_id: _builtins.str
     members: _builtins.int
+    idle_ms: _builtins.int
+    """How long ago it was used, while coordinators led."""
+    unnamed: _builtins.bool
+    """Nobody has chosen its name."""
+    expires_in_ms: _builtins.int
+    """It is forgotten when it is not used for so long from now on; absent: it stays."""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those that it has begun."""
@@ -619,14 +628,47 @@ class ApplicationInfo(_message.Message):
         application_id: _builtins.str = ...,
         stream_ids: _abc.Iterable[_builtins.int] | None = ...,
         members: _builtins.int = ...,
+        idle_ms: _builtins.int = ...,
+        unnamed: _builtins.bool = ...,
+        expires_in_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms", "expires_in_ms", b"expires_in_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms", "application_id", b"application_id", "expires_in_ms", b"expires_in_ms", "idle_ms", b"idle_ms", "members", b"members", "stream_ids", b"stream_ids", "unnamed", b"unnamed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expires_in_ms: _TypeAlias = _typing.Literal["expires_in_ms"]  # noqa: Y015
+    _WhichOneofArgType__expires_in_ms: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expires_in_ms) -> _WhichOneofReturnType__expires_in_ms | None: ...
+
+Global___ApplicationInfo: _TypeAlias = ApplicationInfo  # noqa: Y015
+
+@_typing.final
+class ApplicationUse(_message.Message):
+    """When an application was used last. This is what the coordinator stores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLICATION_ID_FIELD_NUMBER: _builtins.int
+    UNNAMED_FIELD_NUMBER: _builtins.int
+    USED_MS_FIELD_NUMBER: _builtins.int
+    application_id: _builtins.str
+    unnamed: _builtins.bool
+    used_ms: _builtins.int
+    """On the clock that counts while coordinators lead."""
+    def __init__(
+        self,
+        *,
+        application_id: _builtins.str = ...,
+        unnamed: _builtins.bool = ...,
+        used_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "members", b"members", "stream_ids", b"stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "unnamed", b"unnamed", "used_ms", b"used_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ApplicationInfo: _TypeAlias = ApplicationInfo  # noqa: Y015
+Global___ApplicationUse: _TypeAlias = ApplicationUse  # noqa: Y015
 
 @_typing.final
 class DescribeApplicationRequest(_message.Message):
@@ -879,11 +921,14 @@ class ResetApplicationRequest(_message.Message):
     STARTS_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     FORWARD_ONLY_FIELD_NUMBER: _builtins.int
+    UNNAMED_FIELD_NUMBER: _builtins.int
     application_id: _builtins.str
     force: _builtins.bool
     """Also while consumers are at work: they lose what they hold of the stream."""
     forward_only: _builtins.bool
     """Not back: entries that are farther stay as they are. How a consumer without groups says how far it is."""
+    unnamed: _builtins.bool
+    """Nobody has chosen the name: an application that only such requests have used is forgotten when it is idle for long."""
     @_builtins.property
     def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletStart]:
         """Of one stream."""
@@ -895,10 +940,11 @@ class ResetApplicationRequest(_message.Message):
         starts: _abc.Iterable[Global___StreamletStart] | None = ...,
         force: _builtins.bool = ...,
         forward_only: _builtins.bool = ...,
+        unnamed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "force", b"force", "forward_only", b"forward_only", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "force", b"force", "forward_only", b"forward_only", "starts", b"starts", "unnamed", b"unnamed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -924,15 +970,19 @@ class DeleteApplicationRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     APPLICATION_ID_FIELD_NUMBER: _builtins.int
+    IDLE_MS_FIELD_NUMBER: _builtins.int
     application_id: _builtins.str
+    idle_ms: _builtins.int
+    """Only if it was not used for so long, and no stream's retention waits for it."""
     def __init__(
         self,
         *,
         application_id: _builtins.str = ...,
+        idle_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "idle_ms", b"idle_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,12 +16,17 @@ from kera.spark_connector.offsets import Offsets, StreamOffsets
 if TYPE_CHECKING:
     from kera.client import Client
 
+SIGN_OF_LIFE_S = 600.0
+"""So often the cursor of a query to which nothing comes is stored again."""
 STORE_TIMEOUT_S = 10.0
 """A query waits no longer for it."""
 
 
-async def store(client: Client, group: str, offsets: Offsets) -> dict[str, str]:
-    """Store `offsets` under the name `group`; gives the streams where that failed, with the reason."""
+async def store(client: Client, group: str, offsets: Offsets, *, unnamed: bool) -> dict[str, str]:
+    """Store `offsets` under the name `group`; gives the streams where that failed, with the reason.
+
+    `unnamed`: nobody has chosen the name, and the cluster forgets it when nothing was stored for long.
+    """
 
     async def commit(stream: str, of_stream: StreamOffsets) -> None:
         positions = {
@@ -30,7 +35,7 @@ async def store(client: Client, group: str, offsets: Offsets) -> dict[str, str]:
             for entry, offset in enumerate(entries)
         }
         async with asyncio.timeout(STORE_TIMEOUT_S):
-            await client.commit(group, stream, positions)
+            await client.commit(group, stream, positions, unnamed=unnamed)
 
     outcomes = await asyncio.gather(*(commit(*item) for item in offsets.streams.items()), return_exceptions=True)
     failures = {}

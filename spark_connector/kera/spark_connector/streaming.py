@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from kera.core.errors import DataLost, KeraError
 from kera.spark_connector.admission import Limits, Wait, decide
-from kera.spark_connector.cursor import store
+from kera.spark_connector.cursor import SIGN_OF_LIFE_S, store
 from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
 from kera.spark_connector.options import ReadOptions, parse_read_options
 from kera.spark_connector.partition import KeraPartition
@@ -115,7 +115,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What makes the name of this query's cursor its own, if nothing else says it; 8 hex digits."""
         self._stored: Offsets | None = None
         """The cursor as it was last stored, or tried to be."""
-        self._store_again_s: float | None = None
+        self._store_again_s = 0.0
         """When that may be tried again; None: it is stored."""
         self._storing: Callable[[], dict[str, str]] | None = None
         """The outcome of the storing that may still be going on."""
@@ -283,12 +283,13 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _store(self, done: Offsets) -> None:
         done = replace(done, since=None)
-        if done == self._stored and (self._store_again_s is None or time.monotonic() < self._store_again_s):
+        if done == self._stored and time.monotonic() < self._store_again_s:
             return
         self._stored_all()
         group = self._group(done.group)
-        self._stored, self._store_again_s = done, None
-        self._storing = self._open().begin(lambda client: store(client, group, done))
+        self._stored, self._store_again_s = done, time.monotonic() + SIGN_OF_LIFE_S
+        unnamed = self._options.group_id is None
+        self._storing = self._open().begin(lambda client: store(client, group, done, unnamed=unnamed))
 
     def _stored_all(self) -> None:
         """Wait for what is being stored."""

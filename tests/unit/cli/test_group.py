@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kera.cli import group as group_module
+from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._run import run_app
 from kera.cli.app import app
-from kera.cli.group import format_ms
 from kera.client import (
     ApplicationDescription,
     ApplicationSummary,
@@ -21,6 +21,7 @@ from kera.client import (
     MemberDescription,
     Position,
 )
+from kera.core.errors import InvalidArgument
 
 MEMBER = MemberDescription(
     "0123456789abcdef",
@@ -32,6 +33,7 @@ MEMBER = MemberDescription(
     session_timeout_ms=10_000,
     progress_timeout_ms=300_000,
 )
+DAY_MS = 86_400_000
 NOW_US = 1_800_000_000_000_000
 ENTRIES = (
     EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, Lag(10, 2048, NOW_US - 7_000_000)),
@@ -56,8 +58,10 @@ class FakeClient:
     async def reset_application(self, *arguments: Any, force: bool) -> None:
         self.done.append((*arguments, force))
 
-    async def delete_application(self, name: str) -> None:
-        self.done.append(name)
+    async def delete_application(self, name: str, *, idle_ms: int = 0) -> None:
+        if name == "used-again":
+            raise InvalidArgument("application 'used-again' was used 3 s ago")
+        self.done.append((name, idle_ms) if idle_ms else name)
 
 
 @pytest.fixture
@@ -79,9 +83,21 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
 
 def test_groups_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["group", "list"]) == 0
-    assert lines(capsys) == [["GROUP", "CONSUMERS", "STREAMS"], ["loader", "1", "clicks"]]
+    assert lines(capsys) == [["GROUP", "CONSUMERS", "IDLE", "EXPIRES", "STREAMS"], ["loader", "1", "-", "-", "clicks"]]
     assert run_app(app, ["group", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [{"application_id": "loader", "streams": ["clicks"], "members": 1}]
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "application_id": "loader",
+            "streams": ["clicks"],
+            "members": 1,
+            "idle_ms": 0,
+            "unnamed": False,
+            "expires_in_ms": None,
+        }
+    ]
+    client.known = [ApplicationSummary("q-1", ("clicks",), 0, 3 * DAY_MS, unnamed=True, expires_in_ms=4 * DAY_MS)]
+    assert run_app(app, ["group", "list"]) == 0
+    assert lines(capsys)[1] == ["q-1", "0", "3", "d", "in", "4", "d", "clicks"]
     client.known = []
     assert run_app(app, ["group", "list"]) == 0
     assert capsys.readouterr() == ("", "no groups\n")
@@ -136,6 +152,44 @@ def test_a_place_that_makes_no_sense_is_refused(client: FakeClient, capsys: pyte
 def test_a_group_is_deleted(client: FakeClient) -> None:
     assert run_app(app, ["group", "delete", "loader", "--yes"]) == 0
     assert client.done == ["loader"]
+
+
+def test_groups_that_nobody_has_used_for_long_are_deleted(
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.known = [
+        ApplicationSummary("used", ("clicks",), 1, 0),
+        ApplicationSummary("young", ("clicks",), 0, 6 * DAY_MS),
+        ApplicationSummary("old", ("clicks",), 0, 7 * DAY_MS),
+        ApplicationSummary("used-again", (), 0, 8 * DAY_MS),
+    ]
+    assert run_app(app, ["group", "delete", "--idle", "7d", "--dry-run"]) == 0
+    assert [line[0] for line in lines(capsys)] == ["GROUP", "old", "used-again"]
+    assert not client.done
+    assert run_app(app, ["group", "delete", "--idle", "7d", "--yes"]) == 0
+    assert client.done == [("old", 7 * DAY_MS)]
+    said = capsys.readouterr()
+    assert said.out.endswith("deleted 1 group\n")
+    assert said.err == "kept used-again: application 'used-again' was used 3 s ago\n"
+    assert run_app(app, ["group", "delete", "--idle", "2w", "--yes"]) == 0
+    assert capsys.readouterr() == ("", "no group was idle for 14 d\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["loader", "--idle", "7d"], ["--idle", "soon"], ["--idle", "0s"], ["--idle", "-1d"], ["loader", "--dry-run"]],
+)
+def test_a_deletion_that_could_mean_anything_is_refused(client: FakeClient, arguments: list[str]) -> None:
+    assert run_app(app, ["group", "delete", "--yes", *arguments]) == 2
+    assert not client.done
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("7d", 7 * 86_400_000), ("1.5 h", 5_400_000), (" 30min ", 1_800_000), ("90s", 90_000), ("5ms", 5)],
+)
+def test_spans_of_time_are_read(text: str, milliseconds: int) -> None:
+    assert parse_duration_ms(text) == milliseconds
 
 
 @pytest.mark.parametrize(

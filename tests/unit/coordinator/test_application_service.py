@@ -18,7 +18,7 @@ from kera.coordinator.service import coordinator_service
 from kera.core.errors import InvalidArgument, UnknownStream
 from kera.core.rpc import api
 from kera.v1 import application_pb2 as messages
-from kera.v1 import common_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
 TIMEOUT_S = 20.0
@@ -392,3 +392,111 @@ async def test_metrics_have_consumers_and_what_they_hold(service: Service, monke
     text = generate_latest(registry).decode()
     assert "kera_coordinator_applications 2.0" in text
     assert '{application="other"}' not in text
+
+
+# --- what nobody uses -------------------------------------------------------------------------------------------
+
+
+WEEK_MS = 7 * 86_400_000
+
+
+@pytest.fixture
+async def forgetful(cluster: Cluster) -> AsyncIterator[Service]:
+    """Forgets unnamed applications after a week."""
+    await cluster.register("one")
+    await cluster.create("s")
+    made = Service(cluster, Applications.load(cluster.coordinator.state, WEEK_MS))
+    yield made
+    await made.applications.close()
+
+
+async def commit(service: Service, name: str, offset: int = 5, **fields: Any) -> None:
+    start = messages.StreamletStart(stream_id=1, cursors=[cursor(1, 1, offset)])
+    request = messages.ResetApplicationRequest(application_id=name, starts=[start], forward_only=True, **fields)
+    await service.applications.reset(request)
+
+
+async def listed(service: Service) -> dict[str, messages.ApplicationInfo]:
+    answer = await service.applications.list_all(messages.ListApplicationsRequest())
+    return {info.application_id: info for info in answer.applications}
+
+
+async def pass_time(service: Service, milliseconds: int) -> None:
+    service.cluster.clock.advance(milliseconds / 1000)
+    await service.applications.forget_unused()
+
+
+def all_records(service: Service) -> list[str]:
+    return [key for key in service.cluster.store._records if key.startswith("application")]  # type: ignore[attr-defined]
+
+
+async def test_an_unnamed_application_that_nobody_uses_is_forgotten_and_leaves_nothing(forgetful: Service) -> None:
+    await commit(forgetful, "made-up", unnamed=True)
+    await commit(forgetful, "chosen")
+    await pass_time(forgetful, WEEK_MS - 1)
+    found = await listed(forgetful)
+    assert (found["made-up"].idle_ms, found["made-up"].expires_in_ms) == (WEEK_MS - 1, 1)
+    assert not found["chosen"].HasField("expires_in_ms")
+    await pass_time(forgetful, 1)
+    assert set(await listed(forgetful)) == {"chosen"}
+    assert [key for key in all_records(forgetful) if "made-up" in key] == []
+
+
+async def test_a_commit_that_moves_nothing_is_use(forgetful: Service) -> None:
+    for _ in range(3):
+        await commit(forgetful, "made-up", unnamed=True)
+        await pass_time(forgetful, WEEK_MS - 1)
+    assert (await listed(forgetful))["made-up"].expires_in_ms == 1
+
+
+async def test_the_next_coordinator_goes_on_counting(forgetful: Service) -> None:
+    await commit(forgetful, "made-up", unnamed=True)
+    await pass_time(forgetful, WEEK_MS - 1000)
+    await forgetful.applications.close()
+    await forgetful.cluster.restart()
+    forgetful.applications = Applications.load(forgetful.cluster.coordinator.state, WEEK_MS)
+    assert (await listed(forgetful))["made-up"].unnamed
+    await pass_time(forgetful, 1000)
+    assert await listed(forgetful) == {}
+
+
+async def test_one_with_consumers_or_that_retention_waits_for_stays(forgetful: Service) -> None:
+    cluster = forgetful.cluster
+    await cluster.create("pinned")
+    await cluster.alter("pinned", retention_applications=coordinator_pb2.Applications(names=["pinned-by-name"]))
+    await commit(forgetful, "pinned-by-name", unnamed=True)
+    await commit(forgetful, "joined", unnamed=True)
+    await forgetful.round("a", "joined", session_timeout_ms=24 * 3_600_000)
+    await pass_time(forgetful, WEEK_MS)
+    found = await listed(forgetful)
+    assert set(found) == {"pinned-by-name", "joined"}
+    assert not any(info.HasField("expires_in_ms") for info in found.values())
+    request = messages.DeleteApplicationRequest(application_id="pinned-by-name", idle_ms=WEEK_MS)
+    with pytest.raises(InvalidArgument, match="retention of a stream waits"):
+        await forgetful.applications.delete(request)
+
+
+async def test_a_deletion_of_what_is_idle_looks_once_more(forgetful: Service) -> None:
+    await commit(forgetful, "chosen")
+    await pass_time(forgetful, 5000)
+    await commit(forgetful, "chosen")
+    request = messages.DeleteApplicationRequest(application_id="chosen", idle_ms=5000)
+    with pytest.raises(InvalidArgument, match="was used 0 s ago"):
+        await forgetful.applications.delete(request)
+    await pass_time(forgetful, 5000)
+    await forgetful.applications.delete(request)
+    assert await listed(forgetful) == {}
+
+
+async def test_a_use_that_could_not_be_stored_is_stored_with_the_next(
+    forgetful: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any) -> None:
+        raise MetadataStoreFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forgetful.cluster.store, "write", full)
+        with pytest.raises(MetadataStoreFull):
+            await commit(forgetful, "made-up", unnamed=True)
+    await commit(forgetful, "made-up", unnamed=True)
+    assert "application_uses/made-up" in all_records(forgetful)

@@ -163,6 +163,8 @@ class FakeClient:
         """Whether any chunk is still in the broker's memory."""
         self.reused: set[Position] = set()
         """Chunks that are not."""
+        self.unnamed: dict[str, bool] = {}
+        """By application: whether the last commit said that nobody has named it."""
         self.committed: dict[tuple[str, str], dict[EntryId, Position]] = {}
         """By application and stream."""
         self.commits = 0
@@ -222,7 +224,10 @@ class FakeClient:
         first, last = (sum(counts[: place.offset // CHUNK_BYTES]) for place in (start, end))
         return [SegmentBounds(start, end, first, last, end.offset - start.offset, 1, resident=True)]
 
-    async def commit(self, application_id: str, stream: str, positions: Mapping[EntryId, Position]) -> None:
+    async def commit(
+        self, application_id: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
+    ) -> None:
+        self.unnamed[application_id] = unnamed
         self.commits += 1
         if self.commit_error is not None:
             raise self.commit_error

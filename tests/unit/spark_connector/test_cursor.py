@@ -26,7 +26,8 @@ class Failing(FakeClient):
         super().__init__({})
         self.error = error
 
-    async def commit(self, application_id: str, stream: str, positions: Any) -> None:
+    async def commit(self, application_id: str, stream: str, positions: Any, *, unnamed: bool = False) -> None:
+        assert unnamed
         if stream == "numbers":
             if self.error is None:
                 await asyncio.Event().wait()
@@ -38,7 +39,7 @@ class Failing(FakeClient):
 async def test_every_entry_is_stored() -> None:
     client = FakeClient({})
 
-    assert await cursor.store(client, "etl", DONE) == {}  # type: ignore[arg-type]
+    assert await cursor.store(client, "etl", DONE, unnamed=True) == {}  # type: ignore[arg-type]
 
     assert client.committed == {
         ("etl", "numbers"): {EntryId(7, 0, 0): at(1), EntryId(7, 2, 0): at(3)},
@@ -49,7 +50,7 @@ async def test_every_entry_is_stored() -> None:
 async def test_a_failure_is_told_and_the_others_are_stored() -> None:
     client = Failing(Unavailable("gone"))
 
-    assert await cursor.store(client, "etl", DONE) == {"numbers": "gone"}  # type: ignore[arg-type]
+    assert await cursor.store(client, "etl", DONE, unnamed=True) == {"numbers": "gone"}  # type: ignore[arg-type]
 
     assert set(client.committed) == {("etl", "other")}
 
@@ -57,7 +58,7 @@ async def test_a_failure_is_told_and_the_others_are_stored() -> None:
 async def test_it_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor, "STORE_TIMEOUT_S", 0.01)
 
-    failures = await cursor.store(Failing(None), "etl", DONE)  # type: ignore[arg-type]
+    failures = await cursor.store(Failing(None), "etl", DONE, unnamed=True)  # type: ignore[arg-type]
 
     assert list(failures) == ["numbers"]
     assert "no answer" in failures["numbers"]
@@ -65,4 +66,4 @@ async def test_it_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
-        await cursor.store(Failing(ZeroDivisionError()), "etl", DONE)  # type: ignore[arg-type]
+        await cursor.store(Failing(ZeroDivisionError()), "etl", DONE, unnamed=True)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from pyspark.sql.types import LongType, StructType
 from kera.core.errors import DataLost, InvalidArgument, SchemaMismatch, Unavailable, UnknownStream
 from kera.core.ids import EntryId
 from kera.spark_connector.columns import columns_of
+from kera.spark_connector.cursor import SIGN_OF_LIFE_S
 from kera.spark_connector.offsets import StreamRecreated
 from kera.spark_connector.partition import KeraPartition
 from kera.spark_connector.source import KeraDataSource
@@ -341,6 +342,37 @@ def test_a_given_name_is_used_as_it_is(launch: Launch, cluster: FakeClient) -> N
     reader.stop()
 
     assert set(cluster.committed) == {("etl", "numbers")}
+    assert cluster.unnamed == {"etl": False}
+
+
+def test_a_query_that_nobody_has_named_says_so(launch: Launch, cluster: FakeClient) -> None:
+    cluster.chunks[0][0] += [4]
+    reader = launch(startingOffsets="earliest", groupIdPrefix="etl")
+
+    reader.commit(stored(reader.latestOffset(reader.initialOffset(), ALL)))
+    reader.stop()
+
+    assert list(cluster.unnamed.values()) == [True]
+
+
+def test_a_query_to_which_nothing_comes_gives_a_sign_of_life(
+    launch: Launch, cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    cluster.chunks[0][0] += [4]
+    reader = launch(startingOffsets="earliest")
+    end = stored(reader.latestOffset(reader.initialOffset(), ALL))
+    reader.commit(end)
+    for _ in range(3):
+        reader.latestOffset(end, ALL)
+    reader._stored_all()
+    assert cluster.commits == 1
+    now_s += SIGN_OF_LIFE_S
+    for _ in range(3):
+        reader.latestOffset(end, ALL)
+    reader.stop()
+    assert cluster.commits == 2
 
 
 def test_the_last_micro_batch_is_stored_though_spark_never_commits_it(launch: Launch, cluster: FakeClient) -> None:

@@ -1,0 +1,29 @@
+"""Spans of time as people write and read them: ``7d``, ``12h``, ``30min``, ``4.5 s``, ``120 ms``."""
+
+from __future__ import annotations
+
+import re
+
+from kera.cli._run import UsageError
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|h|d|w)\s*")
+
+
+def parse_duration_ms(text: str, *, name: str = "duration") -> int:
+    """Milliseconds in `text`: a number with a unit, ms, s, min, h, d or w. Raises `UsageError` that mentions `name`."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise UsageError(f"{name}: {text!r} is no span of time; write 7d, 12h, 30min or 90s", name=name)
+    return round(float(found[1]) * _UNITS_MS[found[2]])
+
+
+def format_ms(milliseconds: int) -> str:
+    """A span of time for people: ``120 ms``, ``4.5 s``, ``3 min``, ``2.5 h``."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    seconds = milliseconds / 1000
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.3g} {unit}"
+    return f"{seconds:.3g} s"

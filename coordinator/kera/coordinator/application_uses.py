@@ -1,0 +1,134 @@
+"""When applications were used last, and which of them were given a name by nobody. No I/O, no waiting.
+
+Whoever makes a name up, as a query without one does for each new checkpoint, says so: such an application is *unnamed*
+for as long as only those use it who say so. It is forgotten when it was not used for the retention of the coordinator's
+settings; a named one stays until somebody deletes it.
+
+Time is what coordinators have spent leading: each one goes on counting where the last one stopped (`Uses.clock_ms`).
+So no wall clock decides, a cluster that was shut down for a month forgets nothing when it is back, and metadata that
+were restored from an older copy are as old as they were then. What is written down is coarse, at most one record per
+application and `note_ms`; so after a change of coordinators an application seems used a little later than it was.
+
+Records: ``application_uses/<name>`` → ApplicationUse; ``applications_clock`` → milliseconds, as decimal text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from kera.v1 import application_pb2 as messages
+
+USES = "application_uses/"
+CLOCK = "applications_clock"
+NOTE_MS_MAX = 3_600_000
+"""Uses, and the clock, are written down so often."""
+NOTES_PER_RETENTION = 8
+
+
+@dataclass(slots=True)
+class _Use:
+    at_ms: int
+    """On the clock of `Uses`."""
+    unnamed: bool
+    noted_ms: int | None = None
+    """What of `at_ms` is written down; None: nothing."""
+
+
+class Uses:
+    """Of all applications."""
+
+    def __init__(self, retention_ms: int, now_s: float, clock_ms: int = 0) -> None:
+        """`retention_ms`: of unnamed applications; 0: for ever. `clock_ms`: where the last coordinator stopped."""
+        self.retention_ms = retention_ms
+        self.note_ms = min(NOTE_MS_MAX, max(1, retention_ms // NOTES_PER_RETENTION)) if retention_ms else NOTE_MS_MAX
+        self._begun_s = now_s
+        self._clock_ms = self._noted_clock_ms = clock_ms
+        self._uses: dict[str, _Use] = {}
+        self._dirty: set[str] = set()
+
+    def restore(self, message: messages.ApplicationUse) -> None:
+        """Take up what was written down."""
+        self._uses[message.application_id] = _Use(message.used_ms, message.unnamed, message.used_ms)
+
+    def clock_ms(self, now_s: float) -> int:
+        """For how long coordinators have led."""
+        return self._clock_ms + max(0, round((now_s - self._begun_s) * 1000))
+
+    def use(self, name: str, now_s: float, *, unnamed: bool = False) -> None:
+        """An application is used: by who has made up its name, or by others."""
+        at_ms = self.clock_ms(now_s)
+        known = self._uses.get(name)
+        if known is None:
+            self._uses[name] = _Use(at_ms, unnamed)
+            self._dirty.add(name)
+            return
+        known.at_ms = at_ms
+        if (known.unnamed and not unnamed) or known.noted_ms is None or at_ms >= known.noted_ms + self.note_ms:
+            known.unnamed &= unnamed
+            self._dirty.add(name)
+
+    def forget(self, name: str) -> None:
+        """There is no such application any more."""
+        known = self._uses.pop(name, None)
+        if known is not None and known.noted_ms is not None:
+            self._dirty.add(name)
+        else:
+            self._dirty.discard(name)
+
+    def is_unnamed(self, name: str) -> bool:
+        """Whether only those have used it who have made up its name."""
+        known = self._uses.get(name)
+        return known is not None and known.unnamed
+
+    def idle_ms(self, name: str, now_s: float) -> int:
+        """For how long it was not used. One of which nothing is known is used now: it is older than this record."""
+        known = self._uses.get(name)
+        if known is None:
+            self.use(name, now_s)
+            return 0
+        return max(0, self.clock_ms(now_s) - known.at_ms)
+
+    def expires_in_ms(self, name: str, now_s: float) -> int | None:
+        """After how long it will be forgotten, if it is not used; None: never."""
+        if not self.retention_ms or not self.is_unnamed(name):
+            return None
+        return max(0, self.retention_ms - self.idle_ms(name, now_s))
+
+    def expired(self, names: Iterable[str], now_s: float, kept: Collection[str]) -> list[str]:
+        """Those of `names` that are to be forgotten, but for those that are `kept`."""
+        return [name for name in names if name not in kept and self.expires_in_ms(name, now_s) == 0]
+
+    # --- what is stored ----------------------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something is to be stored."""
+        return bool(self._dirty)
+
+    def clock_due(self, now_s: float) -> bool:
+        """Whether the clock is to be written down."""
+        return self.clock_ms(now_s) >= self._noted_clock_ms + self.note_ms
+
+    def take_changes(self, now_s: float) -> dict[str, bytes | None]:
+        """What is to be stored, by key; it counts as stored from now on."""
+        changes: dict[str, bytes | None] = {}
+        for name in sorted(self._dirty):
+            known = self._uses.get(name)
+            if known is not None:
+                known.noted_ms = known.at_ms
+                message = messages.ApplicationUse(application_id=name, unnamed=known.unnamed, used_ms=known.at_ms)
+                changes[USES + name] = message.SerializeToString()
+            else:
+                changes[USES + name] = None
+        self._dirty.clear()
+        if changes or self.clock_due(now_s):
+            self._noted_clock_ms = self.clock_ms(now_s)
+            changes[CLOCK] = str(self._noted_clock_ms).encode()
+        return changes
+
+    def not_stored(self, changes: Iterable[str]) -> None:
+        """What was taken could not be stored."""
+        for key in changes:
+            if key.startswith(USES):
+                self._dirty.add(key.removeprefix(USES))
