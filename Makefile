@@ -39,7 +39,7 @@ WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 .PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-chunks constraints clean
-.PHONY: bench-smoke bench-stages bench-experiments bench-soak chaos-restart test-spark-versions test-lakehouse
+.PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-soak chaos-restart test-spark-versions test-lakehouse
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
 SPARK_VERSIONS ?= 4.0 4.1 4.2
@@ -117,6 +117,9 @@ bench-compare: setup ## Compare with Kafka, NATS, RabbitMQ, Redis: half an hour.
 
 bench-experiments: setup ## Repeat the thesis's experiments: a quarter of an hour. BENCH_ARGS="--only 8.17" does some.
 	@$(PY) -m bench.experiments $(BENCH_ARGS)
+
+bench-fairness: setup ## Send the largest request of every method, 40 at once, and see what others wait for: four minutes.
+	@$(PY) -m bench.fairness $(BENCH_ARGS)
 
 bench-soak: setup ## Hold a load for half an hour, and fail if anything drifts. BENCH_ARGS="--minutes 1" is a short one.
 	@$(PY) -m bench.soak $(BENCH_ARGS)

@@ -1,80 +1,288 @@
-"""What other clients of a broker wait for while one sends the largest requests of methods that are sliced.
+"""What others wait for while one client sends the largest requests there are: every method of every daemon.
 
-    python -m bench.fairness
+    make bench-fairness
+    python -m bench.fairness --methods MeasureLag MultiReadChunks
 
-One client sends `PIPELINED` requests at once; another one, on a connection of its own, reads a range without records,
-one read after the other. Told, per method: how long those took, and for how long the large ones were under way.
+Of each method, requests are made as large as they can be: one for each of its repeated fields, which is repeated until
+the message is as large as the transport takes, and one with as many of the smallest chunks as fit. One client sends
+`--pipelined` of them at once; another one, on a connection of its own, asks for something small, one after the other
+(of a broker: a read and a write in turn). Told: how long the small ones took, and how many of the large ones were
+refused. Fails if the 99th percentile of any is above `--bound-ms`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import os
-import statistics
+import contextlib
+import itertools
 import time
-from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
+import pyarrow as pa
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from bench.common import Figures, directory, parser, say
 from kera.client import Client
 from kera.client.local_cluster import LocalCluster
+from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.errors import KeraError
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.limits import HEAD_BYTES_MAX
 from kera.core.rpc.method import Method, call
-from kera.v1 import broker_pb2, common_pb2
+from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.settings import MIB
+from kera.v1 import broker_pb2, coordinator_pb2
+from tests.integration.field_cases import CASES, Theirs
 
-PIPELINED = int(os.environ.get("KERA_FAIRNESS_PIPELINED", "40"))
-ITEMS = 65536
-TIMEOUT_S = 300.0
-
-
-def requests(stream_id: int) -> dict[Method[Any, Any], Callable[[], Any]]:
-    """The largest that each method takes."""
-    start = common_pb2.Cursor(stream_id=stream_id)
-    return {
-        api.MULTI_READ_CHUNKS: lambda: api.MULTI_READ_CHUNKS.request(
-            ranges=[broker_pb2.ReadRange(start=start)] * ITEMS
-        ),
-        api.MEASURE_LAG: lambda: api.MEASURE_LAG.request(cursors=[start] * ITEMS),
-        api.DESCRIBE_STREAMLETS: lambda: api.DESCRIBE_STREAMLETS.request(
-            stream_id=stream_id, streamlet_ids=[0] * ITEMS
-        ),
-    }
+LARGE_BYTES_MAX = 30 * MIB
+"""Of messages that are not bound to `HEAD_BYTES_MAX`."""
+BULK_BYTES = 30 * MIB
+TIMEOUT_S = 120.0
+CONTEXT = get_context("spawn")
+SMALL_MIN = 100
+"""Small requests, however soon the large ones are answered."""
 
 
-async def measure(address: str, stream_id: int, method: Method[Any, Any], request: Any) -> str:
-    """One line about one method."""
-    large = await FrameChannel.connect_tcp(address, timeout_s=10)
-    small = await FrameChannel.connect_tcp(address, timeout_s=10)
-    begun = time.perf_counter()
-    tasks = [asyncio.ensure_future(call(large, method, request, timeout_s=TIMEOUT_S)) for _ in range(PIPELINED)]
-    read = api.MULTI_READ_CHUNKS.request(ranges=[broker_pb2.ReadRange(start=common_pb2.Cursor(stream_id=stream_id))])
+@dataclass(frozen=True)
+class Request:
+    """A large request."""
+
+    method: Method[Any, Any]
+    what: str
+    message: Message
+    bulk: bytes = b""
+
+
+# -- large requests ----------------------------------------------------------------------------------------------
+
+
+def repeated_fields(message: Message, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all repeated fields that have something; of those within others, in the first of them."""
+    for field, value in message.ListFields():
+        here = (*path, field.name)
+        if field.is_repeated:
+            yield here
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                yield from repeated_fields(value[0], here)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            yield from repeated_fields(value, here)
+
+
+def filled(message: Message, path: tuple[str, ...], bytes_max: int) -> Message:
+    """A copy in which a field is repeated until the message is almost as large as it may be."""
+    made = type(message)()
+    made.CopyFrom(message)
+    within: Any = made
+    for name in path[:-1]:
+        within = getattr(within, name)
+        within = within if isinstance(within, Message) else within[0]
+    field: Any = getattr(within, path[-1])
+    before, once = made.ByteSize(), list(field)
+    field.extend(once)
+    each = max(1, made.ByteSize() - before)
+    field.extend(list(itertools.islice(itertools.cycle(once), (bytes_max - 2 * before) * len(once) // (each + 2))))
+    while made.ByteSize() > bytes_max - 1024:
+        del field[len(field) * 19 // 20 :]
+    return made
+
+
+def requests_of(method: Method[Any, Any], theirs: Theirs) -> Iterator[Request]:
+    """All large requests of a method, and the plain one."""
+    message = CASES[method].build(theirs)
+    yield Request(method, "as it is", message)
+    bytes_max = LARGE_BYTES_MAX if method.large else HEAD_BYTES_MAX
+    for path in repeated_fields(message):
+        yield Request(method, ".".join(path), filled(message, path, bytes_max))
+    if method is api.MULTI_WRITE_CHUNKS:
+        for what, chunk in (("chunks", small_chunk(theirs)), ("headers alone", small_chunk(theirs)[:128])):
+            count = BULK_BYTES // len(chunk)
+            yield Request(method, what, broker_pb2.MultiWriteChunksRequest(chunk_count=count), chunk * count)
+    if method is api.REPLICATE:
+        chunk = small_chunk(theirs)
+        count = BULK_BYTES // len(chunk)
+        yield Request(method, "chunks", message, chunk * count)
+
+
+def small_chunk(theirs: Theirs) -> bytes:
+    """One record."""
+    batch = pa.RecordBatch.from_pylist([{"timestamp": 1, "value": b""}], DEFAULT_SCHEMA)
+    return encode_chunk(
+        encode_payload(batch),
+        record_count=1,
+        stream_id=theirs.stream.stream_id,
+        streamlet_id=0,
+        schema_id=1,
+        producer_id=7,
+        producer_epoch=1,
+        sequence=0,
+        created_us=1,
+        min_timestamp_us=1,
+        max_timestamp_us=1,
+    ).to_bytes()
+
+
+# -- measuring -----------------------------------------------------------------------------------------------------
+
+
+async def send_all(address: str, request: Request, pipelined: int, *, frames: bool) -> int:
+    """Send so many at once; returns how many were refused."""
+    channel: Any = await FrameChannel.connect_tcp(address, timeout_s=10) if frames else GrpcChannel(address)
+
+    async def one() -> bool:
+        bulk = [memoryview(request.bulk)] if request.bulk else []
+        try:
+            message = (await channel.submit(request.method, request.message, bulk, timeout_s=TIMEOUT_S)).message
+        except KeraError:
+            return True
+        statuses = getattr(message, "statuses", ())
+        return bool(statuses) and all(status.HasField("error") for status in statuses)
+
+    refused = sum(await asyncio.gather(*(one() for _ in range(pipelined))))
+    await channel.close()
+    return refused
+
+
+def sender(pipe: Connection) -> None:
+    """A process: what it does to make requests must not be taken for what the daemon does."""
+    while (task := pipe.recv()) is not None:
+        address, frames, number, what, message, bulk, pipelined = task
+        method = next(each for each in CASES if each.number == number)
+        request = Request(method, what, method.request.FromString(message), bulk)
+        pipe.send(asyncio.run(send_all(address, request, pipelined, frames=frames)))
+
+
+async def measured(
+    pipe: Connection, target: tuple[str, bool], request: Request, pipelined: int, small: Callable[[], Awaitable[object]]
+) -> tuple[list[float], int, float]:
+    """Milliseconds of small requests, sorted; how many large ones were refused; how long these were under way."""
+    message = request.message.SerializeToString()
+    begun_s = time.perf_counter()
+    await asyncio.to_thread(pipe.send, (*target, request.method.number, request.what, message, request.bulk, pipelined))
     took_ms: list[float] = []
-    while not all(task.done() for task in tasks):
-        at = time.perf_counter()
-        await call(small, api.MULTI_READ_CHUNKS, read, timeout_s=TIMEOUT_S)
-        took_ms.append((time.perf_counter() - at) * 1000)
-    refused = sum(isinstance(each, BaseException) for each in await asyncio.gather(*tasks, return_exceptions=True))
-    total_s = time.perf_counter() - begun
-    await large.close()
-    await small.close()
-    took_ms.sort()
-    return (
-        f"{method.name}: {len(took_ms)} small reads, median {statistics.median(took_ms):.1f} ms,"
-        f" p99 {took_ms[len(took_ms) * 99 // 100]:.1f} ms, max {took_ms[-1]:.1f} ms;"
-        f" {PIPELINED} large ones {total_s:.1f} s, {refused} refused"
+    while len(took_ms) < SMALL_MIN or not pipe.poll():
+        at_s = time.perf_counter()
+        await small()
+        took_ms.append((time.perf_counter() - at_s) * 1000)
+    elapsed_s = time.perf_counter() - begun_s
+    return sorted(took_ms), pipe.recv(), elapsed_s
+
+
+@contextlib.asynccontextmanager
+async def world(where: Any) -> AsyncIterator[tuple[Client, LocalCluster, Theirs]]:
+    """A cluster, and what large requests are about."""
+    async with (
+        LocalCluster(data_dir=where, backups=1, arena_bytes=256 * MIB) as cluster,
+        await Client.connect(cluster.bootstrap) as client,
+    ):
+        for name in ("large", "small"):
+            await client.admin.create_stream(name, streamlets=2)
+            async with client.producer() as producer:
+                await producer.prepare(name)
+                for streamlet in range(2):
+                    await producer.send(name, b"x", streamlet=streamlet)
+        yield client, cluster, await theirs_of(client)
+
+
+async def theirs_of(client: Client) -> Theirs:
+    """What the cases need to know."""
+    cluster = client._cluster  # the messages as they are, which the SDK does not show
+    answer = await cluster.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name="large"))
+    described = await cluster.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest())
+    bounds = await client.bounds("large")
+    cursors = []
+    for streamlet_id, entries in bounds.items():
+        cursor = broker_pb2.ReadRange().start
+        cursor.stream_id, cursor.streamlet_id = answer.stream.stream_id, streamlet_id
+        cursor.group_id, cursor.segment_id, cursor.position = entries[0].start
+        cursors.append(cursor)
+    return Theirs(
+        stream=answer.stream,
+        application="large-app",
+        member="member",
+        producer="large-producer",
+        cursors=tuple(cursors),
+        broker=described.brokers[0],
+        coordinator_epoch=0,
     )
 
 
-async def main() -> None:
-    """Measure all of them on a cluster of its own."""
-    with TemporaryDirectory() as directory:
-        async with LocalCluster(data_dir=Path(directory)) as cluster, await Client.connect(cluster.bootstrap) as client:
-            stream = await client.admin.create_stream("s", streamlets=1)
-            for method, make in requests(stream.stream_id).items():
-                print(await measure(cluster.ready["broker-1"]["frames_address"], stream.stream_id, method, make()))
+async def run(arguments: argparse.Namespace) -> int:
+    """Measure all, on a cluster of its own; the exit code."""
+    failed = 0
+    with directory(arguments) as where:
+        figures = Figures("fairness", arguments, where)
+        async with world(where) as (client, cluster, theirs):
+            addresses = {
+                "kera.v1.Broker": cluster.ready["broker-1"]["frames_address"],
+                "kera.v1.Backup": cluster.ready["backup-1"]["frames_address"],
+            }
+            numbers = itertools.count()
+            async with client.producer(linger_ms=0) as producer:
+                await producer.prepare("small")
+
+                async def ask_broker() -> None:
+                    if next(numbers) % 2:
+                        await producer.send("small", b"y", streamlet=0)
+                        return
+                    await client.bounds("small")
+
+                async def ask_coordinator() -> None:
+                    await client.admin.stream_id("small")
+
+                pipe, theirs_end = CONTEXT.Pipe()
+                process = CONTEXT.Process(target=sender, args=(theirs_end,), daemon=True)
+                process.start()
+                backup = await FrameChannel.connect_tcp(addresses["kera.v1.Backup"], timeout_s=10)
+
+                async def ask_backup() -> None:
+                    message: Any = CASES[api.LIST_REPLICAS].build(theirs)
+                    await call(backup, api.LIST_REPLICAS, message, timeout_s=TIMEOUT_S)
+
+                asks = {"kera.v1.Broker": ask_broker, "kera.v1.Backup": ask_backup}
+                for method in CASES:
+                    if arguments.methods and method.name not in arguments.methods:
+                        continue
+                    for request in requests_of(method, theirs):
+                        address = addresses.get(method.service)
+                        target = (address, True) if address else (cluster.bootstrap, False)
+                        took_ms, refused, elapsed_s = await measured(
+                            pipe, target, request, arguments.pipelined, asks.get(method.service, ask_coordinator)
+                        )
+                        p99_ms = took_ms[len(took_ms) * 99 // 100]
+                        name = f"{method.name}: {request.what}"
+                        figures.add(name, p99_ms, "ms")
+                        late = "  <-- above the bound" if p99_ms > arguments.bound_ms else ""
+                        failed += bool(late)
+                        size = request.message.ByteSize() + len(request.bulk)
+                        say(
+                            f"{name}, {size:,} bytes: p99 {p99_ms:.1f} ms, longest {took_ms[-1]:.1f} ms of"
+                            f" {len(took_ms)} small ones; {refused} of {arguments.pipelined} refused,"
+                            f" {elapsed_s:.1f} s{late}"
+                        )
+                pipe.send(None)
+                process.join()
+                await backup.close()
+        figures.print()
+    say(f"{failed} above {arguments.bound_ms:g} ms")
+    return 1 if failed else 0
+
+
+def main() -> None:
+    """See the head of this module."""
+    made = parser(__doc__)
+    made.add_argument("--pipelined", type=int, default=40)
+    made.add_argument("--bound-ms", type=float, default=20.0)
+    made.add_argument("--methods", nargs="*", help="only these")
+    raise SystemExit(asyncio.run(run(made.parse_args())))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

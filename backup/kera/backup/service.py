@@ -24,6 +24,9 @@ from kera.v1 import backup_pb2
 LIST_REPLICAS_MAX = 10_000
 """In one answer: less than a megabyte."""
 
+FREED_MAX = 8192
+"""Virtual segments whose replicas one request frees."""
+
 
 class BackupService:
     """All handlers of one backup; `service()` gives them to the transports."""
@@ -96,6 +99,8 @@ class BackupService:
     ) -> Awaitable[Reply[backup_pb2.FreeReplicasResponse]]:
         """Delete replicas; answered when they cannot come back."""
         request = call.message
+        if len(request.virtual_segment_ids) > FREED_MAX:
+            raise InvalidArgument(f"at most {FREED_MAX} virtual segments in a request", limit=FREED_MAX)
         if request.virtual_segment_ids:  # a broker asks; what is fenced is freed by others
             self._store.see_epoch(request.broker_id, request.broker_epoch)
         ids = [*request.virtual_segment_ids, *self._store.fenced(request.broker_id, request.before_epoch)]

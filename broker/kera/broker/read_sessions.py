@@ -181,6 +181,8 @@ class ReadSessions:
         request = call.message
         if len(request.ranges) > READ_RANGES_MAX:
             raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
+        if len(request.removed) > SESSION_RANGES_MAX:
+            raise InvalidArgument(f"a session has at most {SESSION_RANGES_MAX} ranges", limit=SESSION_RANGES_MAX)
         session = self._session_of(call)
         session.busy = True
         if len(request.ranges) + len(request.removed) + len(session.marked) > READ_RANGES_AT_ONCE:

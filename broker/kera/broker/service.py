@@ -45,7 +45,7 @@ APPLICATIONS_MAX = 1024
 GROUPS_MAX = 4096
 """Told of in one answer."""
 CURSORS_MAX = 65536
-"""In one request for a lag."""
+"""In one request."""
 STREAMLETS_MAX = 65536
 """In one request for descriptions."""
 
@@ -272,16 +272,19 @@ class BrokerService:
         self, call: Call[broker_pb2.TruncateStreamletsRequest]
     ) -> Reply[broker_pb2.TruncateStreamletsResponse]:
         """Remove what is before cursors; answered when it cannot come back. What is gone already is no error."""
-        return Reply(
-            broker_pb2.TruncateStreamletsResponse(results=await self._each(call.message.cursors, self._truncate))
-        )
+        return Reply(broker_pb2.TruncateStreamletsResponse(results=await self._each(call, self._truncate)))
 
     async def _each(
-        self, cursors: Iterable[common_pb2.Cursor], action: Callable[[Streamlet, Entry, Position], Awaitable[None]]
+        self, call: Call[Any], action: Callable[[Streamlet, Entry, Position], Awaitable[None]]
     ) -> list[broker_pb2.CursorResult]:
-        """Do something with each cursor; one that fails does not fail its neighbours."""
+        """Do something with each cursor of a request; one that fails does not fail its neighbours."""
+        cursors = call.message.cursors
+        if len(cursors) > CURSORS_MAX:
+            raise InvalidArgument(f"at most {CURSORS_MAX} cursors in a request", limit=CURSORS_MAX)
         results = []
+        pace = self.turns.pace(id(call.peer))
         for cursor in cursors:
+            await pace.step()
             result = broker_pb2.CursorResult()
             try:
                 streamlet = self._streams.get(cursor.stream_id).streamlet(cursor.streamlet_id)
@@ -341,7 +344,7 @@ class BrokerService:
         async def commit(streamlet: Streamlet, entry: Entry, position: Position) -> None:
             await self._commit_cursor(streamlet, entry, application_id, position)
 
-        return Reply(broker_pb2.CommitCursorsResponse(results=await self._each(call.message.cursors, commit)))
+        return Reply(broker_pb2.CommitCursorsResponse(results=await self._each(call, commit)))
 
     async def _commit_cursor(self, streamlet: Streamlet, entry: Entry, application_id: str, position: Position) -> None:
         if position == EARLIEST:

@@ -41,6 +41,7 @@ from kera.core.errors import (
 )
 from kera.core.record_batch import check_payload
 from kera.core.rpc import Answer, Call, Reply
+from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
 
@@ -59,6 +60,12 @@ WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
 PayloadCheck = Callable[[memoryview, int, ChunkHeader], None]
 """Looks at the payload of the chunk that begins there, whose checksums were verified; raises what is wrong with it."""
 WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
+
+
+def _too_many() -> InvalidArgument:
+    return InvalidArgument(
+        f"at most {REQUEST_CHUNKS_MAX} chunks in a request; send the others in the next", limit=REQUEST_CHUNKS_MAX
+    )
 
 
 class _Lagging(ArenaFull):
@@ -161,6 +168,8 @@ class Writer:
                 f"level {level_name(request.durability)} is not known to this version",
                 durability=level_name(request.durability),
             )
+        if request.chunk_count > REQUEST_CHUNKS_MAX:
+            raise _too_many()
         write = _Write(request, call.bulk, self._go_on)
         if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
             self._go_on(write)
@@ -233,6 +242,9 @@ class Writer:
         bulk = write.bulk
         end = len(bulk)
         while (at := write.at) < end:
+            if len(write.statuses) >= REQUEST_CHUNKS_MAX:
+                self._refuse_rest(write, _too_many())
+                return True
             try:
                 header = verify_header(bulk, at)
                 chunk_end = at + HEADER_BYTES + padded(header.payload_bytes)
@@ -370,8 +382,9 @@ class Writer:
         claimed = min(write.request.chunk_count, len(write.statuses) + len(write.bulk) // HEADER_BYTES)
         missing = max(1, claimed - len(write.statuses))
         self._counters.chunks_refused += missing
+        message = error_to_message(error)
         for _ in range(missing):
-            write.statuses.add(error=error_to_message(error))
+            write.statuses.add(error=message)
         write.at, write.decided = len(write.bulk), True
 
     def _go_on(self, write: _Write) -> None:

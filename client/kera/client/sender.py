@@ -12,6 +12,7 @@ from kera.client.outcome import Stored
 from kera.client.retry import is_route_error, of_broker, pause_s
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain
 from kera.core.rpc import Reply, api
+from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2
@@ -110,7 +111,8 @@ class Sender:
         while self._lanes:
             lane = self._lanes[0]
             while lane.ready:
-                if chunks and size + lane.waiting[0].chunk_bytes > bytes_max:
+                full = len(chunks) == REQUEST_CHUNKS_MAX
+                if full or (chunks and size + lane.waiting[0].chunk_bytes > bytes_max):
                     self._lanes.rotate(-1)  # the next request begins with another lane
                     return chunks
                 chunk = lane.take()

@@ -28,7 +28,7 @@ from typing import Any
 from kera.coordinator.application_members import leases_of
 from kera.coordinator.application_progress import lowest
 from kera.coordinator.application_uses import CLOCK, USES, Uses
-from kera.coordinator.applications import Application, StreamShape
+from kera.coordinator.applications import Application, StreamShape, check_items
 from kera.coordinator.state import State, streamlet_key
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
@@ -173,6 +173,7 @@ class Applications:
         """See `Application.consume_round`. Raises `UnknownStream`, `InvalidArgument`, `Unavailable`."""
         name, member_id = request.application_id, request.member_id
         now_s = self._now_s()
+        check_items(request.stream_ids, "stream_ids")
         shapes = self._shapes(request.stream_ids)
         application = self._named(name, create=True)
         self._end_poll(name, member_id)
@@ -248,6 +249,7 @@ class Applications:
 
     async def leave(self, request: messages.LeaveRequest) -> messages.LeaveResponse:
         """See `Application.leave`."""
+        check_items(request.steps, "steps")
         application = self._applications.get(request.application_id)
         if application is None:
             return messages.LeaveResponse(refused=request.steps)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -49,6 +49,8 @@ MEMBERS_MAX = 1000
 MEMBER_ID_CHARS_MAX = 64
 CLIENT_CHARS_MAX = 128
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 100, 24 * 3600 * 1000
+ITEMS_MAX = 8192
+"""In each list of a request: steps, starts, groups that were seen. No consumer has more to say at once."""
 EXPIRE_INTERVAL_S = 0.05
 """With many members, not each word of one of them has all others looked at."""
 LOOK_INTERVAL_S = 0.5
@@ -491,8 +493,16 @@ def _check(request: messages.ConsumeRoundRequest) -> None:
             raise InvalidArgument(
                 f"{name} must be between {TIMEOUT_MS_MIN} and {TIMEOUT_MS_MAX}, not {value}", field=name, value=value
             )
+    for name in ("stream_ids", "steps", "starts", "seen", "ended"):
+        check_items(getattr(request, name), name)
     if not request.groups_max or not request.stream_ids:
         raise InvalidArgument("a consumer reads at least one stream, and holds at least one group")
+
+
+def check_items(items: Sequence[object], name: str) -> None:
+    """Raise `InvalidArgument` if there are more than anybody has to say at once."""
+    if len(items) > ITEMS_MAX:
+        raise InvalidArgument(f"at most {ITEMS_MAX} {name} in a request, not {len(items)}", field=name, limit=ITEMS_MAX)
 
 
 def _checked_start(

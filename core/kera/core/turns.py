@@ -40,7 +40,7 @@ class Turns:
         """Drive `steps` to their end, and return what they return."""
         try:
             while True:
-                await self._turn(requester)
+                await self.turn(requester)
                 until = perf_counter() + self._slice_s
                 while True:
                     try:
@@ -53,7 +53,12 @@ class Turns:
         finally:
             steps.close()
 
-    def _turn(self, requester: Hashable) -> asyncio.Future[None]:
+    def pace(self, requester: Hashable) -> Pace:
+        """For work that awaits something now and then, and may not do so for long."""
+        return Pace(self, requester, self._slice_s)
+
+    def turn(self, requester: Hashable) -> asyncio.Future[None]:
+        """Done when it is the requester's turn."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.setdefault(requester, deque()).append(turn)
@@ -77,3 +82,19 @@ class Turns:
         self._giving = bool(self._waiting)
         if self._giving:
             loop.call_soon(self._give, loop)
+
+
+class Pace:
+    """Gives way to others when a slice is used up: call `step` before each part of the work."""
+
+    def __init__(self, turns: Turns, requester: Hashable, slice_s: float) -> None:
+        self._turns = turns
+        self._requester = requester
+        self._slice_s = slice_s
+        self._until_s = perf_counter() + slice_s
+
+    async def step(self) -> None:
+        """Go on at once, or when it is the requester's turn again."""
+        if perf_counter() >= self._until_s:
+            await self._turns.turn(self._requester)
+            self._until_s = perf_counter() + self._slice_s

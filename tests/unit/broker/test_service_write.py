@@ -14,6 +14,7 @@ from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import InvalidArgument, OutOfSequence, Unavailable
 from kera.core.ids import EARLIEST, PRODUCER_IDS, Position
 from kera.core.rpc import Reply, api
+from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import common_pb2
 from tests.unit.broker.support import (
@@ -138,13 +139,27 @@ async def test_a_chunk_that_claims_the_bytes_of_those_behind_it_fails_with_them(
     assert stored(broker) == []
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 2**32 - 1])
+@pytest.mark.parametrize("count", [0, 1, 2, REQUEST_CHUNKS_MAX])
 async def test_no_more_statuses_are_made_than_the_bytes_have_room_for(broker: Broker, count: int) -> None:
     """A number that a client claims must not fill the broker's memory."""
     statuses = broker.append(damaged(chunk(1, 0), 40), chunk(1, 1), count=count)
 
     assert max(1, min(count, 2)) <= len(statuses) <= 2 * CHUNK_BYTES // 128
     assert set(codes(statuses)) == {"corrupt_chunk"}
+
+
+@pytest.mark.parametrize("count", [REQUEST_CHUNKS_MAX + 1, 2**32 - 1])
+async def test_more_chunks_than_a_request_may_have_are_refused(broker: Broker, count: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"at most {REQUEST_CHUNKS_MAX} chunks"):
+        broker.append(chunk(1, 0), count=count)
+    assert stored(broker) == []
+
+
+async def test_those_beyond_it_are_refused_though_the_request_says_there_are_fewer(broker: Broker) -> None:
+    chunks = [chunk(1, 0)] * (REQUEST_CHUNKS_MAX + 3)
+    statuses = broker.append(*chunks, count=REQUEST_CHUNKS_MAX)
+    assert [status.error.code for status in statuses[REQUEST_CHUNKS_MAX - 1 :]] == ["", "invalid_argument"]
+    assert len(statuses) == REQUEST_CHUNKS_MAX + 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kera.client import sender
 from kera.client.accumulator import Accumulator
 from kera.client.outcome import Outcome
 from kera.client.partitioner import streamlet_of
@@ -462,6 +463,18 @@ class TestBackPressure:
         await give(producer.flush())
         assert cluster.loopback.in_flight_max == 3
         assert all(len(write) <= 2 for write in cluster.loopback.writes)
+
+    async def test_a_request_has_no_more_chunks_than_a_broker_takes(
+        self, cluster: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sender, "REQUEST_CHUNKS_MAX", 3)
+        producer = make_producer(cluster, chunk_bytes_max=1024, requests_in_flight_max=1)
+        await producer.prepare("s")
+        pending = [producer.send("s", b"%d" % number * 900) for number in range(10)]
+        await producer.flush()
+        assert all(each.done() for each in pending)
+        assert max(map(len, cluster.loopback.writes)) == 3
+        assert sum(map(len, cluster.loopback.writes)) == len(list(cluster.chunks()))
 
     async def test_a_request_is_no_larger_than_a_message_may_be(
         self, cluster: FakeCluster, make_producer: MakeProducer

@@ -31,7 +31,13 @@ DESCRIBE_STREAMLETS = Method(
     BROKER, "DescribeStreamlets", 7, broker.DescribeStreamletsRequest, broker.DescribeStreamletsResponse
 )
 OPEN_STREAMLETS = Method(
-    BROKER, "OpenStreamlets", 8, broker.OpenStreamletsRequest, broker.OpenStreamletsResponse, large=True
+    BROKER,
+    "OpenStreamlets",
+    8,
+    broker.OpenStreamletsRequest,
+    broker.OpenStreamletsResponse,
+    large=True,
+    large_request=True,
 )
 DROP_STREAM = Method(BROKER, "DropStream", 9, broker.DropStreamRequest, broker.DropStreamResponse)
 TRUNCATE_STREAMLETS = Method(
@@ -40,9 +46,17 @@ TRUNCATE_STREAMLETS = Method(
 COMMIT_CURSORS = Method(BROKER, "CommitCursors", 11, broker.CommitCursorsRequest, broker.CommitCursorsResponse)
 MEASURE_LAG = Method(BROKER, "MeasureLag", 12, broker.MeasureLagRequest, broker.MeasureLagResponse)
 SEAL_STREAMLETS = Method(
-    BROKER, "SealStreamlets", 13, broker.SealStreamletsRequest, broker.SealStreamletsResponse, large=True
+    BROKER,
+    "SealStreamlets",
+    13,
+    broker.SealStreamletsRequest,
+    broker.SealStreamletsResponse,
+    large=True,
+    large_request=True,
 )
-TAKE_OVER = Method(BROKER, "TakeOver", 14, broker.TakeOverRequest, broker.TakeOverResponse, large=True)
+TAKE_OVER = Method(
+    BROKER, "TakeOver", 14, broker.TakeOverRequest, broker.TakeOverResponse, large=True, large_request=True
+)
 LIST_GROUPS = Method(BROKER, "ListGroups", 15, broker.ListGroupsRequest, broker.ListGroupsResponse)
 LOCATE_CHUNKS = Method(BROKER, "LocateChunks", 16, broker.LocateChunksRequest, broker.LocateChunksResponse)
 LIST_SEGMENTS = Method(BROKER, "ListSegments", 17, broker.ListSegmentsRequest, broker.ListSegmentsResponse)
@@ -97,6 +111,7 @@ REGISTER_BROKER = Method(
     coordinator.RegisterBrokerRequest,
     coordinator.RegisterBrokerResponse,
     large=True,
+    large_request=True,
 )
 HEARTBEAT = Method(COORDINATOR, "Heartbeat", 109, coordinator.HeartbeatRequest, coordinator.HeartbeatResponse)
 ALTER_STREAM = Method(COORDINATOR, "AlterStream", 110, coordinator.AlterStreamRequest, coordinator.AlterStreamResponse)

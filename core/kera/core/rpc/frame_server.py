@@ -17,6 +17,7 @@ import contextlib
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from kera.core.errors import PathNotWritable, PortTaken, ProtocolError, Unavailable
@@ -39,6 +40,7 @@ from kera.core.rpc.sockets import SERVER, tune
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.telemetry import get_logger
+from kera.core.turns import SLICE_S
 
 log = get_logger("kera.frames")
 
@@ -319,6 +321,13 @@ class _ServerConnection(FrameProtocol):
         if header.kind != _REQUEST:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
         self._frames += 1
+        begun_s = perf_counter()
+        self._handle(header, head, bulk)
+        if perf_counter() - begun_s > SLICE_S:  # those behind it wait until all others have had a turn
+            self.hold_frames()
+            self._loop.call_soon(self._go_on)
+
+    def _handle(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview) -> None:
         known = self._shared.methods.get(header.method)
         if known is None:
             error = ProtocolError(f"unknown method {header.method}; is the peer newer?", method=header.method)

@@ -14,7 +14,7 @@ import grpc.aio
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import ERROR_METADATA, client_options, keep_freed_memory
-from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_size
+from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
 from kera.v1 import common_pb2
@@ -59,7 +59,7 @@ class GrpcChannel:
             if self._closed:
                 raise Unavailable(f"connection to {self._address} is closed", address=self._address)
             bulk_bytes = sum([memoryview(piece).nbytes for piece in bulk])
-            check_size(method, message.ByteSize(), bulk_bytes, self._bulk_bytes_max)
+            check_request(method, message.ByteSize(), bulk_bytes, self._bulk_bytes_max)
         except KeraError as error:
             future.set_exception(error)
             return future

@@ -21,7 +21,13 @@ from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import CALLS_MAX, ERROR_METADATA, keep_freed_memory, server_options
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
-from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX, check_size
+from kera.core.rpc.limits import (
+    BULK_BYTES_MAX,
+    REQUESTS_IN_FLIGHT_MAX,
+    SEND_BUFFER_BYTES_MAX,
+    check_request,
+    check_size,
+)
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.wire import parse, parse_with_bulk, serialize_with_bulk
 from kera.core.telemetry import get_logger
@@ -106,6 +112,7 @@ def _rpc_handler(method: Method[Any, Any], handler: Handler, bulk_bytes_max: int
     async def serve_call(data: bytes, context: Any) -> bytes:
         peer = Peer("grpc", context.peer())
         try:
+            check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
             result = run_handler(handler, Call(parse(method.request, data), _NO_BULK, peer))
             reply = result if isinstance(result, Reply) else await _deferred(result)
             _check(method, reply, bulk_bytes_max)

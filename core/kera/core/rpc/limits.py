@@ -11,6 +11,8 @@ HEAD_BYTES_MAX = 4 << 20
 """Largest message, without its bulk."""
 BULK_BYTES_MAX = 32 << 20
 """Default bound on the bulk of a message, both ways."""
+REQUEST_CHUNKS_MAX = 1024
+"""Chunks of one request to write: each costs a broker some 10 us, in one go."""
 REQUESTS_IN_FLIGHT_MAX = 1024
 """Requests of one connection (gRPC: of one stream) that may wait for an answer; then the server stops reading."""
 SEND_BUFFER_BYTES_MAX = 4 << 20
@@ -26,9 +28,19 @@ invariant(
 )
 
 
+def check_request(method: Method[Any, Any], head_bytes: int, bulk_bytes: int, bulk_bytes_max: int) -> None:
+    """Refuse a request that is larger than the method's may be: raises `RecordTooLarge`."""
+    _check(method, head_bytes, bulk_bytes, bulk_bytes_max if method.large_request else HEAD_BYTES_MAX, bulk_bytes_max)
+
+
 def check_size(method: Method[Any, Any], head_bytes: int, bulk_bytes: int, bulk_bytes_max: int) -> None:
     """Refuse to send what the other end would refuse to receive: raises `RecordTooLarge`."""
-    head_bytes_max = bulk_bytes_max if method.large else HEAD_BYTES_MAX
+    _check(method, head_bytes, bulk_bytes, bulk_bytes_max if method.large else HEAD_BYTES_MAX, bulk_bytes_max)
+
+
+def _check(
+    method: Method[Any, Any], head_bytes: int, bulk_bytes: int, head_bytes_max: int, bulk_bytes_max: int
+) -> None:
     if head_bytes > head_bytes_max or bulk_bytes > bulk_bytes_max:
         raise RecordTooLarge(
             f"{method.name}: message of {head_bytes} + {bulk_bytes} bytes is over the limits of"

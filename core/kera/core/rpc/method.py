@@ -41,7 +41,9 @@ class Method(Generic[RequestT, ResponseT]):
     bulk: bool = False
     """Requests or responses have a last field ``chunks`` of type bytes, which travels beside the message."""
     large: bool = False
-    """Tells of all streams there are: without bulk, the message may be as large as one with bulk. Over gRPC only."""
+    """Tells of all streams there are: without bulk, answers may be as large as messages with bulk. Over gRPC only."""
+    large_request: bool = False
+    """The same of the request: of those that only daemons send."""
 
     @property
     def path(self) -> str:

@@ -20,6 +20,8 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 BULK_FIELD = 15
 _BULK_TAG = BULK_FIELD << 3 | 2
+FIELDS_BEFORE_BULK_MAX = 256
+"""A message that has bulk has few other fields; of one with more, protobuf finds the bulk faster."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _VARINT_BYTES_MAX = 10
 
@@ -95,7 +97,9 @@ def _find_bulk(view: memoryview) -> tuple[int, int] | None:
     None also for what this does not know, or finds odd: then protobuf decides.
     """
     at, end = 0, len(view)
-    while at < end:
+    for _ in range(FIELDS_BEFORE_BULK_MAX):
+        if at >= end:
+            break
         field_at = at
         tag, at = _read_varint(view, at)
         kind = tag & 7

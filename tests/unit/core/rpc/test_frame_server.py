@@ -110,7 +110,9 @@ class Harness:
 
 
 @pytest.fixture
-async def harness() -> AsyncIterator[Harness]:
+async def harness(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+    """A machine that is busy makes no frame a slow one."""
+    monkeypatch.setattr(frame_server, "SLICE_S", 60.0)
     harness = Harness()
     yield harness
     await harness.close()
@@ -556,6 +558,26 @@ async def test_memory_of_a_large_request_is_let_go_of_when_nothing_more_comes(ha
     assert len(connection._receive) == 0
     feed(connection, request(2, bytes(MIB)))
     assert len(connection._receive) == MIB
+
+
+async def test_behind_a_frame_that_took_long_others_have_their_turn(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_server, "SLICE_S", -1.0)  # as each does here
+    served: list[int] = []
+
+    def note(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        served.append(call.message.chunk_count)
+        return echo(call)
+
+    await harness.serve({ECHO: note})
+    greedy, other = await harness.connect(), await harness.connect()
+    await greedy.send(b"".join(map(request, range(1, 201))))
+    await other.send(request(1000))
+    assert (await other.receive())[0].request_id == 1000
+    assert served.index(1000) < 200, "it did not wait for all that had come before"
+    assert [(await greedy.receive())[0].request_id for _ in range(200)] == list(range(1, 201))
+    assert [number for number in served if number < 1000] == list(range(1, 201)), "in their order"
 
 
 async def test_one_connection_too_many_has_the_idlest_closed(harness: Harness) -> None:
