@@ -120,7 +120,7 @@ async def unread_streams(address: str, method: Method[Any, Any], message: Any) -
         for number in range(CONNECTIONS):
             options = [("grpc.use_local_subchannel_pool", 1), ("kera.number", number)]
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
-            call = channel.stream_stream(method.path)()
+            call: Any = channel.stream_stream(method.path)()
             for _ in range(PIPELINED):
                 await call.write(message.SerializeToString())
             stack.callback(call.cancel)
@@ -183,9 +183,8 @@ async def test_a_backup_whose_answers_nobody_takes_has_bounded_memory_and_takes_
     address = cluster.ready["backup-1"][f"{transport}_address"]
     channel = grpc.aio.insecure_channel(cluster.ready["backup-1"]["grpc_address"])
     async with channel, await Client.connect(cluster.bootstrap) as client:
-        listed = await channel.unary_unary(api.LIST_REPLICAS.path)(
-            backup_pb2.ListReplicasRequest(broker_id=broker["broker_id"]).SerializeToString()
-        )
+        listing: Any = channel.unary_unary(api.LIST_REPLICAS.path)
+        listed = await listing(backup_pb2.ListReplicasRequest(broker_id=broker["broker_id"]).SerializeToString())
         replicas = backup_pb2.ListReplicasResponse.FromString(listed).replicas
         largest = max(replicas, key=lambda each: each.length)
         request = backup_pb2.ReadReplicaRequest(
