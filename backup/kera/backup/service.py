@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+from kera.backup.answers import Answers, HeldAnswer
 from kera.backup.disks import disk_error
 from kera.backup.engine import Engine
 from kera.backup.jobs import Done
@@ -38,6 +40,7 @@ class BackupService:
         self._counters = counters
         self._read_bytes_max = read_bytes_max
         self._loop = asyncio.get_running_loop()
+        self.answers = Answers()
         self._ready = False
 
     def registered(self) -> None:
@@ -146,19 +149,33 @@ class BackupService:
                 offset=request.offset,
             )
         bytes_max = min(request.bytes_max or self._read_bytes_max, self._read_bytes_max)
-        reading = self._engine.read(
-            replica, request.offset, bytes_max, _streamlets(request), headers_only=request.headers_only
-        )
-        return asyncio.ensure_future(self._read(replica, reading))
+        wanted = _streamlets(request)
+        answer = self.answers.admit(call.peer, min(bytes_max, replica.length - request.offset))
+        try:
+            reading = self._engine.read(replica, request.offset, bytes_max, wanted, headers_only=request.headers_only)
+        except BaseException:
+            answer.give_up()
+            raise
+        reply = asyncio.ensure_future(self._read(replica, reading, answer))
+        reply.add_done_callback(partial(_give_up_if_empty, answer))
+        return reply
 
-    async def _read(self, replica: Replica, reading: Awaitable[Walk]) -> Reply[backup_pb2.ReadReplicaResponse]:
+    async def _read(
+        self, replica: Replica, reading: Awaitable[Walk], answer: HeldAnswer
+    ) -> Reply[backup_pb2.ReadReplicaResponse]:
         try:
             found = await reading
         except OSError as error:
             raise disk_error(error, self._store.disks[replica.frame.disk].name) from error
         self._counters.bytes_read += len(found.chunks)
         message = backup_pb2.ReadReplicaResponse(replica=replica.info(), next_offset=found.next_offset)
-        return Reply(message, (memoryview(found.chunks),) if found.chunks else ())
+        return Reply(message, (answer.is_made(found.chunks),) if found.chunks else ())
+
+
+def _give_up_if_empty(answer: HeldAnswer, reading: asyncio.Future[Reply[Any]]) -> None:
+    """There is nothing to be sent: the connection is gone, or it was refused, or nothing was found."""
+    if reading.cancelled() or reading.exception() is not None or not reading.result().bulk:
+        answer.give_up()
 
 
 def _resolving(future: asyncio.Future[Reply[ResponseT]], reply: Callable[[], Reply[ResponseT]]) -> Done:

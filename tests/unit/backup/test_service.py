@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kera.backup import answers
 from kera.backup.__main__ import serve
 from kera.backup.errors import ReplicaOffset, UnknownReplica
 from kera.backup.log_file import NAME, LogFile
@@ -30,6 +31,9 @@ A, B, C = (
     placed(number, ADDRESS._replace(streamlet_id=number % 2), size=1024, fill=bytes([number + 1]))
     for number in range(3)
 )
+
+
+READ = api.READ_REPLICA.request(broker_id=BROKER_ID, virtual_segment_id=1)
 
 
 @pytest.fixture
@@ -127,6 +131,26 @@ async def test_what_is_wrong_is_refused_and_the_connection_goes_on(settings: Bac
         with pytest.raises(InvalidArgument, match="is to be read from 1025"):
             await read(channel, offset=1025)
         assert await send(channel, segment.next(B), B) == (2048, 0)
+
+
+async def test_answers_that_nobody_takes_have_bounded_memory(
+    settings: BackupSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "ANSWERS_BYTES_MAX", 8 * 1024)
+    async with connected(settings) as channel:
+        segment = Segment()
+        await send(channel, segment.next(A), A)
+        taken, refused = [], 0
+        for each in [channel.submit(api.READ_REPLICA, READ, timeout_s=10) for _ in range(20)]:
+            try:
+                taken.append(await each)
+            except Unavailable:
+                refused += 1
+        assert len(taken) >= 2
+        assert refused  # two of this connection at once
+        with pytest.raises(InvalidArgument):
+            await read(channel, offset=1025)
+        assert await content(channel) == A  # as soon as the others have been sent
 
 
 async def test_requests_of_one_connection_are_carried_out_in_their_order(settings: BackupSettings) -> None:

@@ -1,7 +1,8 @@
 """Serves methods over gRPC, the open interface: any language's client works, from ``proto/kera/v1``.
 
 Unary methods are unary; bulk methods are long-lived bidirectional streams whose responses carry the ``request_id`` of
-their request. Health and reflection services come along.
+their request. Health and reflection services come along. What answers hold that nobody takes is bounded
+(``grpc_untaken``): each counts from when it is given to gRPC until gRPC has passed it on.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kera.core.errors import InternalError, PortTaken, ProtocolError
+from kera.core.errors import InternalError, PortTaken, ProtocolError, Unavailable
 from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import CALLS_MAX, ERROR_METADATA, keep_freed_memory, server_options
+from kera.core.rpc.grpc_untaken import Untaken
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import (
     BULK_BYTES_MAX,
@@ -65,10 +67,13 @@ class GrpcServer:
         options = server_options(bulk_bytes_max, connections_max)
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         names = []
+        self.untaken = Untaken()
         for service in services:
             by_name: dict[str, dict[str, Any]] = {}
             for method, handler in service.items():
-                by_name.setdefault(method.service, {})[method.name] = _rpc_handler(method, handler, bulk_bytes_max)
+                by_name.setdefault(method.service, {})[method.name] = _rpc_handler(
+                    method, handler, bulk_bytes_max, self.untaken
+                )
             for name, handlers in by_name.items():
                 self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
                 names.append(name)
@@ -100,12 +105,12 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-def _rpc_handler(method: Method[Any, Any], handler: Handler, bulk_bytes_max: int) -> Any:
+def _rpc_handler(method: Method[Any, Any], handler: Handler, bulk_bytes_max: int, untaken: Untaken) -> Any:
     """Messages stay bytes up to our own code, which says what is wrong with them; gRPC would only log it."""
     if method.bulk:
 
         async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
-            await _Stream(method, handler, context, bulk_bytes_max).serve(requests)
+            await _Stream(method, handler, context, bulk_bytes_max, untaken).serve(requests)
 
         return grpc.stream_stream_rpc_method_handler(serve_stream)
 
@@ -115,7 +120,9 @@ def _rpc_handler(method: Method[Any, Any], handler: Handler, bulk_bytes_max: int
             check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
             result = run_handler(handler, Call(parse(method.request, data), _NO_BULK, peer))
             reply = result if isinstance(result, Reply) else await _deferred(result)
-            _check(method, reply, bulk_bytes_max)
+            answer_bytes = _check(method, reply, bulk_bytes_max)
+            hold = untaken.admit(peer.address, answer_bytes)
+            context.add_done_callback(lambda _: hold.release())
             return bytes(reply.message.SerializeToString())
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
             return await _abort(context, error_reply(error, method))
@@ -156,12 +163,15 @@ class _Stream:
     Handlers run in the order of their requests; replies are sent by one task, as gRPC takes one write at a time.
     """
 
-    def __init__(self, method: Method[Any, Any], handler: Handler, context: Any, bulk_bytes_max: int) -> None:
+    def __init__(
+        self, method: Method[Any, Any], handler: Handler, context: Any, bulk_bytes_max: int, untaken: Untaken
+    ) -> None:
         keep_freed_memory()
         self._method = method
         self._handler = handler
         self._context = context
         self._bulk_bytes_max = bulk_bytes_max
+        self._untaken = untaken
         self._peer = Peer("grpc", context.peer())
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._replies: asyncio.Queue[tuple[Reply[Any], int]] = asyncio.Queue()  # with their bytes; bounded by `_full`
@@ -237,9 +247,19 @@ class _Stream:
         try:
             while True:
                 reply, reply_bytes = await self._replies.get()
-                data = serialize_with_bulk(reply.message, reply.bulk)  # only now: it is a copy, and one is enough
-                del reply  # and with it the references to the handler's memory
-                await self._context.write(data)
+                try:
+                    hold = self._untaken.admit(self._peer.address, reply_bytes)
+                except Unavailable as error:
+                    request_id = reply.message.request_id
+                    reply = Reply(self._method.response(request_id=request_id, error=error_reply(error, self._method)))
+                    hold = self._untaken.admit(self._peer.address, 0)
+                try:
+                    data = serialize_with_bulk(reply.message, reply.bulk)  # only now: it is a copy, and one is enough
+                    del reply  # and with it the references to the handler's memory
+                    await self._context.write(data)
+                    del data
+                finally:
+                    hold.release()
                 self._unsent -= 1
                 self._unsent_bytes -= reply_bytes
                 self._changed.set()

@@ -15,8 +15,15 @@ answers for `SERVER.silent_ms` is disconnected, and a caller gives up a daemon t
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+from pathlib import Path
 from typing import NamedTuple
+
+_DESCRIPTORS = Path("/proc/self/fd")
+_MAPPED = "::ffff:"
+"""With which an IPv4 address begins on a socket of IPv6."""
 
 UNIX_SEND_BUFFER_BYTES = 2 << 20
 
@@ -54,3 +61,29 @@ def tune(sock: socket.socket, patience: Patience) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, patience.interval_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, patience.silent_ms // (1000 * patience.interval_s))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience.silent_ms)
+
+
+def shut_down(host: str, port: int) -> bool:
+    """End this process's connection with a peer, whoever serves it; False if it is not found.
+
+    For connections that a library keeps to itself. It learns of the end as if the peer had ended it. Looks at all
+    descriptors, which takes a while when there are thousands.
+    """
+    for link in _DESCRIPTORS.iterdir() if _DESCRIPTORS.exists() else ():
+        # A descriptor of our own: the library may close its own at any time, and another one get its number.
+        with contextlib.suppress(OSError, ValueError), _copy_of(int(link.name)) as sock:
+            peer_host, peer_port, *_ = sock.getpeername()
+            if (peer_host.removeprefix(_MAPPED), peer_port) == (host, port):
+                sock.shutdown(socket.SHUT_RDWR)
+                return True
+    return False
+
+
+def _copy_of(descriptor: int) -> socket.socket:
+    """Raises ``OSError`` if it is none of a socket."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kera.core.errors import PortTaken, ProtocolError, StreamExists, Unavailable, Uncertain, UnknownStream
-from kera.core.rpc import Call, Method, Reply, api, grpc_options
+from kera.core.rpc import Call, Method, Reply, api, grpc_options, grpc_untaken
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_options import ERROR_METADATA
 from kera.core.rpc.grpc_server import GrpcServer
@@ -217,6 +217,45 @@ async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harn
         assert EchoResponse.FromString(await stream.read()).request_id == number
     await asking
     assert handled == total
+
+
+async def test_a_client_that_does_not_take_its_replies_loses_its_connection(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_untaken, "STALLED_S", 0.2)
+    monkeypatch.setattr(grpc_untaken, "SLOWEST_BYTES_PER_S", 1 << 40)
+    block = memoryview(bytes(3 * MIB))
+    server = await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [block]), UNARY: unary_echo})
+    stalled: Any = harness.foreign().stream_stream(ECHO.path)()
+    for number in range(8):  # more than the two ends of a connection hold by themselves
+        await stalled.write(EchoRequest(request_id=number).SerializeToString())
+    await eventually(lambda: server.untaken.closed == 1)
+    assert server.untaken.held_bytes == 0
+
+    async def all_of_it() -> None:
+        while await stalled.read() is not grpc.aio.EOF:
+            pass
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await all_of_it()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    other: Any = harness.foreign().stream_stream(ECHO.path)()
+    await other.write(EchoRequest(request_id=2).SerializeToString())
+    assert EchoResponse.FromString(await other.read()).request_id == 2
+    await eventually(lambda: server.untaken.held_bytes == 0)
+
+
+async def test_a_reply_for_which_there_is_no_room_is_refused_and_the_stream_goes_on(harness: Harness) -> None:
+    block = memoryview(bytes(MIB))
+    server = await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [block]), UNARY: unary_echo})
+    server.untaken.admit("ipv4:127.0.0.1:1", grpc_untaken.UNTAKEN_BYTES_MAX)
+    stream: Any = harness.foreign().stream_stream(ECHO.path)()
+    await stream.write(EchoRequest(request_id=5).SerializeToString())
+    refused = EchoResponse.FromString(await stream.read())
+    assert (refused.request_id, refused.error.code) == (5, "unavailable")
+    server.untaken.end(next(iter(server.untaken._holds)))
+    await stream.write(EchoRequest(request_id=6).SerializeToString())
+    assert not EchoResponse.FromString(await stream.read()).HasField("error")
 
 
 async def test_a_burst_of_calls_waits_for_its_turn(harness: Harness) -> None:

@@ -1,0 +1,104 @@
+"""Answers that were given to gRPC and that nobody has taken yet: how many bytes they are, and who makes room.
+
+gRPC keeps a copy of an answer until the client has room for it, and a client that reads its socket and not its answers
+never has: pings are answered, so the connection lives. Promises:
+
+* All answers of a server together have at most `UNTAKEN_BYTES_MAX` bytes; small ones (`SMALL_BYTES_MAX`) do not count,
+  as they are bounded by the number of calls.
+* When there is no room for another one, connections are closed that have not taken one for `IMPATIENT_S`, the one that
+  waits longest first, until there is. If there are none, the answer is refused with `Unavailable`.
+* In any case a connection is closed that does not take an answer within `STALLED_S`, and longer for a large one
+  (`SLOWEST_BYTES_PER_S`): gRPC does not tell how much of it has been taken.
+
+It is the connection that is closed, as with frames: gRPC for Python has no way to end a call whose client does not take
+what it was sent, and keeps that as long as the client lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from kera.core.errors import Unavailable
+from kera.core.rpc.address import split_address
+from kera.core.rpc.sockets import shut_down
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.grpc")
+
+UNTAKEN_BYTES_MAX = 128 << 20
+"""Each of them is in memory twice."""
+SMALL_BYTES_MAX = 4 << 10
+IMPATIENT_S = 5.0
+STALLED_S = 30.0
+SLOWEST_BYTES_PER_S = 256 << 10
+
+
+class Hold:
+    """An answer, until it is taken."""
+
+    __slots__ = ("_timer", "_untaken", "counted_bytes", "peer", "since_s")
+
+    def __init__(self, untaken: Untaken, peer: str, answer_bytes: int, counted_bytes: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.peer = peer
+        self.counted_bytes = counted_bytes
+        self.since_s = loop.time()
+        self._untaken = untaken
+        self._timer = loop.call_later(STALLED_S + answer_bytes / SLOWEST_BYTES_PER_S, untaken.end, self)
+
+    def release(self) -> None:
+        """It was taken, or its call is gone; may be repeated."""
+        self._timer.cancel()
+        self._untaken.forget(self)
+
+
+class Untaken:
+    """Of one server. Belongs to its event loop."""
+
+    def __init__(self, bytes_max: int = UNTAKEN_BYTES_MAX, *, close: Callable[[str], object] | None = None) -> None:
+        """`close`: the connection with a peer, as gRPC calls it."""
+        self._bytes_max = bytes_max
+        self._close = close or _close
+        self._holds: dict[Hold, None] = {}
+        """In the order in which they came."""
+        self.held_bytes = 0
+        self.closed = 0
+        """Connections, because nothing was taken."""
+
+    def admit(self, peer: str, answer_bytes: int) -> Hold:
+        """Count an answer that is about to be sent. Raises `Unavailable`."""
+        counted = answer_bytes if answer_bytes > SMALL_BYTES_MAX else 0
+        now_s = asyncio.get_running_loop().time()
+        while counted and self._holds and self.held_bytes + counted > self._bytes_max:
+            oldest = next(iter(self._holds))
+            if now_s < oldest.since_s + IMPATIENT_S:
+                raise Unavailable(
+                    f"clients have not taken answers of {self.held_bytes} bytes yet; try again", limit=self._bytes_max
+                )
+            self.end(oldest)
+        hold = Hold(self, peer, answer_bytes, counted)
+        if counted:
+            self._holds[hold] = None
+            self.held_bytes += counted
+        return hold
+
+    def forget(self, hold: Hold) -> None:
+        """It holds nothing any more."""
+        if self._holds.pop(hold, hold) is None:
+            self.held_bytes -= hold.counted_bytes
+
+    def end(self, hold: Hold) -> None:
+        """Close the connection that does not take an answer: what all its calls hold is free then."""
+        for each in [each for each in self._holds if each.peer == hold.peer]:
+            each.release()
+        hold.release()
+        self.closed += 1
+        log.warning("connection closed: the peer takes no replies", peer=hold.peer)
+        self._close(hold.peer)
+
+
+def _close(peer: str) -> None:
+    host, port = split_address(unquote(peer).partition(":")[2])
+    asyncio.get_running_loop().run_in_executor(None, shut_down, host, port)
