@@ -51,6 +51,8 @@ RANGES_MAX = 2 * CONNECTION_RANGES_MAX
 """About half a kilobyte of memory each."""
 SESSIONS_MAX = 4096
 """Of a connection: a reader has one for each stream."""
+RESULTS_MAX = 4096
+"""In one answer: when a stream is dropped, each of its ranges has an error to tell."""
 FORGOTTEN_AT_ONCE = 1024
 """Ranges of a session that has ended; then others have their turn."""
 _SESSIONS = "read sessions"
@@ -334,7 +336,8 @@ class ReadSessions:
         answer = _Answer(min(call.message.bytes_max or self._read_bytes_max, self._read_bytes_max))
         for _ in range(len(session.marked)):
             yield
-            if answer.left <= 0 or session.closed or not session.marked:
+            full = answer.left <= 0 or len(answer.response.results) >= RESULTS_MAX
+            if full or session.closed or not session.marked:
                 break
             item, _ = session.marked.popitem(last=False)
             item.marked = False

@@ -276,20 +276,28 @@ class Leadership:
             await term.over.wait()
             return
         interval_s = min(election.lease_s / PROOFS_PER_LEASE, PROOF_INTERVAL_S_MAX)
-        while not term.over.is_set():
-            await asyncio.sleep(interval_s)
-            asked_s, reason = self._now(), ""
-            try:
-                async with asyncio.timeout(election.lease_s / 2):
-                    if await election.prove(term.guard):
-                        term.prove(asked_s + election.lease_s)
-                    else:
-                        term.end("another coordinator may lead")
-            except (MetadataStoreFailed, TimeoutError) as error:
-                reason = str(error) or "no answer in time"
-            # After a pause of this process the proof may have run out, and yet be renewed: then nobody else has led.
-            if not term.proven:
-                term.end(f"it could not be proven in time: {reason}")
+        try:
+            async with asyncio.TaskGroup() as asking:
+                # The next question does not wait for an answer that is late: each counts from when it was asked.
+                while not term.over.is_set():
+                    await asyncio.sleep(interval_s)
+                    asking.create_task(self._ask_for_proof(term, election))
+        except ExceptionGroup as defects:
+            raise defects.exceptions[0] from None
+
+    async def _ask_for_proof(self, term: _Term, election: Election) -> None:
+        asked_s, reason = self._now(), ""
+        try:
+            async with asyncio.timeout(election.lease_s):
+                if await election.prove(term.guard):
+                    term.prove(asked_s + election.lease_s)
+                else:
+                    term.end("another coordinator may lead")
+        except (MetadataStoreFailed, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+        # After a pause of this process the proof may have run out, and yet be renewed: then nobody else has led.
+        if not term.proven:
+            term.end(f"it could not be proven in time: {reason}")
 
     # --- serving -----------------------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ The oldest candidate leads: a node of ZooKeeper that is there as long as its own
 
 **Proofs.** While its candidate's node exists nobody else leads. ZooKeeper removes the node when it has not heard of its
 session for the session time-out. So who asks for the node and finds it, leads for `LEASE_PART` of the time-out from
-when it asked. It asks with a transaction, for which a majority of the ensemble has to be there. The rest is a margin
-for servers that tell the ensemble's leader of their sessions only once per half tick: a time-out is at least two ticks.
+when it asked. It asks with a transaction, for which a majority of the ensemble has to be there. That it is still the
+oldest need not be asked: no younger one becomes older. The rest of the time-out is a margin for servers that tell the
+ensemble's leader of their sessions only once per half tick: a time-out is at least two ticks.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class ZooKeeperElection:
         self._wake = self._waker()
         """One for all looks: kazoo keeps each watch that it is given until there is something to see."""
         self._said = ""
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def lease_s(self) -> float:
@@ -97,19 +99,28 @@ class ZooKeeperElection:
             return False
         record = check(record_path(self._session.root, guard.key), guard.expected_version - 1)
         async with asyncio.timeout(self.lease_s):
-            if not await self._session.holds(check(node), record):
-                return False
-            await self._look()
-        return self._is_first(node)
+            held = await self._session.holds(check(node), record)
+        if held and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_at_others())
+        return held
 
     async def resign(self) -> None:
         """See `Election.resign`."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+            self._looking = None
         with contextlib.suppress(MetadataStoreFailed, TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._look()
                 while (node := self._mine()) is not None:
                     await self._session.delete(node)
                     del self._candidates[node]
+
+    async def _look_at_others(self) -> None:
+        """For who asks which coordinators there are: no proof waits for it, and none fails with it."""
+        with contextlib.suppress(MetadataStoreFailed, MetadataStoreFull):
+            await self._look()
 
     async def _stand(self) -> None:
         """Become a candidate, the last one in the row."""

@@ -52,7 +52,8 @@ CONNECT_TIMEOUT_S = 15.0
 """Bound on the first connection, at the start."""
 CLOSE_TIMEOUT_S = 1.0
 """Then the session is left to its time-out: a coordinator ends, whatever ails ZooKeeper."""
-ADDRESSES_MIN = 4
+ADDRESSES_MIN = 2
+"""Half of the time-out for a connection: a quarter is too short where packets are late and lost."""
 RETRY_INTERVAL_S = 0.1
 
 # The request may or may not have been carried out. (A connection that is closed is one of a session that has expired.)

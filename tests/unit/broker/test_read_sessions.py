@@ -258,6 +258,18 @@ async def test_a_session_that_grows_beyond_the_bounds_ends(broker: Broker, monke
     assert (watchers(broker), broker.broker.sessions.ranges) == (0, 0)
 
 
+async def test_an_answer_tells_of_so_many_ranges_and_the_next_ones_of_the_others(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_sessions, "RESULTS_MAX", 3)
+    fill(broker, 1)
+    step(broker, 0, *(handled(number, Position(1, 1, CHUNK_BYTES)) for number in range(7)))
+    await broker.ask(api.DROP_STREAM, api.DROP_STREAM.request(stream_id=STREAM_ID))
+    found = [told(step(broker, number, wait_ms=MINUTE_MS)) for number in (1, 2, 3)]
+    assert sorted(handle for answer in found for handle, _, ended in answer if ended) == list(range(7))
+    assert list(map(len, found)) == [3, 3, 1]
+
+
 async def test_many_ranges_are_handled_in_slices_and_not_otherwise(broker: Broker) -> None:
     fill(broker, 1)
     many = step(broker, 0, *(handled(number) for number in range(600)), bytes_max=1 << 20)
