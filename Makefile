@@ -39,7 +39,8 @@ WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 .PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-chunks constraints clean
-.PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-soak chaos-restart test-spark-versions test-lakehouse
+.PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-soak chaos-restart chaos-hostile
+.PHONY: test-spark-versions test-lakehouse
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
 SPARK_VERSIONS ?= 4.0 4.1 4.2
@@ -190,6 +191,9 @@ chaos-push: jar ## Kill consumers, Spark's workers and brokers mid-batch, ROUNDS
 
 chaos-columnar: jar ## Kill, stall and starve those who read with the columnar engine, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.columnar --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+chaos-hostile: setup ## Lose and empty brokers whose logs have hostile chunks: the whole matrix. CHAOS_ARGS are passed on.
+	@$(PY) -m tests.chaos.hostile $(CHAOS_ARGS)
 
 chaos-spark: jar ## Kill a job from stream to stream, and its broker, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.spark --rounds $(ROUNDS) $(CHAOS_ARGS)

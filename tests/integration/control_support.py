@@ -60,10 +60,11 @@ async def control_cluster(
     backup_memory_bytes: int = 32 * MIB,
     segment_bytes: int = SEGMENT_BYTES,
     coordinator_settings: Mapping[str, int] | None = None,
+    kind: type[LocalCluster] = LocalCluster,
     **arguments: Any,
 ) -> AsyncIterator[LocalCluster]:
     """A cluster that keeps what it has, and notices within `DETECTION_S` who is gone; shared memory is left clean."""
-    cluster = LocalCluster(
+    cluster = kind(
         data_dir=data_dir,
         brokers=brokers,
         backups=backups,

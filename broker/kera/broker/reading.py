@@ -159,6 +159,7 @@ def resolve(streamlet: Streamlet, entry: Entry, position: Position) -> tuple[Key
 
 
 def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: Position) -> tuple[Key, int]:
+    check_possible(position)
     begins = interval.inherits and position == interval.start
     if begins and entry.start > position and not interval.lost_before(entry.index, entry.start, entry.start_record):
         if entry.start.group_id >= interval.end_group_id:
@@ -197,6 +198,16 @@ def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: P
         entry=entry.index,
         position=list(position),
     )
+
+
+def check_possible(position: Position) -> None:
+    """Raise `InvalidCursor` for what no entry ever had as a position: it must not be taken for one that is gone."""
+    if position.group_id and not position.segment_id:
+        raise InvalidCursor(
+            f"{tuple(position)} is no position: segments are counted from 1, and a group starts at"
+            f" {(position.group_id, 1, 0)}",
+            position=list(position),
+        )
 
 
 def is_to_come(found: Segment | SegmentRecord) -> bool:

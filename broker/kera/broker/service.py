@@ -22,7 +22,7 @@ from kera.broker.orders import Orders, Takeovers
 from kera.broker.ownership import interval_after, interval_before, interval_of
 from kera.broker.persistence import PersistenceManager
 from kera.broker.read_sessions import ReadSessions
-from kera.broker.reading import entry_of, first_record, group_entry, interval_at, ordinal_of, resolve
+from kera.broker.reading import check_possible, entry_of, first_record, group_entry, interval_at, ordinal_of, resolve
 from kera.broker.replication import Replication
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentRecord
@@ -309,6 +309,7 @@ class BrokerService:
         return results
 
     async def _truncate(self, streamlet: Streamlet, entry: Entry, position: Position) -> None:
+        check_possible(position)
         if position <= entry.start:
             return
         if interval_of(streamlet.intervals, position.group_id) is None:
@@ -361,6 +362,7 @@ class BrokerService:
     async def _commit_cursor(self, streamlet: Streamlet, entry: Entry, application_id: str, position: Position) -> None:
         if position == EARLIEST:
             return
+        check_possible(position)
         interval = interval_of(streamlet.intervals, position.group_id)
         beyond = interval is None and interval_before(streamlet.intervals, position.group_id) is not None
         if position > end_of(streamlet, entry)[0] and not beyond:

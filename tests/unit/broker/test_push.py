@@ -274,6 +274,7 @@ def test_a_number_can_be_used_again_when_its_lane_has_ended(node: PushNode, read
         (lane(streamlet=3), "streamlet_out_of_range"),
         (lane(streamlet=2), "not_owner"),
         (lane(entry=2), "invalid_cursor"),
+        (lane(start=Position(1, 0, 0)), "invalid_cursor"),
         (lane(start=Position(1, 1, 64)), "invalid_cursor"),
         (lane(start=Position(1, 1, 0), end=Position(1, 1, 64)), "invalid_cursor"),
         (lane(start=Position(1, 1, 0), end=Position(1, 1, 3072)), "invalid_cursor"),

@@ -99,6 +99,8 @@ async def test_truncating_again_and_to_what_is_gone_is_no_error(broker: Broker) 
 @pytest.mark.parametrize(
     ("at", "code"),
     [
+        (cursor(Position(1, 0, 0)), "invalid_cursor"),
+        (cursor(Position(2, 0, 0)), "invalid_cursor"),
         (cursor(Position(1, 1, 100)), "invalid_cursor"),
         (cursor(Position(1, 2, 100)), "invalid_cursor"),
         (cursor(Position(2, 1, SLOT_BYTES)), "invalid_cursor"),
@@ -178,9 +180,10 @@ async def test_a_cursor_of_who_has_read_nothing_yet_is_no_cursor(broker: Broker)
 
 
 async def test_a_cursor_that_cannot_be_committed_fails_alone(broker: Broker) -> None:
-    results = await commit(broker, cursor(EARLIEST, stream_id=99), cursor(Position(1, 2, 0)), cursor(EARLIEST, entry=1))
+    wrong = (cursor(EARLIEST, stream_id=99), cursor(EARLIEST, entry=1), cursor(Position(1, 0, 0)))
+    results = await commit(broker, *wrong, cursor(Position(1, 2, 0)))
 
-    assert [result.error.code for result in results] == ["unknown_stream", "", "invalid_cursor"]
+    assert [result.error.code for result in results] == ["unknown_stream", "invalid_cursor", "invalid_cursor", ""]
 
 
 @pytest.mark.parametrize("application_id", ["", "a" * (APPLICATION_ID_BYTES_MAX + 1), "ä" * APPLICATION_ID_BYTES_MAX])

@@ -90,6 +90,7 @@ async def test_places_are_answered_in_order_and_one_error_is_of_one_query(broker
         query(),
         query(bytes_max=1 << 40),
         query(where={"stream_id": 99}, bytes_max=1),
+        query(Position(1, 0, 0), records_max=1),
     )
 
     assert codes(places) == [
@@ -101,6 +102,7 @@ async def test_places_are_answered_in_order_and_one_error_is_of_one_query(broker
         "invalid_argument",
         "",
         "unknown_stream",
+        "invalid_cursor",
     ]
     assert told(places[0]) == (Position(1, 2, 2048), 60, 6 * CHUNK_BYTES, False)
     assert told(places[3]) == (Position(3, 1, 1024), 170, 17 * CHUNK_BYTES, False)

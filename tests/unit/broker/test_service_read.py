@@ -90,6 +90,7 @@ async def test_chunks_arrive_as_they_were_stored(broker: Broker) -> None:
         (read_range(streamlet=3), "streamlet_out_of_range"),
         (read_range(streamlet=2), "not_owner"),
         (read_range(entry=2), "invalid_cursor"),
+        (read_range(Position(1, 0, 0)), "invalid_cursor"),
         (read_range(Position(1, 1, 64)), "invalid_cursor"),
         (read_range(Position(1, 1, 0), Position(1, 1, 64)), "invalid_cursor"),
     ],

@@ -1,0 +1,563 @@
+"""Lose and empty brokers whose logs have chunks of a hostile writer in them: ``make chaos-hostile``.
+
+Ordinary writers fill streams of each durability, with one and two replicas. Beside them somebody sends every kind of
+chunk that `hostile_chunks` has, to the same streamlets, before a broker is lost, meanwhile, and afterwards. Half of the
+clusters refuse what brokers refuse; in the others all of it gets into the log (`unchecked`), as from an older version,
+and those who recover and read it are brokers as they are.
+
+    kill           the broker's process ends, and does not come back before others have what it had
+    memory         its host crashed and is back: what was only in memory is gone
+    drain          kera cluster drain, asked again until the broker is empty; then it goes, with its memory
+    drain --wait   the same, and the command ends when it is empty
+
+After each, another broker is killed: what was recovered or moved is recovered once more.
+
+Promised, and checked with a reader of its own that opens no chunk of others: every acknowledged record is there, once,
+in its writer's order, at the ordinal and place where it was acknowledged; ordinals have no gap; recoveries and drains
+end; and ordinary consumers that leave out what cannot be read see the same records. At level ``leader`` nothing is
+under way when a broker is lost, since that level promises nothing then, and readers are told what may be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kera.client import Client, Position, StreamDescription
+from kera.client.local_cluster import LocalCluster
+from kera.core.chunk import HEADER_BYTES, ChunkHeader, iterate_chunks, verify_chunk
+from kera.core.errors import CorruptChunk, DataLost, KeraError
+from kera.core.ids import EARLIEST
+from kera.core.record_batch import decode_payload
+from kera.core.rpc import Channel, api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.wire import error_from_message
+from kera.core.telemetry import configure_logging
+from kera.v1 import broker_pb2, coordinator_pb2
+from tests.chaos.control import tell
+from tests.chaos.hostile_chunks import FOREIGN, KINDS, Kind, Target, impersonating
+from tests.chaos.unchecked import UncheckedCluster
+from tests.integration.control_support import (
+    WRITER_RECORDS,
+    Writer,
+    broker_id_of,
+    broker_name,
+    connect,
+    control_cluster,
+    now_us,
+    settle,
+    streamlets_of,
+    until_recovered,
+    until_registered,
+    until_safe,
+    writer,
+)
+from tests.integration.replication_support import Wrong
+from tests.integration.support import number_of
+
+LEVELS = ("leader", "replicated", "persisted")
+REPLICATIONS = (1, 2)
+EVENTS = ("kill", "memory", "drain", "drain --wait")
+STREAMLETS, ENTRIES = 3, 2
+"""A streamlet at each broker."""
+PAUSE_S = 0.05
+"""Between two records of a writer to a streamlet."""
+END_S_MAX = 60.0
+"""A recovery or a drain of so little data that lasts longer does not end."""
+REQUEST_TIMEOUT_S = 5.0
+Lane = tuple[int, int]
+"""Streamlet and entry."""
+
+
+# -- what is in a log --------------------------------------------------------------------------------------------
+
+
+class Stored(NamedTuple):
+    """A chunk, and where it is."""
+
+    position: Position
+    header: ChunkHeader
+    data: bytes
+
+
+class Channels:
+    """Connections to brokers, by their addresses."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, FrameChannel] = {}
+
+    async def to(self, address: str) -> Channel:
+        """One that is open, or a new one. Raises `KeraError`."""
+        channel = self._open.get(address)
+        if channel is None or channel.closed:
+            channel = self._open[address] = await FrameChannel.connect_tcp(address, timeout_s=REQUEST_TIMEOUT_S)
+        return channel
+
+    async def close(self) -> None:
+        """End them all."""
+        for channel in self._open.values():
+            await channel.close()
+
+
+async def read_lane(client: Client, channels: Channels, name: str, lane: Lane) -> list[Stored]:
+    """All chunks of an entry as bytes, whatever they are, wherever they are by now. Raises `Wrong` for a loss."""
+    streamlet, entry = lane
+    found: list[Stored] = []
+    at = EARLIEST
+    while True:
+        stream = await client.admin.describe_stream(name)
+        assignment = stream.assignments[streamlet]
+        broker = stream.brokers[assignment.broker_at(at)]
+        request = broker_pb2.MultiReadChunksRequest()
+        start = request.ranges.add().start
+        start.stream_id, start.streamlet_id, start.entry = stream.stream_id, streamlet, entry
+        start.group_id, start.segment_id, start.position = at
+        try:
+            channel = await channels.to(broker.frames_address)
+            reply = await channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=REQUEST_TIMEOUT_S)
+            (result,) = reply.message.results
+            if result.HasField("error"):
+                raise error_from_message(result.error)
+        except DataLost as error:
+            if stream.config.durability != "leader":
+                raise Wrong(f"{name}/{lane} cannot be read from {at} on: {error!r}") from error
+            at = Position(*error.attributes["available_from"])  # what may be missing; ordinals tell whether it is
+            continue
+        except KeraError as error:
+            if not error.retriable:
+                raise Wrong(f"{name}/{lane} cannot be read from {at} on: {error!r}") from error
+            await asyncio.sleep(0.05)
+            continue
+        data = b"".join(map(bytes, reply.bulk))
+        for header, offset in iterate_chunks(data):
+            verify_chunk(data, offset)
+            key = (header.group_id, header.segment_id)
+            begin = found[-1].position.offset + found[-1].header.chunk_bytes if found else 0
+            position = Position(*key, begin if found and found[-1].position[:2] == key else 0)
+            found.append(Stored(position, header, data[offset : offset + header.chunk_bytes]))
+        following = Position(result.next.group_id, result.next.segment_id, result.next.position)
+        if not data and following == at and broker.broker_id == assignment.broker_id:
+            return found
+        at = following
+
+
+@dataclass
+class Seen:
+    """What a check has found in a stream."""
+
+    records: int = 0
+    """Of ordinary writers."""
+    foreign: int = 0
+    """Chunks of somebody else."""
+    empty: int = 0
+    """Of these, those that say to have no records."""
+    unreadable: int = 0
+    """Of these, those that no reader opens."""
+
+
+async def check_stream(client: Client, channels: Channels, name: str, writers: Sequence[Writer]) -> Seen:
+    """See the head of this module. Nothing of the writers may be under way. Raises `Wrong`."""
+    seen = Seen()
+    stream = await client.describe(name)
+    places: dict[Lane, list[tuple[int, int, Position]]] = {}
+    """By writer and streamlet: the entry, the ordinal and the place of each record, in the order of the log."""
+    for lane in ((streamlet, entry) for streamlet in range(STREAMLETS) for entry in range(ENTRIES)):
+        due = 0
+        for position, header, data in await read_lane(client, channels, name, lane):
+            if header.first_record != due:
+                raise Wrong(f"{name}/{lane}: ordinal {header.first_record} is at {position}, {due} was due")
+            due += header.record_count
+            values = _ordinary(stream, header, data, seen)
+            for index, value in enumerate(values):
+                source, rest = divmod(number_of(value), WRITER_RECORDS)
+                at, streamlet = divmod(rest, STREAMLETS)
+                known = places.setdefault((source, streamlet), [])
+                if streamlet != lane[0] or at != len(known):
+                    raise Wrong(f"{name}/{lane}: record {at} of writer {source} is at {position}, {len(known)} was due")
+                known.append((lane[1], header.first_record + index, position))
+            seen.records += len(values)
+    for each in writers:
+        for streamlet, deliveries in enumerate(each.deliveries):
+            known = places.get((each.number, streamlet), [])
+            if len(known) != len(deliveries):
+                raise Wrong(f"{name}/{streamlet}: {len(deliveries)} were acknowledged, {len(known)} are there")
+            for at, (delivery, place) in enumerate(zip(deliveries, known, strict=True)):
+                told = (delivery.entry.entry, delivery.record, delivery.position)
+                # The answer to a repeat of what is not in memory any more may name no place.
+                if delivery.position is not None and place != told:
+                    raise Wrong(f"{name}/{streamlet}: record {at} is at {place}, acknowledged was {told}")
+    if await _consumed(client, name) != seen.records:
+        raise Wrong(f"{name}: a consumer was given other records than the {seen.records} that are there")
+    return seen
+
+
+def _ordinary(stream: StreamDescription, header: ChunkHeader, data: bytes, seen: Seen) -> list[bytes]:
+    """The values in a chunk, if it is one of ordinary writers; else it is counted."""
+    payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+    try:
+        batch = decode_payload(payload, stream.schema, records=header.record_count)
+        values: list[bytes] = batch.column("value").to_pylist()
+    except CorruptChunk:
+        seen.unreadable += 1
+        values = []
+    if values and all(value and value != FOREIGN and value[:1].isdigit() for value in values):
+        return values
+    seen.foreign += 1
+    seen.empty += not header.record_count
+    return []
+
+
+async def _consumed(client: Client, name: str) -> int:
+    """How many records of ordinary writers a consumer is given that leaves out what it cannot read."""
+    count = 0
+    start: Any = "earliest"
+    async with asyncio.timeout(END_S_MAX):
+        while True:
+            consumer = client.consumer(name, start=start, end="latest", corrupt_chunks="skip")
+            try:
+                async with consumer:
+                    async for chunk in consumer.batches():
+                        values = chunk.batch.column("value").to_pylist()
+                        count += sum(bool(value) and value != FOREIGN and value[:1].isdigit() for value in values)
+                return count
+            except DataLost as error:  # of level leader: over what may be missing
+                start = consumer.positions()
+                available = Position(*error.attributes["available_from"])
+                start[error.attributes["streamlet_id"]][error.attributes["entry"]] = available
+
+
+# -- somebody else -----------------------------------------------------------------------------------------------
+
+
+class Hostile:
+    """Sends chunks of all kinds to streams, one kind after the other."""
+
+    def __init__(self, client: Client, channels: Channels, streams: Sequence[str], kinds: Sequence[Kind]) -> None:
+        self._client = client
+        self._channels = channels
+        self._streams = streams
+        self._kinds = kinds
+        self.spared: set[str] = set()
+        """Streams to which nothing is sent now."""
+        self.sent: Counter[str] = Counter()
+        """Chunks, by stream."""
+        self.taken: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.defects: list[str] = []
+        """What brokers themselves call a defect."""
+
+    async def round(self) -> None:
+        """Each kind once to each stream, to one streamlet after the other."""
+        for number, kind in enumerate(self._kinds):
+            for at, name in enumerate(self._streams):
+                if name in self.spared:
+                    continue
+                streamlet = (number + at) % STREAMLETS
+                with contextlib.suppress(KeraError):  # a broker that is lost: others get the kinds that follow
+                    await self._send(name, streamlet, kind)
+
+    async def go_on(self) -> None:
+        """Rounds, until cancelled."""
+        while True:
+            await self.round()
+            await asyncio.sleep(0)  # if all are spared
+
+    async def impersonate(self) -> None:
+        """Send under the ids of those who write, what they have sent and what they will not send."""
+        for name in self._streams:
+            for streamlet in range(STREAMLETS):
+                for entry in range(ENTRIES):
+                    chunks = await read_lane(self._client, self._channels, name, (streamlet, entry))
+                    stream = await self._client.describe(name)
+                    ordinary = [one.header for one in chunks if _ordinary(stream, one.header, one.data, Seen())]
+                    for last in ordinary[-1:]:
+                        target = Target(stream.stream_id, streamlet, stream.schema_id)
+                        theirs = (last.producer_id, last.producer_epoch, last.sequence)
+                        await self._submit(name, streamlet, impersonating(target, *theirs))
+
+    async def _send(self, name: str, streamlet: int, kind: Kind) -> None:
+        answer = await self._client._cluster.ask(api.INIT_PRODUCER, coordinator_pb2.InitProducerRequest())
+        stream = await self._client.describe(name)
+        target = Target(stream.stream_id, streamlet, stream.schema_id)
+        await self._submit(name, streamlet, kind.build(target, answer.producer_id))
+
+    async def _submit(self, name: str, streamlet: int, chunks: list[bytes]) -> None:
+        """Each chunk in a request of its own as well as its like: what one of them breaks, the next one shows."""
+        stream = await self._client.admin.describe_stream(name)
+        broker = stream.brokers[stream.assignments[streamlet].broker_id]
+        channel = await self._channels.to(broker.frames_address)
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks))
+        reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, chunks, timeout_s=REQUEST_TIMEOUT_S)
+        self.sent[name] += len(chunks)
+        for status in reply.message.statuses:
+            self.outcomes[status.error.code or "taken"] += 1
+            self.taken[name] += not status.error.code
+            if status.error.code == "internal":
+                self.defects.append(status.error.message)
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    event: str
+    in_log: bool
+    replication: int
+    level: str
+    acknowledged: int
+    sent: int
+    taken: int
+    seen: Seen
+    ended_s: tuple[float, ...]
+    """How long the recoveries or drains took."""
+
+    def __str__(self) -> str:
+        where = "in the log" if self.in_log else "refused"
+        took = " + ".join(f"{each:.1f}" for each in self.ended_s)
+        return (
+            f"| {self.event} | {where} | {self.replication} | {self.level} | {self.acknowledged} | {self.sent} |"
+            f" {self.taken} | {self.seen.foreign} ({self.seen.empty}, {self.seen.unreadable}) | {took} |"
+        )
+
+
+HEAD = (
+    "| event | hostile chunks | R | level | acknowledged records, all found once | hostile sent | taken |"
+    " in the log at the end (empty, unreadable) | ended after s |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass
+class Loaded:
+    """A stream and who writes to it."""
+
+    name: str
+    replication: int
+    level: str
+    writer: Writer
+
+
+class Round:
+    """One cluster, from beginning to end."""
+
+    def __init__(self, cluster: LocalCluster, client: Client, hostile: Hostile, streams: Sequence[Loaded]) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.hostile = hostile
+        self.streams = streams
+        self.ended_s: list[float] = []
+
+    async def lose(self, event: Callable[[str], Awaitable[None]]) -> None:
+        """Have something happen to a broker that owns a part of each stream, under load and attack."""
+        await self._quiet()
+        name = await self._owner()
+        self.hostile.spared = {stream.name for stream in self.streams if stream.level == "leader"}
+        self._load(lambda stream: stream.level != "leader")
+        await self._go_on(lambda stream: stream.level != "leader")
+        attack = asyncio.create_task(self.hostile.go_on())
+        try:
+            begun_s = time.monotonic()
+            await event(name)
+            self.ended_s.append(time.monotonic() - begun_s)
+            self.hostile.spared = set()
+            self._load(lambda _: True)
+            await self._go_on(lambda _: True)
+        finally:
+            attack.cancel()
+            await asyncio.wait([attack])
+        if not attack.cancelled():
+            attack.result()
+
+    def _load(self, which: Callable[[Loaded], bool]) -> None:
+        for stream in self.streams:
+            stream.writer.paused = not which(stream)
+
+    async def _go_on(self, which: Callable[[Loaded], bool]) -> None:
+        async with asyncio.timeout(END_S_MAX):
+            await asyncio.gather(*(stream.writer.go_on() for stream in self.streams if which(stream)))
+
+    async def _quiet(self) -> None:
+        """All that was acknowledged is where its level, and that of others, wants it."""
+        await settle([stream.writer for stream in self.streams], END_S_MAX)
+        await until_safe(self.cluster, END_S_MAX)
+
+    async def _owner(self) -> str:
+        """Who has most of the streams."""
+        owned: Counter[int] = Counter()
+        for stream in self.streams:
+            description = await self.client.admin.describe_stream(stream.name)
+            owned.update(assignment.broker_id for assignment in description.assignments.values())
+        return broker_name(self.cluster, owned.most_common(1)[0][0])
+
+    async def kill(self, name: str) -> None:
+        """See the head of this module."""
+        begun_us = now_us()
+        await self.cluster.kill(name)
+        await until_recovered(self.client, [broker_id_of(self.cluster, name)], begun_us, END_S_MAX)
+
+    async def memory(self, name: str) -> None:
+        """The same."""
+        begun_us = now_us()
+        await self.cluster.kill(name)
+        Path(self.cluster.ready[name]["arena_path"]).unlink()
+        await self.cluster.restart(name)
+        await until_recovered(self.client, [broker_id_of(self.cluster, name)], begun_us, END_S_MAX)
+
+    async def drain(self, name: str, *options: str) -> None:
+        """The same."""
+        async with asyncio.timeout(END_S_MAX):
+            while "is empty" not in await self._kera("drain", name, *options):
+                await asyncio.sleep(0.1)
+        await self.cluster.kill(name)
+        Path(self.cluster.ready[name]["arena_path"]).unlink()
+
+    async def _kera(self, *arguments: str) -> str:
+        what, name, *options = arguments
+        member = f"broker-{broker_id_of(self.cluster, name)}"
+        command = [sys.executable, "-m", "kera.cli", "cluster", what, member, *options]
+        command += ["--bootstrap", self.cluster.bootstrap]
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=END_S_MAX, check=False
+        )
+        if done.returncode:
+            raise Wrong(f"{' '.join(command[3:])} ended with {done.returncode}: {done.stderr}")
+        return done.stdout
+
+    async def all_back(self) -> None:
+        """Brokers that do not run are started again; they look at chunks."""
+        if isinstance(self.cluster, UncheckedCluster):
+            self.cluster.checked = True
+        for name in self.cluster.ready:
+            if name not in self.cluster.processes:
+                await self.cluster.restart(name)
+                await until_registered(self.client, broker_id_of(self.cluster, name))
+                if name.startswith("broker"):
+                    await self._kera("drain", name, "--undo")
+
+    async def check(self, channels: Channels) -> list[Seen]:
+        """Look at all streams."""
+        await self._quiet()
+        if self.hostile.defects:
+            raise Wrong(f"brokers call it a defect: {self.hostile.defects[:3]}")
+        for stream in self.streams:
+            for broker_id in [broker_id_of(self.cluster, name) for name in self.cluster.processes if "broker" in name]:
+                await streamlets_of(self.client, stream.name, broker_id)  # the coordinator answers
+        return [await check_stream(self.client, channels, each.name, [each.writer]) for each in self.streams]
+
+
+@contextlib.asynccontextmanager
+async def loaded(client: Client, replications: Sequence[int], levels: Sequence[str]) -> AsyncIterator[list[Loaded]]:
+    """Streams of all these kinds, each with a writer."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = []
+        for replication in replications:
+            for level in levels:
+                name = f"{level}-{replication}"
+                await client.admin.create_stream(
+                    name,
+                    streamlets=STREAMLETS,
+                    entries=ENTRIES,
+                    group_segments=2,
+                    replication=replication,
+                    durability=level,
+                    virtual_logs=1 + replication % 2,
+                )
+                load = await stack.enter_async_context(writer(client, name, pause_s=PAUSE_S))
+                found.append(Loaded(name, replication, level, load))
+        yield found
+
+
+async def run(
+    event: str,
+    directory: Path,
+    *,
+    in_log: bool,
+    replications: Sequence[int] = REPLICATIONS,
+    levels: Sequence[str] = LEVELS,
+    kinds: Sequence[Kind] = KINDS,
+) -> list[Row]:
+    """Do it to one cluster; returns a row for each stream. Raises `Wrong`."""
+    channels = Channels()
+    kind = UncheckedCluster if in_log else LocalCluster
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(channels.close)
+        cluster = await stack.enter_async_context(control_cluster(directory, kind=kind))
+        client = await stack.enter_async_context(await connect(cluster))
+        try:
+            streams = await stack.enter_async_context(loaded(client, replications, levels))
+            hostile = Hostile(client, channels, [each.name for each in streams], kinds)
+            this = Round(cluster, client, hostile, streams)
+            await asyncio.gather(*(each.writer.go_on() for each in streams))
+            await hostile.round()
+            await hostile.impersonate()
+            name, _, option = event.partition(" ")
+            options = [option] if option else []
+            await this.lose(lambda broker: getattr(this, name)(broker, *options))
+            await this.check(channels)
+            await this.all_back()
+            await this.lose(this.kill)
+            seen = await this.check(channels)
+        except BaseException:
+            tell(cluster)
+            raise
+        return [
+            Row(
+                event,
+                in_log,
+                each.replication,
+                each.level,
+                each.writer.acknowledged,
+                hostile.sent[each.name],
+                hostile.taken[each.name],
+                one,
+                tuple(this.ended_s),
+            )
+            for each, one in zip(streams, seen, strict=True)
+        ]
+
+
+def main() -> int:
+    """Run the matrix, and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", nargs="+", choices=EVENTS, default=list(EVENTS), help="what happens to brokers")
+    parser.add_argument("--replication", type=int, nargs="+", choices=(1, 2, 3), default=list(REPLICATIONS))
+    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
+    arguments = parser.parse_args()
+    configure_logging("critical", daemon="chaos")  # that clients try again is wanted
+    print(HEAD, flush=True)
+    failed = 0
+    for in_log in (False, True):
+        for event in arguments.events:
+            with tempfile.TemporaryDirectory(prefix="kera-chaos-") as directory:
+                try:
+                    rows = asyncio.run(
+                        run(
+                            event,
+                            Path(directory),
+                            in_log=in_log,
+                            replications=arguments.replication,
+                            levels=arguments.levels,
+                        )
+                    )
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+                    failed += 1
+                    print(f"FAILED: {event}, {'in the log' if in_log else 'refused'}: {error!r}", flush=True)
+                else:
+                    print(*rows, sep="\n", flush=True)
+    print("PASSED" if not failed else f"FAILED: {failed} clusters")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Brokers are lost and emptied whose logs have a hostile writer's chunks: the short form of ``make chaos-hostile``."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import hostile
+from tests.chaos.hostile_chunks import KINDS
+
+ALL = bool(os.environ.get("KERA_HOSTILE_ALL"))
+"""The whole matrix, which takes some five minutes."""
+SHORT = {("memory", True): (1,), ("drain --wait", False): (2,)}
+"""Events, and whether hostile chunks are in the log, by how many replicas; one level of each."""
+KINDS_SHORT = 30
+"""So many of the kinds of chunks, with all those that are not about one field."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("in_log", [False, True], ids=["refused", "in the log"])
+@pytest.mark.parametrize("event", hostile.EVENTS)
+async def test_what_was_acknowledged_beside_hostile_chunks_is_there_once_and_recoveries_and_drains_end(
+    tmp_path: Path, event: str, in_log: bool
+) -> None:
+    if not (ALL or (event, in_log) in SHORT):
+        pytest.skip("part of the whole matrix, with KERA_HOSTILE_ALL=1")
+    replications = hostile.REPLICATIONS if ALL else SHORT[event, in_log]
+    kinds = KINDS if ALL else KINDS[:KINDS_SHORT]
+    rows = await hostile.run(event, tmp_path, in_log=in_log, replications=replications, kinds=kinds)
+    for row in rows:
+        print(row)  # noqa: T201 - pytest shows it
+        assert row.acknowledged > 0
+        assert row.sent > row.taken > 0
+        assert bool(row.seen.empty) is in_log
