@@ -5,6 +5,7 @@ Only what is durable at the stream's level counts. What is at other brokers is n
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 from kera.broker.entry import Entry, Key, length_of
@@ -97,10 +98,13 @@ class GroupBounds(NamedTuple):
     length_bytes: int
 
 
-def list_groups(streamlet: Streamlet, after_group_id: int, groups_max: int) -> tuple[list[GroupBounds], bool]:
+def list_groups(
+    streamlet: Streamlet, after_group_id: int, groups_max: int
+) -> Generator[None, None, tuple[list[GroupBounds], bool]]:
     """Groups behind one, in the order of their ids; and whether there are no more to be seen.
 
-    Up to the first one of which nothing is durable: if later ones were listed before it, it would be overlooked.
+    Up to the first one of which nothing is durable: if later ones were listed before it, it would be overlooked. Yields
+    after each segment; the answer is of no one moment then, but each group that it has, was so at one.
     """
     found: list[GroupBounds] = []
     heads = {entry: entry.next_group(after_group_id) for entry in streamlet.entries}
@@ -110,7 +114,7 @@ def list_groups(streamlet: Streamlet, after_group_id: int, groups_max: int) -> t
             return found, True
         group_id, index = min(candidates)
         entry = streamlet.entries[index]
-        bounds = group_bounds(streamlet, entry, group_id)
+        bounds = yield from group_bounds(streamlet, entry, group_id)
         if bounds is None:
             return found, True
         found.append(bounds)
@@ -118,12 +122,16 @@ def list_groups(streamlet: Streamlet, after_group_id: int, groups_max: int) -> t
     return found, False
 
 
-def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> GroupBounds | None:
-    """Of one group, of which something is left; None while nothing of it is durable."""
-    segments = entry.group_segments(group_id)
-    start = entry.start if entry.start.group_id == group_id else Position(*segments[0][0], 0)
-    end, record, length, whole = start, ordinal_of(entry, start), 0, True
-    for key, segment in segments:
+def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator[None, None, GroupBounds | None]:
+    """Of one group; None while nothing of it is durable, or if nothing is left of it any more."""
+    start = entry.start if entry.start.group_id == group_id else None
+    end, first_record, record, length, whole = EARLIEST, 0, 0, 0, True
+    for key, segment in entry.group_segments(group_id):
+        if start is None:
+            start = Position(*key, 0)
+        if end == EARLIEST:
+            end, first_record = start, ordinal_of(entry, start)
+            record = first_record
         durable = _durable(segment)
         begin = start.offset if key == (start.group_id, start.segment_id) else 0
         if durable > begin:
@@ -132,10 +140,11 @@ def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> GroupBoun
         whole = durable == length_of(segment)
         if not whole:
             break
-    if not length:
+        yield
+    if not length or start is None:
         return None
     closed = whole and not streamlet.is_active(group_id, entry)
-    return GroupBounds(group_id, entry.index, closed, start, end, ordinal_of(entry, start), record, length)
+    return GroupBounds(group_id, entry.index, closed, start, end, first_record, record, length)
 
 
 def _record_at(entry: Entry, segment: Segment | SegmentRecord, end: Position) -> int:

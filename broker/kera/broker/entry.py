@@ -186,15 +186,13 @@ class Entry:
             yield found
             found = self.following(found[0])
 
-    def group_segments(self, group_id: int) -> list[tuple[Key, Segment | SegmentRecord]]:
-        """The segments of one group of which anything is left."""
-        start_key = (self.start.group_id, self.start.segment_id)
-        found = []
-        for key, segment in self.segments(max((group_id, 0), (start_key[0], start_key[1] - 1))):
+    def group_segments(self, group_id: int, after_segment_id: int = 0) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
+        """The segments of one group of which anything is left, behind one of them. Each is looked up anew."""
+        before_start = (self.start.group_id, self.start.segment_id - 1)
+        for key, segment in self.segments(max((group_id, after_segment_id), before_start)):
             if key[0] != group_id:
                 break
-            found.append((key, segment))
-        return found
+            yield key, segment
 
     def next_group(self, after: int) -> int | None:
         """The first group behind `after` of which anything is left."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from kera.broker.bounds import lag_records
 from kera.broker.entry import Entry, Key
 from kera.broker.metrics import Counters
-from kera.broker.outgoing import Outgoing
+from kera.broker.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, entry_of, plan_read
 from kera.broker.stream import Streams
@@ -164,6 +164,8 @@ class Fetches:
                 self._counters.not_owner += isinstance(error, NotOwner)
                 result.error.CopyFrom(error_to_message(error))
                 found = True
+                if isinstance(error, AnswersNotTaken):
+                    budget = 0  # nor would there be room for what the others have
                 continue
             streamlet.bytes_read += length
             budget -= length

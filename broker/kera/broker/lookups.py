@@ -22,6 +22,7 @@ from kera.broker.waiting import until_done
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
+from kera.core.turns import Pace, Turns
 from kera.v1 import broker_pb2, common_pb2
 
 QUERIES_MAX = 1024
@@ -32,9 +33,9 @@ WALK_SEGMENTS = 16384
 """A request may walk through about so many; queries that have to go further are answered with how far they got."""
 WALK_SEGMENTS_MIN = 64
 """What each query may walk through, however many there are."""
-TURN_SEGMENTS = 256
-"""After so many, others have their turn."""
-LIST_SEGMENTS_MAX = 1024
+TURN_SEGMENTS = 32
+"""After so many it is looked whether others have their turn."""
+LIST_SEGMENTS_MAX = 256
 """Told of in one answer."""
 
 
@@ -57,7 +58,8 @@ class _Waiting(NamedTuple):
 class _Turn:
     """Lets other requests be handled whenever this one has walked through `TURN_SEGMENTS`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self.left = TURN_SEGMENTS
 
     async def took(self, segments: int) -> None:
@@ -65,15 +67,16 @@ class _Turn:
         self.left -= segments
         if self.left <= 0:
             self.left = TURN_SEGMENTS
-            await asyncio.sleep(0)
+            await self._pace.step()
 
 
 class Lookups:
     """Handles locateChunks and listSegments for the service."""
 
-    def __init__(self, streams: Streams, memory: PersistenceManager) -> None:
+    def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns) -> None:
         self._streams = streams
         self._memory = memory
+        self._turns = turns
 
     async def locate(self, call: Call[broker_pb2.LocateChunksRequest]) -> Reply[broker_pb2.LocateChunksResponse]:
         """One place, or error, per query."""
@@ -84,7 +87,8 @@ class Lookups:
         segments_max = max(WALK_SEGMENTS_MIN, WALK_SEGMENTS // max(1, len(queries)))
         load_until = asyncio.get_running_loop().time() + fetching.LOAD_WAIT_MS_MAX / 1000
         waiting: list[_Waiting] = []
-        turn = _Turn()
+        await self._turns.turn(id(call.peer))  # of many that came together, not all begin at once
+        turn = _Turn(self._turns.pace(id(call.peer)))
         for wanted in queries:
             place = response.places.add()
             try:
@@ -166,6 +170,7 @@ class Lookups:
         segments_max = min(request.segments_max or LIST_SEGMENTS_MAX, LIST_SEGMENTS_MAX)
         load_until = asyncio.get_running_loop().time() + fetching.LOAD_WAIT_MS_MAX / 1000
         loaded: Segment | None = None
+        await self._turns.turn(id(call.peer))
         while True:
             streamlet = self._streams.get(request.start.stream_id).streamlet(request.start.streamlet_id)
             listing = list_segments(streamlet, request.start.entry, start, end, segments_max)

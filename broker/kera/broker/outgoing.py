@@ -6,7 +6,7 @@ them. Readers who do not take their answers would stop the writers in that way. 
 * Answers hold at most one slot of `ARENA_SHARE`, those to one connection at most one of `CONNECTION_SHARE`.
 * What would go beyond that is copied. All copies together have at most `COPIED_BYTES_MAX` bytes, those for one
   connection a part of that; whoever has none gets one answer, however large.
-* What would go beyond that, too, is refused with `Unavailable`, and the reader asks again.
+* What would go beyond that, too, is refused with `AnswersNotTaken`, and the reader asks again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from dataclasses import dataclass, field
 from kera.broker.arena import Slot
 from kera.core.errors import Unavailable
 from kera.core.rpc.method import Peer
+
+
+class AnswersNotTaken(Unavailable):
+    """There is no memory for another answer. Whoever gets it need not ask for more within the same answer."""
+
 
 ARENA_SHARE = 4
 """One slot of so many may be held by answers."""
@@ -56,7 +61,7 @@ class Outgoing:
         return len(self._slots)
 
     def give(self, peer: Peer, slot: Slot, begin: int, end: int) -> memoryview:
-        """Bytes of a slot, for an answer to `peer`. Raises `Unavailable`."""
+        """Bytes of a slot, for an answer to `peer`. Raises `AnswersNotTaken`."""
         held: _Held | None = peer.state.get(_HELD)
         if held is None:
             held = peer.state[_HELD] = _Held()
@@ -72,7 +77,7 @@ class Outgoing:
         length = end - begin
         total, of_connection = self._copied_bytes_max, self._copied_bytes_max // COPIES_SHARE
         if self.copied_bytes + length > total or (held.copied_bytes and held.copied_bytes + length > of_connection):
-            raise Unavailable(
+            raise AnswersNotTaken(
                 f"readers have not taken answers of {self.copied_bytes} bytes, here {held.copied_bytes} of them;"
                 " take those, and try again",
                 limit=self._copied_bytes_max,

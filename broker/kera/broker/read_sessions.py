@@ -33,7 +33,7 @@ from kera.broker.fetching import (
 )
 from kera.broker.following import Follower, Loading
 from kera.broker.metrics import Counters
-from kera.broker.outgoing import Outgoing
+from kera.broker.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, entry_of, plan_read
 from kera.broker.stream import Streams
@@ -352,6 +352,8 @@ class ReadSessions:
                 result.next.CopyFrom(item.cursor(item.position))
                 result.ended = True
                 self._remove(call.peer, session, item)
+                if isinstance(error, AnswersNotTaken):
+                    break  # nor would there be room for what the others have
         session.loading.next()
         return answer
 

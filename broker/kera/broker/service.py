@@ -83,7 +83,7 @@ class BrokerService:
         self.sessions = ReadSessions(
             streams, memory, counters, self.turns, self.fetches.outgoing, read_bytes_max=self.fetches.read_bytes_max
         )
-        self._lookups = Lookups(streams, memory)
+        self._lookups = Lookups(streams, memory, self.turns)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def registered(self, broker_id: int, owned: Iterable[common_pb2.StreamInfo], broker_epoch: int = 0) -> None:
@@ -153,22 +153,23 @@ class BrokerService:
             )
         )
 
-    def get_next_segments(
+    async def get_next_segments(
         self, call: Call[broker_pb2.GetNextSegmentsRequest]
     ) -> Reply[broker_pb2.GetNextSegmentsResponse]:
         """Thesis table 6.1: the segments of a group that a consumer does not know yet."""
-        streamlet, group_id = self._streamlet(call.message), call.message.group_id
+        return Reply(await self.turns.run(self._next_segments(call.message), id(call.peer)))
+
+    def _next_segments(
+        self, request: broker_pb2.GetNextSegmentsRequest
+    ) -> Generator[None, None, broker_pb2.GetNextSegmentsResponse]:
+        streamlet, group_id = self._streamlet(request), request.group_id
         entry = group_entry(streamlet, group_id)
-        return Reply(
-            broker_pb2.GetNextSegmentsResponse(
-                segments=[
-                    _segment_info(key, segment)
-                    for key, segment in entry.group_segments(group_id)
-                    if key[1] > call.message.after_segment_id
-                ],
-                group_closed=not streamlet.is_active(group_id, entry),
-            )
-        )
+        # Before the segments: what comes to the group meanwhile is behind what is told.
+        response = broker_pb2.GetNextSegmentsResponse(group_closed=not streamlet.is_active(group_id, entry))
+        for key, segment in entry.group_segments(group_id, request.after_segment_id):
+            response.segments.append(_segment_info(key, segment))
+            yield
+        return response
 
     def get_available_groups(
         self, call: Call[broker_pb2.GetAvailableGroupsRequest]
@@ -177,15 +178,22 @@ class BrokerService:
         first, last = self._streamlet(call.message).available_groups()
         return Reply(broker_pb2.GetAvailableGroupsResponse(first_group_id=first, last_group_id=last))
 
-    def get_available_segments(
+    async def get_available_segments(
         self, call: Call[broker_pb2.GetAvailableSegmentsRequest]
     ) -> Reply[broker_pb2.GetAvailableSegmentsResponse]:
         """Thesis table 6.2: the interval of segments of a group."""
-        entry = group_entry(self._streamlet(call.message), call.message.group_id)
-        segments = [key[1] for key, _ in entry.group_segments(call.message.group_id)]
-        return Reply(
-            broker_pb2.GetAvailableSegmentsResponse(first_segment_id=segments[0], last_segment_id=segments[-1])
-        )
+        return Reply(await self.turns.run(self._available_segments(call.message), id(call.peer)))
+
+    def _available_segments(
+        self, request: broker_pb2.GetAvailableSegmentsRequest
+    ) -> Generator[None, None, broker_pb2.GetAvailableSegmentsResponse]:
+        entry = group_entry(self._streamlet(request), request.group_id)
+        response = broker_pb2.GetAvailableSegmentsResponse()
+        for (_, segment_id), _ in entry.group_segments(request.group_id):
+            response.first_segment_id = response.first_segment_id or segment_id
+            response.last_segment_id = segment_id
+            yield
+        return response
 
     async def describe_streamlets(
         self, call: Call[broker_pb2.DescribeStreamletsRequest]
@@ -217,13 +225,16 @@ class BrokerService:
                     _fill(row.lost_to, entry, entry.gaps[-1].end)
         return response
 
-    def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
+    async def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
         """Groups of this broker's intervals with their durable bounds, in order."""
-        request = call.message
+        return Reply(await self.turns.run(self._groups(call.message), id(call.peer)))
+
+    def _groups(self, request: broker_pb2.ListGroupsRequest) -> Generator[None, None, broker_pb2.ListGroupsResponse]:
         streamlet = self._streamlet(request)
-        groups, complete = list_groups(
+        groups, complete = yield from list_groups(
             streamlet, request.after_group_id, min(request.groups_max or GROUPS_MAX, GROUPS_MAX)
         )
+        self._streamlet(request)  # it may have been dropped, and its groups with it: then they were not all
         response = broker_pb2.ListGroupsResponse(complete=complete)
         for group in groups:
             row = response.groups.add(
@@ -237,7 +248,8 @@ class BrokerService:
             entry = streamlet.entries[group.entry]
             _fill(row.start, entry, group.start)
             _fill(row.end, entry, group.end)
-        return Reply(response)
+            yield
+        return response
 
     async def measure_lag(self, call: Call[broker_pb2.MeasureLagRequest]) -> Reply[broker_pb2.MeasureLagResponse]:
         """What is durable at this broker behind cursors."""

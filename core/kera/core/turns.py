@@ -6,6 +6,8 @@ it. Promises:
 * Of all requests that are run here, one slice of about `SLICE_S` is done in a round of the loop, however many there
   are; so what others wait for is one slice, and not one of each.
 * Requesters (connections) take turns. Who sends many requests gets no more slices than who sends a single one.
+* Whose turn has taken much longer than a slice, as a step that cannot be interrupted may, gets the next one only after
+  as long a rest: what others ask for takes several rounds of the loop, and would wait for such a step in each of them.
 
 What was looked up before a ``yield`` may not hold after it: a generator looks things up again. How long one step takes
 is its own business; a step that cannot be interrupted may exceed the slice.
@@ -23,6 +25,9 @@ T = TypeVar("T")
 
 SLICE_S = 0.001
 """After which a request lets others go on."""
+LONG_SLICES = 2
+"""A turn that takes longer than so many is followed by a rest."""
+REST_S_MAX = 0.1
 
 
 class Turns:
@@ -32,7 +37,14 @@ class Turns:
         self._slice_s = slice_s
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """By requester; the first one is next."""
-        self._giving = False
+        self._handle: asyncio.Handle | None = None
+        """Of the next turn."""
+        self._paused = False
+        """All who wait rest."""
+        self._last: tuple[Hashable, float] | None = None
+        """Who had the last turn, and when."""
+        self._resting: dict[Hashable, float] = {}
+        """Until when they rest."""
         self.slices = 0
         """That were given since the start."""
 
@@ -62,26 +74,46 @@ class Turns:
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.setdefault(requester, deque()).append(turn)
-        if not self._giving:
-            self._giving = True
-            loop.call_soon(self._give, loop)
+        if self._handle is None or self._paused:
+            self._schedule(loop, 0.0)
         return turn
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._paused = delay_s > 0
+        self._handle = loop.call_later(delay_s, self._give, loop) if self._paused else loop.call_soon(self._give, loop)
 
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
         """One turn, and the next one in the loop's next round."""
-        while self._waiting:
-            requester = next(iter(self._waiting))
+        self._handle = None
+        now_s = perf_counter()
+        self._note_rests(now_s)
+        while (requester := self._next()) is not None:
             queue = self._waiting.pop(requester)
             turn = queue.popleft()
             if queue:
                 self._waiting[requester] = queue  # behind all the others
             if not turn.done():  # it is, if its connection is gone
                 self.slices += 1
+                self._last = requester, now_s
                 turn.set_result(None)
                 break
-        self._giving = bool(self._waiting)
-        if self._giving:
-            loop.call_soon(self._give, loop)
+        if self._last is not None:
+            self._schedule(loop, 0.0)  # also if nobody waits: how long the turn takes is seen then
+        elif self._waiting:
+            self._schedule(loop, min(self._resting[each] for each in self._waiting) - now_s)
+
+    def _note_rests(self, now_s: float) -> None:
+        last, self._last = self._last, None
+        if self._resting:
+            self._resting = {each: until_s for each, until_s in self._resting.items() if until_s > now_s}
+        if last is not None and now_s - last[1] > LONG_SLICES * self._slice_s:
+            self._resting[last[0]] = now_s + min(now_s - last[1], REST_S_MAX)
+
+    def _next(self) -> Hashable | None:
+        """Whose turn it is."""
+        return next((each for each in self._waiting if each not in self._resting), None)
 
 
 class Pace:

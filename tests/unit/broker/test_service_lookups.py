@@ -203,6 +203,7 @@ async def test_a_long_walk_is_cut_and_lets_others_have_their_turn(
     monkeypatch.setattr(lookups, "WALK_SEGMENTS", 4)
     monkeypatch.setattr(lookups, "WALK_SEGMENTS_MIN", 2)
     monkeypatch.setattr(lookups, "TURN_SEGMENTS", 1)
+    monkeypatch.setattr(broker.broker.turns, "_slice_s", 0.0)
     turns = 0
 
     async def others() -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Generator
+from time import perf_counter
+
+import pytest
 
 from kera.core.turns import Turns
 
@@ -46,3 +49,23 @@ async def test_a_request_that_was_given_up_takes_no_turn() -> None:
     before = len(done)
     assert await turns.run(steps("here", 3, done), "here") == "here"
     assert done[before:] == ["here"] * 3
+
+
+async def test_who_takes_much_longer_than_a_slice_rests_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, worked_s = Turns(), 0.0
+    monkeypatch.setattr("kera.core.turns.perf_counter", lambda: worked_s + perf_counter())
+    order: list[str] = []
+
+    async def work(requester: str, took_s: float) -> None:
+        nonlocal worked_s
+        await turns.turn(requester)
+        order.append(requester)
+        worked_s += took_s
+
+    slow = [asyncio.ensure_future(work("slow", 1.0)) for _ in range(3)]
+    await slow[0]
+    await asyncio.sleep(0)
+    await asyncio.gather(*(work("quick", 0.0001) for _ in range(5)))
+    assert order == ["slow", *["quick"] * 5], "nobody else waits for those who rest"
+    await asyncio.gather(*slow)
+    assert order[6:] == ["slow"] * 2

@@ -40,7 +40,7 @@ from kera.core.rpc.sockets import SERVER, tune
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.telemetry import get_logger
-from kera.core.turns import SLICE_S
+from kera.core.turns import SLICE_S, Turns
 
 log = get_logger("kera.frames")
 
@@ -72,6 +72,8 @@ class _Shared:
     refused: int = 0
     logged_s: float = -REFUSALS_LOGGED_S
     """When it was last said that there are too many."""
+    turns: Turns = field(default_factory=Turns)
+    """For connections whose requests take long."""
     closing: bool = False
     """A connection that was being accepted when the server closed must not outlive it."""
 
@@ -193,6 +195,10 @@ class _ServerConnection(FrameProtocol):
         self._gathered_bytes = 0
         self._flushing_soon = False
         self._paused_by_peer = False
+        self._resting = False
+        """It waits for its turn."""
+        self._spent_s = 0.0
+        """On requests that have come together, or since its last turn."""
         self.active_s = self._loop.time()
         """When something had last come, at a sweep; at first, when it was made."""
         self._arrivals_swept = 0
@@ -300,7 +306,7 @@ class _ServerConnection(FrameProtocol):
         self.abort()
 
     def _go_on(self) -> None:
-        if not (self._paused_by_peer or len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX):
+        if not (self._resting or self._paused_by_peer or len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX):
             self.release_frames()
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
@@ -314,6 +320,7 @@ class _ServerConnection(FrameProtocol):
         self._flush()
 
     def frames_taken(self) -> None:
+        self._spent_s = 0.0
         self._flush()
 
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
@@ -323,9 +330,21 @@ class _ServerConnection(FrameProtocol):
         self._frames += 1
         begun_s = perf_counter()
         self._handle(header, head, bulk)
-        if perf_counter() - begun_s > SLICE_S:  # those behind it wait until all others have had a turn
+        self._spent_s += perf_counter() - begun_s
+        if self._spent_s > SLICE_S:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Requests have taken a slice: those behind them wait until it is this connection's turn again."""
+        self._spent_s = 0.0
+        if not self._resting:
+            self._resting = True
             self.hold_frames()
-            self._loop.call_soon(self._go_on)
+            self._shared.turns.turn(self).add_done_callback(self._rested)
+
+    def _rested(self, _turn: asyncio.Future[None]) -> None:
+        self._resting = False
+        self._go_on()
 
     def _handle(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview) -> None:
         known = self._shared.methods.get(header.method)

@@ -8,8 +8,9 @@ their request. Health and reflection services come along. What answers hold that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, NoReturn
 
 import grpc
@@ -22,7 +23,7 @@ from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import CALLS_MAX, ERROR_METADATA, keep_freed_memory, server_options
 from kera.core.rpc.grpc_untaken import Untaken
-from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
+from kera.core.rpc.handling import checked_reply, deferred_reply, error_reply, given_up, run_handler
 from kera.core.rpc.limits import (
     BULK_BYTES_MAX,
     REQUESTS_IN_FLIGHT_MAX,
@@ -33,6 +34,7 @@ from kera.core.rpc.limits import (
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.wire import parse, parse_with_bulk, serialize_with_bulk
 from kera.core.telemetry import get_logger
+from kera.core.turns import SLICE_S, Turns
 from kera.v1 import common_pb2
 
 log = get_logger("kera.grpc")
@@ -65,6 +67,7 @@ class GrpcServer:
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
     ) -> None:
         options = server_options(bulk_bytes_max, connections_max)
+        self.turns = Turns()
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         names = []
         self.untaken = Untaken()
@@ -72,7 +75,7 @@ class GrpcServer:
             by_name: dict[str, dict[str, Any]] = {}
             for method, handler in service.items():
                 by_name.setdefault(method.service, {})[method.name] = _rpc_handler(
-                    method, handler, bulk_bytes_max, self.untaken
+                    method, handler, bulk_bytes_max, self.untaken, self.turns
                 )
             for name, handlers in by_name.items():
                 self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
@@ -105,20 +108,23 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-def _rpc_handler(method: Method[Any, Any], handler: Handler, bulk_bytes_max: int, untaken: Untaken) -> Any:
+def _rpc_handler(
+    method: Method[Any, Any], handler: Handler, bulk_bytes_max: int, untaken: Untaken, turns: Turns
+) -> Any:
     """Messages stay bytes up to our own code, which says what is wrong with them; gRPC would only log it."""
     if method.bulk:
 
         async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
-            await _Stream(method, handler, context, bulk_bytes_max, untaken).serve(requests)
+            await _Stream(method, handler, context, bulk_bytes_max, untaken, turns).serve(requests)
 
         return grpc.stream_stream_rpc_method_handler(serve_stream)
 
     async def serve_call(data: bytes, context: Any) -> bytes:
         peer = Peer("grpc", context.peer())
         try:
+            await turns.turn(peer.address)  # of calls that came together, one is begun in a round of the loop
             check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
-            result = run_handler(handler, Call(parse(method.request, data), _NO_BULK, peer))
+            result = handler(Call(parse(method.request, data), _NO_BULK, peer))
             reply = result if isinstance(result, Reply) else await _deferred(result)
             answer_bytes = _check(method, reply, bulk_bytes_max)
             hold = untaken.admit(peer.address, answer_bytes)
@@ -132,13 +138,19 @@ def _rpc_handler(method: Method[Any, Any], handler: Handler, bulk_bytes_max: int
     return grpc.unary_unary_rpc_method_handler(serve_call)
 
 
-async def _deferred(future: asyncio.Future[Reply[Any]]) -> Reply[Any]:
-    """Wait for the reply; if the caller gives up, so does the handler."""
+async def _deferred(result: Awaitable[Reply[Any]]) -> Reply[Any]:
+    """Wait for the reply; if the caller gives up, so does the handler.
+
+    A coroutine is run in the task of its call, and at once: in one of its own it would have no turn.
+    """
     try:
-        await asyncio.wait((future,))
-    finally:
-        future.cancel()
-    return deferred_reply(future)
+        reply = await result
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise given_up() from None
+    return checked_reply(reply)
 
 
 async def _abort(context: Any, error: common_pb2.Error) -> NoReturn:
@@ -164,7 +176,13 @@ class _Stream:
     """
 
     def __init__(
-        self, method: Method[Any, Any], handler: Handler, context: Any, bulk_bytes_max: int, untaken: Untaken
+        self,
+        method: Method[Any, Any],
+        handler: Handler,
+        context: Any,
+        bulk_bytes_max: int,
+        untaken: Untaken,
+        turns: Turns,
     ) -> None:
         keep_freed_memory()
         self._method = method
@@ -172,6 +190,7 @@ class _Stream:
         self._context = context
         self._bulk_bytes_max = bulk_bytes_max
         self._untaken = untaken
+        self._turns = turns
         self._peer = Peer("grpc", context.peer())
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._replies: asyncio.Queue[tuple[Reply[Any], int]] = asyncio.Queue()  # with their bytes; bounded by `_full`
@@ -189,7 +208,10 @@ class _Stream:
                     message, bulk = parse_with_bulk(self._method.request, data)
                 except ProtocolError as error:  # whose request it was cannot be told, so the stream ends
                     await _abort(self._context, error_reply(error, self._method))
+                begun_s = perf_counter()
                 self._handle(message, bulk)
+                if perf_counter() - begun_s > SLICE_S:
+                    await self._turns.turn(self._peer.address)  # others have theirs before the next request
                 await self._until(lambda: not self._full)
             await self._until(lambda: not self._waiting and not self._unsent)
         finally:

@@ -29,8 +29,17 @@ def run_handler(handler: Handler, call: Call[Any]) -> Reply[Any] | asyncio.Futur
 def deferred_reply(future: asyncio.Future[Reply[Any]]) -> Reply[Any]:
     """The reply of a future that is done. Raises its error; one that was cancelled by the daemon is a defect."""
     if future.cancelled():
-        raise InternalError("the request was given up by the daemon")
-    reply = future.result()
+        raise given_up()
+    return checked_reply(future.result())
+
+
+def given_up() -> InternalError:
+    """A handler was cancelled, and not because of its caller."""
+    return InternalError("the request was given up by the daemon")
+
+
+def checked_reply(reply: Any) -> Reply[Any]:
+    """What a handler has returned, if that is a reply."""
     if not isinstance(reply, Reply):
         raise InternalError(f"the handler returned {type(reply).__name__} and no reply")
     return reply

@@ -1,0 +1,150 @@
+"""One client that sends the same request again and again, so many at once, in a process of its own.
+
+It sends bytes that were made before and does not look into answers, so that it takes little time from whom it competes
+with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from kera.core.rpc.address import split_address
+from kera.core.rpc.frames import HEADER_BYTES, Kind
+
+FRAMES, GRPC, PUSH = "frames", "grpc", "push"
+_LENGTHS = struct.Struct("<3xB12xII")
+"""Of a frame's header: its kind, and how long head and bulk are."""
+_START_S = 30.0
+_RECEIVE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Flood:
+    """What is sent, and where to."""
+
+    transport: str
+    address: str
+    """host:port, or the path of a push socket."""
+    request: bytes
+    """A frame, a message of gRPC, or messages of the push channel."""
+    path: str = ""
+    """Of the method, for gRPC."""
+    pipelined: int = 40
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of a flood that is under way."""
+
+    answered: Any
+    refused: Any
+
+
+@contextmanager
+def flooding(flood: Flood) -> Iterator[Progress]:
+    """Flood as long as the context lasts. It is under way when this begins."""
+    context = multiprocessing.get_context("spawn")
+    progress = Progress(context.Value("Q", 0), context.Value("Q", 0))
+    started = context.Event()
+    process = context.Process(target=_run, args=(flood, started, progress.answered, progress.refused), daemon=True)
+    process.start()
+    try:
+        if not started.wait(_START_S):
+            raise RuntimeError(f"the flood of {flood.path or flood.transport} did not start")
+        yield progress
+    finally:
+        process.kill()
+        process.join()
+
+
+def _run(flood: Flood, started: Any, answered: Any, refused: Any) -> None:
+    if flood.transport == GRPC:
+        asyncio.run(_grpc(flood, started, answered, refused))
+    elif flood.transport == FRAMES:
+        _frames(flood, started, answered, refused)
+    else:
+        _push(flood, started, answered)
+
+
+def _frames(flood: Flood, started: Any, answered: Any, refused: Any) -> None:
+    sock = socket.create_connection(split_address(flood.address))
+    room = threading.Semaphore(flood.pipelined)
+
+    def send() -> None:
+        while True:
+            room.acquire()
+            sock.sendall(flood.request)
+
+    threading.Thread(target=send, daemon=True).start()
+    started.set()
+    scratch = memoryview(bytearray(_RECEIVE_BYTES))
+    while True:
+        _receive(sock, scratch, HEADER_BYTES)
+        kind, head_bytes, bulk_bytes = _LENGTHS.unpack_from(scratch, 0)
+        _receive(sock, scratch, head_bytes + bulk_bytes)
+        refused.value += kind == Kind.ERROR
+        answered.value += 1
+        room.release()
+
+
+def _receive(sock: socket.socket, into: memoryview, length: int) -> None:
+    """The last bytes of these remain."""
+    at = 0
+    while length:
+        at = at if at < len(into) else 0
+        count = sock.recv_into(into[at : at + length])
+        if not count:
+            raise ConnectionError("the daemon has closed the connection")
+        at += count
+        length -= count
+
+
+def _push(flood: Flood, started: Any, answered: Any) -> None:
+    """Sends without end; what comes is forgotten. A connection that is closed is made anew."""
+    started.set()
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(flood.address)
+            threading.Thread(target=_forget, args=(sock,), daemon=True).start()
+            try:
+                while True:
+                    sock.sendall(flood.request)
+                    answered.value += 1
+            except OSError:
+                continue
+
+
+def _forget(sock: socket.socket) -> None:
+    try:
+        while sock.recv(_RECEIVE_BYTES):
+            pass
+    except OSError:
+        pass
+
+
+async def _grpc(flood: Flood, started: Any, answered: Any, refused: Any) -> None:
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(flood.address, options=options) as channel:
+        await channel.channel_ready()
+        started.set()
+        method = channel.unary_unary(flood.path)
+
+        async def ask() -> None:
+            while True:
+                try:
+                    await method(flood.request)
+                except grpc.aio.AioRpcError:
+                    refused.value += 1
+                answered.value += 1
+
+        await asyncio.gather(*(ask() for _ in range(flood.pipelined)))
