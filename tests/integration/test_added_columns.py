@@ -72,7 +72,8 @@ async def test_a_producer_that_was_there_before_goes_on_and_takes_the_column_whe
             await producer.send_batch("going-on", old(4).append_column("extra", pa.array([1])))
     async with client.consumer("going-on", start="earliest", end="latest") as consumer:
         chunks = [chunk async for chunk in consumer.batches()]
-    assert [chunk.header.schema_id for chunk in chunks] == [1, 1, 2]
+    first, second, third = (chunk.header.schema_id for chunk in chunks)
+    assert first == second == 1 < third
 
 
 @pytest.mark.parametrize("shared_memory", ["auto", "never"])

@@ -48,7 +48,10 @@ class Registration(registration.Registration):
         """
         info.backup_id = await self.identify(timeout_s)
         request = coordinator_pb2.RegisterBackupRequest(
-            backup=info, launch_id=self.launch_id, chosen_id=self.id_is_chosen
+            backup=info,
+            launch_id=self.launch_id,
+            chosen_id=self.id_is_chosen,
+            directory_id=self.directory_id,
         )
         answer = await self.ask(api.REGISTER_BACKUP, request, timeout_s)
         self.remember(answer.backup_id, answer.cluster_id, answer.heartbeat_interval_ms)

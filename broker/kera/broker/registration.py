@@ -103,6 +103,7 @@ class Registration(registration.Registration):
             launch_id=self.launch_id,
             lost_memory=lost_memory,
             chosen_id=self.id_is_chosen,
+            directory_id=self.directory_id,
             held_streams=[
                 coordinator_pb2.HeldStream(stream_id=stream_id, assignments_version=version)
                 for stream_id, version in sorted((held or {}).items())

@@ -25,7 +25,7 @@ from kera.coordinator.membership import InfoT, Membership, RecordT
 from kera.coordinator.migration import Migration, move_record
 from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import ENDED, Streamlet
-from kera.coordinator.state import HANDOVERS, State, handed_over_key, member_key, streamlet_key
+from kera.coordinator.state import HANDOVERS, State, forgotten_key, handed_over_key, member_key, streamlet_key
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
@@ -160,7 +160,10 @@ class Forgetting:
 
     async def _remove(self, members: Membership[RecordT, InfoT], member_id: int) -> None:
         noun = members.kind.noun
-        changes: dict[str, bytes | None] = {member_key(noun, member_id): None}
+        changes: dict[str, bytes | None] = {
+            member_key(noun, member_id): None,
+            forgotten_key(noun, member_id): members.forgotten(member_id),
+        }
         if noun == "broker" and self._state.ledger.get(handed_over_key(member_id)) is not None:
             changes[handed_over_key(member_id)] = None
         await self._state.write(changes)

@@ -24,6 +24,7 @@ that this process was stopped itself, and does not hold that against anybody.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -135,6 +136,8 @@ class Membership(Generic[RecordT, InfoT]):
         self._grace_s = restart_grace_ms / 1000
         self._ticked_s = clock.monotonic_s()
         self._members: dict[int, _Member[RecordT]] = {}
+        self._forgotten: dict[int, str] = {}
+        """The ids of the data directories of members that are gone for good, by theirs; empty: not known."""
 
     def restore(self, value: bytes) -> None:
         """Take up a stored member. It counts as just heard of: that we were away says nothing about it."""
@@ -184,7 +187,11 @@ class Membership(Generic[RecordT, InfoT]):
         if request.chosen_id:
             return self._chosen(member_id, request.launch_id)
         if member_id in self._members:
-            return self._members[member_id].record
+            record = self._members[member_id].record
+            self._check_same(member_id, record, request)
+            return record
+        if request.directory_id and member_id <= CHOSEN_ID_MAX and not self._was_forgotten(member_id, request):
+            return None  # our metadata were restored from a copy that is older than this member: it keeps its id
         if member_id:
             noun = self.kind.noun
             raise InvalidArgument(
@@ -197,6 +204,21 @@ class Membership(Generic[RecordT, InfoT]):
         names = {request.launch_id, FENCED + request.launch_id}
         repeated = (member.record for member in self._members.values() if member.record.launch_id in names)
         return next(repeated, None)
+
+    def _was_forgotten(self, member_id: int, request: RecordT) -> bool:
+        return self._forgotten.get(member_id) in {"", request.directory_id}
+
+    def _check_same(self, member_id: int, record: RecordT, request: RecordT) -> None:
+        """Raise `InvalidArgument` for a data directory that has the id of another one: each holds data of its own."""
+        if record.directory_id and request.directory_id and record.directory_id != request.directory_id:
+            noun = self.kind.noun
+            raise InvalidArgument(
+                f"another {noun} has id {member_id}, with another data directory: the id was given twice, as the"
+                f" metadata were restored from a copy that is older than this {noun}. Empty the other one (kera cluster"
+                f" drain {noun}-{member_id}), stop it, and forget it (kera cluster forget {noun}-{member_id}); then"
+                " start this one again",
+                **{f"{noun}_id": member_id},
+            )
 
     def _chosen(self, member_id: int, launch_id: str) -> RecordT | None:
         """The record of a new member that asks for an id, if this launch has registered with it before."""
@@ -284,9 +306,18 @@ class Membership(Generic[RecordT, InfoT]):
         self.kind.info(record).restarting = True
         return record
 
+    def forgotten(self, member_id: int) -> bytes:
+        """What is kept of a member that is gone for good: it may not come back. Nothing changes."""
+        return json.dumps({"id": member_id, "directory_id": self._members[member_id].record.directory_id}).encode()
+
+    def restore_forgotten(self, value: bytes) -> None:
+        """Take up what `forgotten` gave."""
+        record = json.loads(value)
+        self._forgotten[record["id"]] = record["directory_id"]
+
     def forget(self, member_id: int) -> None:
-        """It is gone for good, and so is its record."""
-        del self._members[member_id]
+        """It is gone for good, and so is its record, once `forgotten` is stored."""
+        self._forgotten[member_id] = self._members.pop(member_id).record.directory_id
 
     def replace(self, record: RecordT) -> None:
         """A record from `fenced`, `drained` or `restarting`, once it is stored."""

@@ -56,10 +56,13 @@ def record_key(name: str) -> str:
     return PRODUCERS + quote(name, safe="")
 
 
-def successor(name: str, record: bytes) -> Instance:
-    """The instance after the one in `record`. Raises `InvalidArgument` when the name has had all that it can have."""
+def successor(name: str, record: bytes, instances: int = 0) -> Instance:
+    """The instance after the one in `record`, and behind so many `instances`.
+
+    Raises `InvalidArgument` when the name has had all that it can have.
+    """
     last = coordinator_pb2.InitProducerResponse.FromString(record)
-    first_epoch = last.producer_epoch + PRODUCER_EPOCHS
+    first_epoch = max(last.producer_epoch + PRODUCER_EPOCHS, FIRST_EPOCH + instances * PRODUCER_EPOCHS)
     if first_epoch + PRODUCER_EPOCHS - 1 > _EPOCH_MAX:
         raise InvalidArgument(
             f"there have been {last.producer_epoch // PRODUCER_EPOCHS + 1} producers with the name {name!r}, and their"
@@ -129,7 +132,7 @@ class Producers:
         key = record_key(name)
         known = ledger.get(key) if name else None
         if known is not None:
-            instance = successor(name, known)
+            instance = successor(name, known, self._state.instances_by_now())
             await self._state.write({key: instance.record})
             self._fence(*instance)
             return instance

@@ -16,7 +16,7 @@ from kera.coordinator.catalog import Catalog, broker_ids_of
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.membership import BACKUP, BROKER, Membership
 from kera.coordinator.metadata import MetadataStoreFailed, VersionConflict
-from kera.coordinator.numbers import next_epoch, next_id
+from kera.coordinator.numbers import instances_by, next_epoch, next_id
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.validation import config_of_store
 from kera.core.clock import Clock
@@ -63,6 +63,16 @@ def members_prefix(noun: str) -> str:
 def member_key(noun: str, member_id: int) -> str:
     """Key of a member's record."""
     return f"{members_prefix(noun)}{member_id:08x}"
+
+
+def forgotten_prefix(noun: str) -> str:
+    """Keys of what is kept of members that were forgotten; ``forgotten/<noun>s/<id>`` → JSON, see `Membership`."""
+    return f"forgotten/{members_prefix(noun)}"
+
+
+def forgotten_key(noun: str, member_id: int) -> str:
+    """Key of what is kept of one."""
+    return f"{forgotten_prefix(noun)}{member_id:08x}"
 
 
 def handed_over_key(broker_id: int) -> str:
@@ -125,12 +135,23 @@ class State:
         """The epoch of a launch of this kind, likewise."""
         return next_epoch(self.ledger.last_number(last_epoch(noun)), self.clock.now_us())
 
+    def number_after(self, last: int) -> int:
+        """The number of a version after the one that was given last, likewise."""
+        return next_epoch(last, self.clock.now_us())
+
+    def instances_by_now(self) -> int:
+        """See `instances_by`."""
+        return instances_by(self.clock.now_us())
+
     def load(self) -> None:
         """Take up what the ledger has of members and streams."""
         for value in self.ledger.values(members_prefix("broker")):
             self.brokers.restore(value)
         for value in self.ledger.values(members_prefix("backup")):
             self.backups.restore(value)
+        for members in (self.brokers, self.backups):
+            for value in self.ledger.values(forgotten_prefix(members.kind.noun)):
+                members.restore_forgotten(value)
         for value in self.ledger.values(STREAMS):
             stream = common_pb2.StreamInfo.FromString(value)
             stream.config.CopyFrom(config_of_store(stream.config))

@@ -186,9 +186,10 @@ class Streams:
             stream.CopyFrom(known)
             stream.config.CopyFrom(altered_config(known.config, request))
             if request.add_columns:
-                stream.schemas.extend(extended_schema(known, request.add_columns))
+                stream.schemas.extend(extended_schema(known, request.add_columns, state.number_after))
             if stream != known:
-                stream.config_version += 1
+                # Above what brokers know, also when that was altered since a copy that our metadata were restored from.
+                stream.config_version = state.number_after(stream.config_version)
                 state.catalog.check_room(stream)
                 await state.write({}, [stream])
                 log.info("stream altered", stream=stream.name, config_version=stream.config_version)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -211,7 +212,9 @@ def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
     )
 
 
-def extended_schema(stream: common_pb2.StreamInfo, add_columns: bytes) -> list[common_pb2.StreamSchema]:
+def extended_schema(
+    stream: common_pb2.StreamInfo, add_columns: bytes, number_after: Callable[[int], int]
+) -> list[common_pb2.StreamSchema]:
     """The version of `stream`'s schema that has the columns of `add_columns`, too; empty if the newest one has them.
 
     So a repeated request adds nothing. Raises `InvalidArgument`, and `SchemaMismatch` when a column of that name is
@@ -231,7 +234,7 @@ def extended_schema(stream: common_pb2.StreamInfo, add_columns: bytes) -> list[c
         return []
     version = common_pb2.StreamSchema()
     version.CopyFrom(newest)
-    version.schema_id = newest.schema_id + 1
+    version.schema_id = number_after(newest.schema_id)  # a chunk that names it never means another one
     version.arrow_schema = schema_to_bytes(pa.schema([*there, *new], metadata=there.metadata))
     length = len(version.arrow_schema) + sum(len(earlier.arrow_schema) for earlier in stream.schemas)
     if length > SCHEMA_BYTES_MAX:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -40,6 +41,8 @@ class Identity:
     format: int
     member_id: int
     cluster_id: str
+    directory_id: str = ""
+    """Tells two directories apart that were given the same id; empty in those of earlier versions."""
 
     @classmethod
     def names(cls) -> tuple[str, str]:
@@ -66,12 +69,17 @@ class Identity:
         known = found in cls.formats and (len(content) == 3 if found == 1 else "crc32c" in content)
         match found, content.get(f"{cls.role}_id"), content.get("cluster_id"):
             case int(number), int(member_id), str(cluster_id) if known:
-                return cls(number, member_id, cluster_id)
+                return cls(number, member_id, cluster_id, str(content.get("directory_id", "")))
         raise ValueError(f"it names no {cls.role} and cluster")
 
     def to_bytes(self) -> bytes:
         """What is in the file."""
-        content = {"format": self.format, f"{self.role}_id": self.member_id, "cluster_id": self.cluster_id}
+        content = {
+            "format": self.format,
+            f"{self.role}_id": self.member_id,
+            "cluster_id": self.cluster_id,
+            "directory_id": self.directory_id,
+        }
         return json.dumps(content | {"crc32c": _checksum(content)}).encode()
 
 
@@ -90,6 +98,8 @@ class DataDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.directory_id = uuid.uuid4().hex
+        """See `Identity.directory_id`; that of the files, once they are read."""
         self._files = [path / name for name in self.identity.names()]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -133,13 +143,14 @@ class DataDirectory:
             return 0, ""
         for path, reason in damaged.items():
             log.error("a file is damaged; it is written anew from its copy", path=str(path), reason=reason)
+        self.directory_id = found.directory_id or self.directory_id
         if found.format == FORMAT:
             self.store(found.member_id, found.cluster_id)
         return found.member_id, found.cluster_id
 
     def store(self, member_id: int, cluster_id: str) -> None:
         """Remember who this daemon is; durable when it returns. Raises `PathNotWritable`."""
-        data = self.identity(FORMAT, member_id, cluster_id).to_bytes()
+        data = self.identity(FORMAT, member_id, cluster_id, self.directory_id).to_bytes()
         for path in self._files:
             try:
                 self._replace(path, data)

@@ -102,6 +102,11 @@ class Registration:
                 )
         return member_id or self._chosen_id
 
+    @property
+    def directory_id(self) -> str:
+        """See `kera.core.data_dir.Identity`; once `identify` has read it."""
+        return self._directory.directory_id
+
     def remember(self, member_id: int, cluster_id: str, heartbeat_interval_ms: int) -> None:
         """What the coordinator has answered; the identity is durable when this returns. Raises `PathNotWritable`."""
         self._directory.store(member_id, cluster_id)

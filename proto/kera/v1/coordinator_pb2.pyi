@@ -1175,12 +1175,17 @@ class RegisterBrokerRequest(_message.Message):
     LOST_MEMORY_FIELD_NUMBER: _builtins.int
     CHOSEN_ID_FIELD_NUMBER: _builtins.int
     HELD_STREAMS_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
     lost_memory: _builtins.bool
     """What launches before had in memory is gone, though they had not stopped by themselves."""
     chosen_id: _builtins.bool
     """A new broker that is to have the id in `broker`; refused if there is one with that id."""
+    directory_id: _builtins.str
+    """Unique for each data directory, and always the same: metadata that were restored from an older copy may have given
+    its id to another one. Empty: it has none.
+    """
     @_builtins.property
     def broker(self) -> _common_pb2.BrokerInfo:
         """broker_id 0: a new broker, give it an id."""
@@ -1197,10 +1202,11 @@ class RegisterBrokerRequest(_message.Message):
         lost_memory: _builtins.bool = ...,
         chosen_id: _builtins.bool = ...,
         held_streams: _abc.Iterable[Global___HeldStream] | None = ...,
+        directory_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "held_streams", b"held_streams", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "directory_id", b"directory_id", "held_streams", b"held_streams", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1560,9 +1566,12 @@ class RegisterBackupRequest(_message.Message):
     BACKUP_FIELD_NUMBER: _builtins.int
     LAUNCH_ID_FIELD_NUMBER: _builtins.int
     CHOSEN_ID_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
     chosen_id: _builtins.bool
+    """See RegisterBrokerRequest."""
+    directory_id: _builtins.str
     """See RegisterBrokerRequest."""
     @_builtins.property
     def backup(self) -> _common_pb2.BackupInfo:
@@ -1574,10 +1583,11 @@ class RegisterBackupRequest(_message.Message):
         backup: _common_pb2.BackupInfo | None = ...,
         launch_id: _builtins.str = ...,
         chosen_id: _builtins.bool = ...,
+        directory_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "chosen_id", b"chosen_id", "launch_id", b"launch_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "chosen_id", b"chosen_id", "directory_id", b"directory_id", "launch_id", b"launch_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,9 +83,10 @@ async def test_a_backup_that_ends_leaves_its_identity_and_its_replicas_and_nothi
     ]
     assert [request.backup.backup_id for request in coordinator.registered_backups] == [0, BACKUP_ID]
     content = json.loads((settings.data_dir / "backup.json").read_bytes())
-    assert content | {"crc32c": ""} == {"format": 2, "backup_id": BACKUP_ID, "cluster_id": "cluster", "crc32c": ""}
     directory = DataDirectory(settings.data_dir)
     assert directory.load() == (BACKUP_ID, "cluster")
+    whose = {"backup_id": BACKUP_ID, "cluster_id": "cluster", "directory_id": directory.directory_id}
+    assert content | {"crc32c": ""} == {"format": 2, **whose, "crc32c": ""}
     directory.close()
 
 

@@ -98,7 +98,8 @@ def test_an_identity_outlives_the_process(directory: DataDirectory) -> None:
     assert before == ["broker.copy.json", "broker.json", "lock"], "nothing is left of the writing"
     assert (directory.path / "broker.json").read_bytes() == (directory.path / "broker.copy.json").read_bytes()
     content = json.loads((directory.path / "broker.json").read_text())
-    assert content | {"crc32c": ""} == {"format": 2, "broker_id": 4, "cluster_id": "cluster", "crc32c": ""}
+    whose = {"broker_id": 4, "cluster_id": "cluster", "directory_id": directory.directory_id}
+    assert content | {"crc32c": ""} == {"format": 2, **whose, "crc32c": ""}
 
 
 @pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])

@@ -207,10 +207,10 @@ class Cluster:
             await self.settle()
 
     async def register(
-        self, launch_id: str, broker_id: int = 0, *, lost_memory: bool = False
+        self, launch_id: str, broker_id: int = 0, *, lost_memory: bool = False, directory_id: str = ""
     ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
         request = registration(launch_id, broker_id)
-        request.lost_memory = lost_memory
+        request.lost_memory, request.directory_id = lost_memory, directory_id
         return await self.coordinator.register_broker(request)
 
     async def register_backup(self, launch_id: str, backup_id: int = 0, **fields: Any) -> common_pb2.BackupInfo:

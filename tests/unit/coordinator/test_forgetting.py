@@ -66,6 +66,36 @@ async def test_a_broker_that_has_nothing_is_forgotten_for_good(two: Cluster) -> 
     await two.settle()
 
 
+async def test_members_that_are_younger_than_the_metadata_keep_their_ids(cluster: Cluster) -> None:
+    """As after the metadata were restored from a copy in which there are none of them yet."""
+    for broker_id in (4, 3):
+        info, _ = await cluster.register(f"launch-{broker_id}", broker_id, directory_id=f"directory-{broker_id}")
+        assert info.broker_id == broker_id
+    info, _ = await cluster.register("new", directory_id="another")
+    assert info.broker_id == 5
+    with pytest.raises(InvalidArgument, match="it was forgotten"):
+        await cluster.register("nobody", 6)
+
+
+async def test_an_id_is_of_one_data_directory_and_free_for_another_one_once_that_is_forgotten(two: Cluster) -> None:
+    info, _ = await two.register("new", directory_id="younger")
+    with pytest.raises(
+        InvalidArgument, match=f"another broker has id {info.broker_id}.*forget broker-{info.broker_id}"
+    ):
+        await two.register("old", info.broker_id, directory_id="older")
+    again, _ = await two.register("new-2", info.broker_id, directory_id="younger")
+    assert again.broker_id == info.broker_id
+
+    await two.silence(info.broker_id)
+    await forget(two, broker_id=info.broker_id)
+    await two.restart()
+    with pytest.raises(InvalidArgument, match="it was forgotten"):
+        await two.register("new-3", info.broker_id, directory_id="younger")
+    old, _ = await two.register("old-2", info.broker_id, directory_id="older")
+    assert old.broker_id == info.broker_id
+    await two.settle()
+
+
 async def test_a_broker_whose_records_are_being_recovered_is_not_forgotten_before_that_is_done(two: Cluster) -> None:
     await two.create("copied", streamlets=2, replication=1)
     await two.silence(1)

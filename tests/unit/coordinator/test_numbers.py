@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator.numbers import SINCE_US, next_epoch, next_id
+from kera.coordinator.numbers import INSTANCE_S, SINCE_US, instances_by, next_epoch, next_id
+from kera.core.ids import PRODUCER_EPOCHS
 
 DAY_US = 86_400_000_000
 TODAY_US = SINCE_US + 2_500 * DAY_US
@@ -19,6 +20,13 @@ def test_an_epoch_leaves_room_for_the_lower_half_of_a_virtual_segments_id() -> N
     year_2080_us = SINCE_US + 60 * 365 * DAY_US
     assert next_epoch(1, year_2080_us) << 32 < 1 << 63
     assert next_id(1, year_2080_us) < 1 << 63
+
+
+def test_there_is_room_for_the_epochs_of_a_named_producers_instances() -> None:
+    year_2078_us = SINCE_US + 58 * 365 * DAY_US
+    assert instances_by(year_2078_us) * PRODUCER_EPOCHS < 1 << 32
+    assert instances_by(TODAY_US + INSTANCE_S * 1_000_000) == instances_by(TODAY_US) + 1
+    assert instances_by(0) == 0
 
 
 @given(st.lists(st.integers(0, 5_000_000), min_size=2, max_size=50), st.integers(0, 1 << 21))

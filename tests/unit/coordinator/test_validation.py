@@ -362,7 +362,9 @@ def typed_stream(*versions: pa.Schema) -> common_pb2.StreamInfo:
 
 
 def test_added_columns_come_behind_those_that_are_there_in_a_new_version() -> None:
-    (version,) = extended_schema(typed_stream(COLUMNS), schema_to_bytes(pa.schema([("tip", pa.float64())])))
+    (version,) = extended_schema(
+        typed_stream(COLUMNS), schema_to_bytes(pa.schema([("tip", pa.float64())])), lambda last: last + 1
+    )
 
     assert schema_from_bytes(version.arrow_schema) == pa.schema([*COLUMNS, ("tip", pa.float64())])
     assert (version.schema_id, version.timestamp_column, version.typed) == (2, "at", True)
@@ -370,12 +372,12 @@ def test_added_columns_come_behind_those_that_are_there_in_a_new_version() -> No
 
 def test_columns_that_are_there_with_the_same_type_are_not_added_again() -> None:
     added = schema_to_bytes(pa.schema([("tip", pa.float64()), pa.field("fare", pa.int32())]))
-    (version,) = extended_schema(typed_stream(COLUMNS), added)
+    (version,) = extended_schema(typed_stream(COLUMNS), added, lambda last: last + 1)
     stream = typed_stream(COLUMNS)
     stream.schemas.append(version)
 
     assert schema_from_bytes(version.arrow_schema).names == ["at", "fare", "tip"]
-    assert extended_schema(stream, added) == []
+    assert extended_schema(stream, added, lambda last: last + 1) == []
 
 
 @pytest.mark.parametrize(
@@ -390,15 +392,17 @@ def test_columns_that_are_there_with_the_same_type_are_not_added_again() -> None
 )
 def test_a_column_that_cannot_be_added_is_named(added: pa.Schema, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        extended_schema(typed_stream(COLUMNS), schema_to_bytes(added))
+        extended_schema(typed_stream(COLUMNS), schema_to_bytes(added), lambda last: last + 1)
 
 
 def test_a_column_is_not_given_another_type() -> None:
     with pytest.raises(SchemaMismatch, match="'fare' already, which is int32, not int64"):
-        extended_schema(typed_stream(COLUMNS), schema_to_bytes(pa.schema([("fare", pa.int64())])))
+        extended_schema(
+            typed_stream(COLUMNS), schema_to_bytes(pa.schema([("fare", pa.int64())])), lambda last: last + 1
+        )
 
 
 def test_the_default_schema_is_not_extended() -> None:
     stream = common_pb2.StreamInfo(name="s", schemas=[checked_schema(common_pb2.StreamSchema())])
     with pytest.raises(InvalidArgument, match="default schema, to which no columns can be added"):
-        extended_schema(stream, schema_to_bytes(pa.schema([("tip", pa.float64())])))
+        extended_schema(stream, schema_to_bytes(pa.schema([("tip", pa.float64())])), lambda last: last + 1)

@@ -1,0 +1,209 @@
+"""A cluster in one process whose metadata are put back to earlier copies, while its brokers keep what they have.
+
+The brokers, their disks and memory, the backups and the coordinator are those of ``ownership_world``; here brokers
+register and beat as their processes do, with the identity that is in their data directory, and each that is told that
+it is not current starts again. Whatever is given out, the world remembers, and from whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from kera.broker.heartbeat_report import HeartbeatReport
+from kera.broker.log_engine import LogEngine
+from kera.broker.metrics import Counters
+from kera.broker.service import BrokerService
+from kera.broker.unknown import UnknownReport
+from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.metadata import Record
+from kera.coordinator.numbers import SINCE_US, next_epoch
+from kera.core.clock import FakeClock
+from kera.core.errors import StaleEpoch
+from kera.v1 import common_pb2, coordinator_pb2
+from tests.property import ownership_world
+from tests.property.ownership_world import Launch
+from tests.unit.broker.support import SLOT_BYTES, any_payload
+from tests.unit.broker.takeover_support import Backup, Node
+
+SETTINGS = ownership_world.SETTINGS.model_copy(update={"heartbeats_missed_max": 60})
+"""Nobody dies here."""
+TODAY_US = SINCE_US + 2_500 * 86_400_000_000
+BEATS = 6
+"""Heartbeats of each broker in which all that there is to tell is told."""
+
+
+class Given:
+    """Numbers that came from coordinators. None may come again, whatever they are for."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str, int, int], object] = {}
+
+    def note(self, what: str, number: int, to: object, within: int = 0) -> None:
+        """`within`: of which the number is one; the same number may be told again to the same."""
+        known = self._given.setdefault((what, within, number), to)
+        assert known == to, f"{what} {number} was given to {known} and to {to}"
+
+
+class World(ownership_world.World):
+    """See the head of this module. Nothing happens by itself: `beat` lets time go by."""
+
+    def __init__(self, root: Path, shm_dir: Path, *, brokers: int, backups: int) -> None:
+        super().__init__(root, shm_dir)
+        self.clock = FakeClock(TODAY_US)
+        self.backups = [Backup(number + 1, root / f"backup-{number + 1}") for number in range(backups)]
+        self.nodes = {}
+        self.identities: dict[Path, int] = {}
+        """Which broker each data directory is of."""
+        self.given = Given()
+        self._root = root
+        self._shm_dir = shm_dir
+        self._brokers = brokers
+
+    async def begin(self) -> None:
+        await self.lead()
+        for backup in self.backups:
+            await self.start_backup(backup)
+        for _ in range(self._brokers):
+            await self.join()
+
+    async def lead(self) -> None:
+        """A coordinator begins with what the store has."""
+        if self.coordinator_epoch:
+            await self.coordinator.close()
+        last = await self.store.get("leader")
+        epoch = next_epoch(int(last.value) if last else 0, self.clock.now_us())
+        self.given.note("epoch of a coordinator", epoch, object())
+        self.store._records["leader"] = Record(b"%d" % epoch, 1)
+        self.coordinator_epoch = epoch
+        self.coordinator = await Coordinator.load(
+            self.store, self, self.clock, SETTINGS, coordinator_epoch=epoch, backups=self.backup_calls
+        )
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def copy(self) -> dict[str, Record]:
+        return dict(self.store._records)
+
+    async def restore(self, copy: dict[str, Record], seconds: float) -> None:
+        """The coordinator ends, and after a while another one begins with a copy."""
+        await self.coordinator.close()
+        self.store._records = dict(copy)
+        self.clock.advance(seconds)
+        self.coordinator_epoch = 0
+        await self.lead()
+        for backup in self.backups:  # their heartbeats are refused: they start again, and register
+            await self.start_backup_again(backup)
+        await self.settle()
+
+    async def start_backup_again(self, backup: Backup) -> None:
+        await backup.stop()
+        await self.start_backup(backup)
+
+    async def settle(self) -> None:
+        """Until everybody has said what there is to say."""
+        for _ in range(BEATS):
+            await self.beat()
+
+    # -- brokers ---------------------------------------------------------------------------------------------------
+
+    async def join(self) -> int:
+        """A broker with a new data directory."""
+        number = len(self.identities) + 1
+        node = Node(0, self._root / f"broker-{number}", self._shm_dir, self.backups)
+        return await self.launch(node)
+
+    async def launch(self, node: Node) -> int:
+        """A process with a data directory; returns the broker's id."""
+        self.started += 1
+        self.clock.advance(1.0)  # epochs are given once a second at most, see ``kera.coordinator.numbers``
+        directory = node.settings.data_dir
+        directory.mkdir(parents=True, exist_ok=True)
+        launch = Launch(node, f"launch-{self.started}")
+        engine = node.engine = await LogEngine.start(node.settings, directory)
+        node.service = BrokerService(
+            engine.streams,
+            engine.memory,
+            engine.replication,
+            Counters(),
+            pump=engine.replicator.pump,
+            takeovers=engine.takeovers,
+            check_payload=any_payload,
+        )
+        node.handlers = node.service.service()
+        node.told()
+        held = await asyncio.to_thread(engine.held_streams)
+        request = coordinator_pb2.RegisterBrokerRequest(
+            broker=common_pb2.BrokerInfo(
+                broker_id=self.identities.get(directory, 0),
+                node_id=directory.name,
+                grpc_address=f"{directory.name}:1",
+                segment_bytes=SLOT_BYTES,
+                arena_bytes=node.settings.arena_bytes,
+            ),
+            launch_id=launch.launch_id,
+            directory_id=directory.name,
+            lost_memory=engine.restart.found.lost_memory,
+            held_streams=[
+                coordinator_pb2.HeldStream(stream_id=stream_id, assignments_version=version)
+                for stream_id, version in held.items()
+            ],
+        )
+        info, streams = await self.coordinator.register_broker(request)
+        broker_id, epoch = info.broker_id, info.broker_epoch
+        self.given.note("id of a broker", broker_id, directory)
+        self.given.note("epoch of a broker", epoch, launch.launch_id)
+        assert self.identities.setdefault(directory, broker_id) == broker_id
+        node.broker_id, node.epoch = broker_id, epoch
+        self.nodes[broker_id], self.launches[broker_id] = node, launch
+        before = self.coordinator.recovered_before_epoch(broker_id)
+        elsewhere = self.coordinator.elsewhere(broker_id, request.held_streams, streams)
+        await engine.own(streams, broker_id, epoch, before, elsewhere=elsewhere)
+        node.service.registered(broker_id, streams, epoch)
+        launch.report = HeartbeatReport(
+            engine.streams,
+            engine.takeovers.progress,
+            unknown=UnknownReport(engine.streams, lambda: self.coordinator_epoch),
+        )
+        launch.fenced = asyncio.create_task(self._until_fenced(launch))
+        return broker_id
+
+    async def relaunch(self, broker_id: int) -> None:
+        """The process of a broker ends, and another one goes on with its disk and its memory."""
+        launch = self.launches.pop(broker_id)
+        await launch.kill(memory=False)
+        await self.launch(launch.node)
+
+    async def beat(self) -> None:
+        """A heartbeat of each broker, and of what the coordinator does by itself."""
+        self.clock.advance(SETTINGS.heartbeat_interval_ms / 1000)
+        for backup in self.backups:
+            self.coordinator.state.backups._members[backup.backup_id].heard_s = self.clock.monotonic_s()
+        for broker_id, launch in list(self.launches.items()):
+            await self._heartbeat(broker_id, launch)
+        self.coordinator.tick()
+        await self.coordinator.idle()
+
+    async def _heartbeat(self, broker_id: int, launch: Launch) -> None:
+        assert launch.report is not None
+        request = coordinator_pb2.HeartbeatRequest(
+            broker_id=broker_id,
+            broker_epoch=launch.node.epoch,
+            fences_version=launch.node.service.writer._streams.fences.version,
+        )
+        launch.report.fill(request)
+        try:
+            await self.coordinator.heartbeat(request)
+        except StaleEpoch:
+            await self.relaunch(broker_id)
+            return
+        fences = self.coordinator.fences(request.fences_version)
+        if fences is not None:
+            launch.node.engine.streams.fences.note(fences)
+        launch.report.answered(
+            coordinator_pb2.HeartbeatResponse(
+                coordinator_epoch=self.coordinator_epoch,
+                unknown_stream_ids=self.coordinator.unknown_of(request.held_stream_ids),
+            )
+        )
+        launch.node.told()
