@@ -137,11 +137,11 @@ async def world(where: Path, arguments: argparse.Namespace) -> AsyncIterator[tup
 
         async def described(name: str) -> common_pb2.StreamInfo:
             answer = await asked.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name=name))
-            return answer.stream  # type: ignore[no-any-return]
+            return answer.stream
 
         known = await asked.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest())
-        infos = [await described(name) for name in ("small", "deep", "long", "wide")]
-        made = World(*infos, known.brokers[0])
+        small, deep, long, wide = [await described(name) for name in ("small", "deep", "long", "wide")]
+        made = World(small, deep, long, wide, known.brokers[0])
         say(f"{arguments.replicas} replicas")
         await _replicas(cluster, made, arguments.replicas)
         await _application(cluster, made)
@@ -302,11 +302,9 @@ class Cases:
             broker_id=STRANGER + 2, broker_epoch=1, stream_id=1, virtual_segment_id=1, checksum=checksum
         )
         yield self._framed(backup, api.REPLICATE, request, chunks, " of tiny chunks")
-        read = {"broker_id": READER, "virtual_segment_id": 1}
-        yield self._framed(backup, api.READ_REPLICA, backup_pb2.ReadReplicaRequest(**read))
-        yield self._framed(
-            backup, api.READ_REPLICA, backup_pb2.ReadReplicaRequest(**read, headers_only=True), what=" headers"
-        )
+        for headers_only, what in ((False, ""), (True, " headers")):
+            read = backup_pb2.ReadReplicaRequest(broker_id=READER, virtual_segment_id=1, headers_only=headers_only)
+            yield self._framed(backup, api.READ_REPLICA, read, what=what)
         yield self._framed(backup, api.LIST_REPLICAS, backup_pb2.ListReplicasRequest(broker_id=STRANGER))
 
     def _of_coordinator(self) -> Iterator[Case]:

@@ -137,7 +137,7 @@ async def _grpc(flood: Flood, started: Any, answered: Any, refused: Any) -> None
     async with grpc.aio.insecure_channel(flood.address, options=options) as channel:
         await channel.channel_ready()
         started.set()
-        method = channel.unary_unary(flood.path)
+        method: Any = channel.unary_unary(flood.path)
 
         async def ask() -> None:
             while True:
