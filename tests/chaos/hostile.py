@@ -2,8 +2,8 @@
 
 Ordinary writers fill streams of each durability, with one and two replicas. Beside them somebody sends every kind of
 chunk that `hostile_chunks` has, to the same streamlets, before a broker is lost, meanwhile, and afterwards. Half of the
-clusters refuse what brokers refuse; in the others all of it gets into the log (`unchecked`), as from an older version,
-and those who recover and read it are brokers as they are.
+clusters refuse what brokers refuse; in the others all of it gets into the log (`unchecked`), as from an older version:
+their brokers are as they are but for the checks at the door, and those that are started again have these, too.
 
     kill           the broker's process ends, and does not come back before others have what it had
     memory         its host crashed and is back: what was only in memory is gone

@@ -12,7 +12,7 @@ ALL = bool(os.environ.get("KERA_HOSTILE_ALL"))
 """The whole matrix, which takes some five minutes."""
 SHORT = {("memory", True): (1, "replicated"), ("drain --wait", False): (2, "persisted")}
 """Events, and whether hostile chunks are in the log: with how many replicas, and at which level."""
-KINDS_SHORT = 20
+KINDS_SHORT = 15
 """So many of the kinds of chunks, with all those that are not about one field."""
 
 

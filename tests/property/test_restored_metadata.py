@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Coroutine, Iterator
@@ -40,6 +41,8 @@ from tests.unit.broker.support import chunk, next_of, read_range
 BROKERS, BROKERS_MAX, BACKUPS = 2, 4, 2
 STREAMLETS = 2
 WAIT_S = 20.0
+EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", "6"))
+"""Histories; each takes a second or two."""
 INSTANCE_S = 1_900.0
 """So much time goes by between a copy and its return for each instance of a named producer that came meanwhile."""
 RESULT = TypeVar("RESULT")
@@ -391,5 +394,5 @@ def test_an_instance_of_a_name_that_a_copy_does_not_know_leaves_its_epochs_to_no
 
 def test_nothing_is_given_twice_or_destroyed_when_the_metadata_go_back() -> None:
     run_state_machine_as_test(
-        Restored, settings=settings(max_examples=12, stateful_step_count=14, deadline=None, print_blob=True)
+        Restored, settings=settings(max_examples=EXAMPLES, stateful_step_count=14, deadline=None, print_blob=True)
     )
