@@ -258,6 +258,29 @@ class Segment:
         """The damage that `offset` is in, or the next one behind it."""
         return next((hole for hole in self.holes if hole.end > offset), None)
 
+    def chunk_of(self, producer_id: int, wanted: tuple[int, int]) -> int | None:
+        """Which chunk has this epoch and sequence of a producer; None: none here.
+
+        A producer's chunks are in their order, with others' between them.
+        """
+        low, high = 0, len(self.chunk_ends)
+        while low < high:
+            middle = at = (low + high) // 2
+            found = None
+            while at < high and found is None:
+                header = self.header_at(self.chunk_ends[at - 1] if at else 0)
+                if header.producer_id == producer_id:
+                    found = (header.producer_epoch, header.sequence)
+                else:
+                    at += 1
+            if found == wanted:
+                return at
+            if found is None or found > wanted:
+                high = middle
+            else:
+                low = at + 1
+        return None
+
     def header_at(self, offset: int) -> ChunkHeader:
         """Header of the chunk that starts at `offset`."""
         return read_header(self.slot.view, offset)

@@ -307,27 +307,34 @@ class Streamlet:
         self._memory.closed(segment)
 
     def _find_duplicate(self, entry: Entry, header: ChunkHeader) -> Appended:
-        """Where the chunk with this producer, epoch and sequence is. Repeats are rare: look instead of remembering."""
-        for _, segment in sorted(entry.resident.items(), reverse=True):
+        """Where the chunk with this producer, epoch and sequence is.
+
+        Repeats are rare: look instead of remembering. But whoever repeats may repeat thousands, so look into one
+        segment, the first one at whose end the producer was beyond it, and halve what is left.
+        """
+        wanted = (header.producer_epoch, header.sequence)
+        for _, segment in sorted(entry.resident.items()):
             state = segment.producers.get(header.producer_id)
             if segment.loading or (not segment.in_index and state is None):
                 continue
-            for index in range(len(segment.chunk_ends) - 1, -1, -1):
+            if state is not None and state <= wanted:
+                continue
+            index = segment.chunk_of(header.producer_id, wanted)
+            if index is not None:
                 offset = segment.chunk_ends[index - 1] if index else 0
                 stored = segment.header_at(offset)
-                if stored.producer_id != header.producer_id or stored.sequence != header.sequence:
-                    continue
-                if stored.producer_epoch == header.producer_epoch:
-                    _refuse_impostor(stored, header)
-                    return Appended(
-                        entry.index,
-                        *segment.key,
-                        offset,
-                        stored.first_record,
-                        True,  # noqa: FBT003 - a field of a tuple
-                        segment,
-                        segment.chunk_ends[index],
-                    )
+                _refuse_impostor(stored, header)
+                return Appended(
+                    entry.index,
+                    *segment.key,
+                    offset,
+                    stored.first_record,
+                    True,  # noqa: FBT003 - a field of a tuple
+                    segment,
+                    segment.chunk_ends[index],
+                )
+            if state is not None:
+                break  # it was before this one
         # It was acknowledged and is on disk, or has been removed since: still a repeat, with no place to tell.
         return Appended(entry.index, 0, 0, 0, 0, True, None, 0)  # noqa: FBT003 - a field of a tuple
 

@@ -95,7 +95,7 @@ class Admin:
                 codec=_enum(common_pb2.Codec, "CODEC_", codec),  # type: ignore[arg-type]
                 retention_ms=_limit("retention_ms", retention_ms),
                 retention_bytes=_limit("retention_bytes", retention_bytes),
-                retention_applications=retention_applications,
+                retention_applications=_names("retention_applications", retention_applications),
                 retention_consumed=retention_consumed,
                 replication=None if replication is None else _count("replication", replication),
                 virtual_logs=_count("virtual_logs", virtual_logs),
@@ -157,7 +157,9 @@ class Admin:
         if retention_bytes is not None:
             request.retention_bytes = _limit("retention_bytes", retention_bytes)
         if retention_applications is not None:
-            request.retention_applications.CopyFrom(coordinator_pb2.Applications(names=retention_applications))
+            request.retention_applications.CopyFrom(
+                coordinator_pb2.Applications(names=_names("retention_applications", retention_applications))
+            )
         if virtual_logs is not None:
             request.virtual_logs = _count("virtual_logs", virtual_logs)
         if brokers is not None:
@@ -317,6 +319,13 @@ class Admin:
     async def describe_cluster(self) -> ClusterDescription:
         """The cluster's id, its brokers and its backups."""
         return await self._cluster.describe()
+
+
+def _names(name: str, value: Sequence[str]) -> Sequence[str]:
+    """Text is a sequence of text, too, and each of its letters would be an application that never commits."""
+    if isinstance(value, str | bytes):
+        raise InvalidArgument(f"{name} is a list of names, not {value!r}; write [{value!r}]")
+    return value
 
 
 def _limit(name: str, value: int) -> int:

@@ -66,7 +66,7 @@ class ProducerSettings(KeraSettings):
         5, ge=1, description="Requests per broker that wait for an answer; order is kept whatever the number."
     )
     buffer_bytes_max: ByteSize = Field(
-        ByteSize(64 * MIB), description="Records accepted and not yet acknowledged; beyond it senders wait."
+        ByteSize(64 * MIB), gt=0, description="Records accepted and not yet acknowledged; beyond it senders wait."
     )
     delivery_timeout_ms: int = Field(
         60_000, gt=0, description="How long a record may take until it is acknowledged, retries included, in ms."
@@ -92,6 +92,7 @@ class ConsumerSettings(KeraSettings):
     )
     prefetch_bytes_max: ByteSize = Field(
         ByteSize(8 * MIB),
+        gt=0,
         description="Fetched and not yet taken by the application; beyond it fetching pauses. What is pushed counts"
         " per broker, and a broker may bound it by less.",
     )

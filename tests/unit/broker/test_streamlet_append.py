@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kera.broker import streamlet as streamlet_module
+from kera.broker.segment import Segment
 from kera.core.chunk import verify_chunk
 from kera.core.errors import ArenaFull, KeraError, NotAccepted, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import PRODUCER_IDS, Position
@@ -158,6 +159,29 @@ def test_a_repeat_gives_the_position_of_the_first_time_and_stores_nothing(engine
         assert place(again) == place(appended._replace(duplicate=True))
         assert (again.segment, again.end) == (appended.segment, appended.end), "whoever waits for it waits for the same"
     assert trace(log) == before
+
+
+def test_who_repeats_thousands_of_chunks_has_a_few_headers_read_for_each(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(make_engine(slots=64))
+    count, others = 300, 4
+    first = [log.append(1, number, size=192) for number in range(count)]
+    for number in range(count):
+        log.append(1 + others, number, size=192)
+    looks = 0
+    header_at = Segment.header_at
+
+    def counted(self: Segment, offset: int) -> Any:
+        nonlocal looks
+        looks += 1
+        return header_at(self, offset)
+
+    monkeypatch.setattr(Segment, "header_at", counted)
+    for number, appended in enumerate(first):
+        again = log.append(1, number, size=192, publish=False)
+        assert place(again) == place(appended._replace(duplicate=True))
+    assert looks < 12 * count
 
 
 def test_a_repeat_is_told_even_when_the_arena_is_full(make_engine: MakeEngine) -> None:

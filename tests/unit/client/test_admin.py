@@ -73,6 +73,14 @@ async def test_an_alteration_sets_virtual_logs_if_they_are_given(admin: Admin, a
     assert second == coordinator_pb2.AlterStreamRequest(name="s", durability=common_pb2.DURABILITY_REPLICATED)
 
 
+async def test_a_text_is_no_list_of_applications(admin: Admin, asked: Asked) -> None:
+    with pytest.raises(InvalidArgument, match=r"write \['billing'\]"):
+        await admin.alter_stream("s", retention_applications="billing")
+    with pytest.raises(InvalidArgument, match="retention_applications"):
+        await admin.create_stream("s", retention_applications="billing")
+    assert asked.requests == []
+
+
 async def test_numbers_and_levels_that_no_message_takes_are_named(admin: Admin, asked: Asked) -> None:
     for wrong in ({"replication": -1}, {"virtual_logs": 1 << 32}):
         with pytest.raises(InvalidArgument, match=next(iter(wrong))):

@@ -53,3 +53,12 @@ async def test_a_producer_takes_settings_and_overrides() -> None:
 async def test_a_bootstrap_address_is_host_and_port(bootstrap: str) -> None:
     with pytest.raises(InvalidArgument, match="host:port"):
         await Client.connect(bootstrap)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"), [(ConsumerSettings, "prefetch_bytes_max"), (ProducerSettings, "buffer_bytes_max")]
+)
+def test_no_room_at_all_is_refused(settings: Any, name: str) -> None:
+    """Nothing would ever be read, or be sent."""
+    with pytest.raises(InvalidSettings, match=name):
+        settings.load(**{name: 0})
