@@ -265,7 +265,7 @@ class StreamletMachine(RuleBasedStateMachine):
                 plan_read(self.streamlet, entry, start, end, 1 << 20)
             assert raised.value.attributes["position"] == list(position)
 
-    @rule(data=st.data(), segment_id=st.integers(0, 3), offset=st.integers(0, SLOT_BYTES))
+    @rule(data=st.data(), segment_id=st.integers(1, 3), offset=st.integers(0, SLOT_BYTES))
     def read_what_is_gone(self, data: st.DataObject, segment_id: int, offset: int) -> None:
         start = Position(data.draw(st.integers(1, self.first_group_id - 1)), segment_id, offset)
         entry = data.draw(st.integers(0, len(self.model.entries) - 1))
