@@ -321,7 +321,7 @@ class Cases:
             coordinator_pb2.HeartbeatRequest(
                 broker_id=self._made.broker.broker_id,
                 broker_epoch=self._made.broker.broker_epoch,
-                held_stream_ids=range(1, 10_000),
+                held_streams=[coordinator_pb2.HeldStream(stream_id=number) for number in range(1, 10_000)],
                 loads=[coordinator_pb2.StreamletLoad(stream_id=wide, streamlet_id=number) for number in range(1000)],
             ),
         )

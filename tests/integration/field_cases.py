@@ -289,7 +289,10 @@ CASES: dict[Method[Any, Any], Case] = {
             unneeded_backup_ids=[STRANGER_ID],
             fences_version=1,
             unknown_streams=[coordinator.UnknownStream(stream=t.stream, bytes=5, records=1, broker_ids=[1])],
-            held_stream_ids=[t.stream.stream_id],
+            held_streams=[
+                coordinator.HeldStream(stream_id=t.stream.stream_id, assignments_version=1, config_version=1)
+            ],
+            held_streams_told=True,
         ),
         rights=("broker_id",),
         internal=True,

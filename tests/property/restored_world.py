@@ -203,7 +203,7 @@ class World(ownership_world.World):
         launch.report.answered(
             coordinator_pb2.HeartbeatResponse(
                 coordinator_epoch=self.coordinator_epoch,
-                unknown_stream_ids=self.coordinator.unknown_of(request.held_stream_ids),
+                unknown_stream_ids=self.coordinator.unknown_of(request),
             )
         )
         launch.node.told()

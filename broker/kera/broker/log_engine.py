@@ -39,6 +39,7 @@ from kera.broker.virtual_index import virtual_segments
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import PathNotWritable, StartError
 from kera.core.ids import EntryId
+from kera.core.lineage import comes_from
 from kera.core.process import node_id
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
@@ -164,7 +165,7 @@ class LogEngine:
         keep = {stream_id for stream_id, _ in held}
         there = self.held_streams()
         known = {info.stream_id for info in owned} | set(elsewhere)
-        overtaken = {info.stream_id for info in owned if there.get(info.stream_id, 0) > info.assignments_version}
+        overtaken = {info.stream_id for info in owned if not comes_from(info, there.get(info.stream_id, 0))}
         meta = self.memory.meta
         recover_before = max(meta.get("recover_before_epoch", 0), recovered_before_epoch or 0)
         spare_before = meta.get("spare_before_epoch", 0)

@@ -222,6 +222,7 @@ class Orders:
             await self._open(request.stream, request.handed_over)
 
     async def _open(self, info: common_pb2.StreamInfo, handed_over: Iterable[common_pb2.StreamletState]) -> None:
+        self._streams.check_known(info)
         states = list(handed_over)
         if not self._is_old(info):
             await self._inherit(info, states)

@@ -17,10 +17,19 @@ from kera.broker.restart import Found, RestoredStreamlet, Unserved
 from kera.broker.retention import Rules
 from kera.broker.segment_index import SegmentIndex, no_producer
 from kera.broker.segment_scan import SegmentAddress
-from kera.broker.stream_records import is_news, put_stream
+from kera.broker.stream_records import assignments_version, is_news, put_stream
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import InvalidArgument, KeraError, NotOwner, NotReplicated, StreamletOutOfRange, UnknownStream
+from kera.core.errors import (
+    InvalidArgument,
+    KeraError,
+    NotOwner,
+    NotReplicated,
+    StreamletOutOfRange,
+    Unavailable,
+    UnknownStream,
+)
 from kera.core.ids import EntryId, Position
+from kera.core.lineage import comes_from
 from kera.v1 import common_pb2
 
 
@@ -217,6 +226,22 @@ class Streams:
             restored += [] if opened is None else [opened]
         if restored and stream.replication:
             self._restore_replicas(stream, restored, info.config.entries)
+
+    def check_known(self, info: common_pb2.StreamInfo) -> None:
+        """Raise `Unavailable` for assignments made by somebody who does not know those that are known here.
+
+        That is a coordinator whose metadata were restored from an older copy: what it would have dropped here may be
+        nowhere else.
+        """
+        stream_id = info.stream_id
+        stream = self._streams.get(stream_id)
+        version = assignments_version(self.index, stream_id) if stream is None else stream.assignments_version
+        if info.assignments_version > version and not comes_from(info, version):
+            raise Unavailable(
+                f"this broker knows assignments of stream {info.name!r} that the coordinator does not: its metadata may"
+                " have been restored from an older copy; see kera cluster describe",
+                stream=info.name,
+            )
 
     def _write_down(self, info: common_pb2.StreamInfo) -> None:
         """So that it is still known what the stream is, should the coordinator come to know it no more."""

@@ -1,7 +1,7 @@
-"""What a broker tells the coordinator of streams that it holds and the coordinator does not know.
+"""What a broker tells the coordinator of streams that it holds and the coordinator does not know, or not as they are.
 
-    who leads is new  ──► all ids that are here ──► the answer names those that it does not know
-                                                    ──► what they are and have, with the next heartbeats
+    who leads is new  ──► all ids and versions that are here ──► the answer names those that it does not know
+                                                                 ──► what they are and have, with the next heartbeats
 
 They are there when the coordinator's metadata were restored from an older copy. Whether a broker has registered anew
 since makes no difference: it may still serve such a stream, or keep it unserved (`Streams.unknown`).
@@ -9,11 +9,11 @@ since makes no difference: it may still serve such a stream, or keep it unserved
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kera.broker.restart import Unserved
 from kera.broker.stream import Stream, Streams
-from kera.broker.stream_records import stream_record
+from kera.broker.stream_records import assignments_version, stream_record
 from kera.v1 import common_pb2, coordinator_pb2
 
 TOLD_MAX = 100
@@ -38,7 +38,8 @@ class UnknownReport:
         self._asking = self._leader_epoch() != self._asked_epoch
         self._telling = [] if self._asking else self._pending[:TOLD_MAX]
         if self._asking:
-            request.held_stream_ids.extend(sorted({*(one.stream_id for one in self._streams), *self._streams.unknown}))
+            request.held_streams_told = True
+            request.held_streams.extend(self._held())
         request.unknown_streams.extend(map(self._described, self._telling))
 
     def answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
@@ -47,7 +48,28 @@ class UnknownReport:
             self._asked_epoch = answer.coordinator_epoch
             self._pending = list(answer.unknown_stream_ids)
         else:
-            self._pending = self._pending[len(self._telling) :]
+            late = [one for one in self._telling if self._is_being_written(one)]
+            self._pending = self._pending[len(self._telling) :] + late
+
+    def _held(self) -> Iterator[coordinator_pb2.HeldStream]:
+        for stream_id in sorted({*(one.stream_id for one in self._streams), *self._streams.unknown}):
+            known: Stream | common_pb2.StreamInfo | None = None
+            if stream_id in self._streams:
+                known = self._streams.get(stream_id)
+            else:
+                known = stream_record(self._streams.index, stream_id)
+            yield coordinator_pb2.HeldStream(
+                stream_id=stream_id,
+                assignments_version=0 if known is None else known.assignments_version,
+                config_version=0 if known is None else known.config_version,
+            )
+
+    def _is_being_written(self, stream_id: int) -> bool:
+        """Whether what was told of a stream is older than what is known here."""
+        if stream_id not in self._streams:
+            return False
+        known = self._streams.get(stream_id).assignments_version
+        return assignments_version(self._streams.index, stream_id) < known
 
     def _described(self, stream_id: int) -> coordinator_pb2.UnknownStream:
         info = stream_record(self._streams.index, stream_id) or common_pb2.StreamInfo(stream_id=stream_id)

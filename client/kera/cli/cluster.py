@@ -64,10 +64,16 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     if cluster.backups:
         print()
         print(table(BACKUP_HEADING, map(_backup_row, cluster.backups)))
-    if cluster.unknown_streams:
+    unknown = [one for one in cluster.unknown_streams if not one.problem]
+    if unknown:
         print()
         print("brokers hold streams that are not in the metadata; kera cluster adopt takes them up again:")
-        print(_unknown_table(cluster.unknown_streams))
+        print(_unknown_table(unknown))
+    for one in cluster.unknown_streams:
+        if one.problem:
+            print()
+            print(f"the metadata do not have what brokers know of stream {one.name} (id {one.stream_id}):")
+            print(f"  {one.problem}")
 
 
 def _unknown_table(streams: Iterable[UnlistedStream]) -> str:
@@ -290,7 +296,8 @@ def adopt(
 async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
     async with connected(bootstrap) as client:
         if not stream:
-            unknown = (await client.admin.describe_cluster()).unknown_streams
+            unlisted = (await client.admin.describe_cluster()).unknown_streams
+            unknown = [one for one in unlisted if not one.problem]
             if as_json:
                 print(json.dumps([dataclasses.asdict(one) for one in unknown], indent=2))
             else:

@@ -131,7 +131,10 @@ class BackupDescription:
 
 @dataclass(frozen=True, slots=True)
 class UnlistedStream:
-    """A stream that brokers hold and that is not in the metadata, which may have been restored from an older copy."""
+    """A stream that brokers hold and that is not in the metadata, or not as they know it.
+
+    The metadata may have been restored from an older copy.
+    """
 
     stream_id: int
     name: str
@@ -140,12 +143,14 @@ class UnlistedStream:
     records: int
     """Where its entries end, all ordinals added up."""
     broker_ids: tuple[int, ...]
+    problem: str = ""
+    """Of one that is in the metadata, as it was at an earlier time: why it does not go on as brokers know it."""
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.UnknownStream) -> UnlistedStream:
         """As the coordinator describes it."""
-        stream = message.stream
-        return cls(stream.stream_id, stream.name, message.bytes, message.records, tuple(message.broker_ids))
+        stream, broker_ids = message.stream, tuple(message.broker_ids)
+        return cls(stream.stream_id, stream.name, message.bytes, message.records, broker_ids, message.problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ class ClusterDescription:
     coordinators: tuple[str, ...] = ()
     """Addresses of those that run, the one that leads first."""
     unknown_streams: tuple[UnlistedStream, ...] = ()
-    """That brokers hold and that are not in the metadata; see `Admin.adopt_stream`."""
+    """That brokers hold and that are not in the metadata, or not as they know them; see `Admin.adopt_stream`."""
 
 
 class Interval(NamedTuple):

@@ -8,23 +8,25 @@ Invariants:
 4. For the current launch of each broker: an assignment of one of its streamlets has that launch's epoch, and a
    `first_group_id` above the ids of all groups of earlier launches. An assignment with an epoch before that waits for
    a recovery, see ``recovery``.
-5. `assignments_version` of a stream grows with every change of its assignments.
+5. `assignments_version` of a stream grows with every change of its assignments, and is never given twice: see
+   ``kera.core.lineage``.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from kera.coordinator.intervals import FIRST_GROUP_ID
 from kera.coordinator.intervals import broker_ids_of as broker_ids_of_assignment
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream, invariant
+from kera.core.lineage import new_version
 from kera.v1 import common_pb2
 
-__all__ = ["FIRST_GROUP_ID", "GROUPS_PER_LAUNCH", "Catalog", "broker_ids_of", "with_assignments"]
+__all__ = ["FIRST_GROUP_ID", "GROUPS_PER_LAUNCH", "Catalog", "broker_ids_of", "first_group_id_of", "with_assignments"]
 
 GROUPS_PER_LAUNCH = 1 << 24
-"""By how much `first_group_id` of a streamlet moves up when its broker starts anew.
+"""By how much `first_group_id` of a streamlet moves up at least when its broker starts anew; see `first_group_id_of`.
 
 A broker keeps its data over a restart: it attaches to its memory again, or reads its disk, and goes on with its own
 group ids. `first_group_id` only says where ids start if it finds nothing of the streamlet any more. Then the jump marks
@@ -158,21 +160,26 @@ class Catalog:
         broker_id: int,
         broker_epoch: int,
         stays: Callable[[common_pb2.StreamInfo, common_pb2.StreamletAssignment], bool] = lambda *_: False,
+        *,
+        coordinator_epoch: int,
+        but: Container[int] = (),
     ) -> list[common_pb2.StreamInfo]:
         """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
 
-        What `stays` says of an assignment keeps its epoch. A stream that is being created stays as it is: its epoch is
-        now an old one, and its creation fails on that.
+        What `stays` says of an assignment keeps its epoch; the streams in `but` stay as they are. So does one that is
+        being created: its epoch is now an old one, and its creation fails on that.
         """
         changed = []
         for stream in self.concerning(broker_id):
-            if all(owner.broker_id != broker_id or stays(stream, owner) for owner in stream.assignments):
+            if stream.stream_id in but or all(
+                owner.broker_id != broker_id or stays(stream, owner) for owner in stream.assignments
+            ):
                 continue
-            version = with_assignments(stream, [])
+            version = with_assignments(stream, [], coordinator_epoch)
             for owner in version.assignments:
                 if owner.broker_id == broker_id and not stays(stream, owner):
+                    owner.first_group_id = first_group_id_of(owner, broker_epoch)
                     owner.broker_epoch = broker_epoch
-                    owner.first_group_id += GROUPS_PER_LAUNCH
             changed.append(version)
         return changed
 
@@ -197,13 +204,22 @@ def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:
     return sorted({broker_id for one in stream.assignments for broker_id in broker_ids_of_assignment(one)})
 
 
+def first_group_id_of(owner: common_pb2.StreamletAssignment, broker_epoch: int) -> int:
+    """Where the group ids of a new launch begin that finds nothing of the streamlet.
+
+    Above those of the launch before, and, as epochs are never given twice, above those of launches that are not in the
+    metadata any more since these were put back to an older copy.
+    """
+    return max(owner.first_group_id + GROUPS_PER_LAUNCH, broker_epoch * GROUPS_PER_LAUNCH)
+
+
 def with_assignments(
-    stream: common_pb2.StreamInfo, assignments: Iterable[common_pb2.StreamletAssignment]
+    stream: common_pb2.StreamInfo, assignments: Iterable[common_pb2.StreamletAssignment], coordinator_epoch: int
 ) -> common_pb2.StreamInfo:
     """The next version of `stream`, with these in the place of its assignments of the same streamlets."""
     version = common_pb2.StreamInfo()
     version.CopyFrom(stream)
-    version.assignments_version += 1
+    new_version(version, coordinator_epoch)
     for assignment in assignments:
         version.assignments[assignment.streamlet_id].CopyFrom(assignment)
     return version

@@ -88,6 +88,7 @@ class Coordinator:
             self._migration,
             self._recoveries,
             self._members,
+            self._unknown,
         )
         """That do something by themselves, in the order in which they end."""
         self._own_backup_calls: Backups | None = None
@@ -277,14 +278,15 @@ class Coordinator:
         launch = Launch(request.broker_id, request.broker_epoch)
         self._producers.noted(launch, request.fences_version)
         self._unknown.note(launch, request.unknown_streams)
+        self._unknown.advance()
 
     def unknown(self) -> list[coordinator_pb2.UnknownStream]:
         """See `UnknownStreams.describe_all`."""
         return self._unknown.describe_all()
 
-    def unknown_of(self, stream_ids: Iterable[int]) -> list[int]:
+    def unknown_of(self, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
         """See `UnknownStreams.of`."""
-        return self._unknown.of(stream_ids)
+        return self._unknown.of(Launch(request.broker_id, request.broker_epoch), request)
 
     async def adopt_stream(self, which: str, name: str = "") -> common_pb2.StreamInfo:
         """See `UnknownStreams.adopt`."""

@@ -11,7 +11,7 @@ Refused for a member that is alive or expected back, and for one that is still n
              elsewhere, too. `force` gives up the latter.
 
 With `force`, a streamlet without replicas gets another owner, and goes on far behind what was lost (see
-`GROUPS_PER_LAUNCH`): readers get ``DataLost``. What was lost is told in words.
+`first_group_id_of`): readers get ``DataLost``. What was lost is told in words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from kera.coordinator.catalog import GROUPS_PER_LAUNCH, with_assignments
+from kera.coordinator.catalog import first_group_id_of, with_assignments
 from kera.coordinator.intervals import broker_ids_of, emptied, intervals_of, moved
 from kera.coordinator.membership import InfoT, Membership, RecordT
 from kera.coordinator.migration import Migration, move_record
@@ -127,8 +127,8 @@ class Forgetting:
                 counts[owner_id] += 1
                 # Ordinals go on where those of the last interval began: how many went with it, nobody knows.
                 records = list(intervals_of(one)[-1].first_records)
-                next_group_id = one.first_group_id + GROUPS_PER_LAUNCH
                 epoch = self._state.brokers.epoch(owner_id)
+                next_group_id = first_group_id_of(one, epoch)
                 after = moved(one, owner_id, epoch, next_group_id=next_group_id, first_records=records)
                 streamlet = Streamlet(stream.stream_id, one.streamlet_id)
                 end = common_pb2.StreamletState(
@@ -148,7 +148,7 @@ class Forgetting:
                 if interval.broker_id == broker_id:
                     after = emptied(after, broker_id, interval.first_group_id)
             changed.append(after)
-        return with_assignments(stream, changed), changes, taken
+        return with_assignments(stream, changed, self._state.coordinator_epoch), changes, taken
 
     def _owner(self, assignment: common_pb2.StreamletAssignment, counts: Counter[int]) -> int:
         """A broker for a streamlet that has lost its own: one that has nothing of it goes on best."""

@@ -14,6 +14,7 @@ from kera.coordinator.starts import merged, without_interval
 from kera.coordinator.state import STARTS, State, last_epoch, last_id, member_key, streamlet_key
 from kera.coordinator.work import Work
 from kera.core.errors import UnknownStream
+from kera.core.lineage import comes_from
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
@@ -37,7 +38,8 @@ class Members:
 
         A launch that registers again gets the same answer. A new one fences the one before it; where it has lost the
         data of a streamlet, its group ids start above those it had (see `GROUPS_PER_LAUNCH`). What is being recovered
-        is not its own any more, and replicated streamlets are recovered if it has lost its memory.
+        is not its own any more, and replicated streamlets are recovered if it has lost its memory. A stream of which it
+        knows assignments that we do not is none of them, until these have been taken up (``unknown``).
 
         Raises `InvalidArgument`, and `StaleEpoch` for a launch that was given up for lost.
         """
@@ -50,11 +52,14 @@ class Members:
         async with state.changing:
             registration = self._decide(state.brokers, request)
             broker_id, epoch = registration.member_id, registration.epoch
+            later = {one.stream_id for one in request.held_streams if self._is_later(one)}
             changed: list[coordinator_pb2.RecoveryInfo] = []
             moved: list[common_pb2.StreamInfo] = []
             if registration.new_launch and not registration.new_member:
                 changed, stays = recoveries.at_registration(broker_id, epoch, lost_memory=request.lost_memory)
-                moved = state.catalog.relaunched(broker_id, epoch, stays)
+                moved = state.catalog.relaunched(
+                    broker_id, epoch, stays, coordinator_epoch=state.coordinator_epoch, but=later
+                )
             info = await self._admit(state.brokers, registration, recoveries.records(changed), moved)
             recoveries.admitted(changed)
             log.info(
@@ -65,7 +70,13 @@ class Members:
                 streams_moved=len(moved),
                 address=info.grpc_address,
             )
-            return info, state.catalog.of_launch(broker_id, epoch)
+            known = state.catalog.of_launch(broker_id, epoch)
+            return info, [stream for stream in known if stream.stream_id not in later]
+
+    def _is_later(self, held: coordinator_pb2.HeldStream) -> bool:
+        """Whether a broker knows assignments of a stream that are not in the metadata: see ``unknown``."""
+        catalog = self._state.catalog
+        return held.stream_id in catalog and not comes_from(catalog.with_id(held.stream_id), held.assignments_version)
 
     def elsewhere(
         self,
@@ -75,17 +86,15 @@ class Members:
     ) -> list[int]:
         """Of the streams that a broker holds, those of which others have everything, `told` aside.
 
-        Not those of which it knows later assignments than we do, as after our metadata were restored from an older
-        copy: what it has of them may be the only one there is.
+        Not those of which it knows assignments that we do not, as after our metadata were restored from an older copy:
+        what it has of them may be the only one there is.
         """
         catalog = self._state.catalog
         concerning = {stream.stream_id for stream in (*told, *catalog.concerning(broker_id))}
         return [
             one.stream_id
             for one in held
-            if one.stream_id in catalog
-            and one.stream_id not in concerning
-            and one.assignments_version <= catalog.with_id(one.stream_id).assignments_version
+            if one.stream_id in catalog and one.stream_id not in concerning and not self._is_later(one)
         ]
 
     async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
@@ -232,7 +241,11 @@ class _Report:
         by_stream: dict[int, list[common_pb2.StreamletAssignment]] = {}
         for streamlet, assignment in self._assignments.items():
             by_stream.setdefault(streamlet.stream_id, []).append(assignment)
-        return [with_assignments(self._state.catalog.with_id(one), changed) for one, changed in by_stream.items()]
+        state = self._state
+        return [
+            with_assignments(state.catalog.with_id(one), changed, state.coordinator_epoch)
+            for one, changed in by_stream.items()
+        ]
 
     def changes(self) -> dict[str, bytes | None]:
         values = {

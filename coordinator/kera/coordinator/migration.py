@@ -301,7 +301,7 @@ class Migration:
             after.append(moved(now, target, epoch, next_group_id=end.next_group_id, first_records=first))
             handed_over[streamlet_key(HANDOVERS, stream_id, streamlet_id)] = end.SerializeToString()
             handed_over |= self._starts_without_empty(Streamlet(stream_id, streamlet_id), now, end)
-        version = with_assignments(stream, after)
+        version = with_assignments(stream, after, state.coordinator_epoch)
         if version.ByteSize() > stream.ByteSize():  # else it is a way out
             self._check_room(version)
         await state.write(handed_over, [version])
@@ -439,7 +439,8 @@ class Migration:
 
     async def _renew(self, stream_id: int) -> None:
         """Write that nothing has changed, as a new version: an order from before the seal does not undo it."""
-        await self._state.write({}, [with_assignments(self._state.catalog.with_id(stream_id), [])])
+        state = self._state
+        await state.write({}, [with_assignments(state.catalog.with_id(stream_id), [], state.coordinator_epoch)])
 
     async def _drop_moves(self, streamlets: Iterable[Streamlet]) -> None:
         keys = [_key(streamlet) for streamlet in streamlets]

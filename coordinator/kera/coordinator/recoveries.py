@@ -515,7 +515,7 @@ class Recoveries:
             for one in asked.streamlet_ids
             if stream.assignments[one] == asked.stream.assignments[one] and Streamlet(stream_id, one) in found
         ]
-        return with_assignments(stream, changed) if changed else None
+        return with_assignments(stream, changed, self._state.coordinator_epoch) if changed else None
 
     def _own_losses(self, run: _Run, owner: Launch) -> list[coordinator_pb2.RecoveryInfo]:
         """Recoveries of earlier launches of a broker that takes over what another one had, if any are pending."""
@@ -546,7 +546,8 @@ class Recoveries:
         for stream in map(self._stream, stream_ids):
             taken = [one for one in stream.assignments if is_taken_over(run.info, one)] if stream is not None else []
             if stream is not None and taken:
-                streams.append(with_assignments(stream, [released(run.info, one) for one in taken]))
+                given_up = [released(run.info, one) for one in taken]
+                streams.append(with_assignments(stream, given_up, self._state.coordinator_epoch))
         info = self._shown(run)  # without the source the owners tell of it no more: what they said last is written
         await self._state.write(_records([info]), streams)
         self._put(info)

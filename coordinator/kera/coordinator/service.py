@@ -141,7 +141,7 @@ class _Handlers:
             lease_ms=self._coordinator.lease_ms,
             coordinator_epoch=self._coordinator.coordinator_epoch,
             fences=self._coordinator.fences(request.fences_version),
-            unknown_stream_ids=self._coordinator.unknown_of(request.held_stream_ids),
+            unknown_stream_ids=self._coordinator.unknown_of(request),
         )
 
     async def register_backup(self, request: messages.RegisterBackupRequest) -> messages.RegisterBackupResponse:

@@ -28,6 +28,7 @@ from kera.coordinator.validation import (
     extended_schema,
 )
 from kera.core.errors import KeraError, TooFewBackups, Unavailable, UnknownStream
+from kera.core.lineage import new_version
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -94,6 +95,7 @@ class Streams:
             catalog.check_room(stream)
             stream.stream_id = state.next_id(LAST_STREAM_ID)
             stream.created_us = state.clock.now_us()
+            new_version(stream, state.coordinator_epoch)
             await state.write({LAST_STREAM_ID: number(stream.stream_id), **self._drops.needed(stream)})
             catalog.reserve(stream)
         try:

@@ -1,25 +1,30 @@
-"""Streams that brokers hold and this coordinator does not know, and how they are taken up again (``adopt``).
+"""What brokers know of streams and this coordinator does not, since its metadata were restored from an older copy.
 
-There are such streams when the metadata were restored from a copy that is older than they are. Nobody drops them (see
-``drops``); an operator sees them in ``kera cluster describe``, and has them adopted: with their old id, and as the
-brokers knew them last, since what a broker was told of a stream it has written down.
+What a broker was told of a stream it has written down, and a new leader hears of it. So nothing of this is stored.
 
-A stream is adopted only when each broker that has a part of it has told of it, and is alive: what the latest of them
-knows is what counts. Nothing of this is stored before that; a new leader is told anew.
+* **A stream that is not in the metadata** is dropped by nobody (see ``drops``); an operator sees it in ``kera cluster
+  describe``, and has it adopted, with its old id and as the brokers knew it last (`UnknownStreams.adopt`): when each
+  broker that has a part of it has told of it, and is alive, for what the latest of them knows is what counts.
+* **A stream that was moved, recovered or altered since the copy** goes on as brokers know it, by itself
+  (`UnknownStreams.advance`), if that comes from what is in the metadata. If both have gone on (the metadata of a
+  coordinator that acted before it had heard of it), none of both is destroyed: brokers refuse what does not come from
+  what they know (``kera.core.lineage``), and an operator sees the problem.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kera.coordinator.catalog import GROUPS_PER_LAUNCH, broker_ids_of
+from kera.coordinator.catalog import broker_ids_of, first_group_id_of
 from kera.coordinator.drops import is_to_be_dropped
 from kera.coordinator.ledger import number
 from kera.coordinator.recovery import Launch
 from kera.coordinator.state import State
 from kera.coordinator.streams import LAST_STREAM_ID
 from kera.coordinator.validation import checked_name
+from kera.coordinator.work import Work
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
+from kera.core.lineage import comes_from, new_version
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -33,14 +38,26 @@ class UnknownStreams:
         self._state = state
         self._told: dict[int, dict[Launch, coordinator_pb2.UnknownStream]] = {}
         """What launches told, by stream."""
+        self._awaited: dict[Launch, set[int]] = {}
+        """The launches that have said what they hold; of these streams they have yet to tell."""
+        self._work = Work()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._work.close()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._work.idle()
 
     def note(self, launch: Launch, told: Iterable[coordinator_pb2.UnknownStream]) -> None:
         """A broker tells of streams that we do not know."""
         for one in told:
             stream_id = one.stream.stream_id
-            if not self._is_unknown(stream_id):
+            self._awaited.get(launch, set()).discard(stream_id)
+            if not self._is_news(stream_id, one.stream.assignments_version, one.stream.config_version):
                 continue
-            if stream_id not in self._told:
+            if stream_id not in self._told and stream_id not in self._state.catalog:
                 log.warning(
                     "a broker holds a stream that is not in the metadata, which may have been restored from an older"
                     " copy; kera cluster adopt takes it up again",
@@ -51,9 +68,64 @@ class UnknownStreams:
                 )
             self._told.setdefault(stream_id, {})[launch] = one
 
-    def of(self, stream_ids: Iterable[int]) -> list[int]:
-        """Which of the streams that a broker holds we do not know."""
-        return [stream_id for stream_id in stream_ids if self._is_unknown(stream_id)]
+    def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
+        """Of which of the streams that a broker holds we do not know what it knows."""
+        if not request.held_streams_told:
+            return []
+        news = [
+            one.stream_id
+            for one in request.held_streams
+            if self._is_news(one.stream_id, one.assignments_version, one.config_version)
+        ]
+        self._awaited[launch] = set(news)
+        return news
+
+    def advance(self) -> None:
+        """Have streams that we know go on as brokers know them, as far as that comes from what we know."""
+        for stream_id in self._told:
+            if stream_id in self._state.catalog:
+                self._work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
+
+    async def _take_up(self, stream_id: int) -> None:
+        stream = await self._state.change(self._write_later(stream_id))
+        if stream is not None:
+            log.warning(
+                "a stream goes on as its brokers know it: the metadata may have been restored from an older copy",
+                stream=stream.name,
+                stream_id=stream_id,
+            )
+            await self._state.tell(stream, otherwise="broker does not know yet how a stream goes on")
+
+    async def _write_later(self, stream_id: int) -> common_pb2.StreamInfo | None:
+        self._forget()
+        if stream_id not in self._told or stream_id not in self._state.catalog:
+            return None
+        known, later = self._state.catalog.with_id(stream_id), [one.stream for one in self._told[stream_id].values()]
+        self._check_told(known, *later)
+        stream = _later_version(known, later)
+        if stream.assignments_version != known.assignments_version:
+            self._check_recovered(stream)
+            members = self._state.brokers.ids()
+            missing = [one for one in broker_ids_of(stream) if one not in members]
+            if missing:
+                raise Unavailable(
+                    f"stream {stream.name!r} has a part at broker {missing[0]}, which is not in the metadata; start it",
+                    stream=stream.name,
+                    broker_ids=missing,
+                )
+            if self._renew_launches(stream):
+                new_version(stream, self._state.coordinator_epoch)
+        await self._state.write({}, [stream])
+        del self._told[stream_id]
+        return stream
+
+    def _check_told(self, *versions: common_pb2.StreamInfo) -> None:
+        """Raise `Unavailable` while a broker that lives and has a part may yet tell of something later."""
+        brokers, stream = self._state.brokers, versions[0]
+        for broker_id in {broker_id for one in versions for broker_id in broker_ids_of(one)}:
+            awaited = self._awaited.get(Launch(broker_id, brokers.epoch(broker_id)))
+            if brokers.is_alive(broker_id) and (awaited is None or stream.stream_id in awaited):
+                raise Unavailable(f"broker {broker_id} has yet to tell what it knows of stream {stream.name!r}")
 
     def describe_all(self) -> list[coordinator_pb2.UnknownStream]:
         """One description of each, by their ids: as the latest of the brokers knows it, with what all of them hold."""
@@ -89,7 +161,7 @@ class UnknownStreams:
         return stream
 
     def _find(self, which: str) -> int:
-        known = self.describe_all()
+        known = [one for one in self.describe_all() if not one.problem]
         found = [one.stream.stream_id for one in known if which == str(one.stream.stream_id)]
         found = found or [one.stream.stream_id for one in known if which and which == one.stream.name]
         if len(found) > 1:
@@ -119,34 +191,53 @@ class UnknownStreams:
                 stream=stream.name,
                 broker_ids=missing,
             )
+        self._check_recovered(stream)
+        self._renew_launches(stream)
+        new_version(stream, self._state.coordinator_epoch)
+        stream.config_version += 1
+        return stream
+
+    @staticmethod
+    def _check_recovered(stream: common_pb2.StreamInfo) -> None:
         if any(one.sources for one in stream.assignments):
             raise InvalidArgument(
-                f"stream {stream.name!r} cannot be adopted: it was being recovered from a lost broker when its brokers"
+                f"stream {stream.name!r} cannot be taken up: it was being recovered from a lost broker when its brokers"
                 " last heard of it",
                 stream=stream.name,
             )
+
+    def _renew_launches(self, stream: common_pb2.StreamInfo) -> bool:
+        """Have the current launches of its brokers own what earlier ones did; whether there is any."""
+        brokers, renewed = self._state.brokers, False
         for one in stream.assignments:
             epoch = brokers.epoch(one.broker_id)
-            if one.broker_epoch != epoch:
+            if one.broker_epoch < epoch and not brokers.is_fenced(one.broker_id):
+                one.first_group_id = first_group_id_of(one, epoch)
                 one.broker_epoch = epoch
-                one.first_group_id += GROUPS_PER_LAUNCH
-        stream.assignments_version += 1
-        stream.config_version += 1
-        return stream
+                renewed = True
+        return renewed
 
     def _described(self, stream_id: int) -> coordinator_pb2.UnknownStream:
         told = self._told[stream_id]
         latest = max(told.values(), key=lambda one: (one.stream.assignments_version, one.stream.config_version))
+        problem = ""
+        if stream_id in self._state.catalog:
+            problem = self._work.failure(stream_id) or "it is about to go on as these brokers know it"
         return coordinator_pb2.UnknownStream(
             stream=latest.stream,
+            problem=problem,
             bytes=sum(one.bytes for one in told.values()),
             records=sum(one.records for one in told.values()),
             broker_ids=sorted(launch.member_id for launch in told),
         )
 
-    def _is_unknown(self, stream_id: int) -> bool:
+    def _is_news(self, stream_id: int, assignments_version: int, config_version: int) -> bool:
+        """Whether these versions of a stream, which a broker knows, are not in the metadata."""
         state = self._state
-        return stream_id not in state.catalog and not is_to_be_dropped(state, stream_id)
+        if stream_id not in state.catalog:
+            return not is_to_be_dropped(state, stream_id)
+        known = state.catalog.with_id(stream_id)
+        return config_version > known.config_version or not comes_from(known, assignments_version)
 
     def _forget(self) -> None:
         """Drop what launches told that are not current any more, and what is known by now."""
@@ -155,9 +246,36 @@ class UnknownStreams:
             told = {
                 launch: one
                 for launch, one in self._told[stream_id].items()
-                if brokers.epoch(launch.member_id) == launch.epoch and self._is_unknown(stream_id)
+                if brokers.epoch(launch.member_id) == launch.epoch
+                and self._is_news(stream_id, one.stream.assignments_version, one.stream.config_version)
             }
             if told:
                 self._told[stream_id] = told
             else:
                 del self._told[stream_id]
+        for launch in [one for one in self._awaited if brokers.epoch(one.member_id) != one.epoch]:
+            del self._awaited[launch]
+
+
+def _later_version(known: common_pb2.StreamInfo, told: Iterable[common_pb2.StreamInfo]) -> common_pb2.StreamInfo:
+    """What brokers know later of a stream than the metadata do. Raises `InvalidArgument` if both have gone on."""
+    stream = common_pb2.StreamInfo()
+    stream.CopyFrom(known)
+    for one in told:
+        if not comes_from(stream, one.assignments_version):
+            if not comes_from(one, stream.assignments_version):
+                raise InvalidArgument(
+                    f"stream {known.name!r}: brokers know assignments that do not come from those in the metadata;"
+                    " both are kept, and what these brokers have is not served. Restore a later copy of the metadata",
+                    stream=known.name,
+                )
+            del stream.assignments[:]
+            stream.assignments.extend(one.assignments)
+            stream.assignments_version = one.assignments_version
+            stream.assignments_lineage[:] = one.assignments_lineage
+        if one.config_version > stream.config_version:
+            stream.config.CopyFrom(one.config)
+            del stream.schemas[:]
+            stream.schemas.extend(one.schemas)
+            stream.config_version = one.config_version
+    return stream

@@ -495,6 +495,7 @@ class StreamInfo(_message.Message):
     CONFIG_VERSION_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_VERSION_FIELD_NUMBER: _builtins.int
     CREATION_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENTS_LINEAGE_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     name: _builtins.str
     created_us: _builtins.int
@@ -510,6 +511,13 @@ class StreamInfo(_message.Message):
     def schemas(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamSchema]: ...
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletAssignment]: ...
+    @_builtins.property
+    def assignments_lineage(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The versions of `assignments` that this one comes from, as the last one of each coordinator that changed them, the
+        oldest first; the last is `assignments_version`. What a broker knows and is not among them, the coordinator does not
+        know: its metadata were restored from an older copy.
+        """
+
     def __init__(
         self,
         *,
@@ -522,10 +530,11 @@ class StreamInfo(_message.Message):
         config_version: _builtins.int = ...,
         assignments_version: _builtins.int = ...,
         creation_id: _builtins.str = ...,
+        assignments_lineage: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "assignments_version", b"assignments_version", "config", b"config", "config_version", b"config_version", "created_us", b"created_us", "creation_id", b"creation_id", "name", b"name", "schemas", b"schemas", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "assignments_lineage", b"assignments_lineage", "assignments_version", b"assignments_version", "config", b"config", "config_version", b"config_version", "created_us", b"created_us", "creation_id", b"creation_id", "name", b"name", "schemas", b"schemas", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -986,7 +986,7 @@ class DescribeClusterResponse(_message.Message):
 
     @_builtins.property
     def unknown_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnknownStream]:
-        """That brokers hold and that are not in the metadata."""
+        """That brokers hold and that are not in the metadata, or not as brokers know them."""
 
     def __init__(
         self,
@@ -1007,7 +1007,7 @@ Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: 
 
 @_typing.final
 class UnknownStream(_message.Message):
-    """A stream that is not in the metadata, as these may have been restored from an older copy."""
+    """A stream that is not in the metadata, or not as brokers know it, as these may have been restored from an older copy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1015,10 +1015,13 @@ class UnknownStream(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     BROKER_IDS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     """That are there."""
     records: _builtins.int
     """Where its entries end, all ordinals added up."""
+    problem: _builtins.str
+    """Of one that is in the metadata, as it was at an earlier time: why it does not go on as brokers know it."""
     @_builtins.property
     def stream(self) -> _common_pb2.StreamInfo:
         """As the broker knew it last; only its id, if that was not written down."""
@@ -1034,10 +1037,11 @@ class UnknownStream(_message.Message):
         bytes: _builtins.int = ...,
         records: _builtins.int = ...,
         broker_ids: _abc.Iterable[_builtins.int] | None = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_ids", b"broker_ids", "bytes", b"bytes", "records", b"records", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_ids", b"broker_ids", "bytes", b"bytes", "problem", b"problem", "records", b"records", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1220,18 +1224,22 @@ class HeldStream(_message.Message):
 
     STREAM_ID_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_VERSION_FIELD_NUMBER: _builtins.int
+    CONFIG_VERSION_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     assignments_version: _builtins.int
     """The latest that the broker has heard of; 0: it does not know."""
+    config_version: _builtins.int
+    """Of its configuration, likewise."""
     def __init__(
         self,
         *,
         stream_id: _builtins.int = ...,
         assignments_version: _builtins.int = ...,
+        config_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments_version", b"assignments_version", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments_version", b"assignments_version", "config_version", b"config_version", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1351,13 +1359,16 @@ class HeartbeatRequest(_message.Message):
     UNNEEDED_BACKUP_IDS_FIELD_NUMBER: _builtins.int
     FENCES_VERSION_FIELD_NUMBER: _builtins.int
     UNKNOWN_STREAMS_FIELD_NUMBER: _builtins.int
-    HELD_STREAM_IDS_FIELD_NUMBER: _builtins.int
+    HELD_STREAMS_FIELD_NUMBER: _builtins.int
+    HELD_STREAMS_TOLD_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     bytes_per_s: _builtins.int
     """Of all of them."""
     fences_version: _builtins.int
     """Of the fences that it has noted."""
+    held_streams_told: _builtins.bool
+    """`held_streams` has all of them, which may be none."""
     @_builtins.property
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletLoad]:
         """Of the streamlets that are written to, the busiest."""
@@ -1383,7 +1394,7 @@ class HeartbeatRequest(_message.Message):
         """Of those that an answer named."""
 
     @_builtins.property
-    def held_stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def held_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldStream]:
         """All that it has something of, told to each coordinator that begins to lead."""
 
     def __init__(
@@ -1399,11 +1410,12 @@ class HeartbeatRequest(_message.Message):
         unneeded_backup_ids: _abc.Iterable[_builtins.int] | None = ...,
         fences_version: _builtins.int = ...,
         unknown_streams: _abc.Iterable[Global___UnknownStream] | None = ...,
-        held_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        held_streams: _abc.Iterable[Global___HeldStream] | None = ...,
+        held_streams_told: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_stream_ids", b"held_stream_ids", "loads", b"loads", "recoveries", b"recoveries", "starts", b"starts", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "loads", b"loads", "recoveries", b"recoveries", "starts", b"starts", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1433,7 +1445,7 @@ class HeartbeatResponse(_message.Message):
 
     @_builtins.property
     def unknown_stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of the held streams, those that are not in the metadata: the broker tells what they are."""
+        """Of the held streams, those of which the metadata do not have what the broker knows: it tells what they are."""
 
     def __init__(
         self,

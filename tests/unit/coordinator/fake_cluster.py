@@ -12,9 +12,12 @@ from kera.coordinator.metadata import MetadataStore
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.clock import FakeClock
 from kera.core.errors import Unavailable
+from kera.core.lineage import CHANGES_BITS
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 SETTINGS = CoordinatorSettings.for_testing(Path("unused"))
+FIRST_VERSION = 1 << CHANGES_BITS
+"""Of the assignments of a stream that the first coordinator has created."""
 
 
 class FakeBrokers:

@@ -86,9 +86,10 @@ def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> No
     catalog.add(other)
     catalog.reserve(stream("creating", 3, (1, 5)))
 
-    (moved,) = catalog.relaunched(1, 9)
+    (moved,) = catalog.relaunched(1, 9, coordinator_epoch=2)
 
-    assert owners(moved) == [(1, 9, 1 + GROUPS_PER_LAUNCH), (2, 6, 1), (1, 9, 1 + GROUPS_PER_LAUNCH)]
+    assert owners(moved) == [(1, 9, 9 * GROUPS_PER_LAUNCH), (2, 6, 1), (1, 9, 9 * GROUPS_PER_LAUNCH)]
+    assert catalog.relaunched(1, 9, coordinator_epoch=2, but={1}) == []
     assert catalog.with_id(1) is shared  # decided, not done
     assert owners(shared) == [(1, 5, 1), (2, 6, 1), (1, 5, 1)]
     catalog.add(moved)

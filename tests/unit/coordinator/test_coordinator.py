@@ -463,7 +463,7 @@ async def test_concurrent_alterations_all_count(cluster: Cluster) -> None:
     stream = cluster.coordinator.stream("orders")
     assert stream.config_version == 11
     assert (stream.config.retention_ms, stream.config.retention_bytes) == (10, 5)
-    assert owners(stream) == [(1, 2, 1 + GROUPS_PER_LAUNCH)]
+    assert owners(stream) == [(1, 2, 2 * GROUPS_PER_LAUNCH)]
 
 
 async def test_a_caller_that_gives_up_does_not_stop_an_alteration_halfway(cluster: Cluster) -> None:
@@ -534,7 +534,7 @@ async def test_a_new_launch_owns_its_streamlets_with_a_new_epoch_and_new_groups(
     info, streams = await cluster.register("a2", broker_id=1)
 
     assert (info.broker_id, info.broker_epoch) == (1, 3)
-    assert [owners(stream) for stream in streams] == [[(1, 3, 1 + GROUPS_PER_LAUNCH), (2, 2, 1)]]
+    assert [owners(stream) for stream in streams] == [[(1, 3, 3 * GROUPS_PER_LAUNCH), (2, 2, 1)]]
     assert cluster.coordinator.streams() == streams
     with pytest.raises(StaleEpoch):
         await heartbeat(cluster, 1, 1)

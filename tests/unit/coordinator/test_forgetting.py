@@ -129,11 +129,11 @@ async def test_records_that_only_the_broker_has_are_given_up_only_by_force_and_t
     lost = await forget(two, broker_id=1, force=True)
     assert lost == ["stream 'plain', which has no replicas: all records of 1 of its streamlets there"]
     assignment = two.coordinator.stream("plain").assignments[mine]
-    assert (assignment.broker_id, assignment.first_group_id) == (2, 1 + GROUPS_PER_LAUNCH)
+    assert (assignment.broker_id, assignment.first_group_id) == (2, 2 * GROUPS_PER_LAUNCH)
     assert list(assignment.intervals) == []
     await two.coordinator.idle()
     assert two.brokers.streams[2, 1] == two.coordinator.stream("plain")
-    assert two.brokers.handed_over[2, 1, mine].next_group_id == 1 + GROUPS_PER_LAUNCH
+    assert two.brokers.handed_over[2, 1, mine].next_group_id == 2 * GROUPS_PER_LAUNCH
     assert await two.store.list("moves/") == {}
     assert (await two.restart()).stream("plain").assignments[mine] == assignment
     await two.settle()

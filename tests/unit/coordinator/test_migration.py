@@ -5,7 +5,7 @@ import pytest
 from kera.coordinator import migration as migration_module
 from kera.core.errors import InvalidArgument, StreamletOutOfRange, Unavailable, Uncertain, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_a_streamlet_moves_and_its_groups_stay(two: Cluster) -> None:
     moved = await two.coordinator.move_streamlet("orders", 0, 2)
 
     assert moved.stream == two.coordinator.stream("orders")
-    assert moved.stream.assignments_version == 1
+    assert moved.stream.assignments_version == FIRST_VERSION + 1
     assert places(two) == [(1, 1, []), (2, 57, [1000])]
     assignment = moved.stream.assignments[0]
     assert (assignment.broker_id, assignment.broker_epoch, assignment.first_group_id) == (2, 2, 57)
@@ -68,7 +68,7 @@ async def test_a_streamlet_moves_and_its_groups_stay(two: Cluster) -> None:
 async def test_a_streamlet_that_is_there_already_stays(two: Cluster) -> None:
     moved = await two.coordinator.move_streamlet("orders", 0, 1)
 
-    assert (moved.stall_us, moved.stream.assignments_version, two.brokers.sealed) == (0, 0, [])
+    assert (moved.stall_us, moved.stream.assignments_version, two.brokers.sealed) == (0, FIRST_VERSION, [])
 
 
 async def test_a_streamlet_that_goes_back_is_in_one_piece_if_nothing_was_written(two: Cluster) -> None:
@@ -134,7 +134,10 @@ async def test_a_seal_that_fails_leaves_everything_as_it_was(two: Cluster, failu
 
     assert await moves(two) == []
     told = two.brokers.streams[1, 1]
-    assert (told.assignments[0].broker_id, told.assignments_version) > (1, 0)  # a later version: it undoes the seal
+    assert (told.assignments[0].broker_id, told.assignments_version) > (
+        1,
+        FIRST_VERSION,
+    )  # a later version: it undoes the seal
     await two.coordinator.move_streamlet("orders", 0, 2)
     assert owner(two) == 2
 

@@ -9,7 +9,7 @@ from kera.coordinator import recovery as recovery_module
 from kera.coordinator.catalog import GROUPS_PER_LAUNCH
 from kera.core.errors import StaleEpoch, Unavailable
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def test_what_a_dead_broker_had_goes_to_others_and_what_is_not_replicated_
     assert sorted(three.backups.fenced) == [(1, 1, 4), (2, 1, 4)]
     stream = three.coordinator.stream("copied")
     assert three.brokers.streams[2, 1] == stream
-    assert (stream.assignments_version, stream.assignments[0].first_group_id) == (1, 2)
+    assert (stream.assignments_version, stream.assignments[0].first_group_id) == (FIRST_VERSION + 1, 2)
     assert phase(three) == "RECOVERING"
     recovery = only(three)
     assert (recovery.broker_id, recovery.before_epoch, recovery.cause) == (1, 4, "dead")
@@ -292,7 +292,7 @@ async def test_a_broker_that_is_back_with_its_memory_in_time_keeps_everything(th
 
     assert phase(three) == "CANCELLED"
     assert owners(three)[0] == (1, info.broker_epoch)
-    assert three.coordinator.stream("copied").assignments[0].first_group_id == 1 + GROUPS_PER_LAUNCH
+    assert three.coordinator.stream("copied").assignments[0].first_group_id == info.broker_epoch * GROUPS_PER_LAUNCH
     assert len(streams) == 2
     three.brokers.waits_for = []
     await three.settle()

@@ -4,6 +4,7 @@ import pytest
 
 from kera.coordinator.catalog import GROUPS_PER_LAUNCH
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
+from kera.core.lineage import comes_from, new_version
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
@@ -21,11 +22,35 @@ def young(name: str = "young", *, epochs: tuple[int, ...] = (1, 2), version: int
     return stream
 
 
+def beat(cluster: Cluster, broker_id: int, *streams: common_pb2.StreamInfo) -> coordinator_pb2.HeartbeatRequest:
+    """A heartbeat that says that a broker has these streams."""
+    held = [
+        coordinator_pb2.HeldStream(
+            stream_id=one.stream_id, assignments_version=one.assignments_version, config_version=one.config_version
+        )
+        for one in streams
+    ]
+    epoch = cluster.coordinator.state.brokers.epoch(broker_id)
+    return coordinator_pb2.HeartbeatRequest(
+        broker_id=broker_id, broker_epoch=epoch, held_streams=held, held_streams_told=True
+    )
+
+
 async def tell(cluster: Cluster, broker_id: int, stream: common_pb2.StreamInfo) -> None:
     epoch = cluster.coordinator.state.brokers.epoch(broker_id)
     told = [coordinator_pb2.UnknownStream(stream=stream, bytes=100, records=5)]
     request = coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=epoch, unknown_streams=told)
     await cluster.coordinator.heartbeat(request)
+
+
+async def all_tell(cluster: Cluster, broker_id: int, stream: common_pb2.StreamInfo) -> None:
+    """All say what they hold, and one of them knows more of a stream than the metadata have."""
+    for one in cluster.coordinator.state.brokers.ids():
+        if one != broker_id:
+            cluster.coordinator.unknown_of(beat(cluster, one))
+    assert cluster.coordinator.unknown_of(beat(cluster, broker_id, stream)) == [stream.stream_id]
+    await tell(cluster, broker_id, stream)
+    await cluster.coordinator.idle()
 
 
 @pytest.fixture
@@ -41,7 +66,8 @@ async def test_what_is_known_being_created_or_to_be_dropped_is_not_unknown(two: 
     two.brokers.failures[2] = Unavailable("away")
     await two.coordinator.delete_stream("gone")
 
-    assert two.coordinator.unknown_of([known, gone, YOUNG]) == [YOUNG]
+    held = [common_pb2.StreamInfo(stream_id=stream_id) for stream_id in (known, gone, YOUNG)]
+    assert two.coordinator.unknown_of(beat(two, 1, *held)) == [YOUNG]
 
 
 async def test_a_stream_is_adopted_with_its_id_once_all_its_brokers_have_told_of_it(two: Cluster) -> None:
@@ -55,7 +81,8 @@ async def test_a_stream_is_adopted_with_its_id_once_all_its_brokers_have_told_of
     stream = await two.coordinator.adopt_stream("young")
 
     assert stream.stream_id == YOUNG
-    assert stream.assignments_version == 4
+    assert comes_from(stream, 3)
+    assert stream.assignments_version > 3
     assert sorted(two.brokers.opened) == [(1, "young"), (2, "young")]
     assert two.coordinator.unknown() == []
     await two.restart()
@@ -71,7 +98,7 @@ async def test_launches_that_are_new_get_streamlets_with_groups_behind_the_old_o
     first, second = (await two.coordinator.adopt_stream(str(YOUNG))).assignments
 
     assert (first.broker_epoch, first.first_group_id) == (1, 1)
-    assert (second.broker_epoch, second.first_group_id) == (3, 1 + GROUPS_PER_LAUNCH)
+    assert (second.broker_epoch, second.first_group_id) == (3, 3 * GROUPS_PER_LAUNCH)
 
 
 async def test_a_stream_whose_name_is_taken_is_adopted_under_another(two: Cluster) -> None:
@@ -98,3 +125,93 @@ async def test_what_a_launch_told_that_is_not_current_any_more_is_forgotten(two:
     await two.register("c", broker_id=1)
 
     assert two.coordinator.unknown() == []
+
+
+async def moved_since_a_copy(two: Cluster) -> tuple[common_pb2.StreamInfo, common_pb2.StreamInfo]:
+    """A stream as the metadata have it, and as its brokers know it: its streamlet was moved to the other broker."""
+    known = await two.create("orders", streamlets=1)
+    later = common_pb2.StreamInfo()
+    later.CopyFrom(known)
+    old = later.assignments[0].broker_id
+    later.assignments[0].broker_id = 3 - old
+    later.assignments[0].broker_epoch = two.coordinator.state.brokers.epoch(3 - old)
+    later.assignments[0].intervals.add(first_group_id=1, broker_id=old)
+    later.assignments[0].intervals.add(first_group_id=9, broker_id=3 - old, first_records=[70])
+    new_version(later, two.coordinator.coordinator_epoch + 5)
+    return known, later
+
+
+async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_it(two: Cluster) -> None:
+    _, later = await moved_since_a_copy(two)
+    await tell(two, later.assignments[0].broker_id, later)
+    await two.coordinator.idle()
+    assert "has yet to tell" in two.coordinator.unknown()[0].problem
+
+    await all_tell(two, later.assignments[0].broker_id, later)
+
+    assert two.coordinator.stream("orders") == later
+    assert {two.brokers.streams[one, later.stream_id].assignments_version for one in (1, 2)} == {
+        later.assignments_version
+    }
+    assert two.coordinator.unknown() == []
+    assert two.coordinator.unknown_of(beat(two, 1, later)) == []
+
+
+async def test_columns_that_came_since_a_copy_are_known_again(two: Cluster) -> None:
+    later = common_pb2.StreamInfo()
+    later.CopyFrom(await two.create("orders", streamlets=1))
+    later.schemas.add(schema_id=991, arrow_schema=b"later")
+    later.config_version += 7
+
+    await all_tell(two, later.assignments[0].broker_id, later)
+
+    assert two.coordinator.stream("orders") == later
+
+
+async def test_a_launch_that_registers_with_later_assignments_gets_nothing_of_the_stream_before_they_are_known(
+    two: Cluster,
+) -> None:
+    known, later = await moved_since_a_copy(two)
+    owner = known.assignments[0].broker_id
+    request = coordinator_pb2.RegisterBrokerRequest(
+        broker=common_pb2.BrokerInfo(broker_id=owner, grpc_address="x:1"),
+        launch_id="later",
+        held_streams=[
+            coordinator_pb2.HeldStream(stream_id=later.stream_id, assignments_version=later.assignments_version)
+        ],
+    )
+
+    _, streams = await two.coordinator.register_broker(request)
+
+    assert streams == []
+    assert two.coordinator.elsewhere(owner, request.held_streams, streams) == []
+    assert two.coordinator.stream("orders") == known
+    await all_tell(two, owner, later)
+    assert two.coordinator.stream("orders").assignments[0].broker_id == 3 - owner
+
+
+async def test_assignments_that_both_went_on_are_a_problem_that_is_told_and_destroys_nothing(two: Cluster) -> None:
+    known, later = await moved_since_a_copy(two)
+    await two.register("c", broker_id=known.assignments[0].broker_id)  # it has told of nothing: a new version
+    ours = two.coordinator.stream("orders")
+
+    await all_tell(two, later.assignments[0].broker_id, later)
+
+    assert two.coordinator.stream("orders") == ours
+    (described,) = two.coordinator.unknown()
+    assert "do not come from" in described.problem
+    with pytest.raises(UnknownStream):
+        await two.coordinator.adopt_stream("orders")
+
+
+async def test_what_is_at_a_broker_that_the_metadata_do_not_have_waits_for_it(two: Cluster) -> None:
+    _, later = await moved_since_a_copy(two)
+    later.assignments[0].broker_id = later.assignments[0].intervals[1].broker_id = 3
+
+    await all_tell(two, 1, later)
+    (described,) = two.coordinator.unknown()
+    assert "broker 3" in described.problem
+    await two.register("c")
+    await all_tell(two, 1, later)
+
+    assert two.coordinator.stream("orders").assignments[0].broker_id == 3
