@@ -199,7 +199,7 @@ class Recovering:
         self._settle_more = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = False
-        self._reading_now = 0
+        self._reading_now: set[VirtualKey] = set()
         self._settling_fails = ""
         """Why what has come cannot be made durable, if so."""
         self._limits = ReadLimits(per_backup_max=PER_BACKUP_MAX, read_bytes_max=READ_BYTES_MAX)
@@ -412,14 +412,14 @@ class Recovering:
                 self._more.clear()
                 await self._more.wait()
                 continue
-            self._reading_now += 1
+            self._reading_now.add(key)
             try:
                 await self._read(self._readings[key])
             except Exception as error:  # a defect must not end recovery
                 log.error("reading a replica failed", virtual_segment=list(key), exc_info=error)
                 self._failed[key] = _of_defect(error)
             finally:
-                self._reading_now -= 1
+                self._reading_now.discard(key)
 
     def _next(self) -> VirtualKey | None:
         for queue in (self._urgent, self._queue):
@@ -649,6 +649,7 @@ class Recovering:
         if not lacking or self._loop.time() < self._rescan_s:
             return
         begun_s = self._loop.time()
+        unread = {key for target in lacking for key in target.sources if not self._is_read(key)}
         materials = await self._rescan({target.address[:2] for target in lacking})
         spots = await asyncio.to_thread(materials.places, {target.address: target.record for target in lacking})
         now_s = self._loop.time()
@@ -668,10 +669,17 @@ class Recovering:
                 self._add({target.address: target.record}, spots, materials.scanned)
                 continue
             self._add_sources(target, materials)
-            may_come = any(key in failed or key in self._failed for key in target.sources)
+            may_come = any(
+                key in failed or key in self._failed or key in unread or key in self._reading_now
+                for key in target.sources
+            )
             if self._replicas_of(target) == before and not may_come:
                 self._wait_or_give_up(target, materials.scanned.away)
         self._order_soon()
+
+    def _is_read(self, key: VirtualKey) -> bool:
+        """Whether a virtual segment was read to its end; else what is missing may still come from it."""
+        return key in self._exhausted and key not in self._reading_now
 
     def _replicas_of(self, target: Target) -> int:
         """In how many places there is anything of a segment."""

@@ -47,11 +47,16 @@ async def written(world: Cluster, count: int, **config: Any) -> tuple[common_pb2
     await node.until(lambda: node.engine.replication.backups.up_count == 3)
     for _ in range(count):
         for producer in (0, 1):
-            statuses = await node.write(*world.chunks(producer, 2))
-            assert not any(status.error.code for status in statuses), statuses
+            await acknowledged(node, *world.chunks(producer, 2))
     stored = [data for entry in range(info.config.entries) for data in (await node.read(entry=entry))[0]]
     await node.kill(memory=True)
     return info, stored
+
+
+async def acknowledged(node: Node, *chunks: bytes) -> None:
+    await node.until(lambda: node.engine.replication.backups.up_count >= 2)
+    statuses = await node.write(*chunks)
+    assert not any(status.error.code for status in statuses), statuses
 
 
 def progress(node: Node) -> list[coordinator_pb2.RecoveryProgress]:
@@ -116,14 +121,14 @@ async def test_readers_go_on_from_positions_of_before(world: Cluster) -> None:
     await node.until(lambda: node.engine.replication.backups.up_count == 3)
     positions: list[Position] = [EARLIEST]
     for _ in range(12):
-        await node.write(*world.chunks(0, 2))
+        await acknowledged(node, *world.chunks(0, 2))
         positions.append((await node.read())[1])
     stored, end = await node.read()
     await node.kill(memory=True)
     other = world.nodes[2]
     await other.start(world.epoch())
     await world.take_over(info, 1, 2)
-    await other.write(*world.chunks(0, 2))
+    await acknowledged(other, *world.chunks(0, 2))
     for number, position in enumerate(positions):
         found, _ = await other.read(position)
         assert found[:-2] == stored[2 * number :]
@@ -153,7 +158,7 @@ async def test_a_new_owner_that_ends_in_the_middle_goes_on_after_its_start(
         patch.setattr(type(node.engine.takeovers._recovering), "_settle", some)
         _, after = await world.take_over(info, 1, 2)
         new = world.chunks(0, 3)
-        await node.write(*new)
+        await acknowledged(node, *new)
         await node.until(lambda: settled > 10)
         await node.kill(memory=memory)
     epoch = world.epoch()
@@ -177,7 +182,7 @@ async def test_a_third_broker_recovers_from_the_replicas_of_both(world: Cluster)
     await second.start(world.epoch())
     _, after = await world.take_over(info, 1, 2)
     new = world.chunks(1, 5)
-    await second.write(*new)
+    await acknowledged(second, *new)
     await second.until(lambda: bool(second.engine.takeovers.totals.segments_recovered))
     await second.kill(memory=True)
     await third.start(world.epoch())
@@ -318,6 +323,39 @@ async def test_what_applications_have_yet_to_read_comes_first(
     assert False in order
     assert order == sorted(order, reverse=True)
     assert await everything(world, 2) == stored
+    await node.stop()
+
+
+async def test_what_nobody_has_read_yet_is_not_given_up_when_it_is_looked_for(
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look for what is lacking may come before the replicas that have it are brought into order, or read."""
+    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
+    looked = asyncio.Event()
+    look, order = Recovering._look_for_lacking, Recovering._order
+
+    async def noting(self: Recovering, failed: Any) -> None:
+        await look(self, failed)
+        if self._rescan_s:
+            looked.set()
+
+    def late(self: Recovering) -> None:
+        if looked.is_set():
+            order(self)
+        else:
+            self._loop.call_later(0.01, self._order)
+
+    monkeypatch.setattr(Recovering, "_look_for_lacking", noting)
+    monkeypatch.setattr(Recovering, "_order", late)
+    info, stored = await written(world, 10)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    await node.until(lambda: all(each.readable for each in progress(node)))
+
+    assert node.engine.takeovers.totals.chunks_lost == 0
+    assert await everything(world, 2) == stored
+    await node.until_restored()
     await node.stop()
 
 
