@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from kera.client.partitioner import streamlet_of
 from kera.core.chunk import ChunkHeader, Codec, encode_chunk, encode_payload, place_chunk, verify_header
-from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence
+from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
@@ -87,6 +87,15 @@ def vectors() -> dict[str, Any]:
             frame(api.DESCRIBE_STREAM, 1, coordinator_pb2.DescribeStreamRequest(name="clicks")),
             frame(api.MULTI_WRITE_CHUNKS, 2, broker_pb2.MultiWriteChunksRequest(chunk_count=1), chunks[0]["chunk"]),
             frame(api.MULTI_READ_CHUNKS, 1 << 40, read_request()),
+            frame(api.MULTI_WRITE_CHUNKS, 2, write_response(), kind=Kind.REPLY),
+            frame(
+                api.MULTI_READ_CHUNKS,
+                1 << 40,
+                read_response(len(chunks[0]["placed"]) // 2),
+                chunks[0]["placed"],
+                kind=Kind.REPLY,
+            ),
+            error_frame(api.DESCRIBE_STREAMLETS, 3, UnknownStream("no stream 5 here", stream_id=5)),
         ],
         "errors": [
             error(NotOwner("streamlet 3 is with broker 2", stream="clicks", streamlet_id=3)),
@@ -174,11 +183,14 @@ def key(data: bytes) -> dict[str, Any]:
     return {"key": data.hex(), "crc32c": crc32c(data), "streamlet": {m: streamlet_of(data, m) for m in (1, 4, 1000)}}
 
 
-def frame(method: Method[Any, Any], request_id: int, message: Any, bulk: str = "") -> dict[str, Any]:
-    """A request as a frame."""
+def frame(
+    method: Method[Any, Any], request_id: int, message: Any, bulk: str = "", *, kind: Kind = Kind.REQUEST
+) -> dict[str, Any]:
+    """A request, or the reply to one, as a frame."""
     pieces = [bytes.fromhex(bulk)] if bulk else []
-    parts = encode_frame(Kind.REQUEST, method, request_id, message, pieces, BULK_BYTES_MAX)
+    parts = encode_frame(kind, method, request_id, message, pieces, BULK_BYTES_MAX)
     return {
+        "kind": kind.name.lower(),
         "method": f"{method.service}/{method.name}",
         "number": method.number,
         "request_id": request_id,
@@ -186,6 +198,30 @@ def frame(method: Method[Any, Any], request_id: int, message: Any, bulk: str = "
         "bulk": bulk,
         "frame": b"".join(parts).hex(),
     }
+
+
+def error_frame(method: Method[Any, Any], request_id: int, cause: KeraError) -> dict[str, Any]:
+    """The answer to a request that has failed as a whole."""
+    return frame(method, request_id, error_to_message(cause), kind=Kind.ERROR)
+
+
+def write_response() -> broker_pb2.MultiWriteChunksResponse:
+    """One chunk is stored."""
+    status = broker_pb2.ChunkStatus(group_id=5, segment_id=2, entry=0, position=0, first_record=1000)
+    return broker_pb2.MultiWriteChunksResponse(statuses=[status])
+
+
+def read_response(length_bytes: int) -> broker_pb2.MultiReadChunksResponse:
+    """Of two ranges: the first has a chunk, the second nothing for now."""
+    asked = read_request().ranges
+    following = common_pb2.Cursor()
+    following.CopyFrom(asked[0].start)
+    following.group_id, following.segment_id, following.position = 5, 2, length_bytes
+    results = [
+        broker_pb2.ReadResult(length_bytes=length_bytes, next=following),
+        broker_pb2.ReadResult(next=asked[1].start),
+    ]
+    return broker_pb2.MultiReadChunksResponse(results=results)
 
 
 def read_request() -> broker_pb2.MultiReadChunksRequest:

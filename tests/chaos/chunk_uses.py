@@ -13,6 +13,7 @@ from kera.cli._format import Place, for_terminal, json_formatter, text_formatter
 from kera.client.records import records_of
 from kera.client.types import ChunkBatch, StreamDescription
 from kera.core.chunk import ChunkHeader
+from kera.core.errors import SchemaMismatch
 from kera.core.ids import EARLIEST, EntryId
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.spark_connector.columns import RECORD_COLUMNS, Shaper, columns_of
@@ -51,9 +52,21 @@ def wanted(schema: pa.Schema) -> StructType:
     return RECORD_COLUMNS if schema.equals(DEFAULT_SCHEMA) else columns_of(schema, typed=True)
 
 
+@cache
+def spark_has(schema: pa.Schema) -> bool:
+    """Whether Spark's engines read such a stream at all: they have no unions, and no lists that are views."""
+    try:
+        wanted(schema)
+    except SchemaMismatch:
+        return False
+    return True
+
+
 def given_to_spark(batch: pa.RecordBatch) -> None:
     """What Spark's Python engine hands on: Spark's JVM gets these very bytes."""
     typed = not batch.schema.equals(DEFAULT_SCHEMA)
+    if not spark_has(batch.schema):
+        return
     try:
         for shaped in Shaper(wanted(batch.schema), stream="s", typed=typed).shape([batch], HEADER):
             shaped.validate(full=True)

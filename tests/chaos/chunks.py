@@ -1,9 +1,10 @@
 """Chunks whose checksums are right and whose records are not, by the hundred thousand: ``make fuzz-chunks``.
 
 Any program may write a chunk. So readers must survive whatever a record batch says of itself: offsets that point beyond
-their buffers, counts that are not, text that is no text, a kilobyte that says to be a gigabyte. Here record batches of
-many schemas, plain and compressed, are changed at random where it hurts, and opened as the SDK opens them; and what
-opens is made Python values, printed as ``kera consume`` does, and shaped as Spark's Python engine hands it on.
+their buffers, counts that are not, text that is no text, a kilobyte that says to be a gigabyte, or whose values are one
+when each is written out (``tests.chaos.growing``). Here record batches of many schemas, plain and compressed, are
+changed at random where it hurts, and opened as the SDK opens them; and what opens is made Python values, printed as
+``kera consume`` does, and shaped as Spark's Python engine hands it on.
 
 Promised, and checked: each is opened, or refused with `CorruptChunk`; no process ends of it, none takes much memory.
 The work is done by children, so that one that is killed is found, and told with the seed of the chunk that did it.
@@ -31,6 +32,7 @@ from kera.core.errors import KeraError
 from kera.core.record_batch import decode_payload, shape_of
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.chaos.chunk_uses import USES
+from tests.chaos.growing import GROWING, OTHERS, growing
 
 BATCH = 2_000
 """Chunks that one child opens."""
@@ -82,16 +84,19 @@ def batches() -> list[pa.RecordBatch]:
         for number in numbers
     ]
     plain = [{"timestamp": number, "value": data[number]} for number in numbers]
+    sharing = [OTHERS[name]() for name in ("list views", "runs", "unions")]
     return [
         pa.RecordBatch.from_pylist(default, DEFAULT_SCHEMA),
         pa.RecordBatch.from_pylist(plain, DEFAULT_SCHEMA),
         *(pa.RecordBatch.from_pydict(each) for each in columns),
+        *sharing,
     ]
 
 
 def sources() -> list[tuple[pa.RecordBatch, bytes]]:
-    """Batches and what they are as payloads, with each codec."""
-    return [(batch, encode_payload(batch, codec).to_pybytes()) for batch in batches() for codec in CODECS]
+    """Batches and what they are as payloads, with each codec; and those that are refused as they are, `GROWING`."""
+    whole = [(batch, encode_payload(batch, codec).to_pybytes()) for batch in batches() for codec in CODECS]
+    return whole + [(batch, encode_payload(batch).to_pybytes()) for batch in map(growing, GROWING)]
 
 
 def mutated(payload: bytes, random_: random.Random) -> bytes:
@@ -152,10 +157,10 @@ def _swap(data: bytearray, _: int, random_: random.Random) -> None:
 CHANGES = (_wild_number, _wild_number, _wild_number, _in_metadata, _bit, _bit, _byte, _cut, _swap)
 
 
-def open_as_reader(payload: bytes, schema: pa.Schema) -> str:
+def open_as_reader(payload: bytes, schema: pa.Schema, records: int = ROWS) -> str:
     """Open a payload as readers do, and look at all its values; what became of it, in a word."""
     try:
-        batch = decode_payload(payload, schema, records=ROWS)
+        batch = decode_payload(payload, schema, records=records)
     except KeraError as error:
         return error.code
     return use(batch)
@@ -180,7 +185,7 @@ def child(first: int, count: int) -> None:
         random_ = random.Random(seed)
         batch, payload = random_.choice(from_)
         try:
-            outcomes[open_as_reader(mutated(payload, random_), batch.schema)] += 1
+            outcomes[open_as_reader(mutated(payload, random_), batch.schema, batch.num_rows)] += 1
         except Exception as error:  # noqa: BLE001 - the parent tells which
             outcomes[f"{type(error).__name__}: {str(error)[:100]}"] += 1
             sys.stderr.write(f"seed {seed}: {error!r}\n")

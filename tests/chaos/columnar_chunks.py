@@ -21,6 +21,7 @@ from kera.core.chunk import Codec, Placement, encode_chunk, place_chunk
 from kera.core.record_batch import shape_of
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
+from tests.chaos.chunk_uses import spark_has
 from tests.chaos.chunks import ROWS, mutated, sources
 from tests.spark.jvm_harness import Harness, compiled, running
 from tests.spark.test_jvm_columns import question, text
@@ -28,11 +29,11 @@ from tests.spark.test_jvm_columns import question, text
 AT_ONCE = 250
 
 
-def crafted(payload: bytes, *, compressed: bool, typed: bool) -> bytes:
+def crafted(payload: bytes, *, compressed: bool, typed: bool, records: int = ROWS) -> bytes:
     """A placed chunk with these bytes, and with checksums that match."""
     encoded = encode_chunk(
         pa.py_buffer(payload),
-        record_count=ROWS,
+        record_count=records,
         stream_id=7,
         streamlet_id=3,
         schema_id=1,
@@ -58,7 +59,7 @@ def word_of(outcome: str) -> str:
 def opened(java: Harness, examples: int, seed: int) -> Iterator[tuple[int, str]]:
     """Seeds, and what became of their chunks; those of one schema are asked about together."""
     batches: dict[int, list[tuple[int, bytes]]] = {}
-    found = sources()
+    found = [(batch, payload) for batch, payload in sources() if spark_has(batch.schema)]
     for each in range(seed, seed + examples):
         random_ = random.Random(each)
         at = random_.randrange(len(found))
@@ -67,6 +68,7 @@ def opened(java: Harness, examples: int, seed: int) -> Iterator[tuple[int, str]]
             mutated(payload, random_),
             compressed=shape_of(memoryview(payload)).compressed,
             typed=not batch.schema.equals(DEFAULT_SCHEMA),
+            records=batch.num_rows,
         )
         waiting = batches.setdefault(at, [])
         waiting.append((each, chunk))

@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import tempfile
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -134,6 +135,8 @@ class World:
     ) -> None:
         self.broker_id = broker_id
         self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+        """At the end of the process, too, if nobody closes this: memory is not to fill with worlds that have failed."""
         self.disk = SimulatedDisk(Random(seed))
         self.infos = streams
         self.slots = slots
@@ -144,8 +147,10 @@ class World:
         self.start()
 
     def close(self) -> None:
-        self._let_go()
-        shutil.rmtree(self.root)
+        try:
+            self._let_go()
+        finally:
+            self._remove()
 
     # -- launches --------------------------------------------------------------------------------------------------
 

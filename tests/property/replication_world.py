@@ -9,6 +9,7 @@ R connected backups have it: so what is checked is that the *broker* never takes
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,8 @@ class World:
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+        """At the end of the process, too, if nobody closes this: memory is not to fill with worlds that have failed."""
         self.infos: dict[int, common_pb2.StreamInfo] = {}
         self.next_stream_id = 1
         self.launch = self.recover_before_epoch = 0
@@ -100,9 +103,11 @@ class World:
         self.wire.connect()
 
     def close(self) -> None:
-        self.engine.close()
-        self.engine.arena.close()
-        shutil.rmtree(self.root)
+        try:
+            self.engine.close()
+            self.engine.arena.close()
+        finally:
+            self._remove()
 
     # -- launches --------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ from pyspark.sql.types import (
 from kera.core.chunk import HEADER_BYTES, Codec, Placement, encode_chunk, encode_payload, place_chunk, read_header
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, columns_of
+from tests.chaos.chunk_uses import spark_has
+from tests.chaos.growing import GROWING, OTHERS, growing
 from tests.spark.jvm_harness import Harness, compiled, running
 
 pytestmark = pytest.mark.timeout(180)
@@ -126,6 +128,25 @@ def plain(value: pa.Scalar) -> Any:
 
 def text(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+@pytest.mark.parametrize("name", [name for name in GROWING if spark_has(growing(name).schema)])
+def test_what_would_become_gigabytes_when_it_is_written_out_is_refused(java: Harness, name: str, codec: Codec) -> None:
+    batch = growing(name)
+    asked = question(batch.schema, columns_of(batch.schema, typed=True), typed=True)
+    chunk = chunk_of(batch, codec, typed=True)
+    (outcome,) = java.ask(method="open", chunks=[text(chunk)], **asked)["outcomes"]
+    assert "CorruptChunk: " in outcome
+    assert "written out" in outcome or "records" in outcome
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if spark_has(OTHERS[name]().schema)])
+def test_what_only_has_such_types_is_read(java: Harness, name: str) -> None:
+    batch = OTHERS[name]()
+    asked = question(batch.schema, columns_of(batch.schema, typed=True), typed=True)
+    chunk = chunk_of(batch if batch.num_rows < 1 << 20 else batch.slice(0, 1000), typed=True)
+    assert java.ask(method="open", chunks=[text(chunk)], **asked)["outcomes"] == ["read"]
 
 
 def of_type(at: pa.DataType, values: Sequence[Any]) -> pa.RecordBatch:

@@ -20,6 +20,7 @@ import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._run import UsageError, run_async, silence_stdout
+from kera.core.errors import CorruptChunk
 
 if TYPE_CHECKING:
     from kera.cli._format import Formatter
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 _SPAN = re.compile(r"(\d{1,6})([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class CorruptChunks(enum.StrEnum):
+    """What becomes of a chunk whose records cannot be read, as in the consumer's settings."""
+
+    FAIL = "fail"
+    SKIP = "skip"
 
 
 class Start(enum.StrEnum):
@@ -68,6 +76,11 @@ def consume(
     raw: bool = typer.Option(
         False, "--raw", help="Write control characters as they are, to a terminal too; a pipe always gets them so."
     ),
+    corrupt_chunks: CorruptChunks = typer.Option(
+        CorruptChunks.FAIL,
+        "--corrupt-chunks",
+        help="What becomes of a chunk that cannot be read: it ends the command, or is left out with a warning.",
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     r"""Print the records of a stream as they come.
@@ -87,7 +100,11 @@ def consume(
         raise UsageError("--since and --group exclude each other: kera group reset puts a group elsewhere")
     since_us = None if since is None else time_us(since, time.time_ns() // 1000)
     begin: Literal["earliest", "latest"] = "latest" if start is Start.LATEST else "earliest"
-    run_async(_consume(bootstrap, stream, group, begin, since_us, count, until_end, as_json, template, raw))
+    run_async(
+        _consume(
+            bootstrap, stream, group, begin, since_us, count, until_end, as_json, template, raw, corrupt_chunks.value
+        )
+    )
 
 
 def time_us(text: str, now_us: int) -> int:
@@ -115,24 +132,29 @@ async def _consume(
     as_json: bool,
     template: str | None,
     raw: bool,
+    corrupt_chunks: str,
 ) -> None:
+    settings: dict[str, Any] = {"corrupt_chunks": corrupt_chunks}
     async with connected(bootstrap) as client:
         stream = await client.describe(name)
         formatter = _formatter(stream, as_json, template, printable=sys.stdout.isatty() and not raw)
         consumer: Consumer | GroupConsumer
         if group is not None:
-            consumer = client.group_consumer(group, name, start=start)
+            consumer = client.group_consumer(group, name, start=start, **settings)
         elif since_us is not None:
             places = await client.positions_at(name, since_us)
             positions = {streamlet: [place.position for place in entries] for streamlet, entries in places.items()}
-            consumer = client.consumer(name, start=positions, end="latest" if until_end else None)
+            consumer = client.consumer(name, start=positions, end="latest" if until_end else None, **settings)
         else:
-            consumer = client.consumer(name, start=start, end="latest" if until_end else None)
+            consumer = client.consumer(name, start=start, end="latest" if until_end else None, **settings)
         since = None if since_us is None else _Since(stream, since_us)
         printing = asyncio.ensure_future(_print_batches(consumer, count, formatter, since))
         with _cancelled_when_nobody_reads(printing) as reader_gone:
             try:
                 await printing
+            except CorruptChunk as error:
+                text = error.message.replace('corrupt_chunks="skip"', "--corrupt-chunks skip")
+                raise CorruptChunk(text, **error.attributes) from error
             except BrokenPipeError:
                 reader_gone.set()
             except asyncio.CancelledError:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from kera.client import arguments
 from kera.client.applications import (
     ApplicationDescription,
     ApplicationSummary,
@@ -84,25 +85,29 @@ class Admin:
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`, `TooFewBackups`.
         """
         request = coordinator_pb2.CreateStreamRequest(
-            name=name,
+            name=arguments.text("name", name, "the name of a stream"),
             creation_id=uuid.uuid4().hex,  # so that an attempt after one without an answer finds what that one made
             config=common_pb2.StreamConfig(
-                streamlets=streamlets,
-                brokers=brokers,
-                entries=entries,
-                group_segments=group_segments,
+                streamlets=_count("streamlets", streamlets),
+                brokers=_count("brokers", brokers),
+                entries=_count("entries", entries),
+                group_segments=_count("group_segments", group_segments),
                 durability=durability_value(durability),
                 codec=_enum(common_pb2.Codec, "CODEC_", codec),  # type: ignore[arg-type]
                 retention_ms=_limit("retention_ms", retention_ms),
                 retention_bytes=_limit("retention_bytes", retention_bytes),
-                retention_applications=_names("retention_applications", retention_applications),
-                retention_consumed=retention_consumed,
+                retention_applications=arguments.names("retention_applications", retention_applications),
+                retention_consumed=arguments.flag("retention_consumed", retention_consumed),
                 replication=None if replication is None else _count("replication", replication),
                 virtual_logs=_count("virtual_logs", virtual_logs),
             ),
         )
+        columns = {"key_column": key_column, "timestamp_column": timestamp_column}
+        for parameter, column in columns.items():
+            if column is not None:
+                arguments.text(parameter, column, "the name of a column")
         if schema is not None:
-            request.schema.arrow_schema = schema_to_bytes(schema)
+            request.schema.arrow_schema = _schema("schema", schema)
             request.schema.key_column = key_column or ""
             request.schema.timestamp_column = timestamp_column or ""
         elif key_column or timestamp_column:
@@ -113,7 +118,8 @@ class Admin:
 
     async def stream_id(self, name: str) -> int:
         """The id of a stream (thesis table 6.1, getStreamId). Raises `UnknownStream`."""
-        return (await self._cluster.ask(api.GET_STREAM_ID, coordinator_pb2.GetStreamIdRequest(name=name))).stream_id
+        request = coordinator_pb2.GetStreamIdRequest(name=arguments.text("name", name, "the name of a stream"))
+        return (await self._cluster.ask(api.GET_STREAM_ID, request)).stream_id
 
     async def list_streams(self) -> list[StreamDescription]:
         """All streams, by name."""
@@ -149,7 +155,9 @@ class Admin:
         Raises `UnknownStream`, `InvalidArgument`; with `brokers`, also `Unavailable`; with `add_columns`, also
         `SchemaMismatch` when the stream has a column of that name with another type.
         """
-        request = coordinator_pb2.AlterStreamRequest(name=name, retention_consumed=retention_consumed)
+        request = coordinator_pb2.AlterStreamRequest(name=arguments.text("name", name, "the name of a stream"))
+        if retention_consumed is not None:
+            request.retention_consumed = arguments.flag("retention_consumed", retention_consumed)
         if durability is not None:
             request.durability = durability_value(durability)
         if retention_ms is not None:
@@ -158,14 +166,14 @@ class Admin:
             request.retention_bytes = _limit("retention_bytes", retention_bytes)
         if retention_applications is not None:
             request.retention_applications.CopyFrom(
-                coordinator_pb2.Applications(names=_names("retention_applications", retention_applications))
+                coordinator_pb2.Applications(names=arguments.names("retention_applications", retention_applications))
             )
         if virtual_logs is not None:
             request.virtual_logs = _count("virtual_logs", virtual_logs)
         if brokers is not None:
             request.brokers = _count("brokers", brokers)
         if add_columns is not None:
-            request.add_columns = schema_to_bytes(add_columns)
+            request.add_columns = _schema("add_columns", add_columns)
         await self._cluster.ask(api.ALTER_STREAM, request)
         return await self.describe_stream(name)
 
@@ -209,6 +217,7 @@ class Admin:
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its data. Raises `UnknownStream`."""
+        arguments.text("name", name, "the name of a stream")
         try:
             await self._cluster.ask(api.DELETE_STREAM, coordinator_pb2.DeleteStreamRequest(name=name))
         except UnknownStream as error:
@@ -225,7 +234,7 @@ class Admin:
         is away or cannot make durable in time what it has.
         """
         request = coordinator_pb2.MoveStreamletRequest(
-            stream=stream,
+            stream=arguments.text("stream", stream, "the name of a stream"),
             streamlet_id=_count("streamlet_id", streamlet_id),
             broker_id=_count("broker_id", broker_id),
         )
@@ -234,7 +243,8 @@ class Admin:
 
     async def rebalance(self, *, dry_run: bool = False) -> Rebalancing:
         """Move streamlets so that brokers have about the same load; with `dry_run`, only say which, and why."""
-        answer = await self._cluster.ask(api.REBALANCE, coordinator_pb2.RebalanceRequest(dry_run=dry_run))
+        request = coordinator_pb2.RebalanceRequest(dry_run=arguments.flag("dry_run", dry_run))
+        answer = await self._cluster.ask(api.REBALANCE, request)
         return Rebalancing(
             moves=[StreamletMove.from_message(move) for move in answer.moves],
             loads=[BrokerLoad.from_message(load) for load in answer.loads],
@@ -245,15 +255,14 @@ class Admin:
 
         It goes on by itself; with `ask` nothing begins, and what others took back stays so. Raises `InvalidArgument`.
         """
-        request = coordinator_pb2.DrainRequest(broker_id=_count("broker_id", broker_id), undo=undo, ask=ask)
-        return await self._drain(request)
+        return await self._drain(coordinator_pb2.DrainRequest(broker_id=_count("broker_id", broker_id)), undo, ask)
 
     async def drain_backup(self, backup_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
         """The same for a backup: brokers make its replicas anew elsewhere."""
-        request = coordinator_pb2.DrainRequest(backup_id=_count("backup_id", backup_id), undo=undo, ask=ask)
-        return await self._drain(request)
+        return await self._drain(coordinator_pb2.DrainRequest(backup_id=_count("backup_id", backup_id)), undo, ask)
 
-    async def _drain(self, request: coordinator_pb2.DrainRequest) -> DrainStatus:
+    async def _drain(self, request: coordinator_pb2.DrainRequest, undo: object, ask: object) -> DrainStatus:
+        request.undo, request.ask = arguments.flag("undo", undo), arguments.flag("ask", ask)
         return DrainStatus.from_message(await self._cluster.ask(api.DRAIN, request))
 
     async def forget_broker(self, broker_id: int, *, force: bool = False) -> list[str]:
@@ -262,12 +271,16 @@ class Admin:
         Raises `InvalidArgument` when it is alive, expected back, or still needed: records that only it has are given up
         with `force`.
         """
-        request = coordinator_pb2.ForgetMemberRequest(broker_id=_count("broker_id", broker_id), force=force)
+        request = coordinator_pb2.ForgetMemberRequest(
+            broker_id=_count("broker_id", broker_id), force=arguments.flag("force", force)
+        )
         return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
 
     async def forget_backup(self, backup_id: int, *, force: bool = False) -> list[str]:
         """The same for a backup; with `force` also one of which brokers may need replicas."""
-        request = coordinator_pb2.ForgetMemberRequest(backup_id=_count("backup_id", backup_id), force=force)
+        request = coordinator_pb2.ForgetMemberRequest(
+            backup_id=_count("backup_id", backup_id), force=arguments.flag("force", force)
+        )
         return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
 
     async def adopt_stream(self, stream: str, name: str = "") -> StreamDescription:
@@ -278,7 +291,10 @@ class Admin:
         Raises `UnknownStream`, `StreamExists`, `InvalidArgument`, and `Unavailable` while a broker that has a part of
         it is away.
         """
-        request = coordinator_pb2.AdoptStreamRequest(stream=stream, name=name)
+        request = coordinator_pb2.AdoptStreamRequest(
+            stream=arguments.text("stream", stream, "the name of a stream, or its id as text"),
+            name=arguments.text("name", name, "the name that the stream gets"),
+        )
         answer = await self._cluster.ask(api.ADOPT_STREAM, request)
         self._cluster.forget(answer.stream.name)
         return StreamDescription.from_message(answer.stream)
@@ -321,25 +337,18 @@ class Admin:
         return await self._cluster.describe()
 
 
-def _names(name: str, value: Sequence[str]) -> Sequence[str]:
-    """Text is a sequence of text, too, and each of its letters would be an application that never commits."""
-    if isinstance(value, str | bytes):
-        raise InvalidArgument(f"{name} is a list of names, not {value!r}; write [{value!r}]")
-    return value
-
-
 def _limit(name: str, value: int) -> int:
     """Elsewhere -1 means no limit; the message would not take it."""
-    if not 0 <= value < 1 << 63:
-        raise InvalidArgument(f"{name} must be between 0 (no such rule) and {(1 << 63) - 1}, not {value}")
-    return value
+    return arguments.whole(name, value, 0, (1 << 63) - 1, what=" (0: no such rule)")
 
 
 def _count(name: str, value: int) -> int:
-    """What the message would not take; the coordinator knows the real limits."""
-    if not 0 <= value < 1 << 32:
-        raise InvalidArgument(f"{name} cannot be {value}", field=name, value=value)
-    return value
+    """What the message takes; the coordinator knows the real limits."""
+    return arguments.whole(name, value, 0, arguments.UINT32_MAX)
+
+
+def _schema(name: str, value: pa.Schema) -> bytes:
+    return schema_to_bytes(arguments.instance(name, value, pa.Schema, "a pyarrow.Schema"))
 
 
 def _enum(kind: object, prefix: str, name: str) -> int:

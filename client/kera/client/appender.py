@@ -27,12 +27,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from kera.client import arguments
 from kera.client.cluster import Cluster
 from kera.client.encoding import Payload, check_rows, conform, payloads
 from kera.client.partitioner import primary_keys, split_by_streamlet
 from kera.client.retry import Patience, is_route_error, of_broker
 from kera.client.types import StreamDescription
-from kera.core.chunk import EncodedChunk, encode_chunk
+from kera.core.chunk import PAYLOAD_BYTES_MAX, EncodedChunk, encode_chunk
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -72,6 +73,9 @@ class Appender:
         chunk_bytes_max: int,
     ) -> None:
         """Raises `InvalidArgument` for ids that are the coordinator's to give, and epochs of more than 32 bits."""
+        producer_id = arguments.whole("producer_id", producer_id, 0, arguments.UINT64_MAX)
+        arguments.whole("producer_epoch", producer_epoch, 0, arguments.UINT64_MAX)
+        arguments.whole("chunk_bytes_max", chunk_bytes_max, 1, PAYLOAD_BYTES_MAX)
         if producer_id not in PRODUCER_IDS:
             raise InvalidArgument(f"producer id {producer_id} is not one for appenders", producer_id=producer_id)
         if not 0 < producer_epoch < 1 << 32:

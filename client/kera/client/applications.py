@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from kera.client import arguments
 from kera.client.cluster import Cluster
 from kera.client.group_discovery import list_groups
 from kera.client.intervals import start_of_group
@@ -139,6 +140,7 @@ async def list_applications(cluster: Cluster) -> list[ApplicationSummary]:
 
 async def describe_application(cluster: Cluster, name: str) -> ApplicationDescription:
     """Members, cursors and lag of an application. Raises `InvalidArgument` when there is none of this name."""
+    arguments.text("name", name, "the name of an application")
     answer = await cluster.ask(
         api.DESCRIBE_APPLICATION, application_pb2.DescribeApplicationRequest(application_id=name)
     )
@@ -152,6 +154,8 @@ async def describe_application(cluster: Cluster, name: str) -> ApplicationDescri
 
 async def reset_application(cluster: Cluster, name: str, stream_name: str, to: ResetTo, *, force: bool) -> None:
     """See `Admin.reset_application`."""
+    arguments.text("name", name, "the name of an application")
+    arguments.flag("force", force)
     cluster.forget(stream_name)
     stream = await cluster.stream(stream_name)
     request = application_pb2.ResetApplicationRequest(application_id=name, force=force)
@@ -198,6 +202,8 @@ async def _tell_brokers(
 
 async def delete_application(cluster: Cluster, name: str, *, idle_ms: int = 0) -> None:
     """See `Admin.delete_application`."""
+    arguments.text("name", name, "the name of an application")
+    idle_ms = arguments.whole("idle_ms", idle_ms, 0, arguments.UINT64_MAX)
     request = application_pb2.DeleteApplicationRequest(application_id=name, idle_ms=idle_ms)
     await cluster.ask(api.DELETE_APPLICATION, request)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 from weakref import WeakSet
 
+from kera.client import arguments
 from kera.client.admin import Admin
 from kera.client.appender import Appender
 from kera.client.applications import report_cursors
@@ -166,6 +167,8 @@ class Client:
 
         Raises what `Consumer.commit` raises, and `UnknownStream` for entries of an earlier stream of the name.
         """
+        arguments.all_of("positions", positions, Mapping, EntryId, "a mapping of EntryId to Position")
+        arguments.flag("unnamed", unnamed)
         positions = {entry: check_position("positions", position) for entry, position in positions.items()}
         await self._cluster.commit(application_id, stream, positions)
         found = await self._cluster.stream(stream)
@@ -189,6 +192,7 @@ class Client:
         raises, and `InvalidArgument` for an end that is not there.
         """
         settings = settings or ConsumerSettings.load()
+        arguments.whole("bytes_max", bytes_max, 1, arguments.UINT32_MAX)
         description = await self._cluster.stream(stream)
         entry_id = description.entry_id(streamlet_id, entry)
         start = check_position("start", start)

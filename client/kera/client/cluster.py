@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kera.client import arguments
 from kera.client.intervals import cuts, merged_bounds
 from kera.client.locality import Locality
 from kera.client.retry import is_route_error, of_broker, retrying
@@ -102,6 +103,7 @@ class Cluster:
     """Shared by the producers, consumers and the admin of one `Client`."""
 
     def __init__(self, bootstrap: str, settings: ClientSettings) -> None:
+        arguments.text("bootstrap", bootstrap, "addresses of coordinators, host:port with commas between them")
         self.settings = settings
         self._node_id = node_id()
         self.locality = Locality(self._node_id, settings)
@@ -140,7 +142,8 @@ class Cluster:
         return await retrying(attempt, self.settings)
 
     async def stream(self, name: str) -> StreamDescription:
-        """The stream called `name`, from the cache if it is there. Raises `UnknownStream`."""
+        """The stream called `name`, from the cache if it is there. Raises `UnknownStream`, `InvalidArgument`."""
+        arguments.text("stream", name, "the name of a stream")
         known = self._streams.get(name)
         if known is not None:
             return known
@@ -217,7 +220,8 @@ class Cluster:
         return now
 
     def forget(self, name: str) -> None:
-        """Ask the coordinator again about a stream, next time."""
+        """Ask the coordinator again about a stream, next time. Raises `InvalidArgument` for what is no name."""
+        arguments.text("stream", name, "the name of a stream")
         self._streams.pop(name, None)
         if name in self._looking:
             self._forgotten.add(name)
@@ -300,6 +304,7 @@ class Cluster:
         Brokers that have nothing but what is before a position are told, too, so that they may let it go; when that
         fails, they hold it until the next commit.
         """
+        arguments.text("application_id", application_id, "the name of an application")
         if not application_id:
             raise InvalidArgument("a commit is an application's; name it with application_id")
         new_request = partial(broker_pb2.CommitCursorsRequest, application_id=application_id)

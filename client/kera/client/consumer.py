@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Literal, Self, get_args
 
+from kera.client import arguments
 from kera.client.applications import committed_cursors, report_cursors
 from kera.client.cluster import Cluster
 from kera.client.feed import Feed, read_again
@@ -45,6 +46,7 @@ class Consumer:
     ) -> None:
         if not streams:
             raise InvalidArgument("a consumer needs a stream")
+        streams = arguments.names("streams", streams)
         check_place("start", start, get_args(Start))
         if end is not None:
             check_place("end", end, get_args(End), others="None")

@@ -18,7 +18,9 @@ from kera.client.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, Codec, chunk_bytes_of, encode_payload, padded
 from kera.core.errors import RecordTooLarge, SchemaMismatch
+from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, is_readable
 from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.written_out import may_grow
 
 _KEYS = DEFAULT_SCHEMA.field("keys").type
 _HEADERS = DEFAULT_SCHEMA.field("headers").type
@@ -175,13 +177,18 @@ def _mismatch(stream: StreamDescription, text: str) -> SchemaMismatch:
 
 
 def check_rows(batch: pa.RecordBatch, stream: StreamDescription) -> int:
-    """Raises `RecordTooLarge` when a single row does not fit into a segment. Cheap: it looks at sizes only.
+    """Raises `RecordTooLarge` when a single row does not fit into a segment, or is more than readers take.
+
+    Cheap: it looks at sizes only.
 
     Returns the length of the chunk that all rows together would be.
     """
     limit, chunk_bytes = stream.segment_bytes_min, chunk_bytes_of(batch)
     if limit and chunk_bytes > limit:
         for _ in _pieces(batch, chunk_bytes, limit, limit, stream):
+            pass
+    if may_grow(stream.schema):
+        for _ in _readable(batch, stream):
             pass
     return chunk_bytes
 
@@ -201,7 +208,25 @@ def payloads(
     limit = _limit(stream, chunk_bytes_max)
     target = min(chunk_bytes_max, limit)
     for piece in _pieces(batch, chunk_bytes or chunk_bytes_of(batch), target, limit, stream):
-        yield from _encoded(piece, limit, stream, now_us)
+        for readable in _readable(piece, stream) if may_grow(stream.schema) else (piece,):
+            yield from _encoded(readable, limit, stream, now_us)
+
+
+def _readable(batch: pa.RecordBatch, stream: StreamDescription) -> Iterator[pa.RecordBatch]:
+    """`batch` in parts that readers take: a few bytes of it can be gigabytes of values that lie in the same ones."""
+    rows = batch.num_rows
+    if is_readable(batch, compressed=stream.codec is not Codec.NONE):
+        yield batch
+    elif rows <= 1:
+        raise RecordTooLarge(
+            f"stream {stream.name!r}: the values of a record are more than {DECOMPRESSED_BYTES_MAX} bytes, or as many"
+            " values, when each is written out, which no reader takes; make several records of it",
+            stream=stream.name,
+            limit=DECOMPRESSED_BYTES_MAX,
+        )
+    else:
+        yield from _readable(batch.slice(0, rows // 2), stream)
+        yield from _readable(batch.slice(rows // 2), stream)
 
 
 def _limit(stream: StreamDescription, chunk_bytes_max: int) -> int:

@@ -28,6 +28,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from itertools import chain
 from typing import Any, NamedTuple, Self, TypeVar
 
+from kera.client import arguments
 from kera.client.cluster import Cluster
 from kera.client.feed import read_again
 from kera.client.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
@@ -127,6 +128,8 @@ class GroupConsumer:
         on_lost: Callable[[list[LostGroup]], None] | None = None,
     ) -> None:
         """`on_lost`: called instead of raising `LeaseLost` when groups have gone to others."""
+        streams = arguments.names("streams", streams)
+        arguments.text("application_id", application_id, "the name of an application")
         if not streams:
             raise InvalidArgument("a consumer needs a stream")
         if not application_id:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kera.client import arguments
 from kera.client.cluster import Cluster
 from kera.client.positions import check_position
 from kera.client.retry import is_route_error, of_broker, retrying
@@ -77,6 +78,7 @@ class SegmentBounds(NamedTuple):
 async def locate(cluster: Cluster, name: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
     """See `Client.locate`."""
     stream = await cluster.stream_or_last_seen(name)
+    arguments.all_of("queries", queries, Sequence, ChunkQuery, "a list of ChunkQuery")
     searches = [_Search.of(stream, query) for query in queries]
 
     async def attempt() -> None:
@@ -182,15 +184,12 @@ class _Search:
         limits = query.records_max, query.bytes_max, query.timestamp_us
         if sum(limit is not None for limit in limits) != 1:
             raise InvalidArgument("a query has exactly one of records_max, bytes_max and timestamp_us")
-        if not all(limit is None or isinstance(limit, int) for limit in limits):
-            raise InvalidArgument(
-                "records_max, bytes_max and timestamp_us (microseconds since the Unix epoch) are whole numbers, not"
-                f" {next(limit for limit in limits if limit is not None)!r}"
-            )
-        if not all(limit is None or 0 <= limit < 1 << 63 for limit in limits[:2]):
-            raise InvalidArgument("records_max and bytes_max are numbers from 0 on")
-        if query.timestamp_us is not None and not -1 << 63 <= query.timestamp_us < 1 << 63:
-            raise InvalidArgument(f"timestamp_us {query.timestamp_us} is out of range")
+        for parameter, limit in zip(("records_max", "bytes_max"), limits[:2], strict=True):
+            if limit is not None:
+                arguments.whole(parameter, limit, 0, (1 << 63) - 1)
+        if query.timestamp_us is not None:
+            unit = " (microseconds since the Unix epoch)"
+            arguments.whole("timestamp_us", query.timestamp_us, -1 << 63, (1 << 63) - 1, what=unit)
         start = check_position("start", query.start)
         if query.end is not None:
             check_position("end", query.end)

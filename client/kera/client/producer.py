@@ -11,14 +11,14 @@ Everything runs on the event loop, and nothing is done per record beyond appendi
 from __future__ import annotations
 
 import asyncio
-import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
 
+from kera.client import arguments
 from kera.client.accumulator import Accumulator, Pending
 from kera.client.arrow_input import Columns, record_batches
 from kera.client.cluster import Cluster
@@ -230,18 +230,19 @@ class Producer:
         # What is accepted is kept for a while: keys and headers must not change meanwhile.
         accepted_keys: Sequence[bytes] | None = None
         if not plain:
-            if timestamp_us is not None:
-                timestamp_us = _checked_time(timestamp_us)
+            timestamp_us = None if timestamp_us is None else _checked_time(timestamp_us)
             if keys is not _NO_KEYS:
-                accepted_keys = (keys,) if isinstance(keys, bytes) else tuple(keys)
+                accepted_keys = (keys,) if isinstance(keys, bytes) else _listed_keys(keys)
                 size += sum([_bytes_of("key", key) + 8 for key in accepted_keys])
             if headers:
-                headers = dict(headers)
+                headers = _own_headers(headers)
                 size += sum(_header_bytes(name, content) for name, content in headers.items())
         if streamlet is None:
             streamlet = (
                 streamlet_of(accepted_keys[0], writer.streamlet_count) if accepted_keys else writer.sticky_streamlet
             )
+        elif streamlet.__class__ is not int:
+            streamlet = writer.checked_streamlet(streamlet)
         if self._is_full(size):
             self._room_wanted_bytes = size
             raise BufferFull(
@@ -288,6 +289,7 @@ class Producer:
         writer = await self._writer(stream)
         if self.ended:
             raise self._not_ready(stream)
+        streamlet = None if streamlet is None else writer.checked_streamlet(streamlet)
         outcomes: list[Outcome] = []
         described, parts = await self._conforming(writer, batch, streamlet)
         for part, chunk_bytes in parts:
@@ -336,7 +338,7 @@ class Producer:
         now_us, stream = self.clock.now_us(), writer.stream
         parts = record_batches(batch)
         if streamlet is not None:
-            writer.check_streamlet(streamlet)
+            writer.checked_streamlet(streamlet)
         conforming = [conform(part, stream, now_us) for part in parts if part.num_rows]
         return [(part, check_rows(part, stream)) for part in conforming]
 
@@ -409,6 +411,7 @@ class Producer:
         return UnknownStream(f"stream {stream!r} is not prepared; await producer.prepare({stream!r})", stream=stream)
 
     async def _writer(self, name: str) -> StreamWriter:
+        arguments.text("stream", name, "the name of a stream")
         writer = self._writers.get(name)
         if writer is not None and writer.deleted is None:
             return writer
@@ -551,6 +554,20 @@ class Producer:
         return closed
 
 
+def _listed_keys(keys: Any) -> Sequence[bytes]:
+    if isinstance(keys, str | bytearray | memoryview | Mapping) or not isinstance(keys, Iterable):
+        raise arguments.wrong("keys", keys, "bytes, or a list of bytes; encode them first")
+    return tuple(keys)
+
+
+def _own_headers(headers: Any) -> dict[str, bytes]:
+    """A copy: what is accepted is kept for a while, and must not change meanwhile. Raises `InvalidArgument`."""
+    try:
+        return dict(headers)
+    except (TypeError, ValueError):
+        raise arguments.wrong("headers", headers, "a mapping of names to bytes") from None
+
+
 def _bytes_of(what: str, value: bytes) -> int:
     """Length of what has to be bytes. Raises `InvalidArgument`."""
     if not isinstance(value, bytes):
@@ -567,15 +584,8 @@ def _header_bytes(name: str, content: bytes) -> int:
 
 
 def _checked_time(timestamp_us: int) -> int:
-    try:
-        number = int(operator.index(timestamp_us))
-    except TypeError:
-        raise InvalidArgument(
-            f"timestamp_us is whole microseconds since the Unix epoch, not {timestamp_us!r}"
-        ) from None
-    if not -_TIMESTAMP_US_MAX <= number <= _TIMESTAMP_US_MAX:
-        raise InvalidArgument(f"timestamp_us {number} is out of range", timestamp_us=number)
-    return number
+    unit = " (whole microseconds since the Unix epoch)"
+    return arguments.whole("timestamp_us", timestamp_us, -_TIMESTAMP_US_MAX, _TIMESTAMP_US_MAX, what=unit)
 
 
 def _given_up(chunk: PendingChunk) -> KeraError:

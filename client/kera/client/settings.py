@@ -109,7 +109,8 @@ class ConsumerSettings(KeraSettings):
     decompressed_bytes_max: ByteSize = Field(
         ByteSize(128 * MIB),
         gt=0,
-        description="Bound on what a compressed chunk may become: one that says more cannot be read.",
+        description="Bound on what a chunk may become when it is decompressed, or each of its values is written out:"
+        " one that is more cannot be read.",
     )
     verify_checksums: bool = Field(
         default=True, description="Check each chunk's checksums before its records are used; about 0.04 s per GB."

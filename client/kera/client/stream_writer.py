@@ -11,7 +11,7 @@ from kera.client.encoding import too_large
 from kera.client.lane import Lane, LaneIdentity
 from kera.client.partitioner import primary_keys, split_by_streamlet
 from kera.client.routes import Route
-from kera.client.types import StreamDescription
+from kera.client.types import StreamDescription, streamlet_number
 from kera.core.errors import KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ class StreamWriter:
                 streamlet_id=streamlet,
                 streamlets=self.streamlet_count,
             )
+
+    def checked_streamlet(self, streamlet: object) -> int:
+        """`streamlet` as a number of one. Raises `InvalidArgument`, `StreamletOutOfRange`."""
+        number = streamlet_number(streamlet)
+        self.check_streamlet(number)
+        return number
 
     def partition(self, batch: pa.RecordBatch, streamlet: int | None) -> list[tuple[int, pa.RecordBatch]]:
         """`batch` by streamlet, all of it in the one that is given."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import pyarrow as pa
 
+from kera.client import arguments
 from kera.client.settings import Durability
 from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, Codec
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
@@ -260,6 +261,7 @@ class StreamDescription:
     def entry_id(self, streamlet_id: int, entry: int) -> EntryId:
         """The id of an entry. Raises `StreamletOutOfRange`, `InvalidArgument` if the stream does not have it."""
         streamlets, entries = self.config.streamlets, self.config.entries
+        streamlet_id, entry = streamlet_number(streamlet_id, "streamlet_id"), _number("entry", entry)
         if not 0 <= streamlet_id < streamlets:
             raise StreamletOutOfRange(
                 f"stream {self.name!r} has streamlets 0 to {streamlets - 1}, not {streamlet_id}",
@@ -328,6 +330,15 @@ class StreamDescription:
             },
             message_bytes_max=message_bytes_max,
         )
+
+
+def streamlet_number(given: object, parameter: str = "streamlet") -> int:
+    """`given` as the number of a streamlet, which need not be there. Raises `InvalidArgument`."""
+    return _number(parameter, given)
+
+
+def _number(parameter: str, given: Any) -> int:
+    return given if given.__class__ is int else arguments.whole(parameter, given, 0, arguments.UINT32_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,11 @@ class DataDir:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(self._lock, 20, 0).decode(errors="replace").strip() or "unknown"
+            role, _, holder = os.pread(self._lock, 40, 0).decode(errors="replace").strip().rpartition(" ")
             os.close(self._lock)
             raise DataDirInUse(
-                f"another coordinator (process {holder}) uses data directory {self.path};"
-                " stop it, or choose another --data-dir",
+                f"{f'a {role}' if role else 'another coordinator'} (process {holder or 'unknown'}) uses data directory"
+                f" {self.path}; stop it, or choose another --data-dir",
                 path=str(self.path),
             ) from error
         with contextlib.suppress(OSError):  # for the message above; a full disk is told where it matters

@@ -261,11 +261,18 @@ def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
         raise CorruptChunk(f"no chunk at offset {offset}: magic is {header.magic!r}", offset=offset)
     if crc32c(buffer[offset : offset + HEADER_CRC_AT]) != header.header_crc32c:
         raise CorruptChunk(f"chunk header at offset {offset} does not match its checksum", offset=offset)
-    if header.version != VERSION or header.header_bytes != HEADER_BYTES:
+    if header.version != VERSION:
         raise CorruptChunk(
             f"chunk at offset {offset} has format version {header.version}, this program knows {VERSION}",
             offset=offset,
             version=header.version,
+        )
+    if header.header_bytes != HEADER_BYTES:
+        raise CorruptChunk(
+            f"chunk at offset {offset} has header_bytes {header.header_bytes}, format version {VERSION} has"
+            f" {HEADER_BYTES}",
+            offset=offset,
+            header_bytes=header.header_bytes,
         )
     if (
         header[_PLACEMENT_FIELD:] != _NO_PLACEMENT

@@ -111,10 +111,23 @@ class DataDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            holder = self._holder()
             os.close(self._lock)
             raise StartError(
-                f"another {self.identity.role} uses data directory {path}; choose another --data-dir"
+                f"{holder} uses data directory {path}; choose another --data-dir", path=str(path)
             ) from error
+        with contextlib.suppress(OSError):  # for the message above; a full disk is told where it matters
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{self.identity.role} {os.getpid()}\n".encode(), 0)
+
+    def _holder(self) -> str:
+        """Who has the lock, in words: what it wrote there, which need not be a daemon of this kind."""
+        with contextlib.suppress(OSError, ValueError):
+            role, _, process = os.pread(self._lock, 40, 0).decode("ascii").strip().rpartition(" ")
+            if process.isdecimal() and Path("/proc", process).exists():  # else it was killed, and somebody else has it
+                role = role or "coordinator"
+                return f"{'another' if role == self.identity.role else 'a'} {role} (process {process})"
+        return "another process"
 
     def load(self) -> tuple[int, str]:
         """The daemon's id and its cluster's; (0, "") for one that was never registered.

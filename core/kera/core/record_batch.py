@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kera.core.chunk import HEADER_BYTES, ChunkHeader
+from kera.core.chunk import HEADER_BYTES, PAYLOAD_BYTES_MAX, ChunkHeader
 from kera.core.errors import CorruptChunk
+from kera.core.written_out import check_written_out, shared_columns
 
 DECOMPRESSED_BYTES_MAX = 128 << 20
 """Of all buffers of one chunk together. A few kilobytes of zeros can say that they are a gigabyte."""
@@ -39,17 +40,17 @@ _I32, _U32, _I64, _U16 = (struct.Struct(f"<{code}").unpack_from for code in "iIq
 _MESSAGE_VTABLE = struct.Struct("<HHHHHH").unpack_from  # version, header type, header, body length
 _BATCH_VTABLE = struct.Struct("<HHHHH").unpack_from  # length, nodes, buffers
 _WITH_BODY, _WITH_HEADER = 12, 10
-_WITH_BUFFERS, _WITH_LENGTH = 10, 6
+_WITH_BUFFERS, _WITH_NODES, _WITH_LENGTH = 10, 8, 6
 _RANGE = struct.Struct("<qq")
 _METADATA_AT = 8
 _CONTINUATION = -1
 _RECORD_BATCH = 3
-_COMPRESSION_AT, _VIEWS_AT = 10, 12
-"""Where in its vtable a record batch has the offsets of its compression, and of how many buffers columns of views have,
-if the vtable is so long."""
+_COMPRESSION_AT = 10
+"""Where in its vtable a record batch has the offset of its compression, if the vtable is so long."""
 _UNCOMPRESSED = -1
-_INLINE_BYTES = 12
-"""Of a view: longer values are in another buffer."""
+_FEW_FIELDS = 64
+"""Nodes of so many are read one by one: numpy's calls take longer."""
+_NODES = tuple(struct.Struct(f"<{2 * count}Q").unpack_from for count in range(_FEW_FIELDS + 1))
 _LENGTH_BYTES = 8
 
 
@@ -63,8 +64,8 @@ class Shape(NamedTuple):
     body_bytes: int
     buffers_at: int
     """Where in the payload the table of buffers is; 0: there is none."""
-    views: bool
-    """Some columns are of views: each value says in which of several buffers it is."""
+    nodes_at: int
+    """Where in the payload it says how many values each field has; 0: nowhere."""
 
 
 def shape_of(payload: Any) -> Shape:
@@ -79,13 +80,13 @@ def shape_of(payload: Any) -> Shape:
             body_bytes_at, header_at = 0, header_at if vtable_bytes >= _WITH_HEADER else 0
         batch = table + header_at + _U32(payload, table + header_at)[0]
         batch_vtable = batch - _I32(payload, batch)[0]
-        vtable_bytes, _, length_at, _, buffers_at = _BATCH_VTABLE(payload, batch_vtable)
+        vtable_bytes, _, length_at, nodes_at, buffers_at = _BATCH_VTABLE(payload, batch_vtable)
         if vtable_bytes < _WITH_BUFFERS:
+            nodes_at = nodes_at if vtable_bytes >= _WITH_NODES else 0
             buffers_at, length_at = 0, length_at if vtable_bytes >= _WITH_LENGTH else 0
         body_bytes = _I64(payload, table + body_bytes_at)[0] if body_bytes_at else 0
         records = _I64(payload, batch + length_at)[0] if length_at else 0
         compressed = vtable_bytes > _COMPRESSION_AT and _U16(payload, batch_vtable + _COMPRESSION_AT)[0] != 0
-        views = vtable_bytes > _VIEWS_AT and _U16(payload, batch_vtable + _VIEWS_AT)[0] != 0
         if (
             continuation != _CONTINUATION
             or not type_at
@@ -99,9 +100,11 @@ def shape_of(payload: Any) -> Shape:
             raise _no_batch("its metadata are none of a record batch")
         if buffers_at:
             buffers_at += batch + _U32(payload, batch + buffers_at)[0]
+        if nodes_at:
+            nodes_at += batch + _U32(payload, batch + nodes_at)[0]
     except (struct.error, IndexError) as error:
         raise _no_batch("its metadata point beyond it") from error
-    return Shape(records, compressed, body_at, body_bytes, buffers_at, views)
+    return Shape(records, compressed, body_at, body_bytes, buffers_at, nodes_at)
 
 
 def decompressed_bytes(payload: Any, shape: Shape) -> int:
@@ -127,11 +130,47 @@ def decompressed_bytes(payload: Any, shape: Shape) -> int:
     return total
 
 
+def values_of(payload: Any, shape: Shape) -> int:
+    """How many values all fields together say to have, those within others too: a negative number is a large one.
+
+    Raises `CorruptChunk`.
+    """
+    if not shape.nodes_at:
+        return 0
+    try:
+        count: int = _U32(payload, shape.nodes_at)[0]
+        if count <= _FEW_FIELDS:
+            return sum(_NODES[count](payload, shape.nodes_at + 4)[::2])
+        lengths = np.frombuffer(payload, "<u8", 2 * count, shape.nodes_at + 4)[::2]
+    except (struct.error, ValueError) as error:
+        raise _no_batch("its table of fields points beyond it") from error
+    return int(np.minimum(lengths, PAYLOAD_BYTES_MAX).sum())
+
+
+def room_of(shape: Shape, limit: int) -> int:
+    """How many bytes its values may take when each is written out, and so how many values there may be.
+
+    A batch whose values are in bytes of their own never takes more: the smallest of its values is a bit, and counts as
+    a byte.
+    """
+    return limit if shape.compressed else max(limit, BITS * shape.body_bytes)
+
+
 def check_size(payload: Any, shape: Shape, limit: int = DECOMPRESSED_BYTES_MAX) -> None:
-    """Raise `CorruptChunk` if a batch has more records than its bytes can be, or would take more than `limit` bytes."""
+    """Raise `CorruptChunk` if a batch has more records or values than its bytes can be, or takes more than `limit`.
+
+    That is what its metadata say; see `check_written_out` for what its values do.
+    """
     bits = BITS * (limit if shape.compressed else shape.body_bytes)
     if shape.records > max(RECORDS_WITHOUT_BYTES, bits):
         raise _no_batch(f"it says that {shape.body_bytes} bytes are {shape.records} records")
+    if (values := values_of(payload, shape)) > (room := room_of(shape, limit)):
+        raise CorruptChunk(
+            f"{len(payload)} bytes of chunk payload say to be {values} values; at most {room} are taken"
+            " (decompressed_bytes_max)",
+            values=values,
+            limit=room,
+        )
     if shape.compressed and (size := decompressed_bytes(payload, shape)) > limit:
         raise CorruptChunk(
             f"{len(payload)} bytes of chunk payload would become {size} when they are decompressed; at most {limit} are"
@@ -139,6 +178,20 @@ def check_size(payload: Any, shape: Shape, limit: int = DECOMPRESSED_BYTES_MAX) 
             decompressed_bytes=size,
             limit=limit,
         )
+
+
+def is_readable(batch: pa.RecordBatch, *, compressed: bool) -> bool:
+    """Whether readers with the usual settings take a chunk of `batch`, one of a schema that `may_grow`."""
+    payload = batch.serialize()
+    shape = shape_of(memoryview(payload))._replace(compressed=compressed)
+    room = room_of(shape, DECOMPRESSED_BYTES_MAX)
+    if values_of(memoryview(payload), shape) > room:
+        return False
+    try:
+        check_written_out(pa.ipc.read_record_batch(payload, batch.schema), room)  # as sent: not a part of other arrays
+    except CorruptChunk:
+        return False
+    return True
 
 
 def decode_payload(
@@ -153,8 +206,9 @@ def decode_payload(
 
     Whatever the bytes are, no column reaches out of its buffers, and text is text: a checksum only says that they are
     what somebody has written. Raises `CorruptChunk` when they are no record batch of `schema`, another number of
-    `records`, or would take more than `decompressed_bytes_max`. `trusted`: only the number of records is looked at, and
-    none of this is promised of a payload that no honest writer has made.
+    `records`, or would take more than `decompressed_bytes_max`, also when each value is written out (`room_of`).
+    `trusted`: only the number of records is looked at, and none of this is promised of a payload that no honest writer
+    has made.
     """
     try:
         batch = (
@@ -177,34 +231,12 @@ def _validated(payload: Any, schema: pa.Schema, decompressed_bytes_max: int) -> 
     shape = shape_of(memoryview(payload))
     check_size(memoryview(payload), shape, decompressed_bytes_max)
     batch = pa.ipc.read_record_batch(payload, schema)
+    if shared_columns(schema):
+        batch.validate()
+        # First: to validate what gigabytes of values say takes as long as to write them out.
+        check_written_out(batch, room_of(shape, decompressed_bytes_max))
     batch.validate(full=True)
-    if shape.views:
-        for column in batch.columns:
-            _check_views(column)
     return batch
-
-
-def _check_views(column: pa.Array) -> None:
-    """Raise `CorruptChunk` if a view reaches out of its buffers, also that of a null.
-
-    Arrow does not look at those when it validates, and does when it casts.
-    """
-    kind = column.type
-    if pa.types.is_struct(kind):
-        for at in range(kind.num_fields):
-            _check_views(column.field(at))
-    elif pa.types.is_nested(kind):
-        if not pa.types.is_union(kind):
-            _check_views(column.values)
-    elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        _, views, *data = column.buffers()
-        rows = np.frombuffer(views, np.int32, 4 * len(column), 16 * column.offset).reshape(-1, 4)
-        lengths = rows[:, 0].astype(np.int64)
-        far = rows[lengths > _INLINE_BYTES]
-        sizes = np.array([0 if buffer is None else buffer.size for buffer in data], np.int64)
-        known = (far[:, 2] >= 0) & (far[:, 2] < len(sizes)) & (far[:, 3] >= 0)
-        if (lengths < 0).any() or not known.all() or (far[:, 3].astype(np.int64) + far[:, 0] > sizes[far[:, 2]]).any():
-            raise _no_batch("a view that reaches out of its buffers")
 
 
 def check_payload(chunk: memoryview, at: int, header: ChunkHeader) -> None:

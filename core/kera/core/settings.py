@@ -10,13 +10,13 @@ import contextlib
 import contextvars
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
-from pydantic import ValidationError
+from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from kera.core.errors import InvalidArgument, StartError
@@ -131,7 +131,8 @@ class KeraSettings(BaseSettings):
             try:
                 settings = cls(**{name: value for name, value in flags.items() if value is not None})
             except ValidationError as error:
-                problems += [cls._problem(item) for item in error.errors()]
+                given = [name for name, value in flags.items() if value is not None]
+                problems += [cls._problem(item, given) for item in error.errors()]
                 raise cls._invalid(problems) from error
             except SettingsError as error:  # a variable that should be JSON and is none
                 raise cls._invalid([*problems, str(error)]) from error
@@ -150,16 +151,49 @@ class KeraSettings(BaseSettings):
             name for name in os.environ if cls.section and name.upper().startswith(prefix) and name.upper() not in known
         )
 
+    @field_validator("*", mode="before")
     @classmethod
-    def _problem(cls, item: ErrorDetails) -> str:
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python has True for 1, which nobody means where a number belongs."""
+        field = cls.model_fields.get(info.field_name or "")
+        if isinstance(value, bool) and field is not None and not _takes_flags(field.annotation):
+            raise PydanticCustomError("no_number", "it takes no true or false")
+        return value
+
+    @classmethod
+    def _problem(cls, item: ErrorDetails, given: Collection[str] = ()) -> str:
         location = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
             return _unknown(location, cls.model_fields)
-        return f"{location}: {item['msg']}" if location else item["msg"]
+        if not location or not item["loc"]:
+            return item["msg"]
+        name = str(item["loc"][0])
+        source = "" if name in given else cls._source(name)
+        return f"{location} is {item['input']!r}{source}: {item['msg']}{_FORMS.get(item['type'], '')}"
+
+    @classmethod
+    def _source(cls, name: str) -> str:
+        """Where the value of a field comes from that is wrong and was not given: so that it can be found."""
+        variable = f"{cls.model_config.get('env_prefix', '')}{name}".upper()
+        if any(each.upper() == variable for each in os.environ):
+            return f" in {variable}"
+        path = _config_file.get()
+        return f" in [{cls.section}] of {path}" if path is not None else ""
 
     @classmethod
     def _invalid(cls, problems: list[str]) -> InvalidSettings:
         return InvalidSettings(f"invalid [{cls.section}] settings: {'; '.join(problems)}")
+
+
+_FORMS = dict.fromkeys(
+    ("byte_size", "byte_size_unit"),
+    "; a size is a number of bytes, alone or with a unit: 1048576, 512KiB, 256MiB, 2GiB, 1GB",
+)
+"""What is taken, by kind of error, where pydantic does not say it."""
+
+
+def _takes_flags(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_takes_flags, get_args(annotation)))
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

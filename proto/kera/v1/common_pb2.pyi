@@ -178,13 +178,13 @@ class StreamConfig(_message.Message):
     REPLICATION_FIELD_NUMBER: _builtins.int
     VIRTUAL_LOGS_FIELD_NUMBER: _builtins.int
     streamlets: _builtins.int
-    """M: the number of streamlets, fixed at creation."""
+    """M: the number of streamlets, fixed at creation. A request says how many, 1 at least: absent is 0, which is refused."""
     brokers: _builtins.int
     """N: over how many brokers the streamlets are spread at creation; 0: as many as there are."""
     entries: _builtins.int
-    """Q: active groups (append lanes) per streamlet."""
+    """Q: active groups (append lanes) per streamlet. A request says how many, 1 at least: absent is 0, which is refused."""
     group_segments: _builtins.int
-    """P: segments per group."""
+    """P: segments per group. A request says how many, 1 at least, likewise; the project's own SDK says 16."""
     durability: Global___Durability.ValueType
     codec: Global___Codec.ValueType
     retention_ms: _builtins.int

@@ -816,7 +816,9 @@ class AlterStreamRequest(_message.Message):
     retention_consumed: _builtins.bool
     virtual_logs: _builtins.int
     brokers: _builtins.int
-    """N: over how many brokers the streamlets are to be spread; streamlets move for it."""
+    """N: over how many brokers the streamlets are to be spread, 0: as many as there are; streamlets move for it. Absent:
+    they stay where they are.
+    """
     add_columns: _builtins.bytes
     """An Arrow IPC schema message with columns to add to those of a typed stream, which has a new version of its schema
     then. All may be null; those that are there already with the same type change nothing. Empty: none.

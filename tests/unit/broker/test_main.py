@@ -202,7 +202,7 @@ async def test_a_broker_that_cannot_start_leaves_nothing(settings: BrokerSetting
 
 async def test_two_brokers_cannot_share_an_identity(settings: BrokerSettings) -> None:
     async with serve(settings):
-        with pytest.raises(StartError, match="another broker uses"):
+        with pytest.raises(StartError, match=r"another broker \(process \d+\) uses"):
             async with serve(settings):
                 pass
         assert len(list(settings.shm_dir.iterdir())) == 1, "the arena of the first is left alone"

@@ -98,7 +98,7 @@ def test_no_broker_starts_while_a_directory_is_looked_at_but_others_may_look(dat
     findings = verify(data_dir, Totals(), lambda: None)
     (data_dir / FIRST_FILE).unlink()
     next(findings)
-    with pytest.raises(StartError, match="another broker uses"):
+    with pytest.raises(StartError, match="another process uses"):
         DataDirectory(data_dir)
     with unused(data_dir) as free:
         assert free

@@ -163,7 +163,7 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
         (["produce", "x", "-K", ""], "--key-separator must not be empty"),
         (["dev", "--brokers", "0"], "Invalid value for '--brokers'"),
         (["dev", "--arena-bytes", "much"], "--arena-bytes: 'much' is no size"),
-        (["broker", "--port", "70000"], "port: Input should be less than or equal to 65535"),
+        (["broker", "--port", "70000"], "port is '70000': Input should be less than or equal to 65535"),
         (["bench", "produce", "--records", "1", "--bytes", "1"], "records and bytes exclude each other"),
         (
             ["bench", "produce", "--records", "1", "--producers", "2"],

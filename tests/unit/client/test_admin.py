@@ -67,14 +67,16 @@ async def test_a_stream_is_created_with_the_replication_that_is_given(
 async def test_an_alteration_sets_virtual_logs_if_they_are_given(admin: Admin, asked: Asked) -> None:
     await admin.alter_stream("s", virtual_logs=4)
     await admin.alter_stream("s", durability="replicated")
+    await admin.alter_stream("s", brokers=0)
 
-    first, second = asked.requests
+    first, second, third = asked.requests
+    assert third.HasField("brokers"), "0 is all of them; absent, the stream stays where it is"
     assert first == coordinator_pb2.AlterStreamRequest(name="s", virtual_logs=4)
     assert second == coordinator_pb2.AlterStreamRequest(name="s", durability=common_pb2.DURABILITY_REPLICATED)
 
 
 async def test_a_text_is_no_list_of_applications(admin: Admin, asked: Asked) -> None:
-    with pytest.raises(InvalidArgument, match=r"write \['billing'\]"):
+    with pytest.raises(InvalidArgument, match=r"such as \['billing'\]"):
         await admin.alter_stream("s", retention_applications="billing")
     with pytest.raises(InvalidArgument, match="retention_applications"):
         await admin.create_stream("s", retention_applications="billing")

@@ -248,8 +248,8 @@ async def test_only_what_is_given_is_altered(
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"retention_ms": -1}, "retention_ms must be between 0 \\(no such rule\\)"),
-        ({"retention_bytes": 1 << 63}, "retention_bytes must be between 0"),
+        ({"retention_ms": -1}, "retention_ms is -1, and takes a whole number"),
+        ({"retention_bytes": 1 << 63}, "retention_bytes is 9223372036854775808"),
         ({"durability": "eternal"}, "durability 'eternal' is none of leader"),
     ],
 )

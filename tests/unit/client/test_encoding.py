@@ -15,6 +15,7 @@ from kera.core.errors import RecordTooLarge, SchemaMismatch
 from kera.core.record_batch import decode_payload
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
+from tests.chaos.growing import growing
 from tests.unit.client.support import SEGMENT_BYTES, description
 
 NOW_US = 1_700_000_000_000_000
@@ -213,3 +214,30 @@ class TestRecords:
 
         with pytest.raises(OverflowError):
             write_message(np.zeros(count, np.int64), [Long()] * count, None)
+
+
+class TestValuesInTheSameBytes:
+    """Readers refuse chunks whose values would be gigabytes if each were written out, so none are made."""
+
+    def test_rows_become_as_many_chunks_as_readers_take(self) -> None:
+        batch = growing("views").slice(0, 1_000)
+        stream = description(schema=batch.schema, segment_bytes=8 << 20)
+        assert check_rows(batch, stream) < 2 << 20
+        made = list(payloads(batch, stream, 8 << 20, NOW_US))
+        assert len(made) > 7
+        rows = [decode_payload(payload.payload, batch.schema).num_rows for payload in made]
+        assert (sum(rows), max(rows)) == (1_000, 125)
+
+    @pytest.mark.parametrize("name", ["list of nulls", "runs of list views"])
+    def test_a_row_that_no_reader_takes_is_refused_where_it_is_sent(self, name: str) -> None:
+        batch = growing(name)
+        stream = description(schema=batch.schema, segment_bytes=8 << 20)
+        with pytest.raises(RecordTooLarge, match="several records"):
+            check_rows(batch.slice(0, 1) if name == "list of nulls" else batch, stream)
+
+    def test_part_of_an_array_is_what_counts(self) -> None:
+        runs = growing("runs")
+        batch = pa.RecordBatch.from_arrays([runs.column(0).slice(10, 20)], schema=runs.schema)
+        stream = description(schema=batch.schema, segment_bytes=8 << 20)
+        (made,) = payloads(batch, stream, 8 << 20, NOW_US)
+        assert decode_payload(made.payload, batch.schema).num_rows == 20

@@ -228,6 +228,13 @@ def test_a_chunk_of_another_version_is_refused_and_its_version_is_named() -> Non
     assert caught.value.attributes["version"] == 2
 
 
+def test_a_header_that_says_to_have_another_length_is_refused_and_both_lengths_are_named() -> None:
+    with pytest.raises(CorruptChunk, match="has header_bytes 64, format version 1 has 128") as caught:
+        verify_header(with_header_fields(UNPLACED, 6, b"\x40\0"))
+
+    assert caught.value.attributes["header_bytes"] == 64
+
+
 def test_a_header_that_a_producer_may_write_is_taken() -> None:
     check_sent(verify_header(UNPLACED))
 

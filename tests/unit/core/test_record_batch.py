@@ -19,6 +19,7 @@ from kera.core.record_batch import (
     check_size,
     decompressed_bytes,
     shape_of,
+    values_of,
 )
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -111,6 +112,20 @@ def test_a_batch_that_lists_too_many_buffers_is_refused() -> None:
     struct.pack_into("<I", data, found.buffers_at, BUFFERS_MAX + 1)
     with pytest.raises(CorruptChunk, match="buffers"):
         decompressed_bytes(memoryview(data), found)
+
+
+@pytest.mark.parametrize("fields", [1, 64, 65, 300])
+def test_the_values_of_all_fields_count(fields: int) -> None:
+    columns = {f"c{at}": [True] * 10 for at in range(fields - 1)} | {"list": [[1, 2]] * 10}
+    data = bytearray(pa.RecordBatch.from_pydict(columns).serialize())
+    found = shape_of(memoryview(data))
+    assert values_of(memoryview(data), found) == 10 * fields + 20
+    struct.pack_into("<q", data, found.nodes_at + 4, -5)
+    with pytest.raises(CorruptChunk, match="values"):
+        check_size(memoryview(data), found)
+    struct.pack_into("<I", data, found.nodes_at, 1 << 31)
+    with pytest.raises(CorruptChunk, match="table of fields"):
+        values_of(memoryview(data), found)
 
 
 @given(st.sampled_from(CODECS), st.data())

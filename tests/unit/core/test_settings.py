@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ByteSize, Field, ValidationError, model_validator
 
 import kera.backup
 import kera.broker
@@ -26,6 +26,12 @@ class ExampleSettings(KeraSettings):
     linger_ms: int = Field(5, ge=0, description="For testing.")
     name: str = "default"
     hosts: list[str] = Field(default=[])
+
+
+class SizedSettings(KeraSettings):
+    section: ClassVar[str] = "sized"
+
+    memory_bytes: ByteSize = Field(ByteSize(1), description="For testing.")
 
 
 class StrictSettings(KeraSettings):
@@ -181,15 +187,48 @@ def test_all_tables_that_there_are_are_known() -> None:
 
 
 def test_a_wrong_flag_is_named() -> None:
-    with pytest.raises(InvalidSettings, match=r"invalid \[example\] settings: linger_ms: .*greater than or equal to 0"):
+    with pytest.raises(
+        InvalidSettings, match=r"invalid \[example\] settings: linger_ms is -1: .*greater than or equal to 0"
+    ):
         ExampleSettings.load(linger_ms=-1)
 
 
 def test_all_wrong_settings_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_EXAMPLE_NAMES", "typing error")
 
-    with pytest.raises(InvalidSettings, match=r"KERA_EXAMPLE_NAMES: .*linger_ms: .*hosts: "):
+    with pytest.raises(InvalidSettings, match=r"KERA_EXAMPLE_NAMES: .*linger_ms is 'x': .*hosts is 1: "):
         ExampleSettings.load(linger_ms="x", hosts=1)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_true_is_no_number_and_no_name(value: bool) -> None:
+    for name in ("linger_ms", "name"):
+        with pytest.raises(InvalidSettings, match=f"{name} is {value}: it takes no true or false"):
+            ExampleSettings.load(None, **{name: value})
+    with pytest.raises(InvalidSettings, match=r"linger_ms is 1\.5: "):
+        ExampleSettings.load(linger_ms=1.5)
+
+
+def test_a_size_that_is_none_is_told_with_its_place_and_with_what_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kera.toml"
+    path.write_text('[sized]\nmemory_bytes = "lots"\n')
+    forms = "a size is a number of bytes, alone or with a unit: 1048576, 512KiB, 256MiB"
+    with pytest.raises(InvalidSettings) as refused:
+        SizedSettings.load(path)
+    assert f"memory_bytes is 'lots' in [sized] of {path}: " in refused.value.message
+    assert forms in refused.value.message
+
+    monkeypatch.setenv("KERA_SIZED_MEMORY_BYTES", "5XB")
+    with pytest.raises(InvalidSettings) as refused:
+        SizedSettings.load(path)
+    assert "memory_bytes is '5XB' in KERA_SIZED_MEMORY_BYTES: " in refused.value.message
+    assert forms in refused.value.message
+
+    with pytest.raises(InvalidSettings, match="memory_bytes is 'much': ") as refused:
+        SizedSettings.load(path, memory_bytes="much")
+    assert SizedSettings.load(memory_bytes="256MiB").memory_bytes == 256 << 20
 
 
 def test_an_unknown_flag_is_named() -> None:

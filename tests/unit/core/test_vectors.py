@@ -17,7 +17,7 @@ from kera.core.errors import CorruptChunk
 from kera.core.record_batch import decode_payload
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
-from kera.core.rpc.frames import decode_header
+from kera.core.rpc.frames import Kind, decode_header
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.wire import error_from_message
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes
@@ -100,8 +100,8 @@ def test_a_key_has_its_streamlet(vector: dict[str, Any]) -> None:
     assert {m: streamlet_of(key, int(m)) for m in vector["streamlet"]} == vector["streamlet"]
 
 
-@described("frames", "method")
-def test_a_frame_is_the_request_that_is_told_of_it(vector: dict[str, Any]) -> None:
+@described("frames", "frame")
+def test_a_frame_is_what_is_told_of_it(vector: dict[str, Any]) -> None:
     frame = bytes.fromhex(vector["frame"])
     header = decode_header(memoryview(frame), 0, BULK_BYTES_MAX)
     message, bulk = bytes.fromhex(vector["message"]), bytes.fromhex(vector["bulk"])
@@ -109,6 +109,23 @@ def test_a_frame_is_the_request_that_is_told_of_it(vector: dict[str, Any]) -> No
     assert (header.head_bytes, header.bulk_bytes) == (len(message), len(bulk))
     assert frame[FRAME_HEADER_BYTES:] == message + bulk
     assert METHODS[vector["method"].removeprefix("kera.v1.").replace("/", ".")] == vector["number"]
+    assert Kind(header.kind).name.lower() == vector["kind"]
+
+
+def test_there_is_a_frame_of_each_kind_and_a_decoder_gets_its_message_out_of_it() -> None:
+    frames = {(each["kind"], each["number"]): each for each in VECTORS["frames"]}
+    assert {kind for kind, _ in frames} == {"request", "reply", "error"}
+    error = common_pb2.Error.FromString(bytes.fromhex(frames["error", api.DESCRIBE_STREAMLETS.number]["message"]))
+    assert (error.code, dict(error.attributes)) == ("unknown_stream", {"stream_id": "5"})
+    written = frames["reply", api.MULTI_WRITE_CHUNKS.number]
+    assert written["request_id"] == frames["request", api.MULTI_WRITE_CHUNKS.number]["request_id"]
+    (status,) = broker_pb2.MultiWriteChunksResponse.FromString(bytes.fromhex(written["message"])).statuses
+    assert (status.group_id, status.segment_id, status.first_record) == (5, 2, 1000)
+    read = frames["reply", api.MULTI_READ_CHUNKS.number]
+    assert read["request_id"] == frames["request", api.MULTI_READ_CHUNKS.number]["request_id"]
+    first, second = broker_pb2.MultiReadChunksResponse.FromString(bytes.fromhex(read["message"])).results
+    assert (first.length_bytes, first.next.position, second.length_bytes) == (len(read["bulk"]) // 2,) * 2 + (0,)
+    assert verify_chunk(bytes.fromhex(read["bulk"])).chunk_bytes == first.length_bytes
 
 
 @described("errors", "code")

@@ -32,7 +32,7 @@ final class ArrowBody {
     /** How much longer than itself a compressed buffer may say to be; neither codec can do more. */
     private static final long LZ4_RATIO_MAX = 256;
     private static final long ZSTD_RATIO_MAX = 32768;
-    /** What the buffers of one chunk may become together; the same as of the SDK. */
+    /** What the buffers of one chunk may become together, and its values; the same as of the SDK. */
     private static final long DECOMPRESSED_BYTES_MAX = 128L << 20;
 
     private final BufferAllocator allocator;
@@ -55,6 +55,8 @@ final class ArrowBody {
     private int variadicsThere;
     private int nulls;
     private long decompressedBytes;
+    private long writtenOutBytes;
+    private long room;
 
     ArrowBody(BufferAllocator allocator) {
         this.allocator = allocator;
@@ -93,6 +95,8 @@ final class ArrowBody {
         }
         useCodec(batch.compression());
         decompressedBytes = 0;
+        writtenOutBytes = 0;
+        room = compressed ? DECOMPRESSED_BYTES_MAX : Math.max(DECOMPRESSED_BYTES_MAX, Byte.SIZE * length);
         nodes = 0;
         buffers = 0;
         variadics = 0;
@@ -122,7 +126,19 @@ final class ArrowBody {
             throw corrupt("a field of " + count + " values, " + node.nullCount() + " of them null");
         }
         nulls = (int) node.nullCount();
+        writeOut(count);
         return (int) count;
+    }
+
+    /**
+     * Counts what values take when each is written out, of which this is part: each a byte at least, also where it
+     * takes none in the chunk, and those that lie in the same bytes all that they are. The rule is that of the SDK.
+     */
+    void writeOut(long bytes) {
+        writtenOutBytes += bytes;
+        if (writtenOutBytes > room) {
+            throw corrupt("its values would become more than " + room + " bytes when each is written out");
+        }
     }
 
     /** How many values of the field of the last {@link #node} are null. */

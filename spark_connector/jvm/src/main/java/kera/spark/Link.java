@@ -85,7 +85,12 @@ final class Link implements Pool.Idle {
         throw failure;
     }
 
-    /** A socket whose kernel asks for a sign of life when nothing comes, see {@code kera.core.rpc.sockets}. */
+    /**
+     * A socket whose kernel asks for a sign of life when nothing comes, see {@code kera.core.rpc.sockets}.
+     *
+     * <p>It does not ask while something that was sent is not acknowledged, and Java has no TCP_USER_TIMEOUT: that is
+     * bounded by the deadline that each call of {@link #receive} has.
+     */
     private static SocketChannel watched() throws IOException {
         return SocketChannel.open().setOption(StandardSocketOptions.TCP_NODELAY, true)
                 .setOption(StandardSocketOptions.SO_KEEPALIVE, true)

@@ -39,9 +39,12 @@ final class ViewColumn extends OwnColumn implements LoadedColumn {
         for (int index = 0; index < data.length; index++) {
             data[index] = body.data(0);
         }
+        long lengths = 0;
         for (int row = 0; row < count; row++) {
             check(row);
+            lengths += views.getInt(row * VIEW_BYTES);
         }
+        body.writeOut(lengths);
         return count;
     }
 

@@ -1,0 +1,75 @@
+"""What users hand over, checked where it comes in: a wrong kind of value is an `InvalidArgument` that names it.
+
+Python would take ``True`` for 1, and tell of a text where a number belongs only deep inside, in the words of whatever
+library is the first to look.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kera.core.errors import InvalidArgument
+
+UINT32_MAX = (1 << 32) - 1
+UINT64_MAX = (1 << 64) - 1
+
+
+def whole(parameter: str, value: Any, least: int, most: int, *, what: str = "") -> int:
+    """`value` as a whole number; `what` says what numbers there mean."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise wrong(parameter, value, f"a whole number from {least} to {most}{what}") from None
+    if not least <= number <= most:
+        raise wrong(parameter, value, f"a whole number from {least} to {most}{what}")
+    return number
+
+
+def text(parameter: str, value: Any, what: str = "text") -> str:
+    """`value`, which is text that can be sent."""
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return value
+    except UnicodeEncodeError:
+        what = "text that UTF-8 has"
+    raise wrong(parameter, value, what)
+
+
+def flag(parameter: str, value: Any) -> bool:
+    """`value`, which is True or False: much that is not would count as true."""
+    if not isinstance(value, bool):
+        raise wrong(parameter, value, "True or False")
+    return value
+
+
+def names(parameter: str, value: Any) -> Sequence[str]:
+    """`value` as a list of names. Text is a sequence of text, too, and each of its letters would be a name."""
+    if isinstance(value, str | bytes):
+        raise wrong(parameter, value, f"a list of names, such as [{value!r}]")
+    if isinstance(value, Mapping) or not hasattr(value, "__iter__"):
+        raise wrong(parameter, value, "a list of names")
+    return [text(parameter, each, "a list of names, which are text") for each in value]
+
+
+def instance(parameter: str, value: Any, kind: type, what: str) -> Any:
+    """`value`, which is of `kind`."""
+    if not isinstance(value, kind):
+        raise wrong(parameter, value, what)
+    return value
+
+
+def all_of(parameter: str, values: Any, container: Any, kind: type, what: str) -> Any:
+    """`values`, a `container` of which each is of `kind`."""
+    if not isinstance(values, container) or not all(isinstance(each, kind) for each in values):
+        raise wrong(parameter, values, what)
+    return values
+
+
+def wrong(parameter: str, value: Any, expected: str) -> InvalidArgument:
+    """The error: which parameter, what it was given, what it takes."""
+    return InvalidArgument(f"{parameter} is {value!r}, and takes {expected}", field=parameter, value=repr(value))

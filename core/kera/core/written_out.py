@@ -1,0 +1,264 @@
+"""What the values of a record batch take when each is written out.
+
+Of most of Arrow's types every value has bytes of its own, so that a batch takes what its buffers do. Of some, many
+values lie in the same bytes: views, list views, runs, dense unions. A few kilobytes of these can be gigabytes to
+whoever makes values of them that stand alone, as Python, Spark and any conversion to another type do.
+
+Pure. Promise: whatever the numbers in the arrays are, the outcome is a size or `CorruptChunk`; nothing is written out
+to find it, and what it costs grows with the bytes that there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import types
+
+from kera.core.errors import CorruptChunk
+
+INLINE_BYTES = 12
+"""Of a view: longer values are in another buffer."""
+_VIEW_BYTES = 16
+_SCHEMAS_KEPT = 256
+_BITS = 8
+
+_Numbers: TypeAlias = "npt.NDArray[np.int64]"
+_Sizes: TypeAlias = "npt.NDArray[np.floating[Any]]"
+_Before: TypeAlias = Callable[[_Numbers], _Sizes]
+"""What the values of an array take that are before each of some places: a sum, so that no array of sizes is needed
+where a million values are one run, or have no bytes at all."""
+
+
+class _Kinds(NamedTuple):
+    schema: pa.Schema
+    shared: tuple[int, ...]
+    without_bytes: bool
+
+
+_known: dict[int, _Kinds] = {}
+
+
+def shared_columns(schema: pa.Schema) -> tuple[int, ...]:
+    """Which columns of `schema` are of types of which several values can lie in the same bytes, or have such within."""
+    return _kinds(schema).shared
+
+
+def may_grow(schema: pa.Schema) -> bool:
+    """Whether a batch can be more than its buffers: by `shared_columns`, or as there are values that take no bytes."""
+    kinds = _kinds(schema)
+    return kinds.without_bytes or bool(kinds.shared)
+
+
+def _kinds(schema: pa.Schema) -> _Kinds:
+    known = _known.get(id(schema))
+    if known is None:  # by the schema itself, which is kept: to compare schemas costs more than all else of this
+        if len(_known) >= _SCHEMAS_KEPT:
+            _known.clear()
+        within = [list(_within(kind)) for kind in schema.types]
+        shared = tuple(at for at, kinds in enumerate(within) if any(map(_is_shared, kinds)))
+        known = _Kinds(schema, shared, any(_is_without_bytes(kind) for kinds in within for kind in kinds))
+        _known[id(schema)] = known
+    return known
+
+
+def check_written_out(batch: pa.RecordBatch, limit: int) -> None:
+    """Raise `CorruptChunk` if the columns of `batch` would take more than `limit` bytes with each value written out.
+
+    Of the columns that can be more than their buffers, see `shared_columns`. The batch need not have been validated,
+    but for the sizes of its buffers (`RecordBatch.validate`).
+    """
+    total = 0.0
+    for at in shared_columns(batch.schema):
+        column = batch.column(at)
+        total += float(_before(column, limit)(_place(len(column)))[0])
+        if total > limit:
+            raise _too_large(total, limit)
+
+
+def _within(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """`kind`, and the types of all that is in it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    yield kind
+    for at in range(kind.num_fields):
+        yield from _within(kind.field(at).type)
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(types.is_string_view(kind) or types.is_binary_view(kind))
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(types.is_list_view(kind) or types.is_large_list_view(kind))
+
+
+def _is_shared(kind: pa.DataType) -> bool:
+    dense = types.is_union(kind) and kind.mode == "dense"
+    return _is_view(kind) or _is_list_view(kind) or types.is_run_end_encoded(kind) or dense
+
+
+def _is_without_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        types.is_null(kind)
+        or (types.is_fixed_size_binary(kind) and kind.byte_width == 0)
+        or (types.is_fixed_size_list(kind) and kind.list_size == 0)
+        or (types.is_struct(kind) and kind.num_fields == 0)
+    )
+
+
+def _before(column: pa.Array, limit: int) -> _Before:
+    """Of `column`. Raises `CorruptChunk` if it, or an array in it, is more than `limit`: conversions take all of it."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    find = _found(column, limit)
+    total = float(find(_place(len(column)))[0])
+    if total > limit:
+        raise _too_large(total, limit)
+    return find
+
+
+def _found(column: pa.Array, limit: int) -> _Before:  # noqa: PLR0911 - a kind of type each
+    kind = column.type
+    if _is_view(kind):
+        return _sums(_lengths_of_views(column), limit)
+    if types.is_struct(kind) and kind.num_fields:
+        fields = [_before(column.field(at), limit) for at in range(kind.num_fields)]
+        return lambda places: sum((field(places) for field in fields), np.zeros(len(places)))
+    if types.is_fixed_size_list(kind) and kind.list_size:
+        elements, size = _before(column.values, limit), kind.list_size
+        return lambda places: elements(places * size)
+    if types.is_run_end_encoded(kind):
+        return _of_runs(column, limit)
+    if types.is_union(kind):
+        return _sums(_of_union(column, limit), limit)
+    if _is_list_view(kind):
+        starts, counts = _numbers(column.offsets), _numbers(column.sizes)
+        return _sums(_of_lists(column, starts, starts + counts, limit), limit)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        offsets = _numbers(column.offsets)
+        return _sums(_of_lists(column, offsets[:-1], offsets[1:], limit), limit)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+        return _of_text(column, limit)
+    width = _width(kind)
+    return lambda places: places * width
+
+
+def _width(kind: pa.DataType) -> float:
+    """Of a value of a type whose values are all as long; a byte at least, also of bits and of what takes no bytes."""
+    try:
+        return max(1.0, float(kind.bit_width) / _BITS)
+    except ValueError:
+        return 1.0
+
+
+def _place(number: int) -> _Numbers:
+    return np.array([number], np.int64)
+
+
+def _numbers(numbers: pa.Array) -> _Numbers:
+    if numbers.null_count:
+        raise _no_batch("an array of places, some of which are null")
+    return np.asarray(numbers, np.int64)
+
+
+def _sums(sizes: _Sizes, limit: int) -> _Before:
+    """Each value takes a byte at least, and counts no more than what is too much: so no sum is more than there is."""
+    sums = np.zeros(len(sizes) + 1)
+    np.cumsum(np.clip(sizes, 1, limit + 1), out=sums[1:])
+    return lambda places: sums[places]
+
+
+def _lengths_of_views(column: pa.Array) -> _Sizes:
+    """Raises `CorruptChunk` if a view reaches out of its buffers, also that of a null.
+
+    Arrow does not look at those when it validates, and does when it casts.
+    """
+    _, views, *data = column.buffers()
+    if not len(column):
+        return np.zeros(0)
+    rows = np.frombuffer(views, np.int32, 4 * len(column), _VIEW_BYTES * column.offset).reshape(-1, 4)
+    lengths = rows[:, 0].astype(np.int64)
+    far = rows[lengths > INLINE_BYTES]
+    sizes = np.array([0 if buffer is None else buffer.size for buffer in data], np.int64)
+    known = (far[:, 2] >= 0) & (far[:, 2] < len(sizes)) & (far[:, 3] >= 0)
+    if (lengths < 0).any() or not known.all() or (far[:, 3].astype(np.int64) + far[:, 0] > sizes[far[:, 2]]).any():
+        raise _no_batch("a view that reaches out of its buffers")
+    return _of_those_there(column, lengths)
+
+
+def _of_those_there(column: pa.Array, sizes: Any) -> _Sizes:
+    """Nulls take nothing, whatever their place is."""
+    found: _Sizes = np.array(sizes, np.float64)
+    if column.null_count:
+        found[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    return found
+
+
+def _of_text(column: pa.Array, limit: int) -> _Before:
+    wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
+    offsets = column.buffers()[1]
+    if not len(column):
+        return _sums(np.zeros(0), limit)
+    width = np.int64 if wide else np.int32
+    found = np.frombuffer(offsets, width, len(column) + 1, column.offset * np.dtype(width).itemsize)
+    return _sums(np.diff(found).astype(np.float64), limit)
+
+
+def _of_lists(column: pa.Array, starts: _Numbers, ends: _Numbers, limit: int) -> _Sizes:
+    elements = _before(column.values, limit)
+    if (starts < 0).any() or (ends < starts).any() or (ends > len(column.values)).any():
+        raise _no_batch("a list that reaches out of its elements")
+    return _of_those_there(column, elements(ends) - elements(starts))
+
+
+def _of_runs(column: pa.Array, limit: int) -> _Before:
+    values = column.values
+    ends = _numbers(column.run_ends)
+    if len(ends) != len(values) or (np.diff(ends, prepend=0) <= 0).any() or (len(column) and not len(ends)):
+        raise _no_batch("runs that do not follow each other")
+    if not len(ends):
+        return lambda places: places * 0.0
+    one = _before(values, limit)
+    at = np.arange(len(values))
+    sums = np.concatenate([[0.0], np.cumsum((one(at + 1) - one(at)) * np.diff(ends, prepend=0))])
+    bounds = np.concatenate([[0], ends])
+
+    return lambda places: np.interp(places, bounds, sums)  # within a run all values are the same
+
+
+def _of_union(column: pa.Array, limit: int) -> _Sizes:
+    kind = column.type
+    dense = kind.mode == "dense"
+    codes = _numbers(column.type_codes)
+    places = _numbers(column.offsets) if dense else np.arange(len(column))
+    sizes = np.zeros(len(column))
+    known = np.zeros(len(column), bool)
+    for at, code in enumerate(kind.type_codes):
+        child = column.field(at)
+        one = _before(child, limit)
+        mine = codes == code
+        found = places[mine]
+        if (found < 0).any() or (found >= len(child)).any():
+            raise _no_batch("a value of a union that is in none of its fields")
+        sizes[mine] = one(found + 1) - one(found)
+        known |= mine
+    if not known.all():
+        raise _no_batch("a value of a union that is of none of its types")
+    return sizes
+
+
+def _too_large(size: float, limit: int) -> CorruptChunk:
+    return CorruptChunk(
+        f"the values of a chunk's record batch would become {size:.0f} bytes or more when each is written out; at most"
+        f" {limit} are taken (decompressed_bytes_max)",
+        expanded_bytes=int(size),
+        limit=limit,
+    )
+
+
+def _no_batch(why: str) -> CorruptChunk:
+    return CorruptChunk(f"chunk payload is no Arrow record batch: {why}")
