@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kera.coordinator.application_service import Applications
+from kera.coordinator.changing import REQUESTER
 from kera.coordinator.coordinator import Coordinator
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api
@@ -55,6 +56,7 @@ def coordinator_service(
 def _observed(method: Method[Any, Any], handle: Callable[[Any], Any], observe: Observe) -> Handler:
     async def serve(call: Call[Any]) -> Reply[Any]:
         outcome = "cancelled"
+        REQUESTER.set(call.peer.address)  # a call is answered in a task of its own
         try:
             result = handle(call.message)
             message: Message = await result if inspect.isawaitable(result) else result

@@ -123,6 +123,7 @@ async def test_readers_go_on_from_positions_of_before(world: Cluster) -> None:
     other = world.nodes[2]
     await other.start(world.epoch())
     await world.take_over(info, 1, 2)
+    await other.until(lambda: other.engine.replication.backups.up_count == 3)
     await other.write(*world.chunks(0, 2))
     for number, position in enumerate(positions):
         found, _ = await other.read(position)
