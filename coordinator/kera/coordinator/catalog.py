@@ -97,6 +97,8 @@ class Catalog:
         self._bytes = 0
         self._brokers: dict[int, _Brokers] = {}
         self._streamlets: Counter[int] = Counter()
+        self._waited_for: Counter[str] = Counter()
+        """By applications, how many streams' retention waits for them."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
 
     def add(self, stream: common_pb2.StreamInfo) -> None:
@@ -112,6 +114,8 @@ class Catalog:
                 self._of_broker[broker_id].discard(stream.stream_id)
             brokers = brokers.changed(known, stream)
         self._count(stream, brokers)
+        self._waited_for.subtract(known.config.retention_applications if known is not None else ())
+        self._waited_for.update(stream.config.retention_applications)
         for broker_id in +brokers.concerned:
             self._of_broker[broker_id].add(stream.stream_id)
         self._streams[stream.stream_id] = stream
@@ -119,7 +123,8 @@ class Catalog:
 
     def remove(self, stream: common_pb2.StreamInfo) -> None:
         """Forget a stream that is no longer stored."""
-        del self._streams[stream.stream_id]
+        known = self._streams.pop(stream.stream_id)
+        self._waited_for.subtract(known.config.retention_applications)
         for broker_id in +self._brokers[stream.stream_id].concerned:
             self._of_broker[broker_id].discard(stream.stream_id)
         self._discount(stream)
@@ -201,6 +206,10 @@ class Catalog:
         """Whether a broker owns any streamlet of a stream."""
         brokers = self._brokers.get(stream_id)
         return brokers is not None and brokers.owners[broker_id] > 0
+
+    def applications_waited_for(self) -> set[str]:
+        """Applications that somebody has named in a stream's settings: they are nobody's leftovers."""
+        return set(+self._waited_for)
 
     def streamlet_counts(self) -> Counter[int]:
         """How many streamlets each broker has; 0 for those that have none."""

@@ -136,8 +136,18 @@ class State:
         return self.turns.pace(REQUESTER.get())
 
     async def in_slices(self, steps: Generator[None, None, T]) -> T:
-        """Drive steps to their end and return what they return; likewise."""
-        return await self.turns.run(steps, REQUESTER.get())
+        """Drive steps to their end, and return what they return; likewise."""
+        pace = self.pace()
+        try:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                await pace.step()
+        finally:
+            steps.close()
 
     def next_id(self, counter: str) -> int:
         """An id that was never given, see ``kera.coordinator.numbers``; it is taken by writing it."""
