@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from kera.coordinator.application_members import leases_of
 from kera.coordinator.application_progress import key_of, position_of
-from kera.coordinator.applications import Application, StreamShape, at_once
+from kera.coordinator.applications import Application, StreamShape
+from kera.core.turns import at_once
 from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
 

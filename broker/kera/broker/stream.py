@@ -21,6 +21,7 @@ from kera.broker.stream_records import is_news, put_stream
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import InvalidArgument, KeraError, NotOwner, NotReplicated, StreamletOutOfRange, UnknownStream
 from kera.core.ids import EntryId, Position
+from kera.core.turns import at_once
 from kera.v1 import common_pb2
 
 
@@ -178,7 +179,7 @@ class Streams:
         handed_over: Iterable[common_pb2.StreamletState] = (),
     ) -> None:
         """`opening` in one go, as before anybody is served."""
-        _at_once(self.opening(info, broker_id, broker_epoch, handed_over))
+        at_once(self.opening(info, broker_id, broker_epoch, handed_over))
 
     def opening(
         self,
@@ -438,7 +439,7 @@ class Streams:
 
     def drop(self, stream_id: int, done: Done = nothing) -> None:
         """`dropping` in one go; `done` when its files are gone, or if it is not here."""
-        _at_once(self.dropping(stream_id))
+        at_once(self.dropping(stream_id))
         self._memory.drop_stream(stream_id, done)
 
     def dropping(self, stream_id: int) -> Generator[None, None, None]:
@@ -455,11 +456,6 @@ class Streams:
             for streamlet in stream.streamlets.values():
                 self._forget(streamlet)
                 yield
-
-
-def _at_once(steps: Generator[None, None, None]) -> None:
-    for _ in steps:
-        pass
 
 
 class _All:

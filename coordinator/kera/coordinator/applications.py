@@ -26,7 +26,7 @@ import heapq
 from collections import OrderedDict, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kera.coordinator.application_members import Member, evened_out, leases_of
 from kera.coordinator.application_progress import (
@@ -40,10 +40,9 @@ from kera.coordinator.application_progress import (
 )
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import Position
+from kera.core.turns import at_once
 from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
-
-T = TypeVar("T")
 
 AHEAD = 2
 """Groups for each member, where there are so many: while one is at its end, the next one is being fetched."""
@@ -583,16 +582,6 @@ class Application:
             if member.give_back != asked[member_id]:
                 member.give_back = asked[member_id]
                 self._note(member)
-
-
-def at_once(steps: Generator[None, None, T]) -> T:
-    """What steps return, in one go."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def _some(

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kera.coordinator.intervals import FIRST_GROUP_ID
@@ -246,22 +246,28 @@ class Catalog:
         broker_id: int,
         broker_epoch: int,
         stays: Callable[[common_pb2.StreamInfo, common_pb2.StreamletAssignment], bool] = lambda *_: False,
-    ) -> list[common_pb2.StreamInfo]:
+    ) -> Generator[None, None, list[common_pb2.StreamInfo]]:
         """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
+
+        Yields between streamlets; nothing else may change anything meanwhile.
 
         What `stays` says of an assignment keeps its epoch. A stream that is being created stays as it is: its epoch is
         now an old one, and its creation fails on that.
         """
         changed = []
         for stream in self.concerning(broker_id):
-            if all(owner.broker_id != broker_id or stays(stream, owner) for owner in stream.assignments):
+            if not self.is_owner(broker_id, stream.stream_id):
                 continue
-            version = with_assignments(stream, [])
-            for owner in version.assignments:
-                if owner.broker_id == broker_id and not stays(stream, owner):
-                    owner.broker_epoch = broker_epoch
-                    owner.first_group_id += GROUPS_PER_LAUNCH
-            changed.append(version)
+            version: common_pb2.StreamInfo | None = None
+            for streamlet_id, owner in enumerate(stream.assignments):
+                yield
+                if owner.broker_id != broker_id or stays(stream, owner):
+                    continue
+                version = version or with_assignments(stream, [])
+                version.assignments[streamlet_id].broker_epoch = broker_epoch
+                version.assignments[streamlet_id].first_group_id += GROUPS_PER_LAUNCH
+            if version is not None:
+                changed.append(version)
         return changed
 
     def _count(self, stream: common_pb2.StreamInfo, brokers: _Brokers) -> None:

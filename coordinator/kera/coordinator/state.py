@@ -184,8 +184,10 @@ class State:
 
         `changing` is held. Raises what the store raises; then `lost` may be done.
         """
-        streams = list(streams)
-        values = {stream_key(stream.stream_id): stream.SerializeToString() for stream in streams}
+        streams, values, pace = list(streams), dict[str, bytes](), self.pace()
+        for stream in streams:
+            await pace.step()
+            values[stream_key(stream.stream_id)] = stream.SerializeToString()
         if not changes and not values:
             return
         try:
@@ -197,6 +199,7 @@ class State:
             raise
         for stream in streams:
             self.catalog.add(stream)
+            await pace.step()
 
     async def change(self, operation: Coroutine[Any, Any, T]) -> T:
         """Do `operation` while nothing else changes anything, to its end."""

@@ -51,9 +51,14 @@ class UnknownStreams:
                 )
             self._told.setdefault(stream_id, {})[launch] = one
 
-    def of(self, stream_ids: Iterable[int]) -> list[int]:
+    async def of(self, stream_ids: Iterable[int]) -> list[int]:
         """Which of the streams that a broker holds we do not know."""
-        return [stream_id for stream_id in stream_ids if self._is_unknown(stream_id)]
+        found, pace = [], self._state.pace()
+        for stream_id in stream_ids:
+            await pace.step()
+            if self._is_unknown(stream_id):
+                found.append(stream_id)
+        return found
 
     def describe_all(self) -> list[coordinator_pb2.UnknownStream]:
         """One description of each, by their ids: as the latest of the brokers knows it, with what all of them hold."""

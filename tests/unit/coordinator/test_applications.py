@@ -11,9 +11,10 @@ import pytest
 from kera.coordinator import application_progress, applications
 from kera.coordinator.application_members import leases_of
 from kera.coordinator.application_progress import Streamlet, key_of, lowest, position_of
-from kera.coordinator.applications import Application, StreamShape, at_once
+from kera.coordinator.applications import Application, StreamShape
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
+from kera.core.turns import at_once
 from kera.v1 import application_pb2 as messages
 from tests.property.application_world import (
     PROGRESS_MS,

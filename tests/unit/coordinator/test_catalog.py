@@ -5,6 +5,7 @@ import pytest
 from kera.coordinator import catalog as catalog_module
 from kera.coordinator.catalog import GROUPS_PER_LAUNCH, Catalog, broker_ids_of
 from kera.core.errors import InternalError, InvalidArgument, StreamExists, Unavailable, UnknownStream
+from kera.core.turns import at_once
 from kera.v1 import common_pb2
 
 
@@ -92,7 +93,7 @@ def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> No
     catalog.add(other)
     reserve(catalog, stream("creating", 3, (1, 5)))
 
-    (moved,) = catalog.relaunched(1, 9)
+    (moved,) = at_once(catalog.relaunched(1, 9))
 
     assert owners(moved) == [(1, 9, 1 + GROUPS_PER_LAUNCH), (2, 6, 1), (1, 9, 1 + GROUPS_PER_LAUNCH)]
     assert catalog.with_id(1) is shared  # decided, not done

@@ -41,7 +41,7 @@ async def test_what_is_known_being_created_or_to_be_dropped_is_not_unknown(two: 
     two.brokers.failures[2] = Unavailable("away")
     await two.coordinator.delete_stream("gone")
 
-    assert two.coordinator.unknown_of([known, gone, YOUNG]) == [YOUNG]
+    assert await two.coordinator.unknown_of([known, gone, YOUNG]) == [YOUNG]
 
 
 async def test_a_stream_is_adopted_with_its_id_once_all_its_brokers_have_told_of_it(two: Cluster) -> None:
