@@ -253,14 +253,19 @@ class Orders:
         return self._turns.pace(self)
 
     async def _in_slices(self, steps: Generator[None, None, None]) -> None:
-        """Others are served between steps. Who gives up gets the rest done at once: half of it must not stay."""
-        pace = self._pace()
-        try:
+        """Others are served between steps. All are done before this ends, also when the caller has given up."""
+
+        async def drive() -> None:
+            pace = self._pace()
             for _ in steps:
                 await pace.step()
+
+        self._late.add(task := asyncio.create_task(drive()))
+        task.add_done_callback(self._late.discard)
+        try:
+            await asyncio.shield(task)
         except asyncio.CancelledError:
-            for _ in steps:
-                pass
+            await asyncio.wait([task])  # half of it must not stay, and nobody else may begin meanwhile
             raise
 
     async def _take_over(self, takeovers: Takeovers, info: common_pb2.StreamInfo) -> None:
