@@ -1,6 +1,6 @@
 """What others wait for while one client asks a daemon that has much: many streams, groups, segments, replicas.
 
-    python -m bench.fairness_deep
+    make bench-fairness-deep
     python -m bench.fairness_deep --only ListGroups --streams 1000
 
 Requests here are small, or as large as daemons make them among themselves, and it is what they are about that is large.

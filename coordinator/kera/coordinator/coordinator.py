@@ -1,6 +1,7 @@
 """The coordinator: a cluster's state machine, put together from its parts.
 
     streams     creating, altering and deleting streams          state       what all parts share
+                                                                 changing    whose turn it is to change something
     members     registrations and heartbeats                     catalog     the streams and who owns their streamlets
     recoveries  what a lost broker had goes to others            membership  who is there, and which launch is current
     migration   streamlets move                                  intervals   where the groups of a streamlet are

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kera.broker.streamlet import Streamlet
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
@@ -56,9 +57,10 @@ async def test_others_are_served_while_a_stream_is_opened_sealed_and_dropped(bro
 async def test_an_order_that_was_begun_is_carried_out_though_the_caller_has_given_up(
     broker: Broker, method: Method[Any, Any]
 ) -> None:
+    gone: list[Streamlet] = []
     if method is api.DROP_STREAM:
         await rounds(broker, api.OPEN_STREAMLETS, order())
-        gone = list(broker.streams.get(STREAM_ID).streamlets.values())
+        gone += broker.streams.get(STREAM_ID).streamlets.values()
     request = order() if method is api.OPEN_STREAMLETS else broker_pb2.DropStreamRequest(stream_id=STREAM_ID)
     turns = broker.broker.orders._turns
     slices = turns.slices

@@ -32,6 +32,8 @@ async def wide(cluster: Cluster) -> common_pb2.StreamInfo:
 
 @pytest.fixture
 async def service(cluster: Cluster, wide: common_pb2.StreamInfo) -> AsyncIterator[Service]:
+    """Of the cluster with that stream."""
+    assert cluster.coordinator.stream(wide.name) == wide
     applications = Applications.load(cluster.coordinator.state)
     yield coordinator_service(cluster.coordinator, lambda *_: None, applications)
     await applications.close()
@@ -156,7 +158,7 @@ async def test_others_are_answered_while_all_streams_are_told_of(
     assert answered > 10
 
 
-async def test_a_change_waits_for_one_of_those_that_another_client_asks_for(cluster: Cluster, service: Service) -> None:
+async def test_a_change_waits_for_one_of_those_that_another_client_asks_for(service: Service) -> None:
     done: list[str] = []
 
     async def init(client: str) -> None:
