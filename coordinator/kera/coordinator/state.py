@@ -49,9 +49,14 @@ def stream_key(stream_id: int) -> str:
     return f"{STREAMS}{stream_id:016x}"
 
 
+def streamlets_path(prefix: str, stream_id: int) -> str:
+    """What is above the keys of records about a stream's streamlets."""
+    return f"{prefix}{stream_id:016x}"
+
+
 def streamlet_key(prefix: str, stream_id: int, streamlet_id: int) -> str:
     """Key of a record about a streamlet."""
-    return f"{prefix}{stream_id:016x}/{streamlet_id:08x}"
+    return f"{streamlets_path(prefix, stream_id)}/{streamlet_id:08x}"
 
 
 def members_prefix(noun: str) -> str:

@@ -20,7 +20,7 @@ from kera.coordinator.drops import Drops
 from kera.coordinator.ledger import number
 from kera.coordinator.metadata import MetadataStoreFailed
 from kera.coordinator.placement import count_in_words, place
-from kera.coordinator.state import HANDOVERS, MOVES, STARTS, State, all_of, stream_key, streamlet_key
+from kera.coordinator.state import HANDOVERS, MOVES, STARTS, State, all_of, stream_key, streamlets_path
 from kera.coordinator.validation import (
     altered_config,
     checked_config,
@@ -243,12 +243,8 @@ class Streams:
         state = self._state
         async with state.changing:
             stream = state.catalog.named(name)
-            gone = []
-            pace = state.pace()
-            for streamlet_id in range(len(stream.assignments)):
-                await pace.step()
-                keys = [streamlet_key(prefix, stream.stream_id, streamlet_id) for prefix in (STARTS, HANDOVERS, MOVES)]
-                gone += [key for key in keys if state.ledger.get(key) is not None]
+            about_streamlets = (streamlets_path(prefix, stream.stream_id) for prefix in (STARTS, HANDOVERS, MOVES))
+            gone = [key for path in about_streamlets for key in state.ledger.children(path)]
             changes = dict.fromkeys([stream_key(stream.stream_id), *gone])
             await state.write({**changes, **self._drops.needed(stream)})
             state.catalog.remove(stream)
