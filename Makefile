@@ -39,7 +39,7 @@ WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 .PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-chunks constraints clean
-.PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-soak chaos-restart chaos-hostile
+.PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
 .PHONY: test-spark-versions test-lakehouse
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
@@ -121,6 +121,9 @@ bench-experiments: setup ## Repeat the thesis's experiments: a quarter of an hou
 
 bench-fairness: setup ## Send the largest request of every method, 40 at once, and see what others wait for: four minutes.
 	@$(PY) -m bench.fairness $(BENCH_ARGS)
+
+bench-fairness-deep: setup ## Ask daemons that have much for all of it, 40 at once, and see what others wait for: five minutes.
+	@$(PY) -m bench.fairness_deep $(BENCH_ARGS)
 
 bench-soak: setup ## Hold a load for half an hour, and fail if anything drifts. BENCH_ARGS="--minutes 1" is a short one.
 	@$(PY) -m bench.soak $(BENCH_ARGS)

@@ -1,6 +1,6 @@
 """What others wait for while one client asks a daemon that has much: many streams, groups, segments, replicas.
 
-    python -m bench.fairness_deep
+    make bench-fairness-deep
     python -m bench.fairness_deep --only ListGroups --streams 1000
 
 Requests here are small, or as large as daemons make them among themselves, and it is what they are about that is large.
@@ -44,6 +44,8 @@ TIMEOUT_S = 120.0
 SEGMENT_BYTES = 64 * KIB
 BACKUP_SEGMENT_BYTES = 8 * MIB
 LANES = 30_000
+LARGEST_STREAMLETS, LARGEST_ENTRIES = 16_384, 64
+"""Of a stream."""
 STRANGER, READER = 900_003, 900_004
 """Brokers that there are not, whose replicas a backup has."""
 APPLICATION = "deep"
@@ -216,6 +218,7 @@ class Cases:
         yield from self._of_backup()
         yield from self._of_coordinator()
         yield from self._of_applications()
+        yield from self._of_the_largest_stream()
 
     def _framed(
         self, daemon: str, method: Method[Any, Any], request: Message, bulk: bytes = b"", what: str = ""
@@ -229,6 +232,26 @@ class Cases:
         request_bytes = request.SerializeToString()
         flood = Flood(GRPC, self._cluster.bootstrap, request_bytes, method.path, self._pipelined)
         return Case(f"{method.name}{what}", "coordinator", flood)
+
+    def _of_the_largest_stream(self) -> Iterator[Case]:
+        """Created and deleted, again and again; what others wait for at the coordinator, and at a broker."""
+        in_turn = []
+        for number in range(self._pipelined):
+            name = f"largest-{number}"
+            config = common_pb2.StreamConfig(
+                streamlets=LARGEST_STREAMLETS, entries=LARGEST_ENTRIES, group_segments=1, replication=0
+            )
+            create = coordinator_pb2.CreateStreamRequest(name=name, config=config)
+            create.schema.CopyFrom(self._made.small.schemas[0])
+            delete = coordinator_pb2.DeleteStreamRequest(name=name)
+            asked: tuple[tuple[Method[Any, Any], Message], ...] = (
+                (api.CREATE_STREAM, create),
+                (api.DELETE_STREAM, delete),
+            )
+            in_turn.append(tuple((method.path, message.SerializeToString()) for method, message in asked))
+        flood = Flood(GRPC, self._cluster.bootstrap, b"", pipelined=self._pipelined, in_turn=tuple(in_turn))
+        for daemon in ("coordinator", "broker-1"):
+            yield Case(f"CreateStream, DeleteStream of the largest, at {daemon}", daemon, flood)
 
     def _of_broker(self) -> Iterator[Case]:
         deep, long = ({"stream_id": each.stream_id, "streamlet_id": 0} for each in (self._made.deep, self._made.long))

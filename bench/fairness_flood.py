@@ -40,6 +40,9 @@ class Flood:
     path: str = ""
     """Of the method, for gRPC."""
     pipelined: int = 40
+    in_turn: tuple[tuple[tuple[str, bytes], ...], ...] = ()
+    """For gRPC, in the place of `request` and `path`: what each of those that are pipelined asks in turn, path and
+    message."""
 
 
 @dataclass(frozen=True)
@@ -137,14 +140,16 @@ async def _grpc(flood: Flood, started: Any, answered: Any, refused: Any) -> None
     async with grpc.aio.insecure_channel(flood.address, options=options) as channel:
         await channel.channel_ready()
         started.set()
-        method: Any = channel.unary_unary(flood.path)
 
-        async def ask() -> None:
+        async def ask(in_turn: tuple[tuple[str, bytes], ...]) -> None:
             while True:
-                try:
-                    await method(flood.request)
-                except grpc.aio.AioRpcError:
-                    refused.value += 1
-                answered.value += 1
+                for path, request in in_turn:
+                    method: Any = channel.unary_unary(path)
+                    try:
+                        await method(request)
+                    except grpc.aio.AioRpcError:
+                        refused.value += 1
+                    answered.value += 1
 
-        await asyncio.gather(*(ask() for _ in range(flood.pipelined)))
+        same = (((flood.path, flood.request),),) * flood.pipelined
+        await asyncio.gather(*map(ask, flood.in_turn or same))

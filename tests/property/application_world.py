@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kera.coordinator.application_members import leases_of
 from kera.coordinator.application_progress import key_of, position_of
 from kera.coordinator.applications import Application, StreamShape
+from kera.core.turns import at_once
 from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
 
@@ -192,7 +193,7 @@ class World:
         response = self.application.consume_round(request, SHAPES, self.now_s)
         if answer_lost:
             response = self.application.consume_round(request, SHAPES, self.now_s)
-        self.application.answer(response, member.member_id, SHAPES, self.now_s)
+        at_once(self.application.answering(response, member.member_id, SHAPES, self.now_s))
         refused = {key_of(step) for step in response.refused}
         if member.busy_ms <= PROGRESS_MS:
             assert refused == set(leases) - valid, "exactly what others have, or may have, is refused"
@@ -214,7 +215,8 @@ class World:
             self.told[place] += step.next_record - group.first_record - step.next.position
 
     def store(self) -> None:
-        for key, message in self.application.take_changes().items():
+        for key in self.application.take_dirty():
+            message = self.application.stored(key)
             if message is None:
                 del self.stored[key]
             else:

@@ -157,7 +157,7 @@ class World(ownership_world.World):
         node.broker_id, node.epoch = broker_id, epoch
         self.nodes[broker_id], self.launches[broker_id] = node, launch
         before = self.coordinator.recovered_before_epoch(broker_id)
-        elsewhere = self.coordinator.elsewhere(broker_id, request.held_streams, streams)
+        elsewhere = await self.coordinator.elsewhere(broker_id, request.held_streams, streams)
         await engine.own(streams, broker_id, epoch, before, elsewhere=elsewhere)
         node.service.registered(broker_id, streams, epoch)
         launch.report = HeartbeatReport(
@@ -203,7 +203,7 @@ class World(ownership_world.World):
         launch.report.answered(
             coordinator_pb2.HeartbeatResponse(
                 coordinator_epoch=self.coordinator_epoch,
-                unknown_stream_ids=self.coordinator.unknown_of(request),
+                unknown_stream_ids=await self.coordinator.unknown_of(request),
             )
         )
         launch.node.told()

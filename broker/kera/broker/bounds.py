@@ -107,7 +107,7 @@ def list_groups(
     after each segment; the answer is of no one moment then, but each group that it has, was so at one.
     """
     found: list[GroupBounds] = []
-    heads = {entry: entry.next_group(after_group_id) for entry in streamlet.entries}
+    heads = {entry: entry.next_group(after_group_id) for entry in streamlet.entries.made}
     while len(found) < groups_max:
         candidates = [(group_id, entry.index) for entry, group_id in heads.items() if group_id is not None]
         if not candidates:

@@ -75,6 +75,10 @@ class Coverage:
         for segment in [each for each in self.segments.values() if each.stream_id not in stream_ids]:
             self._retire_unseen(segment)
 
+    def knows(self, stream_id: int) -> bool:
+        """Whether any virtual segment of a stream is known."""
+        return bool(self._of_stream.get(stream_id))
+
     def adopt(self, stream_id: int) -> None:
         """What was found of a stream counts from now on, as far as it is still in the log."""
         self._adopted.add(stream_id)

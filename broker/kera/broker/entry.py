@@ -17,7 +17,7 @@ of records have no gap.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kera.broker.segment import Segment, SegmentState
@@ -302,6 +302,57 @@ class Entry:
         if self.waiters:
             for waiter in list(self.waiters):
                 waiter.wake()
+
+
+class Entries:
+    """The entries of a streamlet, by their index.
+
+    A stream may have a million, most of which are never written to. So one of which nothing was ever here is made when
+    somebody asks for it. To go through all of them makes them all; who looks for what is there goes through `made`.
+    """
+
+    __slots__ = ("_by_replicas", "_gone", "_made", "_ref", "_segment_index", "count")
+
+    def __init__(
+        self, stream_id: int, streamlet_id: int, count: int, segment_index: SegmentIndex, made: Iterable[Entry] = ()
+    ) -> None:
+        """`made`: those of which something is here."""
+        self._ref = stream_id, streamlet_id
+        self.count = count
+        self._segment_index = segment_index
+        self._made = {entry.index: entry for entry in made}
+        self._by_replicas = False
+        self._gone = False
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Entry:
+        found = self._made.get(index)
+        if found is None:
+            if not 0 <= index < self.count:
+                raise IndexError(f"there are {self.count} entries, not an entry {index}")
+            found = self._made[index] = Entry(EntryId(*self._ref, index), self._segment_index)
+            found.by_replicas = self._by_replicas
+        return found
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.made) if self._gone else map(self.__getitem__, range(self.count))
+
+    @property
+    def made(self) -> list[Entry]:
+        """Those that were ever asked for, or of which something was here: in all others there is nothing."""
+        return [self._made[index] for index in sorted(self._made)]
+
+    def set_by_replicas(self, by_replicas: bool) -> None:  # noqa: FBT001 - what it sets is called so
+        """Set `Entry.by_replicas` of all."""
+        self._by_replicas = by_replicas
+        for entry in self._made.values():
+            entry.by_replicas = by_replicas
+
+    def drop(self) -> None:
+        """The streamlet is gone: who goes through all entries makes none any more."""
+        self._gone = True
 
 
 def _key(segment: Segment) -> Key:

@@ -139,7 +139,7 @@ def empty_intervals(streamlet: Streamlet) -> Iterator[Interval]:
     Those behind one of which something is left are not looked at: there may be many, and this is asked all the time.
     """
     for interval in streamlet.intervals:
-        first = [entry.next_group(max(interval.first_group_id, 1) - 1) for entry in streamlet.entries]
+        first = [entry.next_group(max(interval.first_group_id, 1) - 1) for entry in streamlet.entries.made]
         if not interval.closed or any(group_id is not None and group_id < interval.end_group_id for group_id in first):
             return
         yield interval

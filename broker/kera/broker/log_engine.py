@@ -272,7 +272,7 @@ class LogEngine:
                 for entry, position, record in new_starts(streamlet, stream.retention, now_us):
                     self._move_start(entry, position, record)
                 if stream.retention.age_us:
-                    self.memory.close_older(streamlet.entries, stream.retention.age_us // 1000)
+                    self.memory.close_older(streamlet.entries.made, stream.retention.age_us // 1000)
 
     def _move_start(self, entry: Entry, position: Any, record: int) -> None:
         self.streams.move_start(entry, position, record)

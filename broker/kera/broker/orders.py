@@ -15,7 +15,7 @@ coordinator that was replaced are refused, so that nothing it decided late undoe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -28,9 +28,10 @@ from kera.broker.persistence import PersistenceManager
 from kera.broker.stream import Stream, Streams, is_of_another_launch
 from kera.broker.streamlet import Streamlet
 from kera.broker.waiting import until_done, woken
-from kera.core.errors import KeraError, Unavailable
+from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.ids import EntryId
 from kera.core.telemetry import get_logger
+from kera.core.turns import Pace, Turns
 from kera.v1 import broker_pb2, common_pb2
 
 log = get_logger("kera.orders")
@@ -90,6 +91,8 @@ class Orders:
         self._seals: dict[Streamlet, object] = {}
         """The latest order to seal each, of those that are waited for."""
         self._late: set[asyncio.Task[None]] = set()
+        self._turns = Turns()
+        """An order may be about thousands of streamlets: it gives way between them."""
 
     async def close(self) -> None:
         """End what is under way."""
@@ -113,16 +116,27 @@ class Orders:
                 f"the order to seal streamlets of stream {stream.name!r} came late: what it was given for is over",
                 stream=stream.name,
             )
-        streamlets = [stream.streamlet(streamlet_id) for streamlet_id in request.streamlet_ids]
-        for streamlet in streamlets:
+        if len(request.streamlet_ids) > stream.streamlet_count:
+            raise InvalidArgument(
+                f"stream {stream.name!r} has {stream.streamlet_count} streamlets, and {len(request.streamlet_ids)} are"
+                " to be sealed",
+                stream=stream.name,
+                limit=stream.streamlet_count,
+            )
+        streamlets: list[Streamlet] = []
+        order, pace = object(), self._pace()
+        for streamlet_id in dict.fromkeys(request.streamlet_ids):
+            await pace.step()
+            streamlet = stream.streamlet(streamlet_id)
             if not streamlet.owned:
-                raise stream.not_owner(streamlet.streamlet_id)
-        order = object()
-        for streamlet in streamlets:
-            streamlet.seal()
-            self._seals[streamlet] = order
+                raise stream.not_owner(streamlet_id)
+            streamlets.append(streamlet)
         try:
-            await self._durable(stream, streamlets, min(request.wait_ms, SEAL_WAIT_MS_MAX))
+            for streamlet in streamlets:
+                await pace.step()
+                streamlet.seal()
+                self._seals[streamlet] = order
+            await self._durable(stream, streamlets, min(request.wait_ms, SEAL_WAIT_MS_MAX), pace)
         except BaseException:
             for streamlet in streamlets:
                 if self._seals.get(streamlet) is order and streamlet.sealed:
@@ -132,7 +146,7 @@ class Orders:
             for streamlet in streamlets:
                 if self._seals.get(streamlet) is order:
                     del self._seals[streamlet]
-        return [state_of(streamlet) for streamlet in streamlets]
+        return [await _state_of(streamlet, pace) for streamlet in streamlets]
 
     def seal_all(self) -> None:
         """This launch ends: take no more chunks for any streamlet."""
@@ -141,21 +155,25 @@ class Orders:
                 if streamlet.owned:
                     streamlet.seal()
 
-    async def _durable(self, stream: Stream, streamlets: list[Streamlet], wait_ms: int) -> None:
+    async def _durable(self, stream: Stream, streamlets: list[Streamlet], wait_ms: int, pace: Pace) -> None:
         until = asyncio.get_running_loop().time() + wait_ms / 1000
-        if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:
-            self._memory.persist(
-                [(segment, segment.head) for each in streamlets for entry in each.entries for segment in entry.tail],
-                nothing,
-            )
-        while lacking := [entry for each in streamlets for entry in each.entries if _lacks(entry)]:
+        to_disk = stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER
+        lacking: list[Entry] = []
+        for streamlet in streamlets:
+            await pace.step()
+            tails = [(segment, segment.head) for entry in streamlet.entries.made for segment in entry.tail]
+            if to_disk and tails:
+                self._memory.persist(tails, nothing)
+            lacking += filter(_lacks, streamlet.entries.made)
+        while lacking := [entry for entry in lacking if _lacks(entry)]:  # no more come: they are sealed
             if not await woken(lacking, until):
                 raise self._not_durable(stream, lacking, wait_ms)
-            self._check_sealed(stream, streamlets)
+            await self._check_sealed(stream, streamlets, pace)
 
     @staticmethod
-    def _check_sealed(stream: Stream, streamlets: list[Streamlet]) -> None:
+    async def _check_sealed(stream: Stream, streamlets: list[Streamlet], pace: Pace) -> None:
         for streamlet in streamlets:
+            await pace.step()
             if stream.streamlets.get(streamlet.streamlet_id) is not streamlet or not streamlet.sealed:
                 raise Unavailable(
                     f"streamlet {streamlet.streamlet_id} of stream {stream.name!r} was opened again, or is gone,"
@@ -188,7 +206,7 @@ class Orders:
         """
         self.broker_id, self.broker_epoch = broker_id, broker_epoch
         for info in owned:
-            unknown = self._unprepared(info)
+            unknown = self._unprepared(info, list(self._recovered(info)))
             if unknown:
                 self._late.add(task := asyncio.get_running_loop().create_task(self._open_later(info)))
                 task.add_done_callback(self._late.discard)
@@ -228,29 +246,56 @@ class Orders:
             await self._inherit(info, states)
             if self._takeovers is not None:
                 await self._take_over(self._takeovers, info)
-        self._streams.open(info, self.broker_id, self.broker_epoch, states)
+        await self._in_slices(self._streams.opening(info, self.broker_id, self.broker_epoch, states))
         if self._takeovers is not None:
             self._takeovers.opened(info)
 
+    def _pace(self) -> Pace:
+        return self._turns.pace(self)
+
+    async def _in_slices(self, steps: Generator[None, None, None]) -> None:
+        """Others are served between steps. All are done before this ends, also when the caller has given up."""
+
+        async def drive() -> None:
+            pace = self._pace()
+            for _ in steps:
+                await pace.step()
+
+        self._late.add(task := asyncio.create_task(drive()))
+        task.add_done_callback(self._late.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])  # half of it must not stay, and nobody else may begin meanwhile
+            raise
+
     async def _take_over(self, takeovers: Takeovers, info: common_pb2.StreamInfo) -> None:
-        unknown = self._unprepared(info)
+        recovered: list[common_pb2.StreamletAssignment] = []
+        pace = self._pace()
+        for each in info.assignments:
+            await pace.step()
+            if each.sources and self._is_ours(each):
+                recovered.append(each)
+        unknown = self._unprepared(info, recovered)
         if unknown:
             await takeovers.prepare(info, unknown)
-        recovered = [each.streamlet_id for each in info.assignments if each.sources and self._is_ours(each)]
         if recovered:
-            await takeovers.commit(info, recovered)
+            await takeovers.commit(info, [each.streamlet_id for each in recovered])
 
-    def _unprepared(self, info: common_pb2.StreamInfo) -> list[int]:
-        """Streamlets to be recovered here of which nothing is known yet."""
+    def _unprepared(
+        self, info: common_pb2.StreamInfo, recovered: Iterable[common_pb2.StreamletAssignment]
+    ) -> list[int]:
+        """Of the streamlets that are recovered here, those of which nothing is known yet."""
         takeovers = self._takeovers
         return [
             each.streamlet_id
-            for each in info.assignments
-            if each.sources
-            and self._is_ours(each)
-            and takeovers is not None
-            and not takeovers.prepared(info.stream_id, each.streamlet_id, each.sources)
+            for each in recovered
+            if takeovers is not None and not takeovers.prepared(info.stream_id, each.streamlet_id, each.sources)
         ]
+
+    def _recovered(self, info: common_pb2.StreamInfo) -> Iterable[common_pb2.StreamletAssignment]:
+        """Assignments of streamlets that are to be recovered here."""
+        return (each for each in info.assignments if each.sources and self._is_ours(each))
 
     def _is_ours(self, assignment: common_pb2.StreamletAssignment) -> bool:
         return assignment.broker_id == self.broker_id and not is_of_another_launch(
@@ -265,7 +310,8 @@ class Orders:
 
     async def _inherit(self, info: common_pb2.StreamInfo, states: list[common_pb2.StreamletState]) -> None:
         """Make durable what was handed over, of streamlets that are not owned yet."""
-        assignments = {each.streamlet_id: each for each in info.assignments}
+        wanted = {state.streamlet_id for state in states}
+        assignments = {each.streamlet_id: each for each in info.assignments if each.streamlet_id in wanted}
         changes = []
         for state in states:
             assignment = assignments.get(state.streamlet_id)
@@ -316,6 +362,7 @@ class Orders:
         """Forget a stream, and free its memory and its disk."""
         await self._coordinator.confirm(request.coordinator_epoch)
         async with self._lock(request.stream_id):
+            await self._in_slices(self._streams.dropping(request.stream_id))
             await until_done(lambda done: self._streams.drop(request.stream_id, done))
 
     def _lock(self, stream_id: int) -> asyncio.Lock:
@@ -349,18 +396,16 @@ def _lacks(entry: Entry) -> int:
     return sum(segment.head - segment.durable_head for segment in entry.tail)
 
 
-def state_of(streamlet: Streamlet) -> common_pb2.StreamletState:
+async def _state_of(streamlet: Streamlet, pace: Pace) -> common_pb2.StreamletState:
     """Where a streamlet ends: all that another broker needs to go on."""
-    return common_pb2.StreamletState(
+    state = common_pb2.StreamletState(
         streamlet_id=streamlet.streamlet_id,
         next_group_id=streamlet.next_group_id,
         next_records=[entry.next_record for entry in streamlet.entries],
-        producers=[
-            common_pb2.ProducerState(
-                producer_id=producer_id,
-                producer_epoch=record.producer_epoch,
-                next_sequence=record.next_sequence,
-            )
-            for producer_id, record in streamlet.producers.items()
-        ],
     )
+    for producer_id, record in list(streamlet.producers.items()):
+        await pace.step()
+        state.producers.add(
+            producer_id=producer_id, producer_epoch=record.producer_epoch, next_sequence=record.next_sequence
+        )
+    return state

@@ -73,10 +73,14 @@ class Interval(NamedTuple):
         return (self.leads or self.first_group_id <= group_id) and group_id < self.end_group_id
 
 
+_ALL = (Interval(0),)
+"""Of a streamlet that has never been elsewhere: one for all of them."""
+
+
 class Holding(NamedTuple):
     """What a broker has of a streamlet."""
 
-    intervals: tuple[Interval, ...] = (Interval(0),)
+    intervals: tuple[Interval, ...] = _ALL
     """In the order of their groups; none: nothing of the streamlet is here."""
     owned: bool = True
     """It takes the streamlet's chunks; the last interval is open then."""
@@ -93,7 +97,7 @@ def holding(assignment: common_pb2.StreamletAssignment, broker_id: int) -> Holdi
     """What an assignment gives to a broker."""
     owned = assignment.broker_id == broker_id
     if not assignment.intervals:
-        return Holding((Interval(0),) if owned else (), owned, assignment.broker_epoch)
+        return Holding(_ALL if owned else (), owned, assignment.broker_epoch)
     ours: list[Interval] = []
     following = [*assignment.intervals[1:], None]
     for number, (interval, after) in enumerate(zip(assignment.intervals, following, strict=True)):

@@ -11,6 +11,7 @@ files of segments that were open: not the history. Blocks; runs on a thread befo
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from kera.broker.arena import Arena, Slot, SlotContent
 from kera.broker.disk import block_ceiling
-from kera.broker.entry import Entry
+from kera.broker.entry import Entries, Entry
 from kera.broker.segment import Segment
 from kera.broker.segment_index import (
     Change,
@@ -43,6 +44,8 @@ from kera.core.telemetry import get_logger
 
 log = get_logger("kera.restart")
 
+_ENTRIES_KEY = struct.Struct(">cQI")
+"""How the keys of a streamlet's entries begin in the index; the entry's number follows."""
 LOST_GROUPS_MAX = 1 << 24
 """More groups than any memory holds: so far ids jump when the memory is lost, as nobody knows which were given."""
 
@@ -83,7 +86,7 @@ class Unserved(NamedTuple):
 class RestoredStreamlet:
     """A streamlet's state, to go on from."""
 
-    entries: list[Entry]
+    entries: Entries
     producers: dict[int, ProducerRecord]
     next_group_id: int
     segments: list[Segment]
@@ -295,18 +298,18 @@ class Restart:
         Groups of a streamlet that was lost start at `first_group_id`, and what may have been before is known as lost.
         """
         producers = self.index.producers(stream_id, streamlet_id)
-        result = RestoredStreamlet([], producers, 1, [], [])
+        numbers = sorted(self._entries_there(stream_id, streamlet_id, entries))
+        ids = [EntryId(stream_id, streamlet_id, number) for number in numbers]
+        there = [Entry(entry_id, self.index, self.index.entry(entry_id)) for entry_id in ids]
+        all_entries = Entries(stream_id, streamlet_id, entries, self.index, there)
+        result = RestoredStreamlet(all_entries, producers, 1, [], [])
         origin = self.index.origin(stream_id, streamlet_id)
         if origin is not None:
             result.next_group_id = origin.next_group_id
         known = False
-        for index in range(entries):
-            entry_id = EntryId(stream_id, streamlet_id, index)
-            record = self.index.entry(entry_id)
-            known = known or record is not None
-            entry = Entry(entry_id, self.index, record)
-            entry.committed = self.index.cursors(entry_id)
-            result.entries.append(entry)
+        for entry in there:
+            known = known or self.index.entry(entry.log_id) is not None
+            entry.committed = self.index.cursors(entry.log_id)
             result.segments += self._restore_tail(entry, producers)
             for gap in entry.gaps:
                 result.next_group_id = max(result.next_group_id, gap.end.group_id)
@@ -316,7 +319,7 @@ class Restart:
         unsure = (self.found.lost_memory or self._fresh) and not known_by_all
         if unsure or (not known and not result.segments):
             result.next_group_id = max(result.next_group_id, first_group_id)
-        for entry in result.entries:
+        for entry in there:
             self._settle_gaps(entry, result, unsure=unsure, persisted=persisted)
         if unsure and result.next_group_id > 1:
             for entry in result.entries:
@@ -326,6 +329,15 @@ class Restart:
                         entry.gaps = [Gap(EARLIEST, entry.start)]
                     result.moved.append(entry)
         return result
+
+    def _entries_there(self, stream_id: int, streamlet_id: int, entries: int) -> set[int]:
+        """Entries of a streamlet of which anything is in the index or in memory."""
+        prefixes = (_ENTRIES_KEY.pack(kind, stream_id, streamlet_id) for kind in (b"e", b"c"))
+        keys = (key for prefix in prefixes for key, _ in self.index.records(prefix))
+        there = {int.from_bytes(key[_ENTRIES_KEY.size : _ENTRIES_KEY.size + 4], "big") for key in keys}
+        if self._in_slots:
+            there.update(n for n in range(entries) if EntryId(stream_id, streamlet_id, n) in self._in_slots)
+        return {number for number in there if number < entries}
 
     def _settle_gaps(self, entry: Entry, result: RestoredStreamlet, *, unsure: bool, persisted: bool) -> None:
         """Let what was lost end where the new launch begins, and begin behind what readers of the stream could see."""

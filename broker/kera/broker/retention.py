@@ -67,7 +67,7 @@ def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[Start]:
     """The entries that have something to lose, and where they are to start; `now_us` is the broker's time of day."""
     if not rules:
         return []
-    walks = {entry: _with_age(_removable(entry, rules), now_us) for entry in streamlet.entries}
+    walks = {entry: _with_age(_removable(entry, rules), now_us) for entry in streamlet.entries.made}
     heads = {entry: found for entry, walk in walks.items() if (found := next(walk, None)) is not None}
     surplus = streamlet.length_bytes - rules.bytes_max if rules.bytes_max else 0
     starts: dict[Entry, Start] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol
 
 from kera.broker.entry import Entry
@@ -30,6 +30,7 @@ from kera.core.errors import (
 )
 from kera.core.ids import EntryId, Position
 from kera.core.lineage import comes_from
+from kera.core.turns import at_once
 from kera.v1 import common_pb2
 
 
@@ -73,9 +74,9 @@ class Stream:
         self._set_level(streamlet)
 
     def _set_level(self, streamlet: Streamlet) -> None:
-        for entry in streamlet.entries:
-            entry.by_replicas = self.by_replicas
-            if self.durability == common_pb2.DURABILITY_LEADER:
+        streamlet.entries.set_by_replicas(self.by_replicas)
+        if self.durability == common_pb2.DURABILITY_LEADER:
+            for entry in streamlet.entries.made:
                 for segment in entry.tail:
                     segment.advance_durable_head(segment.head)
                 entry.wake()
@@ -186,13 +187,56 @@ class Streams:
         broker_epoch: int = 0,
         handed_over: Iterable[common_pb2.StreamletState] = (),
     ) -> None:
+        """`opening` in one go, as before anybody is served."""
+        at_once(self.opening(info, broker_id, broker_epoch, handed_over))
+
+    def opening(
+        self,
+        info: common_pb2.StreamInfo,
+        broker_id: int,
+        broker_epoch: int = 0,
+        handed_over: Iterable[common_pb2.StreamletState] = (),
+    ) -> Generator[None, None, None]:
         """Have of the stream's streamlets what `info` assigns to this broker; what is open already goes on.
+
+        Yields between streamlets; the stream must not be dropped meanwhile, nor be opened by others. A streamlet that
+        is sealed meanwhile stays so.
 
         Configuration and assignments are taken over unless newer ones are known; newer ones that name us end a seal.
         Streamlets whose owner is another launch of this broker than `broker_epoch` (0: not known) stay as they are:
         their recovery is under way. An owner that needs what its predecessor has handed over, and has not written it
         down, only gets the older intervals. Raises `InvalidArgument` when the configuration makes no sense.
         """
+        stream = self._configured(info)
+        if info.assignments_version < stream.assignments_version:
+            return
+        is_new = info.assignments_version > stream.assignments_version
+        stream.assignments_version = info.assignments_version
+        states = {state.streamlet_id: state for state in handed_over}
+        sealed = {streamlet_id for streamlet_id, each in stream.streamlets.items() if each.sealed}
+        # What was found of a stream's replicas is compared with all of its streamlets: then they come all at once.
+        at_once = stream.replication > 0 and stream.logs is None and self._replication.coverage.knows(stream.stream_id)
+        restored = []
+        for number, assignment in enumerate(info.assignments):
+            if number and not at_once:
+                yield
+            streamlet = stream.streamlets.get(assignment.streamlet_id)
+            if streamlet is not None and streamlet.sealed and not (is_new and assignment.streamlet_id in sealed):
+                continue  # an order from before the seal must not undo it
+            held, state = holding(assignment, broker_id), states.get(assignment.streamlet_id)
+            if is_of_another_launch(assignment, broker_id, broker_epoch) or self._stays(
+                stream, assignment, held, broker_id
+            ):
+                continue
+            opened = self._assign(stream, info, assignment, held, state)
+            if opened is not None and at_once:
+                restored.append(opened)
+            elif opened is not None and stream.replication:
+                self._restore_replicas(stream, [opened], info.config.entries)
+        if restored:
+            self._restore_replicas(stream, restored, info.config.entries)
+
+    def _configured(self, info: common_pb2.StreamInfo) -> Stream:
         config = info.config
         if not (config.streamlets and config.entries and config.group_segments):
             raise InvalidArgument(f"stream {info.name!r} has an incomplete configuration", stream=info.name)
@@ -205,27 +249,14 @@ class Streams:
             stream.alter(info)
             if stream.logs is not None:
                 self._replication.set_virtual_logs(stream.logs, stream.virtual_logs)
-        if info.assignments_version < stream.assignments_version:
-            return
-        is_new = info.assignments_version > stream.assignments_version
-        stream.assignments_version = info.assignments_version
-        states = {state.streamlet_id: state for state in handed_over}
-        restored = []
-        for assignment in info.assignments:
-            if is_of_another_launch(assignment, broker_id, broker_epoch):
-                continue
-            streamlet = stream.streamlets.get(assignment.streamlet_id)
-            if streamlet is not None and streamlet.sealed and not is_new:
-                continue  # an order from before the seal must not undo it
-            held, state = holding(assignment, broker_id), states.get(assignment.streamlet_id)
-            if not held.intervals and any(source.broker_id == broker_id for source in assignment.sources):
-                continue  # its new owner reads our replicas, and they would go with it
-            if streamlet is None and not held.owned and self._has_lost(stream):
-                continue  # what we had of it is recovered by its owner; what is here has a hole that nobody may see
-            opened = self._assign(stream, info, assignment, held, state)
-            restored += [] if opened is None else [opened]
-        if restored and stream.replication:
-            self._restore_replicas(stream, restored, info.config.entries)
+        return stream
+
+    def _stays(self, stream: Stream, assignment: common_pb2.StreamletAssignment, held: Holding, broker_id: int) -> bool:
+        """Whether a streamlet is to stay as it is here, as it is being recovered by others."""
+        if not held.intervals and any(source.broker_id == broker_id for source in assignment.sources):
+            return True  # its new owner reads our replicas, and they would go with it
+        # Else what we had of it is recovered by its owner; what is here has a hole that nobody may see.
+        return assignment.streamlet_id not in stream.streamlets and not held.owned and self._has_lost(stream)
 
     def check_known(self, info: common_pb2.StreamInfo) -> None:
         """Raise `Unavailable` for assignments made by somebody who does not know those that are known here.
@@ -329,7 +360,7 @@ class Streams:
                 by_replicas=stream.by_replicas,
             )
         for streamlet in restored:
-            for entry in streamlet.entries:
+            for entry in streamlet.entries.made:
                 self._replication.restore(stream.logs, entry)
 
     def entry(self, entry_id: EntryId) -> Entry | None:
@@ -365,7 +396,8 @@ class Streams:
         before = HandedOver()
         if held.owned:
             before = handed_over_before(self._restorer.index, stream.stream_id, assignment.streamlet_id)
-        for entry, record in zip(restored.entries, before.first_records, strict=False):
+        for index, record in enumerate(before.first_records[: info.config.entries]):
+            entry = restored.entries[index]
             entry.next_record = max(entry.next_record, record)
         streamlet = Streamlet(
             stream.stream_id,
@@ -384,7 +416,7 @@ class Streams:
             self._memory.note([no_producer(*ref, producer_id) for producer_id in forgotten], nothing)
         for entry in restored.moved:
             self._memory.collect(entry)
-        for entry in streamlet.entries:
+        for entry in streamlet.entries.made:
             if entry.start_record > held.intervals[0].first_record(entry.index):
                 self.moved_starts[entry] = None  # it may have moved when nobody was told
         for segment in restored.segments:
@@ -401,9 +433,7 @@ class Streams:
         for streamlet_id in present:
             assert stream is not None  # noqa: S101 - for the type checker
             streamlet = stream.streamlets.pop(streamlet_id)
-            for entry in streamlet.entries:
-                self.moved_starts.pop(entry, None)
-            streamlet.drop()
+            self._forget(streamlet)
             self.drop_remains(stream_id, streamlet_id, outcome)
 
     def drop_remains(self, stream_id: int, streamlet_id: int, done: Done = nothing) -> None:
@@ -427,8 +457,21 @@ class Streams:
         else:
             waiting.append(go_on)
 
+    def _forget(self, streamlet: Streamlet) -> None:
+        for entry in streamlet.entries.made:
+            self.moved_starts.pop(entry, None)
+        streamlet.drop()
+
     def drop(self, stream_id: int, done: Done = nothing) -> None:
-        """Free all of a stream, in memory at once; `done` when its files are gone, or if it is not here."""
+        """`dropping` in one go; `done` when its files are gone, or if it is not here."""
+        at_once(self.dropping(stream_id))
+        self._memory.drop_stream(stream_id, done)
+
+    def dropping(self, stream_id: int) -> Generator[None, None, None]:
+        """Free what is in memory of a stream. Nobody finds it from the first step on; its files are removed by `drop`.
+
+        Yields between streamlets; the stream must not be opened meanwhile.
+        """
         stream = self._streams.pop(stream_id, None)
         name = str(stream_id) if stream is None else stream.name
         self._replication.drop_stream(stream_id, NotReplicated("the stream was deleted", stream=name))
@@ -436,10 +479,8 @@ class Streams:
         self.unknown.pop(stream_id, None)
         if stream is not None:
             for streamlet in stream.streamlets.values():
-                for entry in streamlet.entries:
-                    self.moved_starts.pop(entry, None)
-                streamlet.drop()
-        self._memory.drop_stream(stream_id, done)
+                self._forget(streamlet)
+                yield
 
 
 class _All:

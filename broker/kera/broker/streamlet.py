@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from kera.broker.arena import Slot
-from kera.broker.entry import Entry
+from kera.broker.entry import Entries, Entry
 from kera.broker.ownership import Holding
 from kera.broker.segment import Segment
 from kera.broker.segment_index import ProducerRecord
@@ -101,7 +101,7 @@ class Streamlet:
         stream_id: int,
         streamlet_id: int,
         *,
-        entries: list[Entry],
+        entries: Entries,
         group_segments: int,
         next_group_id: int,
         producers: dict[int, ProducerRecord],
@@ -143,8 +143,9 @@ class Streamlet:
         if held.owned:
             self.broker_epoch = held.broker_epoch
             self.next_group_id = max(self.next_group_id, last.first_group_id)
-        for entry in self.entries:
-            if last.inherits or last.closed:
+        goes_on = last.inherits or last.closed
+        for entry in self.entries if goes_on else self.entries.made:
+            if goes_on:
                 self._go_on_from_others(entry)
                 self._begin_with_the_first(entry)
             head = entry.head
@@ -184,7 +185,7 @@ class Streamlet:
     def seal(self) -> None:
         """Take no more chunks, so that what there is can become durable and another broker go on from there."""
         self.sealed, self.takes_chunks = True, False
-        for entry in self.entries:
+        for entry in self.entries.made:
             head = entry.head
             if head is not None:
                 self.close_segment(head)
@@ -200,7 +201,7 @@ class Streamlet:
         """
         for producer_id, record in producers.items():
             self.producers[producer_id] = max(self.producers.get(producer_id, record), record)
-        for entry in self.entries:
+        for entry in self.entries.made:
             for segment in entry.tail:
                 for producer_id, record in segment.producers.items():
                     segment.producers[producer_id] = max(record, producers.get(producer_id, record))
@@ -231,7 +232,7 @@ class Streamlet:
         """
         producer_id, producer_epoch, sequence = header.producer_id, header.producer_epoch, header.sequence
         entries = self.entries
-        entry = entries[producer_id % len(entries)]
+        entry = entries[producer_id % entries.count]
         state = self.producers.get(producer_id)
         known_epoch, expected = state if state is not None else (producer_epoch, 0)
         if producer_epoch > known_epoch:
@@ -346,7 +347,7 @@ class Streamlet:
     @property
     def length_bytes(self) -> int:
         """Of what readers can see, over all entries."""
-        return sum(entry.length_bytes for entry in self.entries)
+        return sum(entry.length_bytes for entry in self.entries.made)
 
     def next_groups(self, application_id: str, groups_max: int) -> list[tuple[int, Entry]]:
         """The next groups that this application was not given yet, at most `groups_max`, in order."""
@@ -354,7 +355,9 @@ class Streamlet:
         found: list[tuple[int, Entry]] = []
         while len(found) < groups_max:
             candidates = [
-                (group_id, entry.index) for entry in self.entries if (group_id := entry.next_group(last)) is not None
+                (group_id, entry.index)
+                for entry in self.entries.made
+                if (group_id := entry.next_group(last)) is not None
             ]
             if not candidates:
                 break
@@ -367,17 +370,18 @@ class Streamlet:
 
     def entry_of(self, group_id: int) -> Entry | None:
         """The entry that a group belongs to, if anything is left of it."""
-        return next((entry for entry in self.entries if entry.next_group(group_id - 1) == group_id), None)
+        return next((entry for entry in self.entries.made if entry.next_group(group_id - 1) == group_id), None)
 
     def available_groups(self) -> tuple[int, int]:
         """First and last group id; (0, 0) when there is none."""
-        first = [group_id for entry in self.entries if (group_id := entry.next_group(0)) is not None]
+        first = [group_id for entry in self.entries.made if (group_id := entry.next_group(0)) is not None]
         return (min(first), self.next_group_id - 1) if first else (0, 0)
 
     def drop(self) -> None:
         """Free all memory and wake all readers; the streamlet is not used any more."""
+        self.entries.drop()
         self._memory.dropped(self)
-        for entry in self.entries:
+        for entry in self.entries.made:
             entry.wake()
 
 

@@ -16,6 +16,7 @@ gone for good has to be drained, then it does not count; what is missing then is
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 log = get_logger("kera.recovery")
 
+_ORIGINS_KEY = struct.Struct(">cQ")
+"""How the keys of a stream's origins begin in the index."""
 PREPARED_S_MAX = 900.0
 """How long is remembered what was found out and never opened."""
 WAITS_MAX = 20
@@ -460,6 +463,9 @@ class Takeovers:
         if info.assignments_version < stream.assignments_version:
             return
         self._infos.pop(info.stream_id, None)
+        taken_over = any(True for _ in self._index.records(_ORIGINS_KEY.pack(b"o", info.stream_id)))
+        if not taken_over and not any(ref[0] == info.stream_id for ref in self._recovering.streamlets):
+            return  # as with nearly all streams, which may have thousands of streamlets
         for assignment in info.assignments:
             ref = info.stream_id, assignment.streamlet_id
             tracked = self._recovering.streamlets.get(ref)

@@ -81,8 +81,8 @@ class UnknownReport:
 
 
 def _bytes(stream: Stream) -> int:
-    return sum(entry.length_bytes for each in stream.streamlets.values() for entry in each.entries)
+    return sum(each.length_bytes for each in stream.streamlets.values())
 
 
 def _records(stream: Stream) -> int:
-    return sum(entry.next_record for each in stream.streamlets.values() for entry in each.entries)
+    return sum(entry.next_record for each in stream.streamlets.values() for entry in each.entries.made)

@@ -21,9 +21,9 @@ import asyncio
 import contextlib
 import heapq
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from kera.coordinator.application_members import leases_of
 from kera.coordinator.application_progress import lowest
@@ -38,6 +38,8 @@ from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
 
 log = get_logger("kera.applications")
+
+T = TypeVar("T")
 
 APPLICATIONS = "applications/"
 NAME_CHARS_MAX = 200
@@ -66,6 +68,8 @@ class Applications:
         """Applications whose consumers do not take all groups that they should; the log has been told."""
         self._polls: dict[tuple[str, str], asyncio.Event] = {}
         """Rounds that wait, by application and member; set when there is something to say."""
+        self._busy: Counter[str] = Counter()
+        """Applications that are being changed in steps, and how many times."""
         self._changed: set[str] = set()
         """Applications of which something is to be stored."""
         self._changes = 0
@@ -180,7 +184,7 @@ class Applications:
         was_member = member_id in application.members
         with self._change(application):
             self._expire(application, now_s)
-            response = application.consume_round(request, shapes, now_s)
+        response = await self._in_slices(application, application.consuming(request, shapes, now_s))
         self._use(name, now_s)
         self._tick_while_needed()
         await self._durable()
@@ -191,10 +195,8 @@ class Applications:
         if known is None:  # something could not be stored meanwhile, and nothing was stored of it before
             del response.held[:]
             return response
-        known.answer(response, member_id, self._shapes(request.stream_ids), self._now_s())
-        member = known.members.get(member_id)
-        if member is not None:
-            member.told_version = member.version
+        shapes = self._shapes(request.stream_ids)
+        await self._state.in_slices(known.answering(response, member_id, shapes, self._now_s()))
         await self._durable()
         return response
 
@@ -218,7 +220,7 @@ class Applications:
                 if member is not None:
                     if member.version != member.told_version:
                         return
-                    application.answer(response, member_id, self._shapes(request.stream_ids), self._now_s())
+                    application.look(response, member_id, self._shapes(request.stream_ids), self._now_s())
                     if response.look:
                         return
                     left_s = min(left_s, max(0.001, application.next_look_s - self._clock.monotonic_s()))
@@ -267,39 +269,44 @@ class Applications:
         self._state.catalog.with_id(request.stream_id)
         await self._durable()
         application = self._applications.get(request.application_id)
-        cursors = application.cursors(request.stream_id) if application is not None else ()
-        return messages.FetchApplicationResponse(cursors=cursors)
+        response = messages.FetchApplicationResponse()
+        pace = self._state.pace()
+        for cursor in application.cursors(request.stream_id) if application is not None else ():
+            response.cursors.append(cursor)
+            await pace.step()
+        return response
 
     async def list_all(self, _: messages.ListApplicationsRequest) -> messages.ListApplicationsResponse:
         """All applications, by name."""
         self._tidy()
         await self._durable()
-        now_s, held_back = self._now_s(), self._holding_retention_back()
-        return messages.ListApplicationsResponse(
-            applications=[
-                messages.ApplicationInfo(
-                    application_id=name,
-                    stream_ids=sorted({stream_id for stream_id, _ in application.streamlets}),
-                    members=len(application.members),
-                    idle_ms=self._uses.idle_ms(name, now_s),
-                    unnamed=self._uses.is_unnamed(name),
-                    expires_in_ms=None if name in held_back else self._uses.expires_in_ms(name, now_s),
-                )
-                for name, application in sorted(self._applications.items())
-            ]
-        )
+        now_s, held_back = self._now_s(), self._state.catalog.applications_waited_for()
+        response = messages.ListApplicationsResponse()
+        pace = self._state.pace()
+        for name, application in sorted(self._applications.items()):
+            await pace.step()
+            response.applications.add(
+                application_id=name,
+                stream_ids=sorted({stream_id for stream_id, _ in application.streamlets}),
+                members=len(application.members),
+                idle_ms=self._uses.idle_ms(name, now_s),
+                unnamed=self._uses.is_unnamed(name),
+                expires_in_ms=None if name in held_back else self._uses.expires_in_ms(name, now_s),
+            )
+        return response
 
     async def describe(self, request: messages.DescribeApplicationRequest) -> messages.DescribeApplicationResponse:
         """Members and progress of an application. Raises `InvalidArgument` when there is none of this name."""
         self._tidy()
         await self._durable()
         application, now_s = self._named(request.application_id), self._now_s()
-        response = messages.DescribeApplicationResponse(
-            streamlets=[
-                streamlet.to_message(application.name) for _, streamlet in sorted(application.streamlets.items())
-            ]
-        )
+        response = messages.DescribeApplicationResponse()
+        pace = self._state.pace()
+        for _, streamlet in sorted(application.streamlets.items()):
+            await pace.step()
+            response.streamlets.append(streamlet.to_message(application.name))
         for member_id, member in sorted(application.members.items()):
+            await pace.step()
             response.members.add(
                 member_id=member_id,
                 client=member.client,
@@ -317,10 +324,13 @@ class Applications:
 
         Raises `UnknownStream`, and `InvalidArgument` when consumers are at work and it is not forced.
         """
+        check_items(request.starts, "starts")
         shapes = self._shapes({start.stream_id for start in request.starts})
         application, now_s = self._named(request.application_id, create=True), self._now_s()
-        with self._change(application):
-            application.reset(request.starts, shapes, now_s, force=request.force, forward_only=request.forward_only)
+        steps = application.resetting(
+            request.starts, shapes, now_s, force=request.force, forward_only=request.forward_only
+        )
+        await self._in_slices(application, steps)
         self._use(application.name, now_s, unnamed=request.unnamed)
         await self._durable()
         if not request.forward_only:
@@ -352,7 +362,7 @@ class Applications:
             raise InvalidArgument(
                 f"application {name!r} was used {idle_ms / 1000:.0f} s ago", application=name, idle_ms=idle_ms
             )
-        if name in self._holding_retention_back():
+        if name in self._state.catalog.applications_waited_for():
             raise InvalidArgument(
                 f"retention of a stream waits for application {name!r}; take it off there first (kera stream alter)",
                 application=name,
@@ -414,10 +424,6 @@ class Applications:
         self._uses.forget(application.name)
         self._changes += self._uses.dirty
 
-    def _holding_retention_back(self) -> set[str]:
-        """Applications that somebody has named in a stream's settings: they are nobody's leftovers."""
-        return {name for info in self._state.catalog.streams() for name in info.config.retention_applications}
-
     async def _forget_unused(self) -> None:
         while True:
             await asyncio.sleep(self._uses.note_ms / 1000)
@@ -429,7 +435,7 @@ class Applications:
         self._tidy()
         now_s = self._now_s()
         unused = [name for name, application in self._applications.items() if not application.members]
-        for name in self._uses.expired(unused, now_s, self._holding_retention_back()):
+        for name in self._uses.expired(unused, now_s, self._state.catalog.applications_waited_for()):
             application = self._applications[name]
             with self._change(application):
                 self._forget(application)
@@ -459,7 +465,8 @@ class Applications:
             application = self._applications[name]
             with self._change(application):
                 self._expire(application, now_s)
-            if not application.members and not application.streamlets and self._stored == self._changes:
+            unused = not (application.members or application.streamlets or name in self._busy)
+            if unused and self._stored == self._changes:
                 del self._applications[name]
                 self._active.discard(name)
                 self._short.discard(name)
@@ -472,27 +479,48 @@ class Applications:
 
     # --- the store ---------------------------------------------------------------------------------------------
 
+    async def _in_slices(self, application: Application, steps: Generator[None, None, T]) -> T:
+        """Drive what changes an application; others are served between steps, of this application, too.
+
+        Raises what the store has raised, if what was changed had to be taken back meanwhile.
+        """
+        self._busy[application.name] += 1
+        try:
+            with self._change(application):
+                result = await self._state.in_slices(steps)
+        finally:
+            self._busy[application.name] -= 1
+            if not self._busy[application.name]:
+                del self._busy[application.name]
+        if self._lost is not None and self._applications.get(application.name) is not application:
+            raise self._lost[1]
+        return result
+
     @contextlib.contextmanager
     def _change(self, application: Application) -> Iterator[None]:
         """Around what may change an application: it is stored with the next write, and rounds that wait are told."""
         try:
             yield
         finally:  # what was done before an error is done
-            if application.dirty:
-                self._changes += 1
-                self._changed.add(application.name)
-                for key in application.dirty:
-                    readers = self._readers[key[0]]
-                    (readers.add if key in application.streamlets else readers.discard)(application.name)
-            if application.members or not application.streamlets:
-                self._active.add(application.name)
-            else:
-                self._active.discard(application.name)
-            self._tell_if_short(application)
-            for member_id in application.take_news():
-                poll = self._polls.get((application.name, member_id))
-                if poll is not None:
-                    poll.set()
+            if self._applications.get(application.name) is application:
+                self._note_change(application)
+
+    def _note_change(self, application: Application) -> None:
+        if application.dirty:
+            self._changes += 1
+            self._changed.add(application.name)
+            for key in application.dirty:
+                readers = self._readers[key[0]]
+                (readers.add if key in application.streamlets else readers.discard)(application.name)
+        if application.members or not application.streamlets:
+            self._active.add(application.name)
+        else:
+            self._active.discard(application.name)
+        self._tell_if_short(application)
+        for member_id in application.take_news():
+            poll = self._polls.get((application.name, member_id))
+            if poll is not None:
+                poll.set()
 
     def _tell_if_short(self, application: Application) -> None:
         """Say once that there are entries that nobody reads."""
@@ -513,28 +541,31 @@ class Applications:
         await self._state.to_the_end(self._store(self._changes))
 
     async def _store(self, wanted: int) -> None:
-        async with self._writing, self._state.changing:
+        async with self._writing:
             if self._lost is not None and wanted <= self._lost[0]:
                 raise self._lost[1]
             if self._stored >= wanted:
                 return
             through = self._changes
             names, self._changed = self._changed, set()
-            taken = {name: self._applications[name].take_changes() for name in sorted(names)}
-            changes = {
-                _key(name, *streamlet): message and message.SerializeToString()
-                for name, changed in taken.items()
-                for streamlet, message in changed.items()
-            }
+            taken = {self._applications[name]: self._applications[name].take_dirty() for name in sorted(names)}
+            changes: dict[str, bytes | None] = {}
+            pace = self._state.pace()
+            for application, keys in taken.items():
+                for key in keys:  # what changes meanwhile is stored once more, with what comes next
+                    await pace.step()
+                    message = application.stored(key)
+                    changes[_key(application.name, *key)] = message and message.SerializeToString()
             uses = self._uses.take_changes(self._clock.monotonic_s())
             try:
                 if changes or uses:
-                    await self._state.write({**changes, **uses})
+                    async with self._state.changing:
+                        await self._state.write({**changes, **uses})
             except Exception as error:
                 self._uses.not_stored(uses)
                 self._lost = (self._changes, error)
                 self._stored = self._changes
-                self._take_back(taken)
+                self._take_back({application.name: keys for application, keys in taken.items()})
                 raise
             self._stored = through
 

@@ -23,8 +23,8 @@ restart.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from kera.coordinator.application_progress import (
 )
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import Position
+from kera.core.turns import at_once
 from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
 
@@ -103,12 +104,14 @@ class Application:
                 )
                 member.held[GroupId(message.stream_id, message.streamlet_id, group_id)] = group
 
-    def take_changes(self) -> dict[tuple[int, int], messages.StreamletProgress | None]:
-        """What is to be stored, by stream and streamlet; None: nothing any more. It counts as stored from now on."""
+    def take_dirty(self) -> list[tuple[int, int]]:
+        """The streamlets of which something is to be stored, see `stored`. It counts as stored from now on."""
         dirty, self._dirty = self._dirty, set()
-        return {
-            key: self.streamlets[key].to_message(self.name) if key in self.streamlets else None for key in sorted(dirty)
-        }
+        return sorted(dirty)
+
+    def stored(self, key: tuple[int, int]) -> messages.StreamletProgress | None:
+        """What is to be stored of a streamlet; None: nothing any more."""
+        return self.streamlets[key].to_message(self.name) if key in self.streamlets else None
 
     @property
     def dirty(self) -> AbstractSet[tuple[int, int]]:
@@ -134,31 +137,66 @@ class Application:
 
         Raises `InvalidArgument`, `Unavailable` when there are too many members.
         """
+        return at_once(self.consuming(request, shapes, now_s))
+
+    def consuming(
+        self, request: messages.ConsumeRoundRequest, shapes: Mapping[int, StreamShape], now_s: float
+    ) -> Generator[None, None, messages.ConsumeRoundResponse]:
+        """`consume_round`, in steps: yields between streamlets, each of which is in good order then.
+
+        What others say meanwhile is carried out in between.
+        """
         _check(request)
         self.expire(now_s)
         response = messages.ConsumeRoundResponse()
         member = self._speaking(request, now_s)
-        changed, refused = self._carry_out(request.member_id, request.steps)
-        response.refused.extend(refused)
+        moved: dict[tuple[int, int, int], common_pb2.Cursor] = {}
+        steps: defaultdict[tuple[int, int], list[messages.GroupStep]] = defaultdict(list)
+        for step in request.steps:
+            steps[key_of(step)[:2]].append(step)
+            yield
+        for of_streamlet in steps.values():
+            changed, refused = self._carry_out(request.member_id, of_streamlet)
+            response.refused.extend(refused)
+            self._settle(changed, moved)
+            yield
         if member is not None:
-            changed |= self._begin(request.starts, shapes) | self._see(request.seen)
-        response.moved.extend(self._settle(changed))
-        self._balance(now_s)
+            for start in request.starts:
+                self._settle(self._begin([start], shapes), moved)
+                yield
+            for seen in request.seen:
+                self._settle(self._see([seen]), moved)
+                yield
+        response.moved.extend(cursor for _, cursor in sorted(moved.items()))
+        yield from self._balancing(now_s)
         if member is not None:
-            finished = {key_of(step)[:2] for step in request.steps if step.finished}
+            finished = {key for key, of_streamlet in steps.items() if any(step.finished for step in of_streamlet)}
             self._look(response, member, shapes, finished, now_s)
         return response
 
-    def answer(
+    def look(
         self, response: messages.ConsumeRoundResponse, member_id: str, shapes: Mapping[int, StreamShape], now_s: float
     ) -> None:
-        """Say what the member holds now, and what to look at if it is time."""
-        del response.held[:]
+        """Say what the member is to look at, if it is time."""
         member = self.members.get(member_id)
-        if member is None:
-            return
-        self._look(response, member, shapes, set(), now_s)
-        response.held.extend(leases_of(member))
+        if member is not None:
+            self._look(response, member, shapes, set(), now_s)
+
+    def answering(
+        self, response: messages.ConsumeRoundResponse, member_id: str, shapes: Mapping[int, StreamShape], now_s: float
+    ) -> Generator[None, None, None]:
+        """Say what the member holds now, and what to look at if it is time. Yields; what it is told is of the start.
+
+        If that changes meanwhile, it is told with its next round, which finds something to say.
+        """
+        del response.held[:]
+        self.look(response, member_id, shapes, now_s)
+        member = self.members.get(member_id)
+        if member is not None:
+            member.told_version = member.version
+            for lease in leases_of(member):
+                response.held.append(lease)
+                yield
 
     def keep_alive(self, member_id: str, busy_ms: int, now_s: float) -> bool:
         """A member lives; False if it is none."""
@@ -176,9 +214,10 @@ class Application:
     def leave(self, member_id: str, steps: Iterable[messages.GroupStep], now_s: float) -> messages.LeaveResponse:
         """A member ends, after its last steps."""
         changed, refused = self._carry_out(member_id, steps)
-        moved = self._settle(changed)
+        moved: dict[tuple[int, int, int], common_pb2.Cursor] = {}
+        self._settle(changed, moved)
         self._remove(member_id, now_s)
-        return messages.LeaveResponse(refused=refused, moved=moved)
+        return messages.LeaveResponse(refused=refused, moved=[cursor for _, cursor in sorted(moved.items())])
 
     def expire(self, now_s: float) -> list[str]:
         """Remove the members that are gone; who they are. Looks for them every `EXPIRE_INTERVAL_S` at most."""
@@ -216,10 +255,42 @@ class Application:
         forward_only: bool,
     ) -> None:
         """Put cursors elsewhere. Raises `InvalidArgument`, also when members are at work, unless it is forced."""
+        at_once(self.resetting(starts, shapes, now_s, force=force, forward_only=forward_only))
+
+    def resetting(
+        self,
+        starts: Iterable[messages.StreamletStart],
+        shapes: Mapping[int, StreamShape],
+        now_s: float,
+        *,
+        force: bool,
+        forward_only: bool,
+    ) -> Generator[None, None, None]:
+        """`reset`, in steps: yields before anything has changed, and not from then on.
+
+        But for `forward_only`: then each cursor counts for itself, and it yields between streamlets.
+        """
+        fresh: dict[tuple[int, int], Streamlet] = {}
+        for start in starts:
+            key, cursors, records = _checked_start(start, shapes)
+            fresh[key] = Streamlet(*key, cursors, records)
+            yield
         self.expire(now_s)
-        starts = list(starts)
-        places = [_checked_start(start, shapes) for start in starts]
-        touched = {start.stream_id for start in starts}
+        self._check_idle({stream_id for stream_id, _ in fresh}, force=force)
+        if forward_only:
+            for key, streamlet in fresh.items():
+                self._go_ahead(key, streamlet)
+                yield
+        else:
+            for key, streamlet in fresh.items():
+                self._free_streamlet(key)
+                old = self.streamlets.get(key)
+                streamlet.lease = old.lease if old is not None else 0
+            self.streamlets.update(fresh)
+            self._dirty.update(fresh)
+        self._looked_s = float("-inf")
+
+    def _check_idle(self, touched: AbstractSet[int], *, force: bool) -> None:
         active = [m.member_id for m in self.members.values() if not m.stream_ids or m.stream_ids & touched]
         if active and not force:
             raise InvalidArgument(
@@ -228,18 +299,18 @@ class Application:
                 application=self.name,
                 members=len(active),
             )
-        for key, cursors, records in places:
-            old = self.streamlets.get(key)
-            fresh = Streamlet(*key, cursors, records, lease=old.lease if old is not None else 0)
-            if old is not None and forward_only:
-                ahead = [max(pair) for pair in zip(old.cursors, cursors, strict=True)]
-                if ahead == old.cursors:
-                    continue
-                fresh = old.start_again(ahead, records)
-            self._free_streamlet(key)
-            self.streamlets[key] = fresh
-            self._dirty.add(key)
-        self._looked_s = float("-inf")
+
+    def _go_ahead(self, key: tuple[int, int], fresh: Streamlet) -> None:
+        """Put cursors of a streamlet forward."""
+        old = self.streamlets.get(key)
+        if old is not None:
+            ahead = [max(pair) for pair in zip(old.cursors, fresh.cursors, strict=True)]
+            if ahead == old.cursors:
+                return
+            fresh = old.start_again(ahead, fresh.records)
+        self._free_streamlet(key)
+        self.streamlets[key] = fresh
+        self._dirty.add(key)
 
     def forget(self, gone: Iterable[int]) -> None:
         """Streams have been deleted."""
@@ -315,9 +386,10 @@ class Application:
         self._dirty.add(key[:2])
 
     def _free_streamlet(self, key: tuple[int, int]) -> None:
-        for member in self.members.values():
-            for held in [held for held in member.held if held[:2] == key]:
-                self._free(member, held)
+        streamlet = self.streamlets.get(key)
+        for group_id, group in list(streamlet.groups.items()) if streamlet is not None else ():
+            if group.member_id:
+                self._free(self.members[group.member_id], GroupId(*key, group_id))
 
     def _carry_out(
         self, member_id: str, steps: Iterable[messages.GroupStep]
@@ -383,17 +455,16 @@ class Application:
                 self._balanced = False
         return changed
 
-    def _settle(self, changed: Iterable[tuple[int, int]]) -> list[common_pb2.Cursor]:
-        moved = []
+    def _settle(self, changed: Iterable[tuple[int, int]], moved: dict[tuple[int, int, int], common_pb2.Cursor]) -> None:
+        """Have streamlets in good order; cursors that have moved by that come to `moved`."""
         for key in sorted(changed):
             self._dirty.add(key)
             streamlet = self.streamlets[key]
             entries, telling = streamlet.settle()
-            moved += [streamlet.cursor(entry) for entry in entries]
+            moved.update({(*key, entry): streamlet.cursor(entry) for entry in entries})
             for group in telling:
                 if group.member_id:
                     self._note(self.members[group.member_id])
-        return moved
 
     def _look(
         self,
@@ -406,14 +477,10 @@ class Application:
         """Have the member look for new groups: where it has finished one, and everywhere if it is time."""
         keys = sorted(finished)
         if now_s >= self.next_look_s:
-            everywhere = [
-                (stream_id, streamlet_id)
-                for stream_id in sorted(member.stream_ids)
-                for streamlet_id in range(shapes[stream_id].streamlets)
-            ]
             self._looked_s = now_s
-            first = self._look_at % max(1, len(everywhere))
-            turn = (everywhere[first:] + everywhere[:first])[:LOOKS_MAX]
+            total = sum(shapes[stream_id].streamlets for stream_id in member.stream_ids)
+            first = self._look_at % max(1, total)
+            turn = _some(member.stream_ids, shapes, first, min(LOOKS_MAX, total))
             self._look_at = first + len(turn)
             keys += [key for key in turn if key not in finished]
         for key in keys:
@@ -427,35 +494,73 @@ class Application:
 
     def _balance(self, now_s: float) -> None:
         """Give free groups to members, and decide who is to give back some. See the head of this file."""
+        at_once(self._balancing(now_s))
+
+    def _balancing(self, now_s: float) -> Generator[None, None, None]:
+        """`_balance`, in steps: yields before each group. What has changed meanwhile is for who comes next."""
         if self._balanced:
             return
         self._balanced = True
+        try:
+            yield from self._giving(now_s)
+        except BaseException:  # nobody waits for it any more: others begin anew
+            self._balanced = False
+            raise
+
+    def _giving(self, now_s: float) -> Generator[None, None, None]:
         recent = {member_id: member.recent(now_s) for member_id, member in self.members.items()}
-
-        def rank(member: Member) -> tuple[int, float, str]:
-            return member.at_work, recent[member.member_id], member.member_id
-
+        takers: dict[int, list[tuple[int, float, str]]] = {}
+        """By stream, those who may take more of it, as a heap: how much they have, and had lately."""
+        waiting = []
+        for key2, each in list(self.streamlets.items()):
+            if each.waiting:
+                waiting.append(_keys_of_waiting(key2, each))
+            yield
         self.is_short = False
         wanted = {stream_id for stream_id, _ in self.streamlets}
         """Streams of which somebody may take more. The deeper groups wait, the fewer take them."""
-        for depth, key in heapq.merge(*(_keys_of_waiting(key, each) for key, each in self.streamlets.items())):
+        for depth, key in heapq.merge(*waiting):
             if not wanted:
                 break
             if key.stream_id not in wanted:
                 continue
-            able = [
-                member
-                for member in self.members.values()
-                if key.stream_id in member.stream_ids and len(member.held) < member.groups_max
-            ]
-            member = min(able, key=rank, default=None)
-            if member is None and not depth:
+            yield
+            streamlet = self.streamlets.get(key[:2])
+            group = streamlet.groups.get(key.group_id) if streamlet is not None else None
+            if group is None or group.member_id or group.done:
+                continue  # since it was looked for
+            if key.stream_id not in takers:
+                takers[key.stream_id] = self._takers(key.stream_id, recent)
+            taker = self._taker(takers[key.stream_id])
+            if taker is None and not depth:
                 self.is_short |= any(key.stream_id in other.stream_ids for other in self.members.values())
-            if member is None or (depth and member.at_work >= AHEAD):
+            if taker is None or (depth and taker.at_work >= AHEAD):
                 wanted.discard(key.stream_id)
                 continue
-            self._give(key, member)
-        self._ask_back(recent)
+            self._give(key, taker)
+        self._ask_back({member_id: member.recent(now_s) for member_id, member in self.members.items()})
+
+    def _takers(self, stream_id: int, recent: Mapping[str, float]) -> list[tuple[int, float, str]]:
+        found = [
+            (member.at_work, recent.get(member_id, 0.0), member_id)
+            for member_id, member in self.members.items()
+            if stream_id in member.stream_ids
+        ]
+        heapq.heapify(found)
+        return found
+
+    def _taker(self, heap: list[tuple[int, float, str]]) -> Member | None:
+        """Who has least, of those who may take more; what the heap says of others is brought up to date."""
+        while heap:
+            at_work, recent, member_id = heap[0]
+            member = self.members.get(member_id)
+            if member is None or len(member.held) >= member.groups_max:
+                heapq.heappop(heap)
+            elif member.at_work != at_work:
+                heapq.heapreplace(heap, (member.at_work, recent, member_id))
+            else:
+                return member
+        return None
 
     def _give(self, key: GroupId, member: Member) -> None:
         streamlet = self.streamlets[key[:2]]
@@ -477,6 +582,21 @@ class Application:
             if member.give_back != asked[member_id]:
                 member.give_back = asked[member_id]
                 self._note(member)
+
+
+def _some(
+    stream_ids: AbstractSet[int], shapes: Mapping[int, StreamShape], first: int, count: int
+) -> list[tuple[int, int]]:
+    """So many of all streamlets of streams, from one on and round: of thousands, no list is made of all."""
+    found: list[tuple[int, int]] = []
+    at, ordered = first, sorted(stream_ids)
+    while len(found) < count:
+        for stream_id in ordered:
+            streamlets = shapes[stream_id].streamlets
+            if at < streamlets:
+                found += ((stream_id, number) for number in range(at, min(streamlets, at + count - len(found))))
+            at = max(0, at - streamlets)
+    return found
 
 
 def _keys_of_waiting(key: tuple[int, int], streamlet: Streamlet) -> Iterator[tuple[int, GroupId]]:

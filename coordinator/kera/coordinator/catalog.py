@@ -15,7 +15,8 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from kera.coordinator.intervals import FIRST_GROUP_ID
 from kera.coordinator.intervals import broker_ids_of as broker_ids_of_assignment
@@ -40,6 +41,52 @@ CATALOG_BYTES_MAX = 16 << 20
 message, of at most 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
 
 
+@dataclass(slots=True)
+class _Brokers:
+    """Which brokers a stream's assignments name: counted, so that a change of few of thousands is cheap to follow."""
+
+    owners: Counter[int] = field(default_factory=Counter)
+    holders: Counter[int] = field(default_factory=Counter)
+    """Owners, and those that have older groups."""
+    concerned: Counter[int] = field(default_factory=Counter)
+    """Holders, and those that a streamlet is recovered from."""
+
+    @classmethod
+    def of(cls, assignments: Iterable[common_pb2.StreamletAssignment]) -> _Brokers:
+        self = cls()
+        for one in assignments:
+            self._count(one, 1)
+        return self
+
+    @classmethod
+    def of_new(cls, owners: Counter[int]) -> _Brokers:
+        """Of a stream that has never been elsewhere."""
+        return cls(Counter(owners), Counter(owners), Counter(owners))
+
+    def changed(self, before: common_pb2.StreamInfo, after: common_pb2.StreamInfo) -> _Brokers:
+        """Those of another version of the stream."""
+        if before.assignments_version == after.assignments_version:
+            return self
+        made = _Brokers(Counter(self.owners), Counter(self.holders), Counter(self.concerned))
+        for old, new in zip(before.assignments, after.assignments, strict=True):
+            if old != new:
+                made._count(old, -1)
+                made._count(new, 1)
+        return made
+
+    def _count(self, one: common_pb2.StreamletAssignment, count: int) -> None:
+        self.owners[one.broker_id] += count
+        if not (one.intervals or one.sources):
+            self.holders[one.broker_id] += count
+            self.concerned[one.broker_id] += count
+            return
+        holders = broker_ids_of_assignment(one)
+        for broker_id in holders:
+            self.holders[broker_id] += count
+        for broker_id in holders.union(source.broker_id for source in one.sources):
+            self.concerned[broker_id] += count
+
+
 class Catalog:
     """The streams of the cluster."""
 
@@ -50,19 +97,28 @@ class Catalog:
         # Sums over all of them, kept up to date: with many streams it takes long to add them up anew for each.
         self._sizes: dict[int, int] = {}
         self._bytes = 0
+        self._brokers: dict[int, _Brokers] = {}
         self._streamlets: Counter[int] = Counter()
+        self._waited_for: Counter[str] = Counter()
+        """By applications, how many streams' retention waits for them."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
 
     def add(self, stream: common_pb2.StreamInfo) -> None:
         """A stream that is stored: one from before, one that has been created, or a new version of one."""
         invariant(self._ids.get(stream.name, stream.stream_id) == stream.stream_id, "a name belongs to one stream")
         self._creating.pop(stream.name, None)
-        known = self._streams.get(stream.stream_id)
-        self._discount(known or stream)
-        self._count(stream)
-        for broker_id in _concerned(known) if known else ():
-            self._of_broker[broker_id].discard(stream.stream_id)
-        for broker_id in _concerned(stream):
+        known, brokers = self._streams.get(stream.stream_id), self._brokers.get(stream.stream_id)
+        self._discount(stream)
+        if brokers is None:
+            brokers = _Brokers.of(stream.assignments)
+        elif known is not None:
+            for broker_id in +brokers.concerned:
+                self._of_broker[broker_id].discard(stream.stream_id)
+            brokers = brokers.changed(known, stream)
+        self._count(stream, brokers)
+        self._waited_for.subtract(known.config.retention_applications if known is not None else ())
+        self._waited_for.update(stream.config.retention_applications)
+        for broker_id in +brokers.concerned:
             self._of_broker[broker_id].add(stream.stream_id)
         self._streams[stream.stream_id] = stream
         self._ids[stream.name] = stream.stream_id
@@ -70,9 +126,10 @@ class Catalog:
     def remove(self, stream: common_pb2.StreamInfo) -> None:
         """Forget a stream that is no longer stored."""
         known = self._streams.pop(stream.stream_id)
-        self._discount(known)
-        for broker_id in _concerned(known):
+        self._waited_for.subtract(known.config.retention_applications)
+        for broker_id in +self._brokers[stream.stream_id].concerned:
             self._of_broker[broker_id].discard(stream.stream_id)
+        self._discount(stream)
         del self._ids[stream.name]
 
     def check_free(self, name: str) -> None:
@@ -98,10 +155,13 @@ class Catalog:
         """Whether all descriptions take at most so much, with this one in the place of the stream's own."""
         return self._bytes - self._sizes.get(stream.stream_id, 0) + stream.ByteSize() <= bytes_max
 
-    def reserve(self, stream: common_pb2.StreamInfo) -> None:
-        """Hold the name of a stream that is being created, until `add` or `release`."""
+    def reserve(self, stream: common_pb2.StreamInfo, owners: Counter[int]) -> None:
+        """Hold the name and the room of a stream that is being created, until `add` or `release`.
+
+        `owners`: how many streamlets each broker is to have.
+        """
         self._creating[stream.name] = stream
-        self._count(stream)
+        self._count(stream, _Brokers.of_new(owners))
 
     def release(self, stream: common_pb2.StreamInfo) -> None:
         """The stream could not be created."""
@@ -130,6 +190,29 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._streams)
 
+    def holders(self, stream: common_pb2.StreamInfo) -> list[int]:
+        """As `broker_ids_of`, at once: of a stream as it is known, or is just being created."""
+        return sorted(+self._brokers[stream.stream_id].holders)
+
+    def owned(self, broker_id: int) -> Iterator[tuple[common_pb2.StreamInfo, common_pb2.StreamletAssignment]]:
+        """The streamlets that a broker owns. Who goes on later goes on in streams as they were at the beginning."""
+        for stream in self.concerning(broker_id):
+            if self.is_owner(broker_id, stream.stream_id):
+                yield from ((stream, one) for one in stream.assignments if one.broker_id == broker_id)
+
+    def owned_count(self, broker_id: int) -> int:
+        """How many streamlets a broker owns."""
+        return sum(self._brokers[stream_id].owners[broker_id] for stream_id in self._of_broker[broker_id])
+
+    def is_owner(self, broker_id: int, stream_id: int) -> bool:
+        """Whether a broker owns any streamlet of a stream."""
+        brokers = self._brokers.get(stream_id)
+        return brokers is not None and brokers.owners[broker_id] > 0
+
+    def applications_waited_for(self) -> set[str]:
+        """Applications that somebody has named in a stream's settings: they are nobody's leftovers."""
+        return set(+self._waited_for)
+
     def streamlet_counts(self) -> Counter[int]:
         """How many streamlets each broker has; 0 for those that have none."""
         return +self._streamlets
@@ -145,10 +228,15 @@ class Catalog:
         Those with streamlets or older groups there, those that it is just to open, and those whose streamlets are being
         recovered from what it had: it must keep that until they are.
         """
-        return self.concerning(broker_id) + [
+        return self.concerning(broker_id) + self.creating(broker_id, broker_epoch)
+
+    def creating(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
+        """The streams that are just being created with streamlets at this launch of a broker."""
+        return [
             stream
             for stream in self._creating.values()
-            if any(owner.broker_id == broker_id and owner.broker_epoch == broker_epoch for owner in stream.assignments)
+            if broker_id in self._brokers[stream.stream_id].owners
+            and any(owner.broker_id == broker_id and owner.broker_epoch == broker_epoch for owner in stream.assignments)
         ]
 
     def concerning(self, broker_id: int) -> list[common_pb2.StreamInfo]:
@@ -163,40 +251,41 @@ class Catalog:
         *,
         coordinator_epoch: int,
         but: Container[int] = (),
-    ) -> list[common_pb2.StreamInfo]:
+    ) -> Generator[None, None, list[common_pb2.StreamInfo]]:
         """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
+
+        Yields between streamlets; nothing else may change anything meanwhile.
 
         What `stays` says of an assignment keeps its epoch; the streams in `but` stay as they are. So does one that is
         being created: its epoch is now an old one, and its creation fails on that.
         """
         changed = []
         for stream in self.concerning(broker_id):
-            if stream.stream_id in but or all(
-                owner.broker_id != broker_id or stays(stream, owner) for owner in stream.assignments
-            ):
+            if stream.stream_id in but or not self.is_owner(broker_id, stream.stream_id):
                 continue
-            version = with_assignments(stream, [], coordinator_epoch)
-            for owner in version.assignments:
-                if owner.broker_id == broker_id and not stays(stream, owner):
-                    owner.first_group_id = first_group_id_of(owner, broker_epoch)
-                    owner.broker_epoch = broker_epoch
-            changed.append(version)
+            version: common_pb2.StreamInfo | None = None
+            for streamlet_id, owner in enumerate(stream.assignments):
+                yield
+                if owner.broker_id != broker_id or stays(stream, owner):
+                    continue
+                version = version or with_assignments(stream, [], coordinator_epoch)
+                version.assignments[streamlet_id].first_group_id = first_group_id_of(owner, broker_epoch)
+                version.assignments[streamlet_id].broker_epoch = broker_epoch
+            if version is not None:
+                changed.append(version)
         return changed
 
-    def _count(self, stream: common_pb2.StreamInfo) -> None:
+    def _count(self, stream: common_pb2.StreamInfo, brokers: _Brokers) -> None:
         self._sizes[stream.stream_id] = stream.ByteSize()
         self._bytes += self._sizes[stream.stream_id]
-        self._streamlets.update(owner.broker_id for owner in stream.assignments)
+        self._brokers[stream.stream_id] = brokers
+        self._streamlets.update(brokers.owners)
 
     def _discount(self, stream: common_pb2.StreamInfo) -> None:
         size = self._sizes.pop(stream.stream_id, None)
         if size is not None:
             self._bytes -= size
-            self._streamlets.subtract(owner.broker_id for owner in stream.assignments)
-
-    def _all(self) -> Iterator[common_pb2.StreamInfo]:
-        yield from self._streams.values()
-        yield from self._creating.values()
+            self._streamlets.subtract(self._brokers.pop(stream.stream_id).owners)
 
 
 def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:
@@ -223,11 +312,3 @@ def with_assignments(
     for assignment in assignments:
         version.assignments[assignment.streamlet_id].CopyFrom(assignment)
     return version
-
-
-def _concerned(stream: common_pb2.StreamInfo) -> set[int]:
-    return {
-        broker_id
-        for one in stream.assignments
-        for broker_id in (*broker_ids_of_assignment(one), *(source.broker_id for source in one.sources))
-    }

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from kera.coordinator.drains import Drains
 from kera.coordinator.drops import Drops
 from kera.coordinator.members import Members
 from kera.coordinator.migration import Migration
-from kera.coordinator.rebalancing import MOVES_MAX, Placed, PlannedMove, after, rebalanced, shares, spread
+from kera.coordinator.rebalancing import MOVES_MAX, Placed, Plan, PlannedMove, Share, rebalancing, spread
 from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import DEAD, REPORTED, Launch, Streamlet
 from kera.coordinator.restarts import Restarts
@@ -151,13 +151,15 @@ class Control:
                 f"broker {silent[0]} has not said yet how busy it is; ask again after its next heartbeat",
                 broker_ids=silent,
             )
-        placed = self._placed()
-        moves = rebalanced(self._state.brokers.open_ids(), placed)
+        placed = await self._placed(self._state.catalog.streams())
+        plan = await self._state.in_slices(rebalancing(self._state.brokers.open_ids(), placed))
+        names = {stream.stream_id: stream.name for stream in self._state.catalog.streams()} if plan.moves else {}
         response = coordinator_pb2.RebalanceResponse(
-            moves=[self._described(move) for move in moves], loads=self._loads(placed, moves)
+            moves=[_described(move, names.get(move.streamlet.stream_id, "")) for move in plan.moves],
+            loads=self._loads(plan),
         )
         if not dry_run:
-            errors = await self._carry_out(moves)
+            errors = await self._carry_out(plan.moves)
             for described, error in zip(response.moves, errors, strict=True):
                 if error is not None:
                     described.error.CopyFrom(error_to_message(error))
@@ -178,8 +180,7 @@ class Control:
                 live_brokers=len(brokers),
             )
         counts = self._state.catalog.streamlet_counts()
-        mine = {key: one for key, one in self._placed().items() if key.stream_id == stream.stream_id}
-        moves = spread(mine, {broker_id: counts[broker_id] for broker_id in brokers}, count)
+        moves = spread(await self._placed([stream]), {broker_id: counts[broker_id] for broker_id in brokers}, count)
         for error in await self._carry_out(moves):
             if error is not None:
                 raise error
@@ -199,11 +200,12 @@ class Control:
             return error
         return None
 
-    def _placed(self) -> dict[Streamlet, Placed]:
+    async def _placed(self, streams: Iterable[common_pb2.StreamInfo]) -> dict[Streamlet, Placed]:
         """What each owner says of its streamlets; others that have older groups tell what is read of those."""
-        loads, placed = self._members.loads, {}
-        for stream in self._state.catalog.streams():
+        loads, placed, pace = self._members.loads, {}, self._state.pace()
+        for stream in streams:
             for one in stream.assignments:
+                await pace.step()
                 streamlet = Streamlet(stream.stream_id, one.streamlet_id)
                 placed[streamlet] = Placed(
                     broker_id=one.broker_id,
@@ -217,25 +219,26 @@ class Control:
     def _launch(self, broker_id: int) -> Launch:
         return Launch(broker_id, self._state.brokers.epoch(broker_id))
 
-    def _described(self, move: PlannedMove) -> coordinator_pb2.Move:
-        return coordinator_pb2.Move(
-            stream=self._state.catalog.with_id(move.streamlet.stream_id).name,
-            streamlet_id=move.streamlet.streamlet_id,
-            from_broker_id=move.from_broker_id,
-            to_broker_id=move.to_broker_id,
-            reason=move.reason,
-        )
-
-    def _loads(self, placed: Mapping[Streamlet, Placed], moves: list[PlannedMove]) -> list[coordinator_pb2.BrokerLoad]:
-        live = self._state.brokers.live_ids()
-        then = shares(live, after(placed, moves))
-        return [
-            coordinator_pb2.BrokerLoad(
+    def _loads(self, plan: Plan) -> list[coordinator_pb2.BrokerLoad]:
+        loads = []
+        for broker_id in self._state.brokers.live_ids():
+            now, then = plan.before.get(broker_id, Share(0, 0)), plan.after.get(broker_id, Share(0, 0))
+            load = coordinator_pb2.BrokerLoad(
                 broker_id=broker_id,
                 bytes_per_s=now.bytes_per_s,
                 streamlets=now.streamlets,
-                bytes_per_s_after=then[broker_id].bytes_per_s,
-                streamlets_after=then[broker_id].streamlets,
+                bytes_per_s_after=then.bytes_per_s,
+                streamlets_after=then.streamlets,
             )
-            for broker_id, now in shares(live, placed).items()
-        ]
+            loads.append(load)
+        return loads
+
+
+def _described(move: PlannedMove, stream: str) -> coordinator_pb2.Move:
+    return coordinator_pb2.Move(
+        stream=stream,
+        streamlet_id=move.streamlet.streamlet_id,
+        from_broker_id=move.from_broker_id,
+        to_broker_id=move.to_broker_id,
+        reason=move.reason,
+    )

@@ -1,6 +1,7 @@
 """The coordinator: a cluster's state machine, put together from its parts.
 
     streams     creating, altering and deleting streams          state       what all parts share
+                                                                 changing    whose turn it is to change something
     members     registrations and heartbeats                     catalog     the streams and who owns their streamlets
     recoveries  what a lost broker had goes to others            membership  who is there, and which launch is current
     migration   streamlets move                                  intervals   where the groups of a streamlet are
@@ -33,6 +34,7 @@ from collections.abc import Iterable
 
 from kera.coordinator.backups import Backups, GrpcBackups
 from kera.coordinator.brokers import Brokers
+from kera.coordinator.changing import Changing
 from kera.coordinator.control import Control
 from kera.coordinator.drains import Drains
 from kera.coordinator.drops import Drops
@@ -40,7 +42,7 @@ from kera.coordinator.forgetting import Forgetting
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.members import Members
 from kera.coordinator.metadata import MetadataStore
-from kera.coordinator.metadata_copy import CLUSTER_ID, pack
+from kera.coordinator.metadata_copy import CLUSTER_ID, packing
 from kera.coordinator.migration import Migration, Moved, ObserveMove
 from kera.coordinator.producers import Producers
 from kera.coordinator.recoveries import CursorsOf, ObservePhase, Recoveries
@@ -92,6 +94,7 @@ class Coordinator:
         )
         """That do something by themselves, in the order in which they end."""
         self._own_backup_calls: Backups | None = None
+        self._copying = Changing()
         self.coordinator_epoch = state.coordinator_epoch
         """Of the time for which it leads; grows with each coordinator that begins to."""
         self.heartbeat_interval_ms = state.settings.heartbeat_interval_ms
@@ -258,14 +261,14 @@ class Coordinator:
         """See `Members.register_broker`."""
         return await self._members.register_broker(request)
 
-    def elsewhere(
+    async def elsewhere(
         self,
         broker_id: int,
         held: Iterable[coordinator_pb2.HeldStream],
         told: Iterable[common_pb2.StreamInfo],
     ) -> list[int]:
         """See `Members.elsewhere`."""
-        return self._members.elsewhere(broker_id, held, told)
+        return await self._members.elsewhere(broker_id, held, told)
 
     def recovered_before_epoch(self, broker_id: int) -> int:
         """See `Recoveries.recovered_before_epoch`."""
@@ -284,17 +287,18 @@ class Coordinator:
         """See `UnknownStreams.describe_all`."""
         return self._unknown.describe_all()
 
-    def unknown_of(self, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
+    async def unknown_of(self, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
         """See `UnknownStreams.of`."""
-        return self._unknown.of(Launch(request.broker_id, request.broker_epoch), request)
+        return await self._unknown.of(Launch(request.broker_id, request.broker_epoch), request)
 
     async def adopt_stream(self, which: str, name: str = "") -> common_pb2.StreamInfo:
         """See `UnknownStreams.adopt`."""
         return await self._unknown.adopt(which, name)
 
-    def copy_metadata(self) -> bytes:
+    async def copy_metadata(self) -> bytes:
         """All metadata as a file, see ``metadata_copy``. Raises `InvalidArgument` when it fits into no message."""
-        copy = pack(self.state.ledger.snapshot(), self.state.clock.now_us())
+        async with self._copying:  # each takes as much memory as there is metadata
+            copy = await self.state.in_slices(packing(self.state.ledger.snapshot(), self.state.clock.now_us()))
         if len(copy) > COPY_BYTES_MAX:
             raise InvalidArgument(
                 f"the copy of the metadata would take {len(copy)} bytes, and a message takes {COPY_BYTES_MAX}; stop the"

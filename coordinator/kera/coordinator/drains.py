@@ -14,8 +14,9 @@ Backups are emptied by the brokers, which hear of it with their heartbeats and m
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
 
-from kera.coordinator.catalog import broker_ids_of as broker_ids_of_stream
 from kera.coordinator.intervals import broker_ids_of
 from kera.coordinator.membership import InfoT, Membership, RecordT
 from kera.coordinator.migration import Migration
@@ -63,8 +64,9 @@ class Drains:
             raise InvalidArgument("who only asks takes nothing back")
         if request.broker_id:
             await self._changed(self._state.brokers, request.broker_id, request)
-            self.advance()
-            status = self._broker_status(request.broker_id)
+            if not request.ask:
+                self.advance()
+            status = await self._broker_status(request.broker_id)
             status.draining = self._state.brokers.is_draining(request.broker_id)
         else:
             await self._changed(self._state.backups, request.backup_id, request)
@@ -93,23 +95,24 @@ class Drains:
         """Begin what can be done now; called every heartbeat interval, and when a streamlet has moved."""
         if self._state.lost.done():
             return
-        brokers, waiting = self._state.brokers, list[Streamlet]()
+        brokers, draining = self._state.brokers, list[int]()
         for broker_id in brokers.live_ids():
             if not brokers.is_draining(broker_id):
                 continue
-            owned = self._owned(broker_id)
-            waiting += owned
-            if not owned and self._needs_recovery(broker_id):
+            if self._state.catalog.owned_count(broker_id):
+                draining.append(broker_id)
+            elif self._needs_recovery(broker_id):
                 self._recovers.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id))  # type: ignore[misc]
-        room = self._state.settings.moves_in_flight_max - sum(map(self._moves.is_under_way, waiting))
         # Those that failed come last: they must not keep the others from their turn.
-        for streamlet in sorted(waiting, key=lambda one: bool(self._moves.failure(one))):
-            if room <= 0:
-                return
-            if self._moves.is_under_way(streamlet) or self._migration.is_moving(streamlet):
-                continue  # or a move that failed is being undone: what it failed of is still what holds it
-            room -= 1
-            self._moves.start(streamlet, lambda streamlet=streamlet: self._move(streamlet))  # type: ignore[misc]
+        for failed in (False, True):
+            for streamlet in chain.from_iterable(map(self._owned, draining)):
+                if len(self._moves) >= self._state.settings.moves_in_flight_max:
+                    return
+                if bool(self._moves.failure(streamlet)) is not failed or self._moves.is_under_way(streamlet):
+                    continue
+                if self._migration.is_moving(streamlet):
+                    continue  # or a move that failed is being undone: what it failed of is still what holds it
+                self._moves.start(streamlet, lambda streamlet=streamlet: self._move(streamlet))  # type: ignore[misc]
 
     async def _move(self, streamlet: Streamlet) -> None:
         stream = self._state.catalog.with_id(streamlet.stream_id)
@@ -141,52 +144,50 @@ class Drains:
             ),
         )
 
-    def _owned(self, broker_id: int) -> list[Streamlet]:
-        return [
-            Streamlet(stream.stream_id, one.streamlet_id)
-            for stream in self._state.catalog.concerning(broker_id)
-            for one in stream.assignments
-            if one.broker_id == broker_id
-        ]
+    def _owned(self, broker_id: int) -> Iterator[Streamlet]:
+        for stream, one in self._state.catalog.owned(broker_id):
+            yield Streamlet(stream.stream_id, one.streamlet_id)
 
     def _being_created(self, broker_id: int) -> int:
         """How many streams are just being created that were given streamlets there before."""
-        catalog = self._state.catalog
-        return len(catalog.of_launch(broker_id, self._state.brokers.epoch(broker_id))) - len(
-            catalog.concerning(broker_id)
-        )
+        return len(self._state.catalog.creating(broker_id, self._state.brokers.epoch(broker_id)))
 
-    def _broker_status(self, broker_id: int) -> coordinator_pb2.DrainResponse:
-        owned = self._owned(broker_id)
-        concerned = self._state.catalog.concerning(broker_id)
-        held = [
-            (stream, one)
-            for stream in concerned
-            for one in stream.assignments
-            if one.broker_id != broker_id and broker_id in broker_ids_of(one)
-        ]
+    async def _broker_status(self, broker_id: int) -> coordinator_pb2.DrainResponse:
+        pace = self._state.pace()
+        owned = held = 0
+        owns = self._state.catalog.owned_count(broker_id) > 0
+        reasons: Counter[str] = Counter()
+        for stream in self._state.catalog.concerning(broker_id):
+            for one in stream.assignments:
+                await pace.step()
+                if one.broker_id == broker_id:
+                    owned += 1
+                    reasons[self._why_owned(broker_id, stream, one.streamlet_id)] += 1
+                elif one.intervals and broker_id in broker_ids_of(one):
+                    held += 1
+                    reasons[self._why_held(stream, one, owned=owns)] += 1
+        owned = max(owned, self._state.catalog.owned_count(broker_id))  # it may have got some meanwhile
         recovering = self._recoveries.active_of(broker_id)
-        reasons = Counter(self._why_owned(broker_id, one) for one in owned)
-        reasons.update(self._why_held(stream, one, owned=bool(owned)) for stream, one in held)
         if recovering:
             reasons["what it had is being recovered"] += 1
-        for one in self._recoveries.describe_all():
-            if one.broker_id == broker_id:
-                reasons.update(f"its recovery: {what}" for what in one.waits_for)
+        for recovery in self._recoveries.describe_all():
+            if recovery.broker_id == broker_id:
+                reasons.update(f"its recovery: {what}" for what in recovery.waits_for)
         creating = self._being_created(broker_id)
         if creating:
             reasons["streams are being created there"] += creating
         return coordinator_pb2.DrainResponse(
             done=self._state.brokers.is_draining(broker_id) and not (owned or held or recovering or creating),
-            streamlets_owned=len(owned),
-            streamlets_held=len(held),
+            streamlets_owned=owned,
+            streamlets_held=held,
             reasons=_told(reasons),
         )
 
-    def _why_owned(self, broker_id: int, streamlet: Streamlet) -> str:
+    def _why_owned(self, broker_id: int, stream: common_pb2.StreamInfo, streamlet_id: int) -> str:
         if self._state.brokers.is_alive(broker_id):
-            return self._moves.failure(streamlet) or "streamlets are being moved"
-        if self._state.catalog.with_id(streamlet.stream_id).config.replication:
+            failure = self._moves.failure(Streamlet(stream.stream_id, streamlet_id))
+            return failure or "streamlets are being moved"
+        if stream.config.replication:
             return "it is not alive, and others have yet to take over what is replicated"
         return "it is not alive, and what is not replicated only it has"
 
@@ -231,7 +232,7 @@ class Drains:
         )
         reasons.update(
             f"broker {broker_id} is not alive: its replicas stay until it is back, or recovered"
-            for broker_id in {one for stream in self._replicated() for one in broker_ids_of_stream(stream)}
+            for broker_id in {one for stream in self._replicated() for one in self._state.catalog.holders(stream)}
             if not state.brokers.is_alive(broker_id)
         )
         return _told(reasons) or ["brokers make the replicas anew on other backups"]

@@ -13,8 +13,8 @@ forgotten (``forgetting``).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
-from kera.coordinator.catalog import broker_ids_of
 from kera.coordinator.ledger import Changes
 from kera.coordinator.state import State, all_of
 from kera.coordinator.work import Work
@@ -39,9 +39,13 @@ class Drops:
         for value in self._state.ledger.values(DROPS):
             self._due[json.loads(value)["stream_id"]] = _brokers_in(value)
 
-    def needed(self, stream: common_pb2.StreamInfo) -> Changes:
-        """What is to be written with whatever makes `stream` one that brokers may have and should not."""
-        record = {"stream_id": stream.stream_id, "broker_ids": sorted(self._concerned(stream))}
+    def needed(self, stream: common_pb2.StreamInfo, opening: Iterable[int] | None = None) -> Changes:
+        """What is to be written with whatever makes `stream` one that brokers may have and should not.
+
+        `opening`: of one that is just being made, the brokers that are to open it. Of any other all may have something.
+        """
+        known = self._state.brokers.ids() if opening is None else self._due.get(stream.stream_id, ())
+        record = {"stream_id": stream.stream_id, "broker_ids": sorted({*known, *(opening or ())})}
         return {_key(stream.stream_id): json.dumps(record).encode()}
 
     def not_needed(self, stream: common_pb2.StreamInfo) -> Changes:
@@ -99,12 +103,6 @@ class Drops:
 
     def _waited_for(self, due: set[int]) -> bool:
         return not due.isdisjoint(self._state.brokers.ids())
-
-    def _concerned(self, stream: common_pb2.StreamInfo) -> set[int]:
-        """The brokers that may have something of a stream: only those that are to open one that is just being made."""
-        if stream.stream_id in self._state.catalog:
-            return set(self._state.brokers.ids())
-        return {*broker_ids_of(stream), *self._due.get(stream.stream_id, ())}
 
 
 def is_to_be_dropped(state: State, stream_id: int) -> bool:

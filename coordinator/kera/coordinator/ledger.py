@@ -6,6 +6,7 @@ another coordinator write as well, the versions no longer agree, and `Ledger.wri
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from kera.coordinator.metadata import MetadataStore, Record, Write
@@ -20,6 +21,10 @@ class Ledger:
     def __init__(self, store: MetadataStore, records: dict[str, Record]) -> None:
         self._store = store
         self._records = records
+        self._children: defaultdict[str, set[str]] = defaultdict(set)
+        """Of each path, the keys that are one level below."""
+        for key in records:
+            self._children[_parent(key)].add(key)
 
     @classmethod
     async def load(cls, store: MetadataStore) -> Ledger:
@@ -34,6 +39,10 @@ class Ledger:
     def values(self, prefix: str) -> list[bytes]:
         """The values of all keys that start with `prefix`, in the order of the keys."""
         return [record.value for key, record in sorted(self._records.items()) if key.startswith(prefix)]
+
+    def children(self, path: str) -> list[str]:
+        """The keys that are one level below a path, in their order: at once, however many others there are."""
+        return sorted(self._children.get(path, ()))
 
     def snapshot(self) -> dict[str, bytes]:
         """All values by key, as they are at this moment."""
@@ -59,9 +68,21 @@ class Ledger:
         await self._store.write(*writes)
         for key, value, replaced_version in writes:
             if value is None:
-                self._records.pop(key, None)
+                self._forget(key)
             else:
                 self._records[key] = Record(value, replaced_version + 1)
+                self._children[_parent(key)].add(key)
+
+    def _forget(self, key: str) -> None:
+        if self._records.pop(key, None) is not None:
+            siblings = self._children[_parent(key)]
+            siblings.discard(key)
+            if not siblings:
+                del self._children[_parent(key)]
+
+
+def _parent(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 def number(value: int) -> bytes:

@@ -13,12 +13,15 @@ from kera.coordinator.recovery import Launch, Streamlet
 from kera.coordinator.starts import merged, without_interval
 from kera.coordinator.state import STARTS, State, last_epoch, last_id, member_key, streamlet_key
 from kera.coordinator.work import Work
-from kera.core.errors import UnknownStream
+from kera.core.errors import InvalidArgument, UnknownStream
 from kera.core.lineage import comes_from
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")
+
+REPORTED_MAX = 4096
+"""In each list of a heartbeat; brokers tell of 1,000, and of the others with the next one."""
 
 
 class Members:
@@ -57,9 +60,10 @@ class Members:
             moved: list[common_pb2.StreamInfo] = []
             if registration.new_launch and not registration.new_member:
                 changed, stays = recoveries.at_registration(broker_id, epoch, lost_memory=request.lost_memory)
-                moved = state.catalog.relaunched(
+                relaunched = state.catalog.relaunched(
                     broker_id, epoch, stays, coordinator_epoch=state.coordinator_epoch, but=later
                 )
+                moved = await state.in_slices(relaunched)
             info = await self._admit(state.brokers, registration, recoveries.records(changed), moved)
             recoveries.admitted(changed)
             log.info(
@@ -78,7 +82,7 @@ class Members:
         catalog = self._state.catalog
         return held.stream_id in catalog and not comes_from(catalog.with_id(held.stream_id), held.assignments_version)
 
-    def elsewhere(
+    async def elsewhere(
         self,
         broker_id: int,
         held: Iterable[coordinator_pb2.HeldStream],
@@ -91,11 +95,12 @@ class Members:
         """
         catalog = self._state.catalog
         concerning = {stream.stream_id for stream in (*told, *catalog.concerning(broker_id))}
-        return [
-            one.stream_id
-            for one in held
-            if one.stream_id in catalog and one.stream_id not in concerning and not self._is_later(one)
-        ]
+        found, pace = [], self._state.pace()
+        for one in held:
+            await pace.step()
+            if one.stream_id in catalog and one.stream_id not in concerning and not self._is_later(one):
+                found.append(one.stream_id)
+        return found
 
     async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
         """Make a launch of a backup the current one; returns it.
@@ -156,6 +161,13 @@ class Members:
         """
         launch = Launch(request.broker_id, request.broker_epoch)
         self._state.brokers.heartbeat(*launch)
+        for name in ("loads", "starts", "empty_intervals"):
+            if len(getattr(request, name)) > REPORTED_MAX:
+                raise InvalidArgument(
+                    f"a heartbeat tells of at most {REPORTED_MAX} {name}, not {len(getattr(request, name))}",
+                    field=name,
+                    limit=REPORTED_MAX,
+                )
         self.loads[launch] = {
             Streamlet(one.stream_id, one.streamlet_id): one.bytes_per_s + one.read_bytes_per_s for one in request.loads
         }
@@ -188,10 +200,12 @@ class Members:
 
     async def _write_report(self, request: coordinator_pb2.HeartbeatRequest) -> list[common_pb2.StreamInfo]:
         """Write where entries start and which intervals have gone; returns the streams whose assignments changed."""
-        report = _Report(self._state)
+        report, pace = _Report(self._state), self._state.pace()
         for start in request.starts:
+            await pace.step()
             report.start(request.broker_id, start)
         for empty in request.empty_intervals:
+            await pace.step()
             report.empty(request.broker_id, empty)
         streams = report.streams()
         await self._state.write(report.changes(), streams)

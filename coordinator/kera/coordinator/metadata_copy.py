@@ -14,15 +14,18 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from kera.coordinator.leadership import LEADER
 from kera.coordinator.metadata import MetadataStore, Write
 from kera.core.errors import InvalidArgument
+from kera.core.turns import at_once
 
 FORMAT = "kera metadata"
 VERSION = 1
+PIECE_BYTES = 32 << 10
+"""Are compressed in one step."""
 CLUSTER_ID = "cluster_id"
 _LENGTHS = struct.Struct("<II")
 
@@ -37,12 +40,23 @@ class MetadataCopy(NamedTuple):
 
 def pack(records: Mapping[str, bytes], created_us: int) -> bytes:
     """The file with these records."""
+    return at_once(packing(records, created_us))
+
+
+def packing(records: Mapping[str, bytes], created_us: int) -> Generator[None, None, bytes]:
+    """`pack`, in steps: yields between pieces."""
     kept = {key: value for key, value in records.items() if key != LEADER}
-    body = zlib.compress(
-        b"".join(
-            _LENGTHS.pack(len(name := key.encode()), len(value)) + name + value for key, value in sorted(kept.items())
-        )
-    )
+    compressor, pieces, gathered = zlib.compressobj(), list[bytes](), bytearray()
+    for key, value in sorted(kept.items()):
+        name = key.encode()
+        gathered += _LENGTHS.pack(len(name), len(value)) + name + value
+        while len(gathered) >= PIECE_BYTES:
+            pieces.append(compressor.compress(gathered[:PIECE_BYTES]))
+            del gathered[:PIECE_BYTES]
+            yield
+        yield
+    pieces += compressor.compress(gathered), compressor.flush()
+    body = b"".join(pieces)
     head = {
         "format": FORMAT,
         "version": VERSION,

@@ -15,10 +15,13 @@ numbers, without making the former larger than what counts as no difference.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kera.coordinator.recovery import Streamlet
+from kera.core.turns import at_once
 
 LOAD_RATIO = 1.25
 """From so many times the mean on a broker counts as too busy."""
@@ -59,42 +62,64 @@ class Share:
     streamlets: int
 
 
-def shares(broker_ids: Collection[int], placed: Mapping[Streamlet, Placed]) -> dict[int, Share]:
-    """What each of these brokers has."""
-    found = {broker_id: [0, 0] for broker_id in broker_ids}
-    for one in placed.values():
-        if one.broker_id in found:
-            found[one.broker_id][0] += one.bytes_per_s
-            found[one.broker_id][1] += 1
-    return {broker_id: Share(*found[broker_id]) for broker_id in sorted(found)}
+class Plan(NamedTuple):
+    """Moves, and what brokers have before and after them."""
+
+    moves: list[PlannedMove]
+    before: dict[int, Share]
+    after: dict[int, Share]
 
 
-def after(placed: Mapping[Streamlet, Placed], moves: Collection[PlannedMove]) -> dict[Streamlet, Placed]:
-    """Where streamlets are once `moves` are done."""
-    changed = dict(placed)
-    for move in moves:
-        one = changed[move.streamlet]
-        changed[move.streamlet] = Placed(move.to_broker_id, one.bytes_per_s, one.may_move)
-    return changed
+class _Brokers:
+    """What each broker has, kept up to date as moves are planned: there may be a million streamlets."""
+
+    def __init__(self, broker_ids: Iterable[int]) -> None:
+        self.streamlets: defaultdict[int, dict[Streamlet, Placed]] = defaultdict(dict)
+        self.bytes_per_s = Counter(dict.fromkeys(broker_ids, 0))
+
+    def add(self, streamlet: Streamlet, one: Placed) -> None:
+        self.streamlets[one.broker_id][streamlet] = one
+        self.bytes_per_s[one.broker_id] += one.bytes_per_s
+
+    def move(self, move: PlannedMove) -> None:
+        one = self.streamlets[move.from_broker_id].pop(move.streamlet)
+        self.bytes_per_s[one.broker_id] -= one.bytes_per_s
+        self.add(move.streamlet, Placed(move.to_broker_id, one.bytes_per_s, may_move=False))
+
+    def shares(self, broker_ids: Iterable[int]) -> dict[int, Share]:
+        return {each: Share(self.bytes_per_s[each], len(self.streamlets[each])) for each in sorted(broker_ids)}
 
 
 def rebalanced(
     broker_ids: Collection[int], placed: Mapping[Streamlet, Placed], *, moves_max: int = MOVES_MAX
 ) -> list[PlannedMove]:
     """The moves that even out the load of these brokers, which live and may be given streamlets."""
+    return at_once(rebalancing(broker_ids, placed, moves_max=moves_max)).moves
+
+
+def rebalancing(
+    broker_ids: Collection[int], placed: Mapping[Streamlet, Placed], *, moves_max: int = MOVES_MAX
+) -> Generator[None, None, Plan]:
+    """`rebalanced`, in steps: yields between streamlets."""
+    brokers = _Brokers(broker_ids)
+    for streamlet, one in placed.items():
+        brokers.add(streamlet, one)
+        yield
+    before = brokers.shares(brokers.bytes_per_s)
     moves: list[PlannedMove] = []
     for choose in (_by_load, _by_number):
         while len(moves) < moves_max and len(broker_ids) > 1:
-            move = choose(shares(broker_ids, now := after(placed, moves)), now, {one.streamlet for one in moves})
+            move = yield from choose(brokers.shares(broker_ids), brokers.streamlets)
             if move is None:
                 break
+            brokers.move(move)
             moves.append(move)
-    return moves
+    return Plan(moves, before, brokers.shares(brokers.bytes_per_s))
 
 
 def _by_load(
-    share: Mapping[int, Share], placed: Mapping[Streamlet, Placed], moved: Collection[Streamlet]
-) -> PlannedMove | None:
+    share: Mapping[int, Share], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
+) -> Generator[None, None, PlannedMove | None]:
     idlest = min(share, key=lambda broker_id: (share[broker_id].bytes_per_s, broker_id))
     low = share[idlest].bytes_per_s
     mean = sum(one.bytes_per_s for one in share.values()) / len(share)
@@ -105,47 +130,50 @@ def _by_load(
         # Half of the difference would make the two equal; what is as much as all of it only changes their roles.
         least = STREAMLET_SHARE_MIN * high / share[busy].streamlets
         most = min(high - low - 1, TARGET_SHARE_MAX * high - low)
-        fitting = {
-            streamlet: one.bytes_per_s
-            for streamlet, one in placed.items()
-            if one.broker_id == busy and one.may_move and streamlet not in moved and least <= one.bytes_per_s <= most
-        }
-        if fitting:
-            best = min(fitting, key=lambda streamlet: (abs((high - low) / 2 - fitting[streamlet]), streamlet))
+        best: tuple[float, Streamlet] | None = None
+        for streamlet, one in streamlets[busy].items():
+            yield
+            if one.may_move and least <= one.bytes_per_s <= most:
+                found = abs((high - low) / 2 - one.bytes_per_s), streamlet
+                best = found if best is None else min(best, found)
+        if best is not None:
+            moved = streamlets[busy][best[1]]
             return PlannedMove(
-                best,
+                best[1],
                 busy,
                 idlest,
                 f"broker {busy} carries {_rate(high)}, {high / mean:.1f} times the mean of {_rate(mean)}, broker"
-                f" {idlest} carries {_rate(low)}; this streamlet makes {_rate(fitting[best])} of it",
+                f" {idlest} carries {_rate(low)}; this streamlet makes {_rate(moved.bytes_per_s)} of it",
             )
     return None
 
 
 def _by_number(
-    share: Mapping[int, Share], placed: Mapping[Streamlet, Placed], moved: Collection[Streamlet]
-) -> PlannedMove | None:
+    share: Mapping[int, Share], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
+) -> Generator[None, None, PlannedMove | None]:
     fullest = max(share, key=lambda broker_id: (share[broker_id].streamlets, -broker_id))
     emptiest = min(share, key=lambda broker_id: (share[broker_id].streamlets, broker_id))
     most, fewest = share[fullest].streamlets, share[emptiest].streamlets
-    high, low = share[fullest].bytes_per_s, share[emptiest].bytes_per_s
-    small = {
-        streamlet: one.bytes_per_s
-        for streamlet, one in placed.items()
-        if one.broker_id == fullest
-        and one.may_move
-        and streamlet not in moved
-        and one.bytes_per_s < LOAD_BYTES_PER_S_MIN
-        and (not one.bytes_per_s or low + one.bytes_per_s <= max(high - one.bytes_per_s, LOAD_BYTES_PER_S_MIN))
-    }
-    if most - fewest < 2 or not small:
+    if most - fewest < 2:
         return None
-    best = min(small, key=lambda streamlet: (small[streamlet], streamlet))
+    high, low = share[fullest].bytes_per_s, share[emptiest].bytes_per_s
+    best: tuple[int, Streamlet] | None = None
+    for streamlet, one in streamlets[fullest].items():
+        yield
+        if (
+            one.may_move
+            and one.bytes_per_s < LOAD_BYTES_PER_S_MIN
+            and (not one.bytes_per_s or low + one.bytes_per_s <= max(high - one.bytes_per_s, LOAD_BYTES_PER_S_MIN))
+        ):
+            found = one.bytes_per_s, streamlet
+            best = found if best is None else min(best, found)
+    if best is None:
+        return None
     return PlannedMove(
-        best,
+        best[1],
         fullest,
         emptiest,
-        f"broker {fullest} has {most} streamlets, broker {emptiest} {fewest}; this one carries {_rate(small[best])}",
+        f"broker {fullest} has {most} streamlets, broker {emptiest} {fewest}; this one carries {_rate(best[0])}",
     )
 
 

@@ -92,14 +92,14 @@ class Restarts:
     async def _broker(self, request: coordinator_pb2.PrepareRestartRequest) -> coordinator_pb2.PrepareRestartResponse:
         brokers, broker_id = self._state.brokers, request.broker_id
         brokers.leave(broker_id, request.epoch)
-        owned = self._owned(broker_id)
+        owned = await self._owned(broker_id)
         if request.stopping:
             await self._stops(brokers, broker_id, request.epoch)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(request.wait_ms, WAIT_MS_MAX) / 1000):
                     await self._hand_over(broker_id, owned)
-        left = self._owned(broker_id)
+        left = await self._owned(broker_id)
         if not request.stopping:
             log.info("broker stops", broker_id=broker_id, given=len(owned) - len(left), left=len(left))
         return coordinator_pb2.PrepareRestartResponse(
@@ -119,13 +119,12 @@ class Restarts:
 
         await self._state.change(write())
 
-    def _owned(self, broker_id: int) -> list[Streamlet]:
-        return [
-            Streamlet(stream.stream_id, one.streamlet_id)
-            for stream in self._state.catalog.concerning(broker_id)
-            for one in stream.assignments
-            if one.broker_id == broker_id
-        ]
+    async def _owned(self, broker_id: int) -> list[Streamlet]:
+        found, pace = [], self._state.pace()
+        for stream, one in self._state.catalog.owned(broker_id):
+            await pace.step()
+            found.append(Streamlet(stream.stream_id, one.streamlet_id))
+        return found
 
     # --- its streamlets go to others ---------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ class Restarts:
         while owned and (targets := self._targets(owned)):
             await self._state.change(self._note(broker_id, targets))
             await self._move(targets, "its broker restarts", together)
-            still = self._owned(broker_id)
+            still = await self._owned(broker_id)
             if together == 1 and len(still) == len(owned):
                 return  # each has had a turn of its own, and none has moved
             owned, together = still, 1

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kera.coordinator.application_service import Applications
+from kera.coordinator.changing import REQUESTER
 from kera.coordinator.coordinator import Coordinator
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api
@@ -55,6 +56,7 @@ def coordinator_service(
 def _observed(method: Method[Any, Any], handle: Callable[[Any], Any], observe: Observe) -> Handler:
     async def serve(call: Call[Any]) -> Reply[Any]:
         outcome = "cancelled"
+        REQUESTER.set(call.peer.address)  # a call is answered in a task of its own
         try:
             result = handle(call.message)
             message: Message = await result if inspect.isawaitable(result) else result
@@ -97,8 +99,12 @@ class _Handlers:
                 raise InvalidArgument("DescribeStream needs the stream's name or id")
         return messages.DescribeStreamResponse(stream=stream, brokers=self._coordinator.brokers_of(stream))
 
-    def list_streams(self, _: messages.ListStreamsRequest) -> messages.ListStreamsResponse:
-        return messages.ListStreamsResponse(streams=self._coordinator.streams())
+    async def list_streams(self, _: messages.ListStreamsRequest) -> messages.ListStreamsResponse:
+        response, pace = messages.ListStreamsResponse(), self._coordinator.state.pace()
+        for stream in self._coordinator.streams():
+            await pace.step()
+            response.streams.append(stream)
+        return response
 
     async def alter_stream(self, request: messages.AlterStreamRequest) -> messages.AlterStreamResponse:
         return messages.AlterStreamResponse(stream=await self._coordinator.alter_stream(request))
@@ -120,28 +126,34 @@ class _Handlers:
 
     async def register_broker(self, request: messages.RegisterBrokerRequest) -> messages.RegisterBrokerResponse:
         broker, streams = await self._coordinator.register_broker(request)
-        return messages.RegisterBrokerResponse(
+        elsewhere = await self._coordinator.elsewhere(broker.broker_id, request.held_streams, streams)
+        response = messages.RegisterBrokerResponse(
             cluster_id=self._coordinator.cluster_id,
             broker_id=broker.broker_id,
             broker_epoch=broker.broker_epoch,
             heartbeat_interval_ms=self._coordinator.heartbeat_interval_ms,
-            streams=streams,
             backups=self._coordinator.backups(),
             lease_ms=self._coordinator.lease_ms,
             coordinator_epoch=self._coordinator.coordinator_epoch,
             recovered_before_epoch=self._coordinator.recovered_before_epoch(broker.broker_id),
             fences=self._coordinator.fences(),
-            elsewhere_stream_ids=self._coordinator.elsewhere(broker.broker_id, request.held_streams, streams),
+            elsewhere_stream_ids=elsewhere,
         )
+        pace = self._coordinator.state.pace()
+        for stream in streams:
+            await pace.step()
+            response.streams.append(stream)
+        return response
 
     async def heartbeat(self, request: messages.HeartbeatRequest) -> messages.HeartbeatResponse:
         await self._coordinator.heartbeat(request)
+        unknown = await self._coordinator.unknown_of(request)
         return messages.HeartbeatResponse(
             backups=self._coordinator.backups(),
             lease_ms=self._coordinator.lease_ms,
             coordinator_epoch=self._coordinator.coordinator_epoch,
             fences=self._coordinator.fences(request.fences_version),
-            unknown_stream_ids=self._coordinator.unknown_of(request),
+            unknown_stream_ids=unknown,
         )
 
     async def register_backup(self, request: messages.RegisterBackupRequest) -> messages.RegisterBackupResponse:
@@ -174,8 +186,8 @@ class _Handlers:
     async def prepare_restart(self, request: messages.PrepareRestartRequest) -> messages.PrepareRestartResponse:
         return await self._coordinator.prepare_restart(request)
 
-    def read_metadata(self, _: messages.ReadMetadataRequest) -> messages.ReadMetadataResponse:
-        return messages.ReadMetadataResponse(copy=self._coordinator.copy_metadata())
+    async def read_metadata(self, _: messages.ReadMetadataRequest) -> messages.ReadMetadataResponse:
+        return messages.ReadMetadataResponse(copy=await self._coordinator.copy_metadata())
 
     async def adopt_stream(self, request: messages.AdoptStreamRequest) -> messages.AdoptStreamResponse:
         return messages.AdoptStreamResponse(stream=await self._coordinator.adopt_stream(request.stream, request.name))

@@ -6,13 +6,14 @@ Changes are made one at a time: whoever makes one holds `State.changing` from th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from kera.coordinator.backups import Backups
 from kera.coordinator.brokers import Brokers
-from kera.coordinator.catalog import Catalog, broker_ids_of
+from kera.coordinator.catalog import Catalog
+from kera.coordinator.changing import REQUESTER, Changing
 from kera.coordinator.ledger import Ledger
 from kera.coordinator.membership import BACKUP, BROKER, Membership
 from kera.coordinator.metadata import MetadataStoreFailed, VersionConflict
@@ -22,6 +23,7 @@ from kera.coordinator.validation import config_of_store
 from kera.core.clock import Clock
 from kera.core.errors import KeraError, Unavailable, UnknownStream
 from kera.core.telemetry import get_logger
+from kera.core.turns import Pace, Turns
 from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")
@@ -47,9 +49,14 @@ def stream_key(stream_id: int) -> str:
     return f"{STREAMS}{stream_id:016x}"
 
 
+def streamlets_path(prefix: str, stream_id: int) -> str:
+    """What is above the keys of records about a stream's streamlets."""
+    return f"{prefix}{stream_id:016x}"
+
+
 def streamlet_key(prefix: str, stream_id: int, streamlet_id: int) -> str:
     """Key of a record about a streamlet."""
-    return f"{prefix}{stream_id:016x}/{streamlet_id:08x}"
+    return f"{streamlets_path(prefix, stream_id)}/{streamlet_id:08x}"
 
 
 def members_prefix(noun: str) -> str:
@@ -118,7 +125,9 @@ class State:
         self.brokers = Membership(BROKER, clock, **times)
         self.backups: Membership[coordinator_pb2.RegisterBackupRequest, common_pb2.BackupInfo]
         self.backups = Membership(BACKUP, clock, **times)
-        self.changing = asyncio.Lock()
+        self.changing = Changing()
+        self.turns = Turns()
+        """Of what takes long: it is done in slices."""
         self.lost: asyncio.Future[KeraError] = asyncio.get_running_loop().create_future()
         """Done once memory may not be what is in the store, for the reason it has: another coordinator has written, or
         nobody knows whether a write was carried out. This one must not act any more."""
@@ -126,6 +135,24 @@ class State:
         self._untold: dict[int, set[int]] = {}
         """Brokers that have yet to hear of a stream as it is now, by its id."""
         self._gates: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    def pace(self) -> Pace:
+        """For work that may be long: call `step` often. What was looked up before a step may not hold after it."""
+        return self.turns.pace(REQUESTER.get())
+
+    async def in_slices(self, steps: Generator[None, None, T]) -> T:
+        """Drive steps to their end, and return what they return; likewise."""
+        pace = self.pace()
+        try:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                await pace.step()
+        finally:
+            steps.close()
 
     def next_id(self, counter: str) -> int:
         """An id that was never given, see ``kera.coordinator.numbers``; it is taken by writing it."""
@@ -162,8 +189,10 @@ class State:
 
         `changing` is held. Raises what the store raises; then `lost` may be done.
         """
-        streams = list(streams)
-        values = {stream_key(stream.stream_id): stream.SerializeToString() for stream in streams}
+        streams, values, pace = list(streams), dict[str, bytes](), self.pace()
+        for stream in streams:
+            await pace.step()
+            values[stream_key(stream.stream_id)] = stream.SerializeToString()
         if not changes and not values:
             return
         try:
@@ -175,6 +204,7 @@ class State:
             raise
         for stream in streams:
             self.catalog.add(stream)
+            await pace.step()
 
     async def change(self, operation: Coroutine[Any, Any, T]) -> T:
         """Do `operation` while nothing else changes anything, to its end."""
@@ -208,7 +238,7 @@ class State:
 
     def brokers_of(self, stream: common_pb2.StreamInfo) -> list[common_pb2.BrokerInfo]:
         """The brokers that have streamlets of `stream`, or older groups of some."""
-        return [self.brokers.describe(broker_id) for broker_id in broker_ids_of(stream)]
+        return [self.brokers.describe(broker_id) for broker_id in self.catalog.holders(stream)]
 
     async def open(
         self, broker_id: int, stream: common_pb2.StreamInfo, handed_over: Sequence[common_pb2.StreamletState] = ()
@@ -225,7 +255,7 @@ class State:
 
         A broker that cannot be told is told when it can be, see `tell_again`, or learns it when it registers anew.
         """
-        failed = await self._tell(stream.stream_id, lambda now: {*broker_ids_of(now), *also})
+        failed = await self._tell(stream.stream_id, lambda now: {*self.catalog.holders(now), *also})
         for broker_id, error in failed.items():
             log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker_id, error=str(error))
 

@@ -11,14 +11,16 @@ Creating a stream takes three steps. See `Streams.create` for what a crash betwe
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from typing import NamedTuple
 
 from kera.coordinator.brokers import cannot_be_reached
-from kera.coordinator.catalog import FIRST_GROUP_ID
+from kera.coordinator.catalog import FIRST_GROUP_ID, broker_ids_of
 from kera.coordinator.drops import Drops
 from kera.coordinator.ledger import number
 from kera.coordinator.metadata import MetadataStoreFailed
 from kera.coordinator.placement import count_in_words, place
-from kera.coordinator.state import HANDOVERS, MOVES, STARTS, State, all_of, stream_key, streamlet_key
+from kera.coordinator.state import HANDOVERS, MOVES, STARTS, State, all_of, stream_key, streamlets_path
 from kera.coordinator.validation import (
     altered_config,
     checked_config,
@@ -37,6 +39,17 @@ log = get_logger("kera.coordinator")
 LAST_STREAM_ID = "last/stream_id"
 
 
+class _Placed(NamedTuple):
+    """Where the streamlets of a new stream go."""
+
+    owners: list[int]
+    """By streamlet."""
+    streamlets: Counter[int]
+    """By broker."""
+    epochs: dict[int, int]
+    """Of the launches that own them, by broker."""
+
+
 class Streams:
     """The operations on streams."""
 
@@ -45,6 +58,8 @@ class Streams:
         self._drops = drops
         self._creations: dict[tuple[str, str], asyncio.Task[common_pb2.StreamInfo]] = {}
         """Those that said how they are called, by the stream's name and that."""
+        self._placing: Counter[int] = Counter()
+        """Streamlets, by broker, of streams that are being created and that the catalog does not count yet."""
 
     async def create(
         self,
@@ -88,20 +103,28 @@ class Streams:
 
     async def _create(self, stream: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
         state, catalog = self._state, self._state.catalog
-        async with state.changing:
-            catalog.check_free(stream.name)
-            self._assign(stream)
-            self._check_backups(stream)
-            catalog.check_room(stream)
-            stream.stream_id = state.next_id(LAST_STREAM_ID)
-            stream.created_us = state.clock.now_us()
-            new_version(stream, state.coordinator_epoch)
-            await state.write({LAST_STREAM_ID: number(stream.stream_id), **self._drops.needed(stream)})
-            catalog.reserve(stream)
+        catalog.check_free(stream.name)
+        self._check_backups(stream)
+        placed = self._place(stream)
+        self._placing.update(placed.streamlets)  # before anything is waited for: who comes next sees it
+        try:
+            await self._assign(stream, placed)
+            async with state.changing:
+                catalog.check_free(stream.name)
+                catalog.check_room(stream)
+                self._check_epochs(stream, placed)
+                stream.stream_id = state.next_id(LAST_STREAM_ID)
+                stream.created_us = state.clock.now_us()
+                new_version(stream, state.coordinator_epoch)
+                needed = self._drops.needed(stream, placed.epochs)
+                await state.write({LAST_STREAM_ID: number(stream.stream_id), **needed})
+                catalog.reserve(stream, placed.streamlets)
+        finally:
+            self._placing.subtract(placed.streamlets)
         try:
             await self._open(stream)
             async with state.changing:
-                self._check_epochs(stream)
+                self._check_epochs(stream, placed)
                 await state.write(self._drops.not_needed(stream), [stream])
         except MetadataStoreFailed:
             # The stream may be there after a restart; then its brokers had better have it. The store takes no further
@@ -115,16 +138,22 @@ class Streams:
         log.info("stream created", stream=stream.name, stream_id=stream.stream_id, streamlets=stream.config.streamlets)
         return stream
 
-    def _assign(self, stream: common_pb2.StreamInfo) -> None:
+    def _place(self, stream: common_pb2.StreamInfo) -> _Placed:
         brokers = self._state.brokers
-        counts = self._state.catalog.streamlet_counts()
+        counts = self._state.catalog.streamlet_counts() + self._placing
         load = {broker_id: counts[broker_id] for broker_id in brokers.open_ids()}
         owners = place(stream.config.streamlets, stream.config.brokers, load)
-        for streamlet_id, broker_id in enumerate(owners):
+        streamlets = Counter(owners)
+        return _Placed(owners, streamlets, {broker_id: brokers.epoch(broker_id) for broker_id in streamlets})
+
+    async def _assign(self, stream: common_pb2.StreamInfo, placed: _Placed) -> None:
+        pace = self._state.pace()
+        for streamlet_id, broker_id in enumerate(placed.owners):
+            await pace.step()
             stream.assignments.add(
                 streamlet_id=streamlet_id,
                 broker_id=broker_id,
-                broker_epoch=brokers.epoch(broker_id),
+                broker_epoch=placed.epochs[broker_id],
                 first_group_id=FIRST_GROUP_ID,
             )
 
@@ -159,15 +188,14 @@ class Streams:
                 ) from error
             raise error
 
-    def _check_epochs(self, stream: common_pb2.StreamInfo) -> None:
+    def _check_epochs(self, stream: common_pb2.StreamInfo, placed: _Placed) -> None:
         # A broker that was started anew while we waited has opened nothing; one that is fenced never will.
-        for owner in stream.assignments:
-            if self._state.brokers.epoch(owner.broker_id) != owner.broker_epoch:
+        for broker_id, epoch in placed.epochs.items():
+            if self._state.brokers.epoch(broker_id) != epoch:
                 raise Unavailable(
-                    f"stream {stream.name!r} was not created: broker {owner.broker_id} was restarted meanwhile;"
-                    " ask again",
+                    f"stream {stream.name!r} was not created: broker {broker_id} was restarted meanwhile; ask again",
                     stream=stream.name,
-                    broker_id=owner.broker_id,
+                    broker_id=broker_id,
                 )
 
     async def alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
@@ -200,7 +228,7 @@ class Streams:
             return state.catalog.with_id(stream.stream_id)
         except UnknownStream:
             # A broker that was told to drop it before may have opened it anew.
-            await state.change(state.write(self._drops.needed(stream)))
+            await state.change(state.write(self._drops.needed(stream, broker_ids_of(stream))))
             await self._drops.carry_out(stream)
             raise
 
@@ -217,12 +245,8 @@ class Streams:
         state = self._state
         async with state.changing:
             stream = state.catalog.named(name)
-            about_streamlets = (
-                streamlet_key(prefix, stream.stream_id, one.streamlet_id)
-                for one in stream.assignments
-                for prefix in (STARTS, HANDOVERS, MOVES)
-            )
-            gone = [key for key in about_streamlets if state.ledger.get(key) is not None]
+            about_streamlets = (streamlets_path(prefix, stream.stream_id) for prefix in (STARTS, HANDOVERS, MOVES))
+            gone = [key for path in about_streamlets for key in state.ledger.children(path)]
             changes = dict.fromkeys([stream_key(stream.stream_id), *gone])
             await state.write({**changes, **self._drops.needed(stream)})
             state.catalog.remove(stream)

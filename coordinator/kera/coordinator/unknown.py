@@ -68,15 +68,15 @@ class UnknownStreams:
                 )
             self._told.setdefault(stream_id, {})[launch] = one
 
-    def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
+    async def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
         """Of which of the streams that a broker holds we do not know what it knows."""
         if not request.held_streams_told:
             return []
-        news = [
-            one.stream_id
-            for one in request.held_streams
-            if self._is_news(one.stream_id, one.assignments_version, one.config_version)
-        ]
+        news, pace = [], self._state.pace()
+        for one in request.held_streams:
+            await pace.step()
+            if self._is_news(one.stream_id, one.assignments_version, one.config_version):
+                news.append(one.stream_id)
         self._awaited[launch] = set(news)
         return news
 

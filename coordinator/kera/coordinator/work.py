@@ -34,6 +34,9 @@ class Work:
             # Not in the task itself: one that is cancelled before it has run at all never gets there.
             task.add_done_callback(lambda _: self._ended(key, task))
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def is_under_way(self, key: Hashable) -> bool:
         """Whether a task of this key runs."""
         return key in self._tasks

@@ -30,6 +30,16 @@ LONG_SLICES = 2
 REST_S_MAX = 0.1
 
 
+def at_once(steps: Generator[None, None, T]) -> T:
+    """What steps return, in one go."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 class Turns:
     """Belongs to one event loop."""
 

@@ -14,6 +14,7 @@ from kera.coordinator.application_progress import Streamlet, key_of, lowest, pos
 from kera.coordinator.applications import Application, StreamShape
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
+from kera.core.turns import at_once
 from kera.v1 import application_pb2 as messages
 from tests.property.application_world import (
     PROGRESS_MS,
@@ -138,7 +139,7 @@ def test_it_is_known_when_members_do_not_take_the_next_groups_of_all_entries() -
     request.groups_max = 4
     for _ in range(3):
         response = world.application.consume_round(request, SHAPES, world.now_s)
-        world.application.answer(response, "small", SHAPES, world.now_s)
+        at_once(world.application.answering(response, "small", SHAPES, world.now_s))
         request = world.request(FakeMember("small", looks=list(response.look)), [])
         request.groups_max = 4
         world.advance(0.6)
@@ -162,7 +163,7 @@ def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
         request = world.request(member, [])
         request.ended.extend(messages.GroupStep(next=lease.next, lease=lease.lease) for lease in member.held.values())
         response = world.application.consume_round(request, SHAPES, world.now_s)
-        world.application.answer(response, "a", SHAPES, world.now_s)
+        at_once(world.application.answering(response, "a", SHAPES, world.now_s))
         member.held = {key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
         assert len(member.held) == expected
 
@@ -312,13 +313,13 @@ def test_a_consumer_whose_code_holds_up_its_loop_is_stuck_for_a_new_coordinator_
 def test_only_what_has_changed_is_stored() -> None:
     world = world_with(2, "a")
     rounds(world, 3)
-    assert world.application.take_changes() == {}
+    assert world.application.take_dirty() == []
     world.application.keep_alive("a", 5, world.now_s)
     assert not world.application.dirty
     world.append(0, 0, 5)
     (step,) = [step for step in world.steps(world.members["a"], 1.0) if step.next.streamlet_id == 0]
     world.application.consume_round(world.request(world.members["a"], [step]), SHAPES, world.now_s)
-    assert set(world.application.take_changes()) == {(STREAM_ID, 0)}
+    assert world.application.take_dirty() == [(STREAM_ID, 0)]
 
 
 # -- groups that are known ---------------------------------------------------------------------------------------------
@@ -603,7 +604,7 @@ def test_a_report_of_a_plain_consumer_never_goes_back() -> None:
 def test_a_deleted_stream_is_forgotten() -> None:
     world = world_with(2, "a")
     world.application.forget([STREAM_ID])
-    assert set(world.application.take_changes().values()) == {None}
+    assert {world.application.stored(key) for key in world.application.take_dirty()} == {None}
     assert not world.application.members["a"].held
 
 

@@ -1,8 +1,11 @@
+from collections import Counter
+
 import pytest
 
 from kera.coordinator import catalog as catalog_module
 from kera.coordinator.catalog import GROUPS_PER_LAUNCH, Catalog, broker_ids_of
 from kera.core.errors import InternalError, InvalidArgument, StreamExists, Unavailable, UnknownStream
+from kera.core.turns import at_once
 from kera.v1 import common_pb2
 
 
@@ -22,6 +25,10 @@ def stream(name: str, stream_id: int, *owners: tuple[int, int]) -> common_pb2.St
 
 def owners(info: common_pb2.StreamInfo) -> list[tuple[int, int, int]]:
     return [(owner.broker_id, owner.broker_epoch, owner.first_group_id) for owner in info.assignments]
+
+
+def reserve(catalog: Catalog, creating: common_pb2.StreamInfo) -> None:
+    catalog.reserve(creating, Counter(one.broker_id for one in creating.assignments))
 
 
 def test_streams_are_found_by_name_and_by_id_and_listed_by_name() -> None:
@@ -62,7 +69,7 @@ def test_a_name_belongs_to_one_stream() -> None:
 def test_a_stream_that_is_being_created_holds_its_name_and_nobody_sees_it_but_its_brokers() -> None:
     catalog = Catalog()
     creating = stream("a", 1, (1, 5), (2, 6))
-    catalog.reserve(creating)
+    reserve(catalog, creating)
 
     with pytest.raises(Unavailable, match="is being created"):
         catalog.check_free("a")
@@ -84,12 +91,12 @@ def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> No
     shared, other = stream("shared", 1, (1, 5), (2, 6), (1, 5)), stream("other", 2, (2, 6))
     catalog.add(shared)
     catalog.add(other)
-    catalog.reserve(stream("creating", 3, (1, 5)))
+    reserve(catalog, stream("creating", 3, (1, 5)))
 
-    (moved,) = catalog.relaunched(1, 9, coordinator_epoch=2)
+    (moved,) = at_once(catalog.relaunched(1, 9, coordinator_epoch=2))
 
     assert owners(moved) == [(1, 9, 9 * GROUPS_PER_LAUNCH), (2, 6, 1), (1, 9, 9 * GROUPS_PER_LAUNCH)]
-    assert catalog.relaunched(1, 9, coordinator_epoch=2, but={1}) == []
+    assert at_once(catalog.relaunched(1, 9, coordinator_epoch=2, but={1})) == []
     assert catalog.with_id(1) is shared  # decided, not done
     assert owners(shared) == [(1, 5, 1), (2, 6, 1), (1, 5, 1)]
     catalog.add(moved)
@@ -100,7 +107,7 @@ def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> No
 def test_the_descriptions_of_all_streams_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = Catalog()
     catalog.add(stream("a", 1, (1, 1)))
-    catalog.reserve(stream("b", 2, (1, 1)))
+    reserve(catalog, stream("b", 2, (1, 1)))
     third = stream("c", 3, (1, 1))
     monkeypatch.setattr(catalog_module, "CATALOG_BYTES_MAX", 3 * third.ByteSize())
     catalog.check_room(third)

@@ -160,7 +160,7 @@ async def test_a_broker_is_told_which_of_its_streams_others_have_and_of_no_other
             coordinator_pb2.HeldStream(stream_id=stream_id, assignments_version=version)
             for stream_id in (ours.stream_id, theirs.stream_id, unknown)
         ]
-        assert cluster.coordinator.elsewhere(1, held, [ours]) == elsewhere
+        assert await cluster.coordinator.elsewhere(1, held, [ours]) == elsewhere
 
 
 async def test_what_a_broker_holds_is_not_stored_with_its_registration(cluster: Cluster) -> None:

@@ -41,3 +41,14 @@ async def test_numbers_start_at_one_and_are_taken_by_writing_them() -> None:
     assert ledger.next_number("last") == 1
     await ledger.write({"last": number(1)})
     assert ledger.next_number("last") == 2
+
+
+async def test_the_keys_below_a_path_are_found_without_a_look_at_the_others() -> None:
+    store = MemoryStore()
+    ledger = await Ledger.load(store)
+    await ledger.write({"x/1/b": b"1", "x/1/a": b"1", "x/2/a": b"1", "x/1": b"1"})
+    await ledger.write({"x/1/b": b"2", "x/2/a": None})
+    for mirror in (ledger, await Ledger.load(store)):
+        assert mirror.children("x/1") == ["x/1/a", "x/1/b"]
+        assert mirror.children("x/2") == []
+        assert mirror.children("x") == ["x/1"]

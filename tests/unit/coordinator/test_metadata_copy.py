@@ -56,7 +56,7 @@ async def test_metadata_that_are_there_are_replaced_only_with_force() -> None:
 async def test_a_cluster_goes_on_from_a_copy(cluster: Cluster) -> None:
     await cluster.register("a")
     stream = await cluster.create("orders")
-    copy = cluster.coordinator.copy_metadata()
+    copy = await cluster.coordinator.copy_metadata()
     cluster_id = cluster.coordinator.cluster_id
     await cluster.create("younger")
     cluster.store = MemoryStore()

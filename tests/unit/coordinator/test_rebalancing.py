@@ -1,3 +1,5 @@
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,9 +10,7 @@ from kera.coordinator.rebalancing import (
     Placed,
     PlannedMove,
     Share,
-    after,
     rebalanced,
-    shares,
     spread,
 )
 from kera.coordinator.recovery import Streamlet
@@ -25,6 +25,19 @@ def placed(*loads: tuple[int, int], may_move: bool = True) -> Where:
         Streamlet(1, number): Placed(broker_id, bytes_per_s, may_move)
         for number, (broker_id, bytes_per_s) in enumerate(loads)
     }
+
+
+def shares(broker_ids: Iterable[int], now: Where) -> dict[int, Share]:
+    there = {one: [each for each in now.values() if each.broker_id == one] for one in broker_ids}
+    return {one: Share(sum(each.bytes_per_s for each in mine), len(mine)) for one, mine in there.items()}
+
+
+def after(now: Where, moves: Iterable[PlannedMove]) -> Where:
+    then = dict(now)
+    for move in moves:
+        one = then[move.streamlet]
+        then[move.streamlet] = Placed(move.to_broker_id, one.bytes_per_s, one.may_move)
+    return then
 
 
 def where(moves: list[PlannedMove]) -> list[tuple[int, int, int]]:

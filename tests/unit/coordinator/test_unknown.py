@@ -47,8 +47,8 @@ async def all_tell(cluster: Cluster, broker_id: int, stream: common_pb2.StreamIn
     """All say what they hold, and one of them knows more of a stream than the metadata have."""
     for one in cluster.coordinator.state.brokers.ids():
         if one != broker_id:
-            cluster.coordinator.unknown_of(beat(cluster, one))
-    assert cluster.coordinator.unknown_of(beat(cluster, broker_id, stream)) == [stream.stream_id]
+            await cluster.coordinator.unknown_of(beat(cluster, one))
+    assert await cluster.coordinator.unknown_of(beat(cluster, broker_id, stream)) == [stream.stream_id]
     await tell(cluster, broker_id, stream)
     await cluster.coordinator.idle()
 
@@ -67,7 +67,7 @@ async def test_what_is_known_being_created_or_to_be_dropped_is_not_unknown(two: 
     await two.coordinator.delete_stream("gone")
 
     held = [common_pb2.StreamInfo(stream_id=stream_id) for stream_id in (known, gone, YOUNG)]
-    assert two.coordinator.unknown_of(beat(two, 1, *held)) == [YOUNG]
+    assert await two.coordinator.unknown_of(beat(two, 1, *held)) == [YOUNG]
 
 
 async def test_a_stream_is_adopted_with_its_id_once_all_its_brokers_have_told_of_it(two: Cluster) -> None:
@@ -154,7 +154,7 @@ async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_i
         later.assignments_version
     }
     assert two.coordinator.unknown() == []
-    assert two.coordinator.unknown_of(beat(two, 1, later)) == []
+    assert await two.coordinator.unknown_of(beat(two, 1, later)) == []
 
 
 async def test_columns_that_came_since_a_copy_are_known_again(two: Cluster) -> None:
@@ -184,7 +184,7 @@ async def test_a_launch_that_registers_with_later_assignments_gets_nothing_of_th
     _, streams = await two.coordinator.register_broker(request)
 
     assert streams == []
-    assert two.coordinator.elsewhere(owner, request.held_streams, streams) == []
+    assert await two.coordinator.elsewhere(owner, request.held_streams, streams) == []
     assert two.coordinator.stream("orders") == known
     await all_tell(two, owner, later)
     assert two.coordinator.stream("orders").assignments[0].broker_id == 3 - owner

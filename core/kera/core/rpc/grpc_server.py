@@ -126,10 +126,11 @@ def _rpc_handler(
             check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
             result = handler(Call(parse(method.request, data), _NO_BULK, peer))
             reply = result if isinstance(result, Reply) else await _deferred(result)
-            answer_bytes = _check(method, reply, bulk_bytes_max)
-            hold = untaken.admit(peer.address, answer_bytes)
+            answer: bytes = reply.message.SerializeToString()  # once: to ask for its size takes as long
+            check_size(method, len(answer), sum([memoryview(piece).nbytes for piece in reply.bulk]), bulk_bytes_max)
+            hold = untaken.admit(peer.address, len(answer))
             context.add_done_callback(lambda _: hold.release())
-            return bytes(reply.message.SerializeToString())
+            return answer
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
             return await _abort(context, error_reply(error, method))
         finally:

@@ -1,0 +1,204 @@
+"""What one client asks, however much it is about, is done in steps: others are answered between them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kera.coordinator.application_service import Applications
+from kera.coordinator.service import coordinator_service
+from kera.core.rpc import Call, Service, api
+from kera.core.rpc.method import Method, Peer
+from kera.core.turns import Turns
+from kera.v1 import application_pb2, common_pb2, coordinator_pb2
+from tests.unit.coordinator.fake_cluster import Cluster
+
+STREAMLETS = 300
+ALWAYS_OVER = 0.0
+"""A slice that is over after one step: how many steps there are does not depend on how fast they are."""
+Ask = Callable[[Method[Any, Any], Any, str], Awaitable[Any]]
+
+
+@pytest.fixture
+async def wide(cluster: Cluster) -> common_pb2.StreamInfo:
+    """A stream of many streamlets, and the cluster gives way after each step."""
+    await cluster.register("one")
+    await cluster.register("two")
+    made = await cluster.create("wide", streamlets=STREAMLETS)
+    cluster.coordinator.state.turns = Turns(ALWAYS_OVER)
+    return made
+
+
+@pytest.fixture
+async def service(cluster: Cluster, wide: common_pb2.StreamInfo) -> AsyncIterator[Service]:
+    """Of the cluster with that stream."""
+    assert cluster.coordinator.stream(wide.name) == wide
+    applications = Applications.load(cluster.coordinator.state)
+    yield coordinator_service(cluster.coordinator, lambda *_: None, applications)
+    await applications.close()
+
+
+async def ask(service: Service, method: Method[Any, Any], request: Any, client: str) -> Any:
+    answer = service[method](Call(request, memoryview(b""), Peer("grpc", client)))
+    return (await asyncio.ensure_future(answer)).message  # type: ignore[arg-type]
+
+
+def starts(stream_id: int) -> list[application_pb2.StreamletStart]:
+    return [
+        application_pb2.StreamletStart(
+            stream_id=stream_id, streamlet_id=number, cursors=[common_pb2.Cursor(stream_id=stream_id)]
+        )
+        for number in range(STREAMLETS)
+    ]
+
+
+def reset(stream_id: int) -> application_pb2.ResetApplicationRequest:
+    return application_pb2.ResetApplicationRequest(application_id="app", starts=starts(stream_id), force=True)
+
+
+def consume(stream_id: int) -> application_pb2.ConsumeRoundRequest:
+    seen = [
+        application_pb2.SeenGroups(
+            stream_id=stream_id,
+            streamlet_id=number,
+            through_group_id=3,
+            groups=[application_pb2.SeenGroup(start=common_pb2.Cursor(stream_id=stream_id, group_id=1))],
+        )
+        for number in range(STREAMLETS)
+    ]
+    return application_pb2.ConsumeRoundRequest(
+        application_id="app",
+        member_id="member",
+        session_timeout_ms=60_000,
+        progress_timeout_ms=60_000,
+        groups_max=1 << 20,
+        stream_ids=[stream_id],
+        starts=starts(stream_id),
+        seen=seen,
+    )
+
+
+REQUESTS: dict[Method[Any, Any], Callable[[int], Any]] = {
+    api.CREATE_STREAM: lambda _: coordinator_pb2.CreateStreamRequest(
+        name="another", config=common_pb2.StreamConfig(streamlets=STREAMLETS, entries=1, group_segments=1)
+    ),
+    api.REBALANCE: lambda _: coordinator_pb2.RebalanceRequest(dry_run=True),
+    api.DRAIN: lambda _: coordinator_pb2.DrainRequest(broker_id=1, ask=True),
+    api.PREPARE_RESTART: lambda _: coordinator_pb2.PrepareRestartRequest(broker_id=1, epoch=1, stopping=True),
+    api.HEARTBEAT: lambda _: coordinator_pb2.HeartbeatRequest(
+        broker_id=1,
+        broker_epoch=1,
+        held_streams_told=True,
+        held_streams=[coordinator_pb2.HeldStream(stream_id=number) for number in range(1, STREAMLETS)],
+    ),
+    api.REGISTER_BROKER: lambda _: coordinator_pb2.RegisterBrokerRequest(
+        broker=common_pb2.BrokerInfo(broker_id=1, grpc_address="x:1"), launch_id="anew"
+    ),
+    api.RESET_APPLICATION: reset,
+    api.CONSUME_ROUND: consume,
+}
+
+
+@pytest.mark.parametrize("method", REQUESTS, ids=lambda method: method.name)
+async def test_others_are_answered_while_it_is_done(
+    cluster: Cluster, service: Service, wide: common_pb2.StreamInfo, method: Method[Any, Any]
+) -> None:
+    broker = cluster.coordinator.brokers()[0]
+    request = REQUESTS[method](wide.stream_id)
+    for field in ("epoch", "broker_epoch"):
+        if hasattr(request, field):
+            setattr(request, field, broker.broker_epoch)
+    for one in cluster.coordinator.brokers():
+        await cluster.coordinator.heartbeat(
+            coordinator_pb2.HeartbeatRequest(broker_id=one.broker_id, broker_epoch=one.broker_epoch)
+        )
+    large = asyncio.ensure_future(ask(service, method, request, "busy"))
+    answered = 0
+    while not large.done():
+        await ask(service, api.GET_STREAM_ID, coordinator_pb2.GetStreamIdRequest(name="wide"), "other")
+        answered += 1
+    await large
+    assert answered > STREAMLETS / 4
+
+
+@pytest.mark.parametrize(
+    ("method", "request_of"),
+    [
+        (api.FETCH_APPLICATION, application_pb2.FetchApplicationRequest),
+        (api.DESCRIBE_APPLICATION, application_pb2.DescribeApplicationRequest),
+    ],
+    ids=["FetchApplication", "DescribeApplication"],
+)
+async def test_others_are_answered_while_an_application_is_described(
+    service: Service, wide: common_pb2.StreamInfo, method: Method[Any, Any], request_of: Any
+) -> None:
+    await ask(service, api.RESET_APPLICATION, reset(wide.stream_id), "busy")
+    request = request_of(application_id="app")
+    if hasattr(request, "stream_id"):
+        request.stream_id = wide.stream_id
+    large = asyncio.ensure_future(ask(service, method, request, "busy"))
+    answered = 0
+    while not large.done():
+        await ask(service, api.GET_STREAM_ID, coordinator_pb2.GetStreamIdRequest(name="wide"), "other")
+        answered += 1
+    assert len((await large).ListFields()[0][1]) == STREAMLETS
+    assert answered > STREAMLETS / 4
+
+
+@pytest.mark.parametrize("method", [api.LIST_STREAMS, api.READ_METADATA], ids=lambda method: method.name)
+async def test_others_are_answered_while_all_streams_are_told_of(
+    cluster: Cluster, service: Service, method: Method[Any, Any]
+) -> None:
+    for number in range(40):
+        await cluster.create(f"stream-{number}")
+    large = asyncio.ensure_future(ask(service, method, method.request(), "busy"))
+    answered = 0
+    while not large.done():
+        await ask(service, api.GET_STREAM_ID, coordinator_pb2.GetStreamIdRequest(name="wide"), "other")
+        answered += 1
+    assert await large
+    assert answered > 10
+
+
+async def test_a_change_waits_for_one_of_those_that_another_client_asks_for(service: Service) -> None:
+    done: list[str] = []
+
+    async def init(client: str) -> None:
+        await ask(service, api.INIT_PRODUCER, coordinator_pb2.InitProducerRequest(), client)
+        done.append(client)
+
+    many = [asyncio.ensure_future(init("many")) for _ in range(40)]
+    await asyncio.sleep(0)
+    await init("one")
+    assert done.index("one") <= 4
+    await asyncio.gather(*many)
+
+
+async def test_a_round_whose_changes_were_lost_meanwhile_says_so(
+    cluster: Cluster, service: Service, wide: common_pb2.StreamInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is taken back because the store does not take it is not answered as done."""
+    await ask(service, api.RESET_APPLICATION, reset(wide.stream_id), "busy")
+    state = cluster.coordinator.state
+    large = asyncio.ensure_future(ask(service, api.CONSUME_ROUND, consume(wide.stream_id), "busy"))
+    slices = state.turns.slices
+    while state.turns.slices < slices + 20:
+        await asyncio.sleep(0)
+    assert not large.done()
+
+    async def full(*_: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(state, "write", full)
+    leave = application_pb2.LeaveRequest(application_id="app", member_id="nobody")
+    other = application_pb2.ConsumeRoundRequest()
+    other.CopyFrom(consume(wide.stream_id))
+    del other.starts[:], other.seen[:]
+    other.member_id = "other"
+    with pytest.raises(RuntimeError, match="no room"):
+        await ask(service, api.CONSUME_ROUND, other, "other")
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="no room"):
+        await large
+    await ask(service, api.LEAVE, leave, "busy")
