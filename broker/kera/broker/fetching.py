@@ -21,7 +21,7 @@ from kera.broker.reading import ReadPlan, entry_of, plan_read
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
 from kera.broker.waiting import woken
-from kera.core.errors import InvalidArgument, KeraError, NotOwner, Recovering, Unavailable
+from kera.core.errors import InvalidArgument, KeraError, NotOwner
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
@@ -103,7 +103,7 @@ class Fetches:
             if look.missing:
                 if not await self._loaded(look.missing[0], errors, load_until):
                     entry, key = look.missing[0]
-                    errors[entry, key] = not_loaded(entry, key)
+                    errors[entry, key] = self._memory.not_loaded(entry, key)
             elif loop.time() >= wait_until or not await woken(self._entries(call.message), wait_until):
                 return (await self._look_again(call, errors)).reply
 
@@ -183,7 +183,10 @@ class Fetches:
         bulk: list[memoryview],
     ) -> int:
         """Put the plan's ranges into the result; returns their length."""
-        views = [self.outgoing.give(peer, segment.slot, begin, end) for segment, begin, end in plan.ranges]
+        views = [
+            self.outgoing.give(peer, segment.slot, begin, end, lend=self._memory.may_lease(segment))
+            for segment, begin, end in plan.ranges
+        ]
         bulk += views  # all of them or none
         length = sum(map(len, views))
         for segment, _, _ in plan.ranges:
@@ -216,18 +219,6 @@ def run_to_the_end(steps: Generator[None, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-
-
-def not_loaded(entry: Entry, key: Key) -> Unavailable:
-    """The error for a segment that did not come into memory in time."""
-    if entry.recovering(key):
-        return Recovering(
-            f"segment {key} is being recovered from backups, after its broker was lost; try again",
-            log=list(entry.log_id),
-        )
-    return Unavailable(
-        f"segment {key} is on disk, and there was no room in memory to load it; try again", log=list(entry.log_id)
-    )
 
 
 def place_of(entry: Entry, position: Position) -> Key:

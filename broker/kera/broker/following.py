@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kera.broker.entry import Entry, Key, Waiter
-from kera.broker.fetching import LOAD_WAIT_MS_MAX, not_loaded, place_of, position_of
+from kera.broker.fetching import LOAD_WAIT_MS_MAX, place_of, position_of
 from kera.broker.persistence import PersistenceManager
 from kera.core.errors import KeraError
 from kera.core.ids import Position
@@ -124,7 +124,7 @@ class Loading:
             return
         self._loading += 1
         follower.timer = self._loop.call_later(
-            LOAD_WAIT_MS_MAX / 1000, lambda: self._loaded(follower, key, not_loaded(entry, key))
+            LOAD_WAIT_MS_MAX / 1000, lambda: self._loaded(follower, key, self._memory.not_loaded(entry, key))
         )
         self._memory.load(entry, key, lambda error: self._loaded(follower, key, error))
 

@@ -11,8 +11,8 @@
   readable of a segment meanwhile. Lanes take turns.
 * The **window** bounds what was pushed and is not taken. A run may exceed it when nothing else is outstanding, or a
   large chunk would never come; until then, a lane whose turn it is keeps its place before the others.
-* A **lease** per run keeps its slot, until the reader releases it or is gone. Readers who hold too much of the memory
-  are told to pull: they get copies then, and writers get their memory.
+* A **lease** per run keeps its slot, until the reader releases it or is gone. Readers who hold too much of the memory,
+  or need what is in its reserve, are told to pull: they get copies then, and others get the memory.
 
 `ProtocolError` means that the peer is not to be trusted any more: who calls `received` closes the connection then.
 """
@@ -298,7 +298,7 @@ class PushConnection:
             lags = [lag_records(streamlet, entry, Position(*segment.key, end)) for segment, _, end in plan.ranges]
         for (segment, begin, end), lag in zip(plan.ranges, lags, strict=True):
             group_id, segment_id = segment.key
-            if self._holds_too_much():
+            if self._holds_too_much() or not push.memory.may_lease(segment):
                 position = Position(group_id, segment_id, begin)
                 break
             slot = segment.slot

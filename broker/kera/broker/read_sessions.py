@@ -386,7 +386,10 @@ class ReadSessions:
 
     def _give(self, peer: Peer, here: _Place, item: _Range, plan: ReadPlan, answer: _Answer) -> None:
         """Put what a plan has found into an answer, and advance the range by it."""
-        views = [self._outgoing.give(peer, segment.slot, begin, end) for segment, begin, end in plan.ranges]
+        views = [
+            self._outgoing.give(peer, segment.slot, begin, end, lend=self._memory.may_lease(segment))
+            for segment, begin, end in plan.ranges
+        ]
         answer.bulk += views  # all of them or none
         length = sum(map(len, views))
         for segment, _, _ in plan.ranges:

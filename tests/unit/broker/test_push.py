@@ -13,7 +13,7 @@ from kera.broker.push import LANES_MAX
 from kera.broker.reading import ReadPlan, plan_read
 from kera.broker.segment import SegmentState
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import ProtocolError
+from kera.core.errors import DiskFull, ProtocolError
 from kera.core.ids import Position
 from kera.core.push import WINDOW_BYTES_MAX, Kind, window_bytes_max
 from kera.v1 import push_pb2
@@ -446,6 +446,27 @@ def test_when_readers_hold_half_of_the_memory_those_who_want_more_are_told_to_pu
     late.subscribe(lane(1))
     node.run(disk=False)
     assert late.sequences[1][:4] == [0, 1, 2, 3]
+
+
+def test_who_needs_what_is_in_the_reserve_of_the_memory_is_told_to_pull(make_engine: Callable[..., Engine]) -> None:
+    node = PushNode(make_engine(8, reserve_slots=2), stream_info(entries=1))
+    node.append(16)
+    node.to_disk()
+    node.engine.disk.write_error = errno.ENOSPC
+
+    def append_without_end() -> None:
+        while True:
+            node.append(1)
+            node.engine.run()
+
+    with pytest.raises(DiskFull):
+        append_without_end()
+    reader = Reader(node)
+    reader.subscribe(lane(1))
+    node.run()
+
+    assert reader.end() == ("PULL", "", Position(1, 1, 0))
+    assert node.engine.arena.leased_slots == 0
 
 
 def test_lanes_beyond_the_limit_are_told_to_pull(
