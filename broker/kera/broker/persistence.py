@@ -20,8 +20,9 @@ It decides and keeps the books; ``kera.broker.segment_store`` does what it plans
 * **Back-pressure**: when everything in memory is open or unwritten, `allocate` says so (`ArenaFull`, or `DiskFull` when
   the disk takes nothing), open segments that were not written to for the longest time are closed to be flushed, and
   `on_room` tells when there is room.
-* **Reserve**: some slots are never the writers', nor held by readers (`may_lease`): they are free, or what is in them
-  is on disk. So what is on disk can be loaded, whatever the disk takes and whatever readers hold.
+* **Reserve**: some slots are never the writers': they are free, or what is in them is on disk. While the disk takes
+  nothing, when writers have all others, readers get copies of what is in them (`may_lease`). So what is on disk can be
+  loaded, whatever the disk takes.
 """
 
 from __future__ import annotations
@@ -169,7 +170,9 @@ class PersistenceManager:
 
     def may_lease(self, segment: Segment) -> bool:
         """Whether readers may hold the slot of a segment. If not, it is of the reserve: they get copies."""
-        return segment not in self._stored or segment.slot.leases > 0 or self._beyond_reserve()
+        if self._error is None or segment not in self._stored:
+            return True
+        return segment.slot.leases > 0 or self._beyond_reserve()
 
     def not_loaded(self, entry: Entry, key: Key) -> Unavailable:
         """The error for a segment that did not come into memory in time."""

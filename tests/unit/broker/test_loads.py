@@ -200,23 +200,32 @@ def test_writers_leave_a_reserve_to_readers_of_what_is_on_disk_who_do_not_hold_i
         memory.touched(segment)
 
 
-def test_readers_may_hold_all_but_the_reserve(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize(("error", "kept"), [(0, 0), (errno.ENOSPC, RESERVE)])
+def test_readers_may_hold_all_but_the_reserve_and_that_too_while_the_disk_works(
+    make_engine: MakeEngine, error: int, kept: int
+) -> None:
     engine = make_engine(reserve_slots=RESERVE)
     log = Log(engine)
-    for _ in range(engine.arena.slot_count):
+    for _ in range(engine.arena.slot_count - 1):
         log.append_many(SEGMENT)
-        log.engine.memory.close_all()
+        engine.memory.close_all()
         engine.run()
+    engine.disk.write_error = error
+    log.append()
+    engine.memory.close_all()
+    engine.run()
+    stored = [segment for segment in log.segments() if segment.in_index]
     leased = []
-    for segment in log.segments():
+    for segment in stored:
         if engine.memory.may_lease(segment):
             segment.slot.lease()
             leased.append(segment)
-    assert len(leased) == engine.arena.slot_count - RESERVE
+    assert len(leased) == len(stored) - kept
     assert all(engine.memory.may_lease(segment) for segment in leased), "who holds it already takes nothing more"
-    with pytest.raises(ArenaFull):
+    with pytest.raises((ArenaFull, DiskFull)):
         engine.memory.allocate()
-    leased[0].slot.release()
+    for segment in leased[: RESERVE - kept + 1]:
+        segment.slot.release()
     engine.memory.allocate()
 
 
