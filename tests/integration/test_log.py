@@ -440,6 +440,39 @@ async def test_readers_of_what_is_on_disk_go_on_while_memory_is_full_of_what_it_
                 filler.unlink()
 
 
+@pytest.mark.parametrize("slots", [4, 8, 64])
+async def test_new_readers_of_what_is_on_disk_go_on_beside_those_who_hold_what_they_have_got(
+    small_disk: Path, tmp_path: Path, slots: int
+) -> None:
+    """The disk takes nothing, the memory is full of what it does not take, and readers let go of nothing."""
+    arena_bytes = slots * 64 * KIB
+    with keeping_cluster(tmp_path, arena_bytes=arena_bytes) as cluster:
+        patience = ClientSettings.load(retry_timeout_ms=10_000)
+        async with await Client.connect(cluster.bootstrap, patience) as client:
+            await client.admin.create_stream("s")
+            written = await fill(client, "s", MIB)
+            filler = fill_up(small_disk, 0)
+            producer = client.producer(chunk_bytes_max=16 * KIB, delivery_timeout_ms=1_000)
+            batch = pa.record_batch({"value": pa.array([value_of(1499)] * 5_000, pa.binary())})  # 8 MB
+            await producer.send_batch("s", batch)
+            with pytest.raises(KeraError):
+                await producer.close()
+
+            places = written[:: len(written) // 12]
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    held = []
+                    for place in places:
+                        consumer = client.consumer("s", start={0: [place.position]})
+                        batches = (await stack.enter_async_context(consumer)).batches()
+                        async with asyncio.timeout(TIMEOUT_S):
+                            held.append(await anext(batches))
+                    found = [number_of(each.batch["value"][0].as_py()) for each in held]
+                assert found == [place.record for place in places]
+            finally:
+                filler.unlink()
+
+
 async def test_broker_that_is_killed_while_its_disk_is_full_starts_again_with_all_it_had(
     small_disk: Path, tmp_path: Path
 ) -> None:

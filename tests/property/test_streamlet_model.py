@@ -69,7 +69,9 @@ class StreamletMachine(RuleBasedStateMachine):
     def launch(self, entries: int) -> None:
         self.launches += 1
         self.first_group_id = self.launches * GROUPS_PER_LAUNCH
-        memory = PersistenceManager(self.arena, self.index, next_physical_id=1, meta={})  # nothing goes to disk here
+        memory = PersistenceManager(
+            self.arena, self.index, next_physical_id=1, meta={}, reserve_slots=0
+        )  # no disk here
         restart = Restart(None, self.index, SegmentStore(self.folder, LocalDisk(self.folder), self.index))
         restored = restart.restore(1, 0, entries, self.first_group_id)
         self.streamlet = Streamlet(

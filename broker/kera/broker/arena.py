@@ -140,10 +140,10 @@ class Slot:
             self._arena.leased_slots += 1
         self._u32[_LEASES] = self.leases
 
-    def release(self) -> None:
-        """End one lease."""
-        invariant(self.leases > 0, "a lease was released twice", slot=self.index)
-        self.leases -= 1
+    def release(self, count: int = 1) -> None:
+        """End one lease, or several."""
+        invariant(self.leases >= count, "a lease was released twice", slot=self.index)
+        self.leases -= count
         self._u32[_LEASES] = self.leases
         if not self.leases:
             self._arena.leased_slots -= 1

@@ -18,10 +18,11 @@ from kera.broker.metrics import Counters
 from kera.broker.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, entry_of, plan_read
+from kera.broker.slices import Slices
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
-from kera.broker.waiting import woken
-from kera.core.errors import InvalidArgument, KeraError, NotOwner, Recovering, Unavailable
+from kera.broker.waiting import FORGOTTEN_AT_ONCE, EntriesWaiter
+from kera.core.errors import InvalidArgument, KeraError, NotOwner
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
@@ -34,7 +35,7 @@ T = TypeVar("T")
 READ_BYTES_MAX = 16 << 20
 """Bound on one response, whatever the reader asks for."""
 READ_RANGES_MAX = 65536
-READ_RANGES_AT_ONCE = 256
+READ_RANGES_AT_ONCE = 32
 """A request with more of them is handled in slices, and others in between."""
 READ_WAIT_MS_MAX = 60_000
 LOAD_WAIT_MS_MAX = 5_000
@@ -65,6 +66,7 @@ class Fetches:
         self._memory = memory
         self._counters = counters
         self._turns = turns
+        self._slices = Slices(asyncio.get_running_loop())
         self.outgoing = Outgoing(memory.slot_count)
         self.read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
 
@@ -95,20 +97,27 @@ class Fetches:
         wait_until = loop.time() + min(call.message.wait_ms, READ_WAIT_MS_MAX) / 1000
         load_until = loop.time() + LOAD_WAIT_MS_MAX / 1000
         errors: dict[tuple[Entry, Key], KeraError] = {}
-        while True:
-            # Other requests were handled since the last look: whom they woke was not us.
-            look = await self._look_again(call, errors)
-            if look.found:
-                return look.reply
-            if look.missing:
-                if not await self._loaded(look.missing[0], errors, load_until):
-                    entry, key = look.missing[0]
-                    errors[entry, key] = not_loaded(entry, key)
-            elif loop.time() >= wait_until or not await woken(self._entries(call.message), wait_until):
-                return (await self._look_again(call, errors)).reply
+        waiter = EntriesWaiter(self._slices)
+        try:
+            while True:
+                waiter.again()
+                # Other requests were handled since the last look: whom they woke was not us.
+                look = await self._look_again(call, errors, waiter)
+                if look.found:
+                    return look.reply
+                if look.missing:
+                    if not await self._loaded(look.missing[0], errors, load_until):
+                        entry, key = look.missing[0]
+                        errors[entry, key] = self._memory.not_loaded(entry, key)
+                elif loop.time() >= wait_until or not await waiter.woken(wait_until):
+                    return (await self._look_again(call, errors, waiter)).reply
+        finally:
+            waiter.close()
 
-    async def _look_again(self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError]) -> _Look:
-        steps = self._look(call, errors)
+    async def _look_again(
+        self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError], waiter: EntriesWaiter
+    ) -> _Look:
+        steps = self._look(call, errors, waiter)
         if len(call.message.ranges) > READ_RANGES_AT_ONCE:
             return await self._turns.run(steps, id(call.peer))
         return run_to_the_end(steps)
@@ -128,14 +137,10 @@ class Fetches:
             errors[wanted] = error
         return True
 
-    def _entries(self, request: broker_pb2.MultiReadChunksRequest) -> list[Entry]:
-        return [
-            self._streams.get(r.start.stream_id).streamlet(r.start.streamlet_id).entries[r.start.entry]
-            for r in request.ranges
-        ]
-
-    def _look(self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError]) -> Generator[None, None, _Look]:
-        """Yields after each range, of which nothing is remembered but what the reply has."""
+    def _look(
+        self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError], waiter: EntriesWaiter | None = None
+    ) -> Generator[None, None, _Look]:
+        """Yields after each range, of which nothing is remembered but what the reply has. `waiter`: for the entries."""
         request = call.message
         response = broker_pb2.MultiReadChunksResponse()
         bulk: list[memoryview] = []
@@ -150,6 +155,8 @@ class Fetches:
             try:
                 streamlet = self._streams.get(start.stream_id).streamlet(start.streamlet_id)
                 entry = entry_of(streamlet, start.entry)
+                if waiter is not None:
+                    waiter.add(entry)
                 stop = position_of(wanted.end) if wanted.HasField("end") else None
                 # A response whose budget is used up still says where its other ranges stand, at no cost.
                 if budget <= 0:
@@ -183,7 +190,10 @@ class Fetches:
         bulk: list[memoryview],
     ) -> int:
         """Put the plan's ranges into the result; returns their length."""
-        views = [self.outgoing.give(peer, segment.slot, begin, end) for segment, begin, end in plan.ranges]
+        views = [
+            self.outgoing.give(peer, segment.slot, begin, end, lend=self._memory.may_lease(segment))
+            for segment, begin, end in plan.ranges
+        ]
         bulk += views  # all of them or none
         length = sum(map(len, views))
         for segment, _, _ in plan.ranges:
@@ -204,8 +214,16 @@ class Fetches:
         entry.readers[id(peer)] = place_of(entry, position)
 
     def _forget(self, peer: Peer) -> None:
-        for entry in peer.state.pop(_ENTRIES, ()):
-            entry.readers.pop(id(peer), None)
+        """A connection is gone."""
+        entries: set[Entry] = peer.state.pop(_ENTRIES, set())
+
+        def forget_some() -> bool:
+            for _ in range(min(len(entries), FORGOTTEN_AT_ONCE)):
+                entries.pop().readers.pop(id(peer), None)
+            return bool(entries)
+
+        if forget_some():
+            self._slices.add(forget_some)
 
 
 def run_to_the_end(steps: Generator[None, None, T]) -> T:
@@ -216,18 +234,6 @@ def run_to_the_end(steps: Generator[None, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-
-
-def not_loaded(entry: Entry, key: Key) -> Unavailable:
-    """The error for a segment that did not come into memory in time."""
-    if entry.recovering(key):
-        return Recovering(
-            f"segment {key} is being recovered from backups, after its broker was lost; try again",
-            log=list(entry.log_id),
-        )
-    return Unavailable(
-        f"segment {key} is on disk, and there was no room in memory to load it; try again", log=list(entry.log_id)
-    )
 
 
 def place_of(entry: Entry, position: Position) -> Key:

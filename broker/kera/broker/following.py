@@ -1,53 +1,37 @@
 """Ranges of entries that a reader follows: woken by what happens to their entries, and in line for the disk.
 
-    append, load, move ──wake()──► follower, marked ──► its reader looks what there is for it
+    append, load, move ──wake()──► the entry's followers, marked ──► each one's reader looks what there is for it
 
 What pushes (``kera.broker.push``) and what keeps the ranges of those who pull (``kera.broker.read_sessions``) have this
-in common. An append pays for a mark, whatever the number of ranges; who reads looks at what is marked, and at nothing
-else.
+in common. An append wakes the entry's followers, few at once and many in slices; who reads looks at what is marked, and
+at nothing else. Who is marked is not woken again before it was looked at.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakValueDictionary
 
 from kera.broker.entry import Entry, Key, Waiter
-from kera.broker.fetching import LOAD_WAIT_MS_MAX, not_loaded, place_of, position_of
+from kera.broker.fetching import LOAD_WAIT_MS_MAX, place_of, position_of
 from kera.broker.persistence import PersistenceManager
+from kera.broker.slices import Loop, Slices, Timer
 from kera.core.errors import KeraError
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 
+WOKEN_AT_ONCE = 1024
+"""Followers of an entry; more than that are woken in slices."""
 LOADING_MAX = 4
 """Of one reader, that wait for the disk at once. What is loaded for more of them would only push each other out."""
 
 
-class Timer(Protocol):
-    """What `Loop.call_later` returns."""
-
-    def cancel(self) -> None:
-        """Do not call."""
-        ...
-
-
-class Loop(Protocol):
-    """What is needed of an event loop."""
-
-    def call_soon(self, callback: Callable[[], object], /) -> object:
-        """Call in the next round."""
-        ...
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
-        """Call after so many seconds."""
-        ...
-
-
-class Follower(Waiter):
+class Follower:
     """A range of an entry, as far as it has been given."""
 
-    __slots__ = ("address", "end", "entry", "error", "mark", "marked", "missing", "position", "timer")
+    __slots__ = ("address", "end", "error", "mark", "marked", "missing", "place", "position", "timer", "watched")
 
     def __init__(self, start: common_pb2.Cursor, end: common_pb2.Cursor | None, mark: Callable[[Any], object]) -> None:
         """`mark`: called with the follower when there may be something for it."""
@@ -56,8 +40,10 @@ class Follower(Waiter):
         """What comes next."""
         self.end = None if end is None else position_of(end)
         self.mark = mark
-        self.entry: Entry | None = None
-        """That wakes it; None before the first look."""
+        self.watched: _Watched | None = None
+        """What wakes it; None before the first look."""
+        self.place: Key | None = None
+        """The segment that it reads next."""
         self.marked = False
         """There may be something for it."""
         self.missing: Key | None = None
@@ -67,27 +53,25 @@ class Follower(Waiter):
         self.error: KeraError | None = None
         """Why it cannot be loaded."""
 
+    @property
+    def entry(self) -> Entry | None:
+        """That wakes it."""
+        return None if self.watched is None else self.watched.entry
+
     def wake(self) -> None:
-        """See `Waiter`. This is all that an append pays."""
+        """There may be something for it."""
         if not self.marked and self.missing is None:
             self.mark(self)
 
-    def watch(self, entry: Entry) -> None:
-        """Be woken by an entry."""
-        self.unwatch()
-        self.entry = entry
-        entry.waiters.add(self)
-
     def unwatch(self) -> None:
         """Be woken no more, and be no reader."""
-        if self.entry is not None:
-            self.entry.waiters.discard(self)
-            self.entry.readers.pop(id(self), None)
-            self.entry = None
+        if self.watched is not None:
+            self.watched.remove(self)
 
     def reads_at(self, entry: Entry, position: Position) -> None:
-        """Have what comes next kept in memory, if it can be."""
-        entry.readers[id(self)] = place_of(entry, position)
+        """Have what comes next kept in memory, if it can be; it is of the entry that is watched."""
+        if self.watched is not None:
+            self.watched.move(self, place_of(entry, position))
 
     def cursor(self, at: Position) -> common_pb2.Cursor:
         """A position as it travels."""
@@ -100,6 +84,95 @@ class Follower(Waiter):
             segment_id=at.segment_id,
             position=at.offset,
         )
+
+
+class _Watched(Waiter):
+    """An entry with followers, of whichever readers: what an append wakes, and has to pay for, is this alone."""
+
+    __slots__ = ("__weakref__", "_asleep", "_followers", "_places", "_slices", "_waking", "entry")
+
+    def __init__(self, entry: Entry, slices: Slices) -> None:
+        self.entry = entry
+        self._slices = slices
+        self._followers = 0
+        self._asleep: dict[Follower, None] = {}
+        """Not looked at since they found nothing more."""
+        self._waking: deque[Follower] = deque()
+        """Whose turn it is to be woken."""
+        self._places: dict[Key, list[int]] = {}
+        """How many read each segment next. An entry knows where it is read, and not how often."""
+
+    def add(self, follower: Follower) -> None:
+        """It follows the entry from now on."""
+        self._followers += 1
+        self.entry.waiters.add(self)
+        follower.watched = self
+        self._asleep[follower] = None
+
+    def sleep(self, follower: Follower) -> None:
+        """It is being looked at, and wants to know what happens from now on."""
+        self._asleep[follower] = None
+
+    def remove(self, follower: Follower) -> None:
+        """It follows the entry no more."""
+        self._asleep.pop(follower, None)
+        self.move(follower, None)
+        follower.watched = None
+        self._followers -= 1
+        if not self._followers:
+            self.entry.waiters.discard(self)
+
+    def move(self, follower: Follower, place: Key | None) -> None:
+        """It reads another segment next; None: none."""
+        before, follower.place = follower.place, place
+        if before == place:
+            return
+        if place is not None:
+            count = self._places.setdefault(place, [0])
+            count[0] += 1
+            self.entry.readers[id(count)] = place
+        if before is not None:
+            count = self._places[before]
+            count[0] -= 1
+            if not count[0]:
+                del self._places[before]
+                del self.entry.readers[id(count)]
+
+    def wake(self) -> None:
+        """See `Waiter`. Few are woken at once, many in the loop's next rounds."""
+        if self._asleep:
+            self._waking.extend(self._asleep)
+            self._asleep = {}
+            if self._wake_some():
+                self._slices.add(self._wake_some)
+
+    def _wake_some(self) -> bool:
+        waking = self._waking
+        for _ in range(min(len(waking), WOKEN_AT_ONCE)):
+            follower = waking.popleft()
+            if follower.watched is self:  # if not, it has ended, or follows another entry
+                follower.wake()
+        return bool(waking)
+
+
+class Watches:
+    """The entries that are followed. Belongs to one event loop."""
+
+    def __init__(self, slices: Slices) -> None:
+        self.slices = slices
+        self._watched: WeakValueDictionary[Entry, _Watched] = WeakValueDictionary()
+
+    def watch(self, follower: Follower, entry: Entry) -> None:
+        """Have a follower woken by an entry: call this before each look."""
+        watched = follower.watched
+        if watched is not None and watched.entry is entry:
+            watched.sleep(follower)
+            return
+        follower.unwatch()
+        watched = self._watched.get(entry)
+        if watched is None:
+            watched = self._watched[entry] = _Watched(entry, self.slices)
+        watched.add(follower)
 
 
 class Loading:
@@ -124,7 +197,7 @@ class Loading:
             return
         self._loading += 1
         follower.timer = self._loop.call_later(
-            LOAD_WAIT_MS_MAX / 1000, lambda: self._loaded(follower, key, not_loaded(entry, key))
+            LOAD_WAIT_MS_MAX / 1000, lambda: self._loaded(follower, key, self._memory.not_loaded(entry, key))
         )
         self._memory.load(entry, key, lambda error: self._loaded(follower, key, error))
 

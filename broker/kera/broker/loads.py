@@ -27,6 +27,8 @@ LOADED_SHARE_MAX = 4
 """At most one slot in so many is for segments that were loaded and not yet read."""
 WANTED_MS = 5_000
 """How long a loaded segment waits for its reader before it can be evicted like any other."""
+WANTED_MS_MIN = 500
+"""The same when another reader waits for its slot, and no other can be had."""
 AWAITED_MS = 4_000
 """How long a reader waits for a segment that has yet to come from backups."""
 
@@ -35,12 +37,21 @@ class Loads:
     """See the head of this module."""
 
     def __init__(
-        self, arena: Arena, totals: Totals, *, evict: Callable[[], bool], on_loaded: Callable[[Segment], None]
+        self,
+        arena: Arena,
+        totals: Totals,
+        *,
+        evict: Callable[[], bool],
+        beyond_reserve: Callable[[], bool],
+        on_loaded: Callable[[Segment], None],
     ) -> None:
-        """`evict` frees a slot, if it can; `on_loaded`: a segment is in memory that is on disk, too."""
+        """`evict` frees a slot, if it can; `beyond_reserve`: whether there are more than readers may have to wait for;
+        `on_loaded`: a segment is in memory that is on disk, too.
+        """
         self._arena = arena
         self._totals = totals
         self._evict = evict
+        self._beyond_reserve = beyond_reserve
         self._on_loaded = on_loaded
         self._wanted: dict[tuple[Entry, Key], None] = {}
         """In the order in which it was asked for."""
@@ -138,14 +149,21 @@ class Loads:
                 if wanted in self._waiters:
                     self._awaited.setdefault(wanted, self._now_ms + AWAITED_MS)
                     self.on_awaited(entry, key)
-            elif wanted not in self._waiters and len(self._kept) >= kept_max:
+            elif wanted not in self._waiters and (len(self._kept) >= kept_max or not self._beyond_reserve()):
                 del self._wanted[wanted]  # enough was read ahead
-            elif self._arena.free_slots or self._evict():
+            elif self._arena.free_slots or self._evict() or (self._hurry() and self._evict()):
                 del self._wanted[wanted]
                 jobs.append(self._begin(entry, key, record))
             else:
                 break
         return jobs
+
+    def _hurry(self) -> bool:
+        """Others wait: keep nothing for readers who have not come at once. Returns whether there was something."""
+        late = [segment for segment, until in self._kept.items() if self._now_ms >= until - WANTED_MS + WANTED_MS_MIN]
+        for segment in late:
+            del self._kept[segment]
+        return bool(late)
 
     def _begin(self, entry: Entry, key: Key, record: SegmentRecord) -> LoadJob:
         segment = Segment.stub(entry, entry.address(key), self._arena.allocate(), record)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kera.broker import fetching
 from kera.broker.entry import Entry, Key
-from kera.broker.fetching import not_loaded, position_of
+from kera.broker.fetching import position_of
 from kera.broker.locating import Progress, Query, Step, list_segments, locate
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import entry_of
@@ -156,7 +156,7 @@ class Lookups:
             async with asyncio.timeout_at(until_s):
                 await until_done(lambda done: self._memory.load(entry, key, done, ahead=False))
         except TimeoutError:
-            raise not_loaded(entry, key) from None
+            raise self._memory.not_loaded(entry, key) from None
 
     def _let_go(self, segment: Segment | None) -> None:
         """It was looked into: it need not be kept for that any more."""

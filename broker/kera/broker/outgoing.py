@@ -4,8 +4,9 @@ An answer refers to the bytes of a segment where they are, so its slot cannot be
 them. Readers who do not take their answers would stop the writers in that way. Promises:
 
 * Answers hold at most one slot of `ARENA_SHARE`, those to one connection at most one of `CONNECTION_SHARE`.
-* What would go beyond that is copied. All copies together have at most `COPIED_BYTES_MAX` bytes, those for one
-  connection a part of that; whoever has none gets one answer, however large.
+* What would go beyond that is copied, and so is what readers may not hold (``PersistenceManager.may_lease``). All
+  copies together have at most `COPIED_BYTES_MAX` bytes, those for one connection a part of that; whoever has none gets
+  one answer, however large.
 * What would go beyond that, too, is refused with `AnswersNotTaken`, and the reader asks again.
 """
 
@@ -60,14 +61,14 @@ class Outgoing:
         """That answers hold now."""
         return len(self._slots)
 
-    def give(self, peer: Peer, slot: Slot, begin: int, end: int) -> memoryview:
-        """Bytes of a slot, for an answer to `peer`. Raises `AnswersNotTaken`."""
+    def give(self, peer: Peer, slot: Slot, begin: int, end: int, *, lend: bool = True) -> memoryview:
+        """Bytes of a slot, for an answer to `peer`; `lend`: the slot may be held. Raises `AnswersNotTaken`."""
         held: _Held | None = peer.state.get(_HELD)
         if held is None:
             held = peer.state[_HELD] = _Held()
         index = slot.index
         known = index in self._slots or len(self._slots) < self._slots_max
-        if known and (index in held.slots or len(held.slots) < self._connection_slots_max):
+        if lend and known and (index in held.slots or len(held.slots) < self._connection_slots_max):
             slot.lease()
             self._slots[index] += 1
             held.slots[index] += 1

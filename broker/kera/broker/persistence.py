@@ -20,6 +20,9 @@ It decides and keeps the books; ``kera.broker.segment_store`` does what it plans
 * **Back-pressure**: when everything in memory is open or unwritten, `allocate` says so (`ArenaFull`, or `DiskFull` when
   the disk takes nothing), open segments that were not written to for the longest time are closed to be flushed, and
   `on_room` tells when there is room.
+* **Reserve**: some slots are never the writers': they are free, or what is in them is on disk. While the disk takes
+  nothing, when writers have all others, readers get copies of what is in them (`may_lease`). So what is on disk can be
+  loaded, whatever the disk takes.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kera.broker.arena import Arena, Slot
@@ -46,7 +50,7 @@ from kera.broker.segment_index import (
 )
 from kera.broker.segment_scan import SegmentAddress
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import DiskFull, NotPersisted
+from kera.core.errors import DiskFull, NotPersisted, Recovering, Unavailable
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger
 
@@ -56,8 +60,9 @@ FLUSH_SEGMENTS_MAX = 32
 """In one job: with their index records committed together."""
 SLOTS_PER_SPARE_SLOT = 4
 """When no more than one slot in so many is free, or could be freed at once, no flush is put off."""
-SLOTS_TO_KEEP_ONE = 16
-"""An arena of so many slots keeps one of them for loads."""
+RESERVE_SHARE = 4
+"""One slot in so many is the reserve, and no more than `RESERVE_SLOTS_MAX`."""
+RESERVE_SLOTS_MAX = 3
 
 
 @dataclass(slots=True)
@@ -81,10 +86,14 @@ class PersistenceManager:
         now_ms: int = 0,
         now_us: int = 0,
         flush_delay_ms: int = 0,
+        reserve_slots: int | None = None,
     ) -> None:
+        """`reserve_slots`: by default a share of all."""
         self._arena = arena
         self._flush_delay_ms = flush_delay_ms
         self._index = index
+        self._directory = index.path.parent
+        """Of the log."""
         self._next_physical_id = next_physical_id
         self._meta = meta
         self.totals = Totals()
@@ -113,7 +122,9 @@ class PersistenceManager:
         self._removals = Removals(
             index, self.totals, locked=self._locked, unsettled=self._unsettled, on_removed=self._removed
         )
-        self._loads = Loads(arena, self.totals, evict=self._evict, on_loaded=self._loaded)
+        self._loads = Loads(
+            arena, self.totals, evict=self._evict, beyond_reserve=self._beyond_reserve, on_loaded=self._loaded
+        )
         self._arrivals = Arrivals(
             index,
             self.totals,
@@ -125,8 +136,9 @@ class PersistenceManager:
         self._flushing = self._committing = False
         self._room_wanted = False
         self._error: OSError | None = None
-        self._kept_for_loads = 1 if arena.slot_count >= SLOTS_TO_KEEP_ONE else 0
-        """Free slots that writers do not get, so that readers of what is on disk go on whatever writers do."""
+        if reserve_slots is None:
+            reserve_slots = min(arena.slot_count // RESERVE_SHARE, RESERVE_SLOTS_MAX)
+        self._reserve = reserve_slots
         self._retry_ms = 0
         arena.on_release = self._released
 
@@ -144,19 +156,47 @@ class PersistenceManager:
 
     def allocate(self) -> Slot:
         """A slot, free or freed. Raises `ArenaFull` or `DiskFull`; then `on_room` is called when it is worth trying."""
-        while self._arena.free_slots <= self._kept_for_loads:
-            if not self._evict():
-                self._room_wanted = True
-                self.on_work()
-                if self._error is not None:
-                    raise _disk_full(self._error)
-                raise self._arena.full()
-        return self._arena.allocate()
+        if self._beyond_reserve() and (self._arena.free_slots or self._evict()):
+            return self._arena.allocate()
+        self._room_wanted = True
+        self.on_work()
+        self.check_disk()
+        raise self._arena.full()
 
     def check_disk(self) -> None:
         """Raise `DiskFull` while the disk takes nothing: what has to be persisted is refused before it is appended."""
         if self._error is not None:
-            raise _disk_full(self._error)
+            raise _disk_full(self._error, self._directory)
+
+    def may_lease(self, segment: Segment) -> bool:
+        """Whether readers may hold the slot of a segment. If not, it is of the reserve: they get copies."""
+        if self._error is None or segment not in self._stored:
+            return True
+        return segment.slot.leases > 0 or self._beyond_reserve()
+
+    def not_loaded(self, entry: Entry, key: Key) -> Unavailable:
+        """The error for a segment that did not come into memory in time."""
+        if entry.recovering(key):
+            return Recovering(
+                f"segment {key} is being recovered from backups, after its broker was lost; try again",
+                log=list(entry.log_id),
+            )
+        why = "all of it is in use; try again, it goes on when some is written to disk or let go by its readers"
+        attributes: dict[str, Any] = {"log": list(entry.log_id)}
+        if self._error is not None:
+            cause = _disk_full(self._error, self._directory)
+            why, attributes = cause.message, {**cause.attributes, **attributes}
+        return Unavailable(f"segment {key} is on disk, and there was no room in memory to load it: {why}", **attributes)
+
+    def _beyond_reserve(self) -> bool:
+        """Whether the reserve is there without one of the slots that are free, or could be at once."""
+        left = self._reserve - self._arena.free_slots - self._loads.in_flight
+        for segment in self._stored if left >= 0 else ():
+            if not (segment.slot.leases or segment.slot.pins):
+                left -= 1
+                if left < 0:
+                    break
+        return left < 0
 
     def _evict(self) -> bool:
         """Free the slot that will be missed least. Returns whether there was one."""
@@ -291,7 +331,7 @@ class PersistenceManager:
         if self._may_put_off:
             due_ms = self.now_ms - self._flush_delay_ms
             ready = [segment for segment in ready if segment.touched_ms <= due_ms]
-        if len(ready) > 1 and self._arena.free_slots <= self._kept_for_loads:
+        if len(ready) > 1 and self._arena.free_slots <= self._reserve:
             ready.sort(key=lambda segment: segment.entry.distance(segment.key) is not None)  # stable: then the oldest
         for segment in ready:
             if count >= FLUSH_SEGMENTS_MAX:
@@ -519,7 +559,7 @@ class PersistenceManager:
             elif any(segment.dropped for segment, _ in pending.wanted):
                 pending.done(NotPersisted("the stream was deleted"))
             elif job.error is not None and any(segment in written for segment, _ in pending.wanted):
-                cause = _disk_full(job.error)
+                cause = _disk_full(job.error, self._directory)
                 for segment, _ in pending.wanted:
                     self._dirty[segment.entry] = None  # it stays to be done, whoever asks for it again
                 pending.done(NotPersisted(cause.message, **cause.attributes))
@@ -701,12 +741,11 @@ class PersistenceManager:
         return counts
 
 
-def _disk_full(error: OSError) -> DiskFull:
+def _disk_full(error: OSError, directory: Path) -> DiskFull:
     """The error for writers while the disk takes nothing."""
     what = "has no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"fails ({error})"
     return DiskFull(
-        f"the broker's disk {what}; make room in its data directory, or delete or truncate streams:"
-        " it goes on by itself",
-        path=str(error.filename),
+        f"the broker's disk {what}; make room for {directory}, or delete or truncate streams: it goes on by itself",
+        path=str(error.filename or directory),
         errno=error.errno,
     )

@@ -7,29 +7,31 @@
 * A **lane** is a range of an entry that is pushed over one connection. It goes on where its last run has ended, by the
   rules of ``kera.broker.reading``; so what is on disk and is loaded first, and what is appended meanwhile, follow each
   other without gap or repeat.
-* A **flush** is one per connection and round of the loop, whatever has happened in it: a run is all that became
-  readable of a segment meanwhile. Lanes take turns.
+* A **flush** is one per connection and round of the loop at most, whatever has happened in it: a run is all that became
+  readable of a segment meanwhile. Lanes take turns, and so do connections (``kera.broker.slices``).
+* What a reader asks for is done at once if it is little, and else in slices, in its order.
 * The **window** bounds what was pushed and is not taken. A run may exceed it when nothing else is outstanding, or a
   large chunk would never come; until then, a lane whose turn it is keeps its place before the others.
-* A **lease** per run keeps its slot, until the reader releases it or is gone. Readers who hold too much of the memory
-  are told to pull: they get copies then, and writers get their memory.
+* A **lease** per run keeps its slot, until the reader releases it or is gone. Readers who hold too much of the memory,
+  or need what is in its reserve, are told to pull: they get copies then, and others get the memory.
 
 `ProtocolError` means that the peer is not to be trusted any more: who calls `received` closes the connection then.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
 
 from kera.broker.arena import Arena
 from kera.broker.bounds import end_of, lag_records
 from kera.broker.entry import Entry
-from kera.broker.following import Follower, Loading, Loop
+from kera.broker.following import Follower, Loading, Watches
 from kera.broker.metrics import PushTotals
 from kera.broker.ownership import interval_of
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, entry_of, plan_read
+from kera.broker.slices import Loop, Slices
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import InvalidCursor, KeraError, ProtocolError
@@ -47,7 +49,10 @@ RUN_BYTES_MAX = 4 << 20
 """A longer run would keep the other lanes waiting; a single chunk may be larger."""
 FLUSH_RUNS_MAX = 1024
 """In one message; then it is other connections' turn."""
-FLUSH_ENDS_MAX = 1024
+FLUSH_LANES_MAX = 64
+"""Looked at for one message, likewise."""
+STEPS_AT_ONCE = 128
+"""Lanes that are begun or ended, or leases; then it is looked whether others have their turn."""
 APPLICATION_ID_BYTES_MAX = 256
 
 Reason = push_pb2.PushEnd.Reason
@@ -64,6 +69,8 @@ class Push:
         self.memory = memory
         self.totals = totals
         self.loop = loop
+        self.slices = Slices(loop)
+        self.watches = Watches(self.slices)
         self.window_bytes_max = window_bytes_max(arena.slot_count, arena.slot_bytes)
 
 
@@ -81,10 +88,24 @@ class Lane(Follower):
 class PushConnection:
     """One reader. See the head of this module."""
 
-    def __init__(self, push: Push, send: Callable[[bytes], object]) -> None:
-        """`send`: takes a message, and never waits; who cannot take more calls `pause` first."""
+    def __init__(
+        self,
+        push: Push,
+        send: Callable[[bytes], object],
+        *,
+        on_idle: Callable[[], object] = lambda: None,
+        on_failed: Callable[[ProtocolError], object] = lambda _: None,
+    ) -> None:
+        """`send`: takes a message, and never waits; who cannot take more calls `pause` first.
+
+        `on_idle`: called when it is not `busy` any more; `on_failed`: when the peer turns out not to be trusted then.
+        """
         self._push = push
         self._send = send
+        self._on_idle = on_idle
+        self._on_failed = on_failed
+        self._inbox: deque[Iterator[None]] = deque()
+        """What has arrived and is not done."""
         self.application_id = ""
         self._window_bytes = push.window_bytes_max
         self._outstanding_bytes = 0
@@ -104,22 +125,68 @@ class PushConnection:
 
     def received(self, kind: Kind, body: bytes) -> None:
         """A message has arrived. Raises `ProtocolError`."""
+        if kind == Kind.TAKEN and not self._inbox:
+            self._taken(taken_of(body))
+            return
+        self._inbox.append(self._handled(kind, body))
+        if len(self._inbox) == 1 and self._handle():
+            self._push.slices.add(self._handle_more)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has yet to do what has arrived: read no more from the peer for now."""
+        return bool(self._inbox)
+
+    def _handle(self) -> bool:
+        """Do a little of what has arrived; returns whether there is more."""
+        inbox = self._inbox
+        for _ in range(STEPS_AT_ONCE):
+            if not inbox:
+                break
+            if next(inbox[0], inbox) is inbox:
+                inbox.popleft()
+        return bool(inbox)
+
+    def _handle_more(self) -> bool:
+        try:
+            if self._handle():
+                return True
+        except ProtocolError as error:
+            self._inbox.clear()
+            self._on_failed(error)
+            return False
+        if not self._lost:
+            self._on_idle()
+        return False
+
+    def _handled(self, kind: Kind, body: bytes) -> Iterator[None]:
+        """Do what a message asks for; yields after each part."""
         match kind:
             case Kind.RELEASE:
-                self._release(numbers_of(body))
+                yield from self._release(numbers_of(body))
             case Kind.TAKEN:
                 self._taken(taken_of(body))
             case Kind.SUBSCRIBE:
-                self._subscribe(parse(push_pb2.PushSubscribe, body))
+                yield from self._subscribe(parse(push_pb2.PushSubscribe, body))
             case Kind.CANCEL:
-                for number in numbers_of(body):
-                    lane = self._lanes.get(number)
-                    if lane is not None:  # if not, its end is on its way
-                        self._send(self._end(lane, Reason.CANCELLED))
+                yield from self._cancel(numbers_of(body))
             case _:
                 raise ProtocolError(f"a reader does not send {kind.name}")
 
-    def _subscribe(self, message: push_pb2.PushSubscribe) -> None:
+    def _cancel(self, numbers: tuple[int, ...]) -> Iterator[None]:
+        ends: list[bytes] = []
+        for number in numbers:
+            lane = self._lanes.get(number)
+            if lane is not None:  # if not, its end is on its way
+                ends.append(self._end(lane, Reason.CANCELLED))
+            if len(ends) == FLUSH_LANES_MAX:
+                self._send(b"".join(ends))
+                ends.clear()
+            yield
+        if ends:
+            self._send(b"".join(ends))
+
+    def _subscribe(self, message: push_pb2.PushSubscribe) -> Iterator[None]:
         if len(message.application_id.encode()) > APPLICATION_ID_BYTES_MAX:
             raise ProtocolError("application_id is too long", limit=APPLICATION_ID_BYTES_MAX)
         self.application_id = message.application_id or self.application_id
@@ -132,10 +199,11 @@ class PushConnection:
             lane = Lane(self, wanted.lane, wanted)
             if len(self._lanes) == LANES_MAX:
                 self._send(self._ended(lane, Reason.PULL))
-                continue
-            self._lanes[lane.number] = lane
-            self._push.totals.lanes += 1
-            self.mark(lane)
+            else:
+                self._lanes[lane.number] = lane
+                self._push.totals.lanes += 1
+                self.mark(lane)
+            yield
         self._schedule()
 
     def _taken(self, taken_bytes: int) -> None:
@@ -147,7 +215,7 @@ class PushConnection:
         self._blocked = False
         self._schedule()
 
-    def _release(self, slots: tuple[int, ...]) -> None:
+    def _release(self, slots: tuple[int, ...]) -> Iterator[None]:
         leases, arena = self._leases, self._push.arena
         for index in slots:
             left = leases[index] - 1
@@ -158,6 +226,7 @@ class PushConnection:
             else:
                 del leases[index]
             arena.slot(index).release()
+            yield
 
     def pause(self) -> None:
         """Send nothing more for now: the reader does not take it."""
@@ -173,12 +242,18 @@ class PushConnection:
         if self._lost:
             return
         self._lost = True
+        self._inbox.clear()
         self._push.totals.connections -= 1
-        for lane in list(self._lanes.values()):
-            self._forget(lane)
         leases, self._leases = self._leases, Counter()
-        for index in leases.elements():
-            self._push.arena.slot(index).release()
+        for index, count in leases.items():
+            self._push.arena.slot(index).release(count)
+        if self._forget_some():
+            self._push.slices.add(self._forget_some)
+
+    def _forget_some(self) -> bool:
+        for _ in range(min(len(self._lanes), STEPS_AT_ONCE)):
+            self._forget(self._lanes.popitem()[1])
+        return bool(self._lanes)
 
     # -- to the reader -------------------------------------------------------------------------------------------
 
@@ -197,22 +272,19 @@ class PushConnection:
             and not (self._scheduled or self._blocked or self._paused or self._lost)
         ):
             self._scheduled = True
-            self._push.loop.call_soon(self._flush)
+            self._push.slices.add(self._flush)
 
-    def _flush(self) -> None:
-        """Push what there is, for one lane after the other."""
+    def _flush(self) -> bool:
+        """Push what there is, for one lane after the other. If there is more, it has scheduled itself."""
         if self._paused or self._lost:
             self._scheduled = False
-            return
+            return False
         marked = self._marked
         runs: list[bytes] = []
         ends: list[bytes] = []
-        while (
-            marked
-            and self._outstanding_bytes < self._window_bytes
-            and len(runs) < FLUSH_RUNS_MAX
-            and len(ends) < FLUSH_ENDS_MAX
-        ):
+        for _ in range(FLUSH_LANES_MAX):
+            if not marked or self._outstanding_bytes >= self._window_bytes or len(runs) >= FLUSH_RUNS_MAX:
+                break
             lane, _ = marked.popitem(last=False)
             lane.marked = False
             try:
@@ -233,6 +305,7 @@ class PushConnection:
         if ends:  # behind the runs of the same lanes
             self._send(b"".join(ends))
         self._schedule()
+        return False
 
     def _advance(self, lane: Lane, runs: list[bytes], ends: list[bytes]) -> bool:
         """Take the next step of a lane; False when it has to wait for the window. Raises as `plan_read`."""
@@ -242,10 +315,9 @@ class PushConnection:
         stream_id, streamlet_id, index = lane.address
         streamlet = push.streams.get(stream_id).streamlet(streamlet_id)
         entry = entry_of(streamlet, index)
-        if entry is not lane.entry:
-            if lane.entry is None and lane.end is not None:
-                _check_end(streamlet, entry, lane.end)
-            lane.watch(entry)
+        if lane.entry is None and lane.end is not None:
+            _check_end(streamlet, entry, lane.end)
+        push.watches.watch(lane, entry)
         outstanding = self._outstanding_bytes
         plan = plan_read(
             streamlet,
@@ -298,7 +370,7 @@ class PushConnection:
             lags = [lag_records(streamlet, entry, Position(*segment.key, end)) for segment, _, end in plan.ranges]
         for (segment, begin, end), lag in zip(plan.ranges, lags, strict=True):
             group_id, segment_id = segment.key
-            if self._holds_too_much():
+            if self._holds_too_much() or not push.memory.may_lease(segment):
                 position = Position(group_id, segment_id, begin)
                 break
             slot = segment.slot
@@ -340,7 +412,7 @@ class PushConnection:
         return encode(Kind.END, message.SerializeToString())
 
     def _forget(self, lane: Lane) -> None:
-        del self._lanes[lane.number]
+        self._lanes.pop(lane.number, None)
         self._marked.pop(lane, None)
         self._push.totals.lanes -= 1
         self._loading.stop(lane)

@@ -148,7 +148,7 @@ class _Connection(asyncio.Protocol):
         if self._state is None or self._transport is None or self._transport.is_closing() or self._paused:
             return
         self._transport.write(ALIVE)
-        if not self._decoder.unfinished or self._messages != self._messages_seen:
+        if not self._decoder.unfinished or self._state.busy or self._messages != self._messages_seen:
             self._messages_seen, self._unfinished_s = self._messages, None
         elif self._unfinished_s is None:
             self._unfinished_s = now_s
@@ -165,7 +165,12 @@ class _Connection(asyncio.Protocol):
             self.abort()
             return
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)  # type: ignore[attr-defined]
-        self._state = PushConnection(server.push, transport.write)  # type: ignore[attr-defined]
+        self._state = PushConnection(
+            server.push,
+            transport.write,  # type: ignore[attr-defined]
+            on_idle=self._read_on,
+            on_failed=self._failed,
+        )
 
     def _greet(self, transport: asyncio.BaseTransport) -> bool:
         """Whether the peer may read, and has been given the arena."""
@@ -196,8 +201,22 @@ class _Connection(asyncio.Protocol):
                 self._messages += 1
                 state.received(kind, body)
         except ProtocolError as error:
-            log.warning("a reader was disconnected", application_id=state.application_id, error=str(error))
-            self.abort()
+            self._failed(error)
+        if state.busy and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _failed(self, error: ProtocolError) -> None:
+        application_id = "" if self._state is None else self._state.application_id
+        log.warning("a reader was disconnected", application_id=application_id, error=str(error))
+        self.abort()
+
+    def _read_on(self) -> None:
+        """Read from the peer again, unless it takes nothing, or there is something to do of what it has sent."""
+        if self._state is None or self._transport is None or self._paused or self._state.busy:
+            return
+        self._unfinished_s = None
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -210,10 +229,8 @@ class _Connection(asyncio.Protocol):
         """See `asyncio.BaseProtocol`."""
         if self._state is not None and self._transport is not None:
             self._paused = False
-            self._unfinished_s = None
             self._state.resume()
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+            self._read_on()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""

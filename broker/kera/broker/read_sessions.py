@@ -17,8 +17,9 @@ that are marked, at no others.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Generator
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Generator
 from typing import NamedTuple
 
 from kera.broker.bounds import lag_records
@@ -31,11 +32,12 @@ from kera.broker.fetching import (
     ReadReply,
     run_to_the_end,
 )
-from kera.broker.following import Follower, Loading
+from kera.broker.following import Follower, Loading, Watches
 from kera.broker.metrics import Counters
 from kera.broker.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, entry_of, plan_read
+from kera.broker.slices import Slices
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import InvalidArgument, KeraError, NotOwner, SessionLost
@@ -53,8 +55,10 @@ SESSIONS_MAX = 4096
 """Of a connection: a reader has one for each stream."""
 RESULTS_MAX = 4096
 """In one answer: when a stream is dropped, each of its ranges has an error to tell."""
-FORGOTTEN_AT_ONCE = 1024
-"""Ranges of a session that has ended; then others have their turn."""
+FORGOTTEN_AT_ONCE = 32
+"""Ranges of sessions that have ended; then it is looked whether others have their turn."""
+ROUSED_AT_ONCE = 8
+"""Requests that wait, in a round of the loop."""
 _SESSIONS = "read sessions"
 
 
@@ -71,9 +75,11 @@ class _Range(Follower):
 class _Session:
     """One reader's ranges. See the head of this module."""
 
-    def __init__(self, session_id: int, loading: Loading, *, kept: bool) -> None:
+    def __init__(self, session_id: int, loading: Loading, rouse: Callable[[_Session], None], *, kept: bool) -> None:
+        """`rouse`: has `roused` called, at once or soon."""
         self.session_id = session_id
         self.loading = loading
+        self._rouse = rouse
         self.kept = kept
         """It goes on behind the answer."""
         self.ranges: dict[int, _Range] = {}
@@ -120,6 +126,11 @@ class _Session:
             self._woken = None
 
     def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._rouse(self)
+
+    def roused(self) -> None:
+        """Its request goes on."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
@@ -176,6 +187,13 @@ class ReadSessions:
         self._read_bytes_max = read_bytes_max
         self.ranges = 0
         """Of all sessions that are kept."""
+        self._slices = Slices(asyncio.get_running_loop())
+        self._watches = Watches(self._slices)
+        self._ended: deque[_Session] = deque()
+        """To be forgotten."""
+        self._to_rouse: dict[_Session, None] = {}
+        self._roused = 0
+        """In this round of the loop."""
 
     def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
         """Take one step of a session. Raises `SessionLost` and `InvalidArgument`."""
@@ -253,7 +271,7 @@ class ReadSessions:
             and self.ranges + added <= RANGES_MAX
         )
         loading = Loading(self._memory, asyncio.get_running_loop())
-        session = _Session(request.session_id, loading, kept=kept)
+        session = _Session(request.session_id, loading, self._rouse, kept=kept)
         if kept:
             sessions.by_id[session.session_id] = session
         return session
@@ -307,6 +325,12 @@ class ReadSessions:
 
     def _end(self, peer: Peer, session: _Session) -> None:
         """A session is over; may be repeated."""
+        self._close(peer, session)
+        if self._forget():
+            self._slices.add(self._forget)
+
+    def _close(self, peer: Peer, session: _Session) -> None:
+        """Have a session forgotten; may be repeated."""
         if session.closed:
             return
         session.close()
@@ -315,19 +339,52 @@ class ReadSessions:
             del sessions.by_id[session.session_id]
             sessions.ranges -= len(session.ranges)
             self.ranges -= len(session.ranges)
-        self._forget(session)
+        self._ended.append(session)
 
-    def _forget(self, session: _Session) -> None:
-        """Take its ranges away, some in each round of the loop."""
-        for item in list(session.ranges.values())[:FORGOTTEN_AT_ONCE]:
-            session.remove(item)
-        if session.ranges:
-            asyncio.get_running_loop().call_soon(self._forget, session)
+    def _forget(self) -> bool:
+        """Take ranges of ended sessions away, a few; returns whether there are more."""
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if not self._ended:
+                return False
+            session = self._ended[0]
+            if session.ranges:
+                session.remove(session.ranges.popitem()[1])
+            else:
+                self._ended.popleft()
+        return bool(self._ended)
 
     def _lost(self, peer: Peer) -> None:
         """A connection is gone."""
-        for session in list(self._kept_of(peer).by_id.values()):
-            self._end(peer, session)
+        sessions = self._kept_of(peer)
+
+        def close_some() -> bool:
+            for session in list(itertools.islice(sessions.by_id.values(), FORGOTTEN_AT_ONCE)):
+                self._close(peer, session)
+            return bool(sessions.by_id)
+
+        if close_some():
+            self._slices.add(close_some)
+        if self._forget():
+            self._slices.add(self._forget)
+
+    # -- waking --------------------------------------------------------------------------------------------------
+
+    def _rouse(self, session: _Session) -> None:
+        """Let a request that waits go on: a few in each round of the loop, as each has something to do then."""
+        if self._roused < ROUSED_AT_ONCE:
+            session.roused()
+        else:
+            self._to_rouse[session] = None
+        if not self._roused:
+            asyncio.get_running_loop().call_soon(self._rouse_more)
+        self._roused = min(self._roused + 1, ROUSED_AT_ONCE)
+
+    def _rouse_more(self) -> None:
+        self._roused = 0
+        waiting = list(itertools.islice(self._to_rouse, ROUSED_AT_ONCE))
+        for session in waiting:
+            del self._to_rouse[session]
+            self._rouse(session)
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -364,8 +421,7 @@ class ReadSessions:
         stream_id, streamlet_id, index = item.address
         streamlet = self._streams.get(stream_id).streamlet(streamlet_id)
         here = _Place(streamlet, entry_of(streamlet, index))
-        if here.entry is not item.entry:
-            item.watch(here.entry)
+        self._watches.watch(item, here.entry)
         plan = plan_read(streamlet, index, item.position, item.end, answer.left, strict=answer.used)
         item.reads_at(here.entry, plan.next)
         behind = plan.next < here.entry.end
@@ -386,7 +442,10 @@ class ReadSessions:
 
     def _give(self, peer: Peer, here: _Place, item: _Range, plan: ReadPlan, answer: _Answer) -> None:
         """Put what a plan has found into an answer, and advance the range by it."""
-        views = [self._outgoing.give(peer, segment.slot, begin, end) for segment, begin, end in plan.ranges]
+        views = [
+            self._outgoing.give(peer, segment.slot, begin, end, lend=self._memory.may_lease(segment))
+            for segment, begin, end in plan.ranges
+        ]
         answer.bulk += views  # all of them or none
         length = sum(map(len, views))
         for segment, _, _ in plan.ranges:

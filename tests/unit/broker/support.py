@@ -115,8 +115,19 @@ class FailingDisk(LocalDisk):
 class Engine:
     """The log engine without loop and threads: what the persistence manager plans is done when a test says so."""
 
-    def __init__(self, arena: Arena, root: Path, restart: Restart | None = None, *, flush_delay_ms: int = 0) -> None:
-        """`restart`: that of a launch which goes on from what is there; None: a launch that finds nothing."""
+    def __init__(
+        self,
+        arena: Arena,
+        root: Path,
+        restart: Restart | None = None,
+        *,
+        flush_delay_ms: int = 0,
+        reserve_slots: int = 0,
+    ) -> None:
+        """`restart`: that of a launch which goes on from what is there; None: a launch that finds nothing.
+
+        `reserve_slots`: by default a test can use all of the memory.
+        """
         self.arena = arena
         self.root = root
         self.index = SegmentIndex.open(root / "index", durable=False) if restart is None else restart.index
@@ -127,7 +138,12 @@ class Engine:
         meta = {"clean": False, "next_physical_id": next_physical_id, "slot_bytes": arena.slot_bytes}
         self.index.commit([], meta)
         self.memory = PersistenceManager(
-            arena, self.index, next_physical_id=next_physical_id, meta=meta, flush_delay_ms=flush_delay_ms
+            arena,
+            self.index,
+            next_physical_id=next_physical_id,
+            meta=meta,
+            flush_delay_ms=flush_delay_ms,
+            reserve_slots=reserve_slots,
         )
         self.replication = Replication(Limits(arena.slot_bytes), self.memory.note)
         self.memory.on_gone = self.replication.coverage.gone

@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from kera.broker import following, read_sessions
+from kera.broker import waiting as waiting_module
+from kera.core.ids import Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Method, Peer
+from kera.v1 import broker_pb2
 from tests.unit.broker.support import (
     BROKER_ID,
+    CHUNK_BYTES,
     STREAM_ID,
     Broker,
     Engine,
@@ -80,3 +85,90 @@ async def test_answers_that_are_taken_hold_nothing(broker: Broker) -> None:
     assert outgoing.slots == 1
     answers.clear()
     assert (outgoing.slots, outgoing.copied_bytes) == (0, 0)
+
+
+def session(number: int, ranges: int, **fields: Any) -> Any:
+    """The first step of a read session that has nothing to read."""
+    wanted = [broker_pb2.ReadRange(start=cursor(entry=1), handle=handle) for handle in range(ranges)]
+    return api.MULTI_READ_CHUNKS.request(session_id=number, ranges=wanted, **fields)
+
+
+def watched(broker: Broker) -> bool:
+    return any(entry.waiters or entry.readers for entry in broker.streams.get(STREAM_ID).streamlet(0).entries)
+
+
+async def rounds_until(condition: Callable[[], bool]) -> int:
+    rounds = 0
+    while not condition():
+        rounds += 1
+        await asyncio.sleep(0)
+    return rounds
+
+
+async def test_a_connection_with_many_sessions_goes_in_slices(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_sessions, "FORGOTTEN_AT_ONCE", 4)
+    broker.append(chunk(3, 0))
+    peer = Peer("tcp", "gone")
+    for number in range(1, 101):
+        assert isinstance(broker.start(api.MULTI_READ_CHUNKS, session(number, 4), peer=peer), Reply)
+    peer.closed()
+    assert watched(broker)
+    assert await rounds_until(lambda: not watched(broker)) > 5
+    assert broker.broker.sessions.ranges == 0
+
+
+async def test_many_requests_that_wait_for_one_write_go_on_a_few_in_each_round(broker: Broker) -> None:
+    waiting = [
+        asyncio.ensure_future(broker.start(api.MULTI_READ_CHUNKS, session(number, 1, wait_ms=60_000)))
+        for number in range(1, 101)
+    ]
+    await rounds_until(lambda: len(broker.broker.sessions._kept_of(broker.peer).by_id) == 100)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert not any(each.done() for each in waiting)
+    broker.append(chunk(3, 0))
+    slices = broker.broker.turns.slices
+    done = most = 0
+    while done < 100:
+        await asyncio.sleep(0)
+        before, done = done, sum(each.done() for each in waiting)
+        most = max(most, done - before)
+    assert most <= read_sessions.ROUSED_AT_ONCE
+    assert broker.broker.turns.slices >= slices + 100
+    assert all(each.result().message.results for each in waiting)
+
+
+async def test_many_ranges_of_an_entry_are_woken_in_slices(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "WOKEN_AT_ONCE", 16)
+    broker.append(chunk(3, 0))
+    reply = broker.start(api.MULTI_READ_CHUNKS, session(1, 400))
+    assert not isinstance(reply, Reply)
+    assert len((await reply).message.results) == 400
+    broker.append(chunk(3, 1))
+    told: list[int] = []
+    for step in range(1, 401):
+        answer = broker.start(
+            api.MULTI_READ_CHUNKS, api.MULTI_READ_CHUNKS.request(session_id=1, step=step, wait_ms=60_000)
+        )
+        reply = answer if isinstance(answer, Reply) else await answer
+        told += [result.handle for result in reply.message.results]
+        if len(told) == 400:
+            break
+    assert 1 < step < 400
+    assert sorted(told) == list(range(400)), "each is woken once"
+
+
+async def test_a_read_that_waits_for_many_entries_is_woken_by_each_and_forgotten_when_it_is_given_up(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_module, "FORGOTTEN_AT_ONCE", 1)
+    ranges = [read_range(Position(1, 1, CHUNK_BYTES)), *[read_range(entry=1)] * 100]
+    first, second = (asyncio.ensure_future(broker.read(*ranges, wait_ms=60_000)) for _ in range(2))
+    await rounds_until(lambda: all(e.waiters for e in broker.streams.get(STREAM_ID).streamlet(0).entries))
+    second.cancel()
+    broker.append(chunk(3, 0))
+    async with asyncio.timeout(20):
+        assert sequences_of(await first)
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await rounds_until(lambda: not any(e.waiters for e in broker.streams.get(STREAM_ID).streamlet(0).entries))

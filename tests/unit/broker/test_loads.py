@@ -5,10 +5,11 @@ import errno
 import pytest
 
 from kera.broker import loads
-from kera.broker.loads import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS, WANTED_MS
-from kera.core.errors import ArenaFull, DiskFailed
+from kera.broker.loads import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS, WANTED_MS, WANTED_MS_MIN
+from kera.core.errors import ArenaFull, DiskFailed, DiskFull
 from tests.unit.broker.persistence_support import (
     NEVER_MS,
+    SEGMENT,
     MakeEngine,
     finish,
     loaded,
@@ -153,3 +154,113 @@ def test_however_many_segments_are_wanted_that_are_gone_nobody_waits_for_them(lo
 
     assert memory.plan() == []
     assert waiting.calls == [None] * 2000
+
+
+# --- the reserve -------------------------------------------------------------------------------------------
+
+RESERVE = 2
+
+
+@pytest.fixture
+def full(make_engine: MakeEngine) -> Log:
+    """Four segments are on disk, which takes nothing more, and writers have all the memory that they can get."""
+    engine = make_engine(reserve_slots=RESERVE)
+    log, other = on_disk_only_of(Log(engine), 4), Log(engine)
+    engine.disk.write_error = errno.ENOSPC
+    with pytest.raises(DiskFull):
+        append_without_end(other)
+    return log
+
+
+def append_without_end(log: Log) -> None:
+    while True:
+        log.append()
+        log.engine.run()
+
+
+def on_disk_only_of(log: Log, segments: int) -> Log:
+    log.append_many(SEGMENT * segments)
+    log.engine.memory.close_all()
+    log.engine.run()
+    while log.engine.memory._evict():
+        pass
+    return log
+
+
+def test_writers_leave_a_reserve_to_readers_of_what_is_on_disk_who_do_not_hold_it(full: Log) -> None:
+    memory = full.engine.memory
+    assert full.engine.arena.free_slots == RESERVE
+    for key in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        outcome = Outcome()
+        memory.load(full.entry, key, outcome)
+        full.engine.run()
+        assert outcome.calls == [None], key
+        segment = full.entry.resident[key]
+        assert not memory.may_lease(segment)
+        memory.touched(segment)
+
+
+@pytest.mark.parametrize(("error", "kept"), [(0, 0), (errno.ENOSPC, RESERVE)])
+def test_readers_may_hold_all_but_the_reserve_and_that_too_while_the_disk_works(
+    make_engine: MakeEngine, error: int, kept: int
+) -> None:
+    engine = make_engine(reserve_slots=RESERVE)
+    log = Log(engine)
+    for _ in range(engine.arena.slot_count - 1):
+        log.append_many(SEGMENT)
+        engine.memory.close_all()
+        engine.run()
+    engine.disk.write_error = error
+    log.append()
+    engine.memory.close_all()
+    engine.run()
+    stored = [segment for segment in log.segments() if segment.in_index]
+    leased = []
+    for segment in stored:
+        if engine.memory.may_lease(segment):
+            segment.slot.lease()
+            leased.append(segment)
+    assert len(leased) == len(stored) - kept
+    assert all(engine.memory.may_lease(segment) for segment in leased), "who holds it already takes nothing more"
+    with pytest.raises((ArenaFull, DiskFull)):
+        engine.memory.allocate()
+    for segment in leased[: RESERVE - kept + 1]:
+        segment.slot.release()
+    engine.memory.allocate()
+
+
+def test_nothing_is_read_ahead_into_the_reserve(full: Log) -> None:
+    full.engine.memory.load(full.entry, (1, 1), Outcome())
+    full.engine.run()
+
+    assert resident(full) == [(1, 1)]
+
+
+def test_a_reader_who_does_not_come_keeps_others_from_the_reserve_for_a_moment_only(full: Log) -> None:
+    memory = full.engine.memory
+    for key in ((1, 1), (1, 2)):
+        memory.load(full.entry, key, Outcome())
+    full.engine.run()
+    outcome = Outcome()
+    memory.load(full.entry, (2, 1), outcome)
+    memory.tick(WANTED_MS_MIN - 1, idle_close_ms=NEVER_MS)
+    full.engine.run()
+    assert (outcome.calls, resident(full)) == ([], [(1, 1), (1, 2)])
+    memory.tick(WANTED_MS_MIN, idle_close_ms=NEVER_MS)
+    full.engine.run()
+
+    assert outcome.calls == [None]
+
+
+def test_who_finds_no_room_is_told_why_and_what_to_do(make_engine: MakeEngine) -> None:
+    log = on_disk_only(Log(make_engine()), 1)
+    plain = log.engine.memory.not_loaded(log.entry, (1, 1))
+    assert "let go by its readers" in plain.message
+    Log(log.engine).append_many(2 * SEGMENT)
+    log.engine.disk.write_error = errno.ENOSPC
+    log.engine.run()
+    error = log.engine.memory.not_loaded(log.entry, (1, 1))
+
+    assert error.retriable
+    assert f"the broker's disk has no room; make room for {log.engine.root}" in error.message
+    assert error.attributes["errno"] == errno.ENOSPC

@@ -9,11 +9,11 @@ import pytest
 from kera.broker import push as push_module
 from kera.broker.fetching import LOAD_WAIT_MS_MAX
 from kera.broker.following import LOADING_MAX
-from kera.broker.push import LANES_MAX
+from kera.broker.push import LANES_MAX, PushConnection
 from kera.broker.reading import ReadPlan, plan_read
 from kera.broker.segment import SegmentState
 from kera.broker.streamlet import Streamlet
-from kera.core.errors import ProtocolError
+from kera.core.errors import DiskFull, ProtocolError
 from kera.core.ids import Position
 from kera.core.push import WINDOW_BYTES_MAX, Kind, window_bytes_max
 from kera.v1 import push_pb2
@@ -448,6 +448,27 @@ def test_when_readers_hold_half_of_the_memory_those_who_want_more_are_told_to_pu
     assert late.sequences[1][:4] == [0, 1, 2, 3]
 
 
+def test_who_needs_what_is_in_the_reserve_of_the_memory_is_told_to_pull(make_engine: Callable[..., Engine]) -> None:
+    node = PushNode(make_engine(8, reserve_slots=2), stream_info(entries=1))
+    node.append(16)
+    node.to_disk()
+    node.engine.disk.write_error = errno.ENOSPC
+
+    def append_without_end() -> None:
+        while True:
+            node.append(1)
+            node.engine.run()
+
+    with pytest.raises(DiskFull):
+        append_without_end()
+    reader = Reader(node)
+    reader.subscribe(lane(1))
+    node.run()
+
+    assert reader.end() == ("PULL", "", Position(1, 1, 0))
+    assert node.engine.arena.leased_slots == 0
+
+
 def test_lanes_beyond_the_limit_are_told_to_pull(
     node: PushNode, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +481,79 @@ def test_lanes_beyond_the_limit_are_told_to_pull(
     assert reader.sequences == {1: [0], 2: [0]}
     assert reader.end(3) == ("PULL", "", Position(1, 1, 0))
     assert node.totals.lanes == 2
+
+
+MANY = 40
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four in a round of the loop."""
+    monkeypatch.setattr(push_module, "STEPS_AT_ONCE", 4)
+    monkeypatch.setattr(push_module, "FLUSH_LANES_MAX", 4)
+
+
+def rounds_until_idle(node: PushNode, reader: Reader) -> int:
+    rounds = 0
+    while reader.connection.busy:
+        rounds += 1
+        node.loop.round()
+    return rounds
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_many_lanes_are_begun_pushed_to_and_cancelled_in_slices_and_in_order(node: PushNode, reader: Reader) -> None:
+    node.append(1)
+    reader.subscribe(*(lane(number) for number in range(1, MANY + 1)))
+    assert reader.connection.busy
+    assert node.totals.lanes == 4
+    reader.cancel(*range(1, MANY + 1))
+    assert reader.ends == {}, "what was asked for first is done first"
+    assert rounds_until_idle(node, reader) >= 2 * MANY // 4 - 2
+    assert sorted(reader.ends) == list(range(1, MANY + 1))
+    assert node.totals.lanes == 0
+
+    fit = node.push.window_bytes_max // CHUNK_BYTES
+    reader.subscribe(*(lane(number) for number in range(101, 101 + fit)))
+    while len(reader.runs) < fit:
+        before = len(reader.runs)
+        assert node.loop.round()
+        assert len(reader.runs) - before <= 4
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_the_lanes_of_a_connection_that_is_gone_go_in_slices_and_its_leases_at_once(
+    node: PushNode, reader: Reader
+) -> None:
+    node.append(1)
+    reader.subscribe(*(lane(number) for number in range(1, MANY + 1)))
+    node.run()
+    assert node.engine.arena.leased_slots == 1
+    reader.connection.lost()
+    assert node.engine.arena.leased_slots == 0
+    assert node.totals.lanes == MANY - 4
+    assert node.loop.round()
+    assert node.totals.lanes == MANY - 8
+    node.run()
+    assert node.totals.lanes == 0
+    assert all(not entry.waiters and not entry.readers for entry in node.streamlet().entries)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_peer_that_turns_out_not_to_be_trusted_later_is_told_of_then(node: PushNode) -> None:
+    failed: list[ProtocolError] = []
+    idle: list[bool] = []
+    connection = PushConnection(node.push, lambda _: None, on_idle=lambda: idle.append(True), on_failed=failed.append)
+    lanes = [lane(number) for number in (*range(1, 11), 1)]
+    connection.received(Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=lanes).SerializeToString())
+    assert (connection.busy, failed) == (True, [])
+    node.run()
+    assert [str(error) for error in failed] == ["lane 1 is in use"]
+    assert not connection.busy
+    assert idle == []
+    connection.received(Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=map(lane, range(21, 31))).SerializeToString())
+    node.run()
+    assert idle == [True]
 
 
 # --- what is on disk ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -375,6 +376,30 @@ async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(
     slots[0].retire()
 
     assert sequences_of(await answer(stored.read(read_range())))[:4] == [0, 1, 2, 3]
+
+
+async def test_with_a_full_disk_readers_who_take_nothing_do_not_keep_others_from_what_is_on_disk(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(reserve_slots=1)
+    broker = Broker(engine, stream_info())
+    broker.append(*(chunk(sequence=number) for number in range(16)))
+    engine.memory.close_all()
+    engine.run()
+    engine.disk.write_error = errno.ENOSPC
+    for number in range(16, 16 + 4 * engine.arena.slot_count):
+        if any(status.HasField("error") for status in broker.append(chunk(sequence=number))):
+            break
+        engine.run()
+    else:
+        pytest.fail("the memory is not full")
+
+    held = []
+    for number in range(16):
+        place = Position(1 + number // 8, 1 + number // 4 % 2, number % 4 * CHUNK_BYTES)
+        reply = broker.read(read_range(place), bytes_max=CHUNK_BYTES, peer=Peer("tcp", str(number)))
+        held.append(reply if isinstance(reply, Reply) else await waits(reply))
+        assert sequences_of(held[-1]) == [number]
 
 
 async def test_a_reader_who_waits_for_the_disk_is_told_when_his_stream_is_dropped(stored: Broker) -> None:

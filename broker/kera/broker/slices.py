@@ -1,0 +1,72 @@
+"""Work for which no request waits, in slices: taking readers away, waking many of them, pushing to them.
+
+A request that takes long is driven by ``kera.core.turns``. What is here is begun by calls that may not take long, as an
+append or the end of a connection, and is done in the rounds of the loop that follow: about `SLICE_S` in each, whatever
+there is to do, and what is to be done in turn.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+from kera.core.turns import SLICE_S
+
+Step = Callable[[], bool]
+"""Does a little; returns whether there is more to do."""
+
+
+class Timer(Protocol):
+    """What `Loop.call_later` returns."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+        ...
+
+
+class Loop(Protocol):
+    """What is needed of an event loop."""
+
+    def call_soon(self, callback: Callable[[], object], /) -> object:
+        """Call in the next round."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
+        """Call after so many seconds."""
+        ...
+
+
+class Slices:
+    """Belongs to one event loop."""
+
+    def __init__(self, loop: Loop, slice_s: float = SLICE_S) -> None:
+        self._loop = loop
+        self._slice_s = slice_s
+        self._steps: OrderedDict[Step, None] = OrderedDict()
+        """Whose turn it is, in this order."""
+        self._scheduled = False
+
+    def add(self, step: Step) -> None:
+        """Take steps until there is nothing more to do, from the next round on; may be repeated."""
+        self._steps[step] = None
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._steps and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._round)
+
+    def _round(self) -> None:
+        self._scheduled = False
+        until_s = perf_counter() + self._slice_s
+        try:
+            for _ in range(len(self._steps)):  # each once: what they begin is for the next round
+                step, _ = self._steps.popitem(last=False)
+                if step():
+                    self._steps[step] = None  # behind the others
+                if perf_counter() >= until_s:
+                    break
+        finally:
+            self._schedule()
