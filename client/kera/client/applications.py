@@ -6,9 +6,11 @@ import asyncio
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from kera.client import arguments
+from kera.client.batches import CURSORS_MAX, batched
 from kera.client.cluster import Cluster
 from kera.client.group_discovery import list_groups
 from kera.client.intervals import start_of_group
@@ -364,6 +366,9 @@ async def _measure(
     cluster: Cluster, stream: StreamDescription, broker_id: int, parts: Sequence[tuple[_Point, Position]]
 ) -> list[Lag | None]:
     """Of what is gone, as retention was faster, nothing is left: it is measured from behind that."""
+    if len(parts) > CURSORS_MAX:
+        each = [await _measure(cluster, stream, broker_id, some) for some in batched(parts, CURSORS_MAX)]
+        return list(chain.from_iterable(each))
     found: list[Lag | None] = [None] * len(parts)
     asked = {at: start for at, (_, start) in enumerate(parts)}
     while asked:

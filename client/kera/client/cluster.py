@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client import arguments
+from kera.client.batches import CURSORS_MAX, batched
 from kera.client.intervals import cuts, merged_bounds
 from kera.client.locality import Locality
 from kera.client.retry import is_route_error, of_broker, retrying
@@ -330,10 +331,13 @@ class Cluster:
             stream = await self.stream(name)
 
             async def send(broker_id: int) -> Sequence[broker_pb2.CursorResult]:
-                request = new_request()
-                for entry, position in cursors.of_brokers[broker_id].items():
-                    fill_cursor(request.cursors.add(), entry, position)
-                return (await self._ask_broker(stream, broker_id, method, request)).results  # type: ignore[no-any-return]
+                found: list[broker_pb2.CursorResult] = []
+                for some in batched(cursors.of_brokers[broker_id].items(), CURSORS_MAX):
+                    request = new_request()
+                    for entry, position in some:
+                        fill_cursor(request.cursors.add(), entry, position)
+                    found += (await self._ask_broker(stream, broker_id, method, request)).results
+                return found
 
             try:
                 cursors = _Cursors.of(stream, positions)

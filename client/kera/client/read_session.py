@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
+from kera.client.batches import CURSORS_MAX
 from kera.client.fetch import Fetched, Wanted
 from kera.client.types import fill_cursor, position_of
 from kera.core.errors import ProtocolError, SessionLost
@@ -96,23 +97,29 @@ class ReadSession(Generic[ItemT]):
             return await self._read(bytes_max, wait_ms, timeout_s)  # begun anew
 
     async def _read(self, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Given[ItemT]]:
+        told = self._added if self._kept else self._items
+        handles = list(itertools.islice(told, CURSORS_MAX))
+        rest = {handle: told[handle] for handle in itertools.islice(told, CURSORS_MAX, None)}
         request = broker_pb2.MultiReadChunksRequest(
             bytes_max=bytes_max,
-            wait_ms=wait_ms,
+            wait_ms=0 if rest else wait_ms,
             application_id=self._application_id,
             session_id=self._session_id,
             step=self._step + 1 if self._kept else 0,
         )
         if self._kept:
             request.removed.extend(self._removed)
-        for handle, item in (self._added if self._kept else self._items).items():
+        for handle in handles:
             row = request.ranges.add(handle=handle)
-            wanted = item.wanted
+            wanted = told[handle].wanted
             fill_cursor(row.start, wanted.entry, wanted.start)
             if wanted.end is not None:
                 fill_cursor(row.end, wanted.entry, wanted.end)
+        if rest and not self._kept:
+            for handle in handles:  # behind the others, should the session begin anew
+                self._items[handle] = self._items.pop(handle)
         self._kept = False  # until the answer is here, nobody knows
-        self._added, self._removed = {}, []
+        self._added, self._removed = rest, []
         reply = await self._channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
         bulk = pa.py_buffer(reply.bulk[0]) if reply.bulk else pa.py_buffer(b"")
         found = self._found(reply.message, bulk)

@@ -156,3 +156,24 @@ async def test_a_range_that_was_removed_and_came_again_goes_on_where_it_is_now(
     session.add(item)
     take(await read(session))
     assert item.values == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_more_ranges_than_a_request_takes_are_told_in_several(
+    wide: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Also when the broker keeps no session: then each begin has others."""
+    monkeypatch.setattr("kera.client.read_session.CURSORS_MAX", 2)
+    if not kept:
+        monkeypatch.setattr("kera.broker.read_sessions.CONNECTION_RANGES_MAX", 1)
+    producer = make_producer(wide, chunk_bytes_max=1024)
+    await producer.prepare("s")
+    parts = [part(number) for number in range(STREAMLETS)]
+    for number in range(STREAMLETS):
+        await producer.send("s", b"%d" % number, streamlet=number)
+    session = ReadSession(wide.loopback, items=parts)
+
+    for _ in range(STREAMLETS):
+        take(await read(session))
+
+    assert [each.values for each in parts] == [[b"%d" % number] for number in range(STREAMLETS)]

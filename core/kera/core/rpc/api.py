@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kera.core.rpc.limits import HEAD_BYTES_MAX
 from kera.core.rpc.method import Method
 from kera.v1 import application_pb2 as application
 from kera.v1 import backup_pb2 as backup
@@ -113,7 +114,14 @@ REGISTER_BROKER = Method(
     large=True,
     large_request=True,
 )
-HEARTBEAT = Method(COORDINATOR, "Heartbeat", 109, coordinator.HeartbeatRequest, coordinator.HeartbeatResponse)
+HEARTBEAT = Method(
+    COORDINATOR,
+    "Heartbeat",
+    109,
+    coordinator.HeartbeatRequest,
+    coordinator.HeartbeatResponse,
+    request_bytes_max=2 << 20,
+)
 ALTER_STREAM = Method(COORDINATOR, "AlterStream", 110, coordinator.AlterStreamRequest, coordinator.AlterStreamResponse)
 REGISTER_BACKUP = Method(
     COORDINATOR, "RegisterBackup", 111, coordinator.RegisterBackupRequest, coordinator.RegisterBackupResponse
@@ -176,7 +184,13 @@ FENCE_BROKER = Method(BACKUP, "FenceBroker", 205, backup.FenceBrokerRequest, bac
 BACKUP_METHODS = (REPLICATE, READ_REPLICA, LIST_REPLICAS, FREE_REPLICAS, FENCE_BROKER)
 
 CONSUME_ROUND = Method(
-    CONSUMER_GROUPS, "ConsumeRound", 301, application.ConsumeRoundRequest, application.ConsumeRoundResponse, large=True
+    CONSUMER_GROUPS,
+    "ConsumeRound",
+    301,
+    application.ConsumeRoundRequest,
+    application.ConsumeRoundResponse,
+    large=True,
+    request_bytes_max=HEAD_BYTES_MAX,
 )
 KEEP_ALIVE = Method(CONSUMER_GROUPS, "KeepAlive", 302, application.KeepAliveRequest, application.KeepAliveResponse)
 LEAVE = Method(CONSUMER_GROUPS, "Leave", 303, application.LeaveRequest, application.LeaveResponse)
@@ -211,6 +225,7 @@ RESET_APPLICATION = Method(
     application.ResetApplicationRequest,
     application.ResetApplicationResponse,
     large=True,
+    request_bytes_max=HEAD_BYTES_MAX,
 )
 DELETE_APPLICATION = Method(
     CONSUMER_GROUPS,

@@ -34,7 +34,7 @@ from kera.core.rpc.frames import (
     lazy_memory,
 )
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
-from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
+from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX, check_request
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.sockets import SERVER, tune
 from kera.core.rpc.unix_socket import bind_unix
@@ -354,6 +354,7 @@ class _ServerConnection(FrameProtocol):
             return
         method, handler = known
         try:
+            check_request(method, len(head), len(bulk), self.bulk_bytes_max)  # before it is looked at
             result = run_handler(handler, Call(parse(method.request, head), bulk, self._peer))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
             self._send_error(header, method, error)

@@ -31,7 +31,7 @@ from crc32c import crc32c
 from google.protobuf.message import Message
 
 from kera.core.errors import ProtocolError, invariant
-from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX, check_size
+from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX, check_request, check_size
 from kera.core.rpc.method import Method
 from kera.v1 import common_pb2
 
@@ -86,12 +86,13 @@ def encode_frame(
     Raises `RecordTooLarge` over the limits.
     """
     head = message.SerializeToString()
+    check = check_request if kind is Kind.REQUEST else check_size
     if not bulk:
-        check_size(method, len(head), 0, bulk_bytes_max)
+        check(method, len(head), 0, bulk_bytes_max)
         return [_with_header(kind, method.number, request_id, head, 0)]
     pieces = [piece if type(piece) is bytes else pa.py_buffer(piece) for piece in bulk]
     bulk_bytes = sum(map(len, pieces))
-    check_size(method, len(head), bulk_bytes, bulk_bytes_max)
+    check(method, len(head), bulk_bytes, bulk_bytes_max)
     return [_with_header(kind, method.number, request_id, head, bulk_bytes), *pieces]
 
 

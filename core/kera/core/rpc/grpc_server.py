@@ -18,7 +18,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kera.core.errors import InternalError, PortTaken, ProtocolError, Unavailable
+from kera.core.errors import InternalError, PortTaken, ProtocolError, RecordTooLarge, Unavailable
 from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import CALLS_MAX, ERROR_METADATA, keep_freed_memory, server_options
@@ -30,6 +30,7 @@ from kera.core.rpc.limits import (
     SEND_BUFFER_BYTES_MAX,
     check_request,
     check_size,
+    head_bytes_max,
 )
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.wire import parse, parse_with_bulk, serialize_with_bulk
@@ -190,6 +191,7 @@ class _Stream:
         self._handler = handler
         self._context = context
         self._bulk_bytes_max = bulk_bytes_max
+        self._head_bytes_max = head_bytes_max(method, bulk_bytes_max)
         self._untaken = untaken
         self._turns = turns
         self._peer = Peer("grpc", context.peer())
@@ -206,8 +208,11 @@ class _Stream:
         try:
             async for data in requests:
                 try:
-                    message, bulk = parse_with_bulk(self._method.request, data)
-                except ProtocolError as error:  # whose request it was cannot be told, so the stream ends
+                    message, bulk = parse_with_bulk(self._method.request, data, self._head_bytes_max)
+                except (
+                    ProtocolError,
+                    RecordTooLarge,
+                ) as error:  # whose request it was cannot be told, so the stream ends
                     await _abort(self._context, error_reply(error, self._method))
                 begun_s = perf_counter()
                 self._handle(message, bulk)

@@ -8,7 +8,7 @@ from kera.core.errors import InternalError, RecordTooLarge, invariant
 from kera.core.rpc.method import Method
 
 HEAD_BYTES_MAX = 4 << 20
-"""Largest message, without its bulk."""
+"""Largest message, without its bulk; of requests see `Method.request_bytes_max`."""
 BULK_BYTES_MAX = 32 << 20
 """Default bound on the bulk of a message, both ways."""
 REQUEST_CHUNKS_MAX = 1024
@@ -30,7 +30,12 @@ invariant(
 
 def check_request(method: Method[Any, Any], head_bytes: int, bulk_bytes: int, bulk_bytes_max: int) -> None:
     """Refuse a request that is larger than the method's may be: raises `RecordTooLarge`."""
-    _check(method, head_bytes, bulk_bytes, bulk_bytes_max if method.large_request else HEAD_BYTES_MAX, bulk_bytes_max)
+    _check(method, head_bytes, bulk_bytes, head_bytes_max(method, bulk_bytes_max), bulk_bytes_max)
+
+
+def head_bytes_max(method: Method[Any, Any], bulk_bytes_max: int) -> int:
+    """The largest request of a method, without its bulk."""
+    return bulk_bytes_max if method.large_request else method.request_bytes_max
 
 
 def check_size(method: Method[Any, Any], head_bytes: int, bulk_bytes: int, bulk_bytes_max: int) -> None:

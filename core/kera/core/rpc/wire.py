@@ -8,11 +8,11 @@ either way (a test holds them identical), so any protobuf client understands the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from kera.core.errors import KeraError, ProtocolError, error_from_wire, error_to_attributes
+from kera.core.errors import KeraError, ProtocolError, RecordTooLarge, error_from_wire, error_to_attributes
 from kera.core.rpc.limits import ERROR_TEXT_BYTES_MAX
 from kera.v1 import common_pb2
 
@@ -20,7 +20,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 BULK_FIELD = 15
 _BULK_TAG = BULK_FIELD << 3 | 2
-FIELDS_BEFORE_BULK_MAX = 256
+FIELDS_BESIDE_BULK_MAX = 256
 """A message that has bulk has few other fields; of one with more, protobuf finds the bulk faster."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _VARINT_BYTES_MAX = 10
@@ -74,32 +74,54 @@ def serialize_with_bulk(message: Message, bulk: Iterable[Any]) -> bytes:
     return b"".join((message.SerializeToString(), bytes((_BULK_TAG,)), _varint(length), *pieces))
 
 
-def parse_with_bulk(message_type: type[MessageT], data: bytes) -> tuple[MessageT, memoryview]:
+def parse_with_bulk(
+    message_type: type[MessageT], data: bytes, head_bytes_max: int | None = None
+) -> tuple[MessageT, memoryview]:
     """The message without its bulk field, and the bulk as a view of `data`.
 
-    A foreign client may put the bulk field elsewhere than last; then protobuf reads it, at the price of a copy.
+    A foreign client may put the bulk field elsewhere than last, or other fields behind it. Raises `ProtocolError`, and
+    `RecordTooLarge` when there are more than `head_bytes_max` beside the bulk.
     """
     view = memoryview(data)
-    end = _find_bulk(view)
-    if end is None:
+    found = _find_bulk(view)
+    head_bytes = len(view) if found is None else len(view) - (found.end - found.field_at)
+    if head_bytes_max is not None and head_bytes > head_bytes_max:
+        raise RecordTooLarge(
+            f"{message_type.DESCRIPTOR.name} has {head_bytes} bytes beside its bulk, over the limit {head_bytes_max}",
+            message_bytes=len(view),
+            limit=head_bytes_max,
+        )
+    if found is None:
         message = parse(message_type, data)
         chunks = getattr(message, "chunks", b"")
         if chunks:
             message.ClearField("chunks")
         return message, memoryview(chunks)
-    head_end, bulk_start = end
-    return parse(message_type, view[:head_end]), view[bulk_start:]
+    message = parse(message_type, view[: found.field_at])
+    if found.end < len(view):
+        message.MergeFrom(parse(message_type, view[found.end :]))
+    return message, view[found.start : found.end]
 
 
-def _find_bulk(view: memoryview) -> tuple[int, int] | None:
-    """Where the message's head ends and its bulk starts, if the bulk is the last field; else None.
+class _Bulk(NamedTuple):
+    """Where a message has its bulk field."""
+
+    field_at: int
+    start: int
+    """Of what is in it."""
+    end: int
+
+
+def _find_bulk(view: memoryview) -> _Bulk | None:
+    """Where the bulk is, if there is one, and few other fields; else None.
 
     None also for what this does not know, or finds odd: then protobuf decides.
     """
     at, end = 0, len(view)
-    for _ in range(FIELDS_BEFORE_BULK_MAX):
+    found: _Bulk | None = None
+    for _ in range(FIELDS_BESIDE_BULK_MAX):
         if at >= end:
-            break
+            return found if at == end else None
         field_at = at
         tag, at = _read_varint(view, at)
         kind = tag & 7
@@ -108,7 +130,9 @@ def _find_bulk(view: memoryview) -> tuple[int, int] | None:
         elif kind == _BYTES:
             length, at = _read_varint(view, at)
             if tag == _BULK_TAG:
-                return (field_at, at) if at + length == end else None
+                if found is not None:
+                    return None
+                found = _Bulk(field_at, at, at + length)
             at += length
         elif kind == _FIXED64:
             at += 8

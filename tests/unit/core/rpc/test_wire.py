@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.core.errors import ProtocolError
+from kera.core.errors import ProtocolError, RecordTooLarge
 from kera.core.rpc.wire import BULK_FIELD, parse, parse_with_bulk, serialize_with_bulk
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
@@ -222,3 +222,24 @@ def test_a_message_does_not_keep_the_memory_it_was_read_from() -> None:
     memory[:] = bytes(len(memory))
 
     assert message.name == "orders"
+
+
+@pytest.mark.parametrize("bulk_first", [False, True])
+def test_what_is_beside_the_bulk_has_a_limit_and_the_bulk_does_not_count(bulk_first: bool) -> None:
+    head, bulk = broker_pb2.MultiReadChunksRequest(removed=range(1000)).SerializeToString(), bytes(5000)
+    field = b"\x7a" + varint(len(bulk)) + bulk
+    data = field + head if bulk_first else head + field
+
+    _, found = parse_with_bulk(broker_pb2.MultiWriteChunksRequest, data, len(head))
+
+    assert found == bulk
+    with pytest.raises(RecordTooLarge, match=f"has {len(head)} bytes beside its bulk"):
+        parse_with_bulk(broker_pb2.MultiWriteChunksRequest, data, len(head) - 1)
+
+
+def test_many_fields_that_are_not_looked_at_one_by_one_have_the_limit_too() -> None:
+    data = broker_pb2.MultiReadChunksRequest(ranges=[broker_pb2.ReadRange()] * 1000).SerializeToString()
+
+    assert len(parse_with_bulk(broker_pb2.MultiReadChunksRequest, data, len(data))[0].ranges) == 1000
+    with pytest.raises(RecordTooLarge):
+        parse_with_bulk(broker_pb2.MultiReadChunksRequest, data, len(data) - 1)

@@ -1,0 +1,19 @@
+"""Requests about much are several requests: a message is read in one go, so brokers take none above 1 MiB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
+
+CURSORS_MAX = 8192
+"""Cursors, or ranges, of a request: of some 40 bytes at most, a range of twice that."""
+
+
+def batched(items: Iterable[T], count: int) -> Iterator[list[T]]:
+    """`items` in lists of so many; the last one may have fewer. Of none there is none."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, count)):
+        yield batch
