@@ -14,7 +14,7 @@ from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.settings import KIB, MIB, KeraSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
-ARENA_SEGMENTS_MIN = 4
+ARENA_SEGMENTS_MIN = 2
 """One to write to, one to go to disk or to come from there."""
 SEGMENT_BYTES_MAX = 512 * MIB
 """A chunk may be as large, and goes through memory as one piece."""

@@ -25,7 +25,7 @@ def test_settings_that_fit_each_other_are_taken(values: dict[str, Any]) -> None:
     [
         ({"segment_bytes": 2 * KIB}, "segment_bytes must be a multiple of 4096, at least 4096"),
         ({"segment_bytes": 5 * KIB}, "segment_bytes must be a multiple of 4096"),
-        ({"segment_bytes": 8 * MIB, "arena_bytes": 31 * MIB}, "arena_bytes must have room for 4 segments"),
+        ({"segment_bytes": 8 * MIB, "arena_bytes": 15 * MIB}, "arena_bytes must have room for 2 segments"),
         ({"segment_bytes": 8 * MIB, "message_bytes_max": 8 * MIB}, "message_bytes_max must have room for a chunk"),
         (
             {"segment_bytes": 1024 * MIB, "arena_bytes": 4096 * MIB, "message_bytes_max": 1025 * MIB},
