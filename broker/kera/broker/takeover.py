@@ -174,6 +174,7 @@ class Takeovers:
     async def _take_over(self, request: broker_pb2.TakeOverRequest) -> broker_pb2.TakeOverResponse:
         source = (request.source.broker_id, request.source.before_epoch)
         wanted = {}
+        unopened = []
         for item in request.streams:
             assignments = {each.streamlet_id: each for each in item.stream.assignments}
             for streamlet_id in item.streamlet_ids:
@@ -182,6 +183,13 @@ class Takeovers:
                     raise InvalidArgument(f"stream {item.stream.name!r} has no streamlet {streamlet_id}")
                 ref = item.stream.stream_id, streamlet_id
                 sources = frozenset({source, *_launches(assignment.sources)})
+                if assignment.broker_id == self._broker_id() and not self._committed(ref, sources - {source}):
+                    # What was found of those would not be in what is found now: this is about the source's groups.
+                    unopened.append(
+                        f"streamlet {streamlet_id} of stream {item.stream.name!r} has yet to be opened here with what"
+                        " was taken over before"
+                    )
+                    continue
                 wanted[ref] = await self._wanted(
                     item.stream,
                     assignment,
@@ -193,7 +201,7 @@ class Takeovers:
                 )
         async with self._turn:
             todo = {ref: each for ref, each in wanted.items() if each.sources not in self._prepared[ref]}
-            waits = await self._find(todo, list(request.backups))
+            waits = unopened + await self._find(todo, list(request.backups))
             response = broker_pb2.TakeOverResponse(waits_for=waits[:WAITS_MAX])
             for ref, each in wanted.items():
                 await self._answer(ref, each.sources, response)
@@ -401,6 +409,8 @@ class Takeovers:
                     await self._commit(ref, prepared)
 
     def _committed(self, ref: Ref, sources: frozenset[Launches]) -> bool:
+        if not sources:
+            return True
         origin = self._index.origin(*ref)
         return origin is not None and origin.sources >= sources
 

@@ -15,6 +15,7 @@ from kera.broker import arriving, recovering
 from kera.broker.recovering import Recovering
 from kera.broker.recovery_scan import VirtualKey
 from kera.broker.repair import Repair
+from kera.coordinator.intervals import taken_over
 from kera.core.chunk import ChunkHeader, verify_payload
 from kera.core.errors import CorruptChunk, DataLost
 from kera.core.ids import EARLIEST, Position
@@ -597,7 +598,8 @@ async def test_what_is_on_a_broker_that_comes_back_is_not_freed_by_it(world: Clu
     await node.stop()
 
 
-async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recovered(world: Cluster) -> None:
+async def moved_from_second_to_first(world: Cluster) -> tuple[common_pb2.StreamInfo, common_pb2.StreamletState, Any]:
+    """A streamlet whose older group is at broker 2 and whose newer one at broker 1, with what both have."""
     first, second = world.nodes[1], world.nodes[2]
     info = owned_by(2, world.epoch(), entries=1)
     await second.start(info.assignments[0].broker_epoch, info)
@@ -624,6 +626,51 @@ async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recove
     assert not any(status.error.code for status in await first.write(*world.chunks(0, 10)))
     newer = (await first.read(Position(state.next_group_id, 1, 0)))[0]
     assert len(newer) == 10
+    return moved, state, (stored, end, newer)
+
+
+async def test_a_recovery_waits_for_what_another_one_has_taken_over_to_be_opened(world: Cluster) -> None:
+    """Else what the former has found out would be passed over: the latter is about other groups of the streamlet."""
+    moved, state, (stored, _, newer) = await moved_from_second_to_first(world)
+    for number in (1, 2):
+        await world.nodes[number].kill(memory=True)
+    third = world.nodes[3]
+    await third.start(world.epoch())
+
+    async def find(info: common_pb2.StreamInfo, lost: int, epoch: int) -> tuple[list[str], common_pb2.StreamInfo]:
+        source = common_pb2.RecoverySource(broker_id=lost, before_epoch=epoch)
+        asked = broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0], handed_over=[state])
+        request = broker_pb2.TakeOverRequest(
+            source=source, streams=[asked], backups=[backup.info for backup in world.backups]
+        )
+        response = (await third.ask(api.TAKE_OVER, request)).message
+        after = common_pb2.StreamInfo()
+        after.CopyFrom(info)
+        after.assignments_version += 1
+        (assignment,) = info.assignments
+        next_group_id = max([each.state.next_group_id for each in response.streamlets], default=1)
+        after.assignments[0].CopyFrom(taken_over(assignment, lost, 3, third.epoch, next_group_id=next_group_id))
+        after.assignments[0].sources.append(source)
+        return list(response.waits_for), after
+
+    newest, oldest = world.epoch(), world.epoch()
+    waits, partly = await find(moved, 1, newest)
+    assert not waits
+    waits, _ = await find(partly, 2, oldest)
+    assert ["has yet to be opened here" in each for each in waits] == [True]
+    await third.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=partly))
+    waits, whole = await find(partly, 2, oldest)
+    assert not waits
+    await third.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=whole))
+
+    assert (await third.read())[0] == stored + newer
+    await third.until_restored()
+    await third.stop()
+
+
+async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recovered(world: Cluster) -> None:
+    first, second = world.nodes[1], world.nodes[2]
+    moved, state, (stored, end, newer) = await moved_from_second_to_first(world)
     await first.kill(memory=True)
 
     response, _ = await world.take_over(moved, 1, 2, handed_over=[state])
