@@ -296,8 +296,7 @@ def adopt(
 async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
     async with connected(bootstrap) as client:
         if not stream:
-            unlisted = (await client.admin.describe_cluster()).unknown_streams
-            unknown = [one for one in unlisted if not one.problem]
+            unknown = (await client.admin.describe_cluster()).unknown_streams
             if as_json:
                 print(json.dumps([dataclasses.asdict(one) for one in unknown], indent=2))
             else:

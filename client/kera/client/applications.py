@@ -222,13 +222,15 @@ async def report_cursors(
 
     Raises `InvalidArgument` when consumers that share the stream are active in the application.
     """
-    request = application_pb2.ResetApplicationRequest(application_id=name, forward_only=True, unnamed=unnamed)
-    for streamlet_id in sorted({entry.streamlet_id for entry in positions}):
-        start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
-        for number in range(stream.config.entries):
-            entry = EntryId(stream.stream_id, streamlet_id, number)
-            fill_cursor(start.cursors.add(), entry, positions.get(entry, EARLIEST))
-    await cluster.ask(api.RESET_APPLICATION, request)
+    streamlet_ids = sorted({entry.streamlet_id for entry in positions})
+    for some in batched(streamlet_ids, max(1, CURSORS_MAX // stream.config.entries)):
+        request = application_pb2.ResetApplicationRequest(application_id=name, forward_only=True, unnamed=unnamed)
+        for streamlet_id in some:
+            start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
+            for number in range(stream.config.entries):
+                entry = EntryId(stream.stream_id, streamlet_id, number)
+                fill_cursor(start.cursors.add(), entry, positions.get(entry, EARLIEST))
+        await cluster.ask(api.RESET_APPLICATION, request)
 
 
 async def committed_cursors(cluster: Cluster, name: str, stream: StreamDescription) -> dict[EntryId, Position]:

@@ -8,7 +8,8 @@ What a broker was told of a stream it has written down, and a new leader hears o
 * **A stream that was moved, recovered or altered since the copy** goes on as brokers know it, by itself
   (`UnknownStreams.advance`), if that comes from what is in the metadata. If both have gone on (the metadata of a
   coordinator that acted before it had heard of it), none of both is destroyed: brokers refuse what does not come from
-  what they know (``kera.core.lineage``), and an operator sees the problem.
+  what they know (``kera.core.lineage``), and an operator sees the problem, and may have it adopted, too: then the
+  stream is what its brokers know, and what was written to it elsewhere since the metadata were restored is given up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kera.coordinator.streams import LAST_STREAM_ID
 from kera.coordinator.validation import checked_name
 from kera.coordinator.work import Work
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
-from kera.core.lineage import comes_from, new_version
+from kera.core.lineage import comes_from, join, new_version
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -105,14 +106,7 @@ class UnknownStreams:
         stream = _later_version(known, later)
         if stream.assignments_version != known.assignments_version:
             self._check_recovered(stream)
-            members = self._state.brokers.ids()
-            missing = [one for one in broker_ids_of(stream) if one not in members]
-            if missing:
-                raise Unavailable(
-                    f"stream {stream.name!r} has a part at broker {missing[0]}, which is not in the metadata; start it",
-                    stream=stream.name,
-                    broker_ids=missing,
-                )
+            self._check_members(stream)
             if self._renew_launches(stream):
                 new_version(stream, self._state.coordinator_epoch)
         await self._state.write({}, [stream])
@@ -143,25 +137,57 @@ class UnknownStreams:
     async def _adopt(self, which: str, name: str) -> common_pb2.StreamInfo:
         state = self._state
         async with state.changing:
-            stream = self._version(self._find(which))
-            stream.name = checked_name(name or stream.name)
-            try:
-                state.catalog.check_free(stream.name)
-            except StreamExists as error:
-                raise StreamExists(
-                    f"{error.message}; choose another one for the stream that is adopted, with --name",
-                    stream=stream.name,
-                ) from error
-            state.catalog.check_room(stream)
-            last = max(stream.stream_id, state.ledger.next_number(LAST_STREAM_ID) - 1)
-            await state.write({LAST_STREAM_ID: number(last)}, [stream])
-            del self._told[stream.stream_id]
+            stream_id = self._find(which)
+            if stream_id in state.catalog:
+                stream = self._version_of_brokers(stream_id)
+                name = name or stream.name
+                if name != stream.name:
+                    raise InvalidArgument(f"stream {stream.name!r} is in the metadata, and keeps its name")
+                await state.write({}, [stream])
+            else:
+                stream = await self._adopt_unknown(stream_id, name)
+            del self._told[stream_id]
         log.warning("stream adopted", stream=stream.name, stream_id=stream.stream_id)
         await state.tell(stream, otherwise="broker does not serve an adopted stream until it can be told")
         return stream
 
+    async def _adopt_unknown(self, stream_id: int, name: str) -> common_pb2.StreamInfo:
+        state, stream = self._state, self._version(stream_id)
+        stream.name = checked_name(name or stream.name)
+        try:
+            state.catalog.check_free(stream.name)
+        except StreamExists as error:
+            raise StreamExists(
+                f"{error.message}; choose another one for the stream that is adopted, with --name",
+                stream=stream.name,
+            ) from error
+        state.catalog.check_room(stream)
+        last = max(stream.stream_id, state.ledger.next_number(LAST_STREAM_ID) - 1)
+        await state.write({LAST_STREAM_ID: number(last)}, [stream])
+        return stream
+
+    def _version_of_brokers(self, stream_id: int) -> common_pb2.StreamInfo:
+        """A stream that is in the metadata, as the latest of its brokers knows it."""
+        known, told = self._state.catalog.with_id(stream_id), [one.stream for one in self._told[stream_id].values()]
+        latest = max(told, key=lambda one: one.assignments_version)
+        self._check_told(known, latest)
+        stream = common_pb2.StreamInfo()
+        stream.CopyFrom(latest)
+        stream.name = known.name
+        if known.config_version > latest.config_version:
+            stream.config.CopyFrom(known.config)
+            stream.config_version = known.config_version
+            del stream.schemas[:]
+            stream.schemas.extend(known.schemas)
+        join(stream, known)
+        self._check_recovered(stream)
+        self._check_members(stream)
+        self._renew_launches(stream)
+        new_version(stream, self._state.coordinator_epoch)
+        return stream
+
     def _find(self, which: str) -> int:
-        known = [one for one in self.describe_all() if not one.problem]
+        known = self.describe_all()
         found = [one.stream.stream_id for one in known if which == str(one.stream.stream_id)]
         found = found or [one.stream.stream_id for one in known if which and which == one.stream.name]
         if len(found) > 1:
@@ -196,6 +222,16 @@ class UnknownStreams:
         new_version(stream, self._state.coordinator_epoch)
         stream.config_version += 1
         return stream
+
+    def _check_members(self, stream: common_pb2.StreamInfo) -> None:
+        members = self._state.brokers.ids()
+        missing = [one for one in broker_ids_of(stream) if one not in members]
+        if missing:
+            raise Unavailable(
+                f"stream {stream.name!r} has a part at broker {missing[0]}, which is not in the metadata; start it",
+                stream=stream.name,
+                broker_ids=missing,
+            )
 
     @staticmethod
     def _check_recovered(stream: common_pb2.StreamInfo) -> None:
@@ -266,7 +302,9 @@ def _later_version(known: common_pb2.StreamInfo, told: Iterable[common_pb2.Strea
             if not comes_from(one, stream.assignments_version):
                 raise InvalidArgument(
                     f"stream {known.name!r}: brokers know assignments that do not come from those in the metadata;"
-                    " both are kept, and what these brokers have is not served. Restore a later copy of the metadata",
+                    f" both are kept, and what these brokers have is not served. kera cluster adopt {known.name} has it"
+                    " go on as these brokers know it, and gives up what was written to it elsewhere since the metadata"
+                    " were restored",
                     stream=known.name,
                 )
             del stream.assignments[:]

@@ -29,6 +29,15 @@ def new_version(stream: common_pb2.StreamInfo, coordinator_epoch: int) -> None:
     stream.assignments_lineage[:] = lineage[-COORDINATORS_MAX:]
 
 
+def join(stream: common_pb2.StreamInfo, other: common_pb2.StreamInfo) -> None:
+    """Have `stream` come from both, before it is made the next version."""
+    lineage: dict[int, int] = {}
+    for version in (*_lineage(stream), *_lineage(other)):
+        lineage[_coordinator(version)] = max(version, lineage.get(_coordinator(version), 0))
+    stream.assignments_lineage[:] = sorted(lineage.values())
+    stream.assignments_version = max(lineage.values(), default=0)
+
+
 def comes_from(stream: common_pb2.StreamInfo, version: int) -> bool:
     """Whether a stream's assignments are this version, or were made from it; 0, which nobody knows, counts as one."""
     return version == 0 or any(

@@ -200,8 +200,16 @@ async def test_assignments_that_both_went_on_are_a_problem_that_is_told_and_dest
     assert two.coordinator.stream("orders") == ours
     (described,) = two.coordinator.unknown()
     assert "do not come from" in described.problem
-    with pytest.raises(UnknownStream):
-        await two.coordinator.adopt_stream("orders")
+    with pytest.raises(InvalidArgument, match="keeps its name"):
+        await two.coordinator.adopt_stream("orders", "another")
+
+    adopted = await two.coordinator.adopt_stream("orders")
+
+    assert adopted.assignments[0].broker_id == later.assignments[0].broker_id
+    assert [one.first_group_id for one in adopted.assignments[0].intervals] == [1, 9]
+    assert all(comes_from(adopted, one.assignments_version) for one in (known, ours, later))
+    assert two.coordinator.stream("orders") == adopted
+    assert two.coordinator.unknown() == []
 
 
 async def test_what_is_at_a_broker_that_the_metadata_do_not_have_waits_for_it(two: Cluster) -> None:
