@@ -46,6 +46,8 @@ GROUPS_MAX = 4096
 """Told of in one answer."""
 CURSORS_MAX = 65536
 """In one request."""
+ENTRIES_MAX = 32768
+"""Described in one answer, in at most 128 bytes each: it has to fit into a message."""
 STREAMLETS_MAX = 65536
 """In one request for descriptions."""
 
@@ -208,9 +210,16 @@ class BrokerService:
     ) -> Generator[None, None, broker_pb2.DescribeStreamletsResponse]:
         response = broker_pb2.DescribeStreamletsResponse()
         stream = self._streams.get(request.stream_id)
+        entries = 0
         for streamlet_id in request.streamlet_ids or sorted(stream.streamlets):
             yield
             streamlet = self._streams.get(request.stream_id).streamlet(streamlet_id)
+            entries += len(streamlet.entries)
+            if entries > ENTRIES_MAX:
+                raise InvalidArgument(
+                    f"at most {ENTRIES_MAX} entries are described in an answer: name fewer streamlets",
+                    limit=ENTRIES_MAX,
+                )
             first, last = streamlet.available_groups()
             info = response.streamlets.add(streamlet_id=streamlet_id, group_count=last - first + 1 if first else 0)
             for entry in streamlet.entries:

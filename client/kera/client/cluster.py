@@ -280,11 +280,13 @@ class Cluster:
     async def _describe_streamlets(
         self, stream: StreamDescription, broker_id: int, streamlet_ids: Sequence[int]
     ) -> dict[int, list[EntryBounds]]:
-        request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=streamlet_ids)
-        answer = await self._ask_broker(stream, broker_id, api.DESCRIBE_STREAMLETS, request)
-        return {
-            info.streamlet_id: [EntryBounds.from_message(entry) for entry in info.entries] for info in answer.streamlets
-        }
+        found = {}
+        for some in batched(streamlet_ids, max(1, CURSORS_MAX // stream.config.entries)):
+            request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=some)
+            answer = await self._ask_broker(stream, broker_id, api.DESCRIBE_STREAMLETS, request)
+            for info in answer.streamlets:
+                found[info.streamlet_id] = [EntryBounds.from_message(entry) for entry in info.entries]
+        return found
 
     async def _ask_broker(
         self, stream: StreamDescription, broker_id: int, method: Method[RequestT, ResponseT], request: RequestT

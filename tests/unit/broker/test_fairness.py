@@ -25,7 +25,7 @@ from tests.unit.broker.support import (
     stream_info,
 )
 
-LARGE = 20_000
+LARGE = 8_000
 REQUESTS: dict[Method[Any, Any], Callable[[], Any]] = {
     api.MEASURE_LAG: lambda: api.MEASURE_LAG.request(cursors=[cursor()] * LARGE),
     api.MULTI_READ_CHUNKS: lambda: api.MULTI_READ_CHUNKS.request(ranges=[read_range(entry=1)] * LARGE),

@@ -148,3 +148,13 @@ async def test_all_streamlets_of_the_broker_are_described_when_none_is_named(bro
 async def test_a_streamlet_of_another_broker_is_not_described(broker: Broker) -> None:
     with pytest.raises(NotOwner):
         await describe(broker, 0, 2)
+
+
+async def test_an_answer_describes_so_many_entries(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream may have a million of them: they would fit into no message, and take the broker's memory."""
+    (row,) = await describe(broker, 0)
+    monkeypatch.setattr("kera.broker.service.ENTRIES_MAX", 2 * len(row.entries))
+
+    assert len(await describe(broker, 0, 0)) == 2
+    with pytest.raises(InvalidArgument, match="name fewer streamlets"):
+        await describe(broker, 0, 0, 0)
