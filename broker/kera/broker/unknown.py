@@ -9,7 +9,7 @@ since makes no difference: it may still serve such a stream, or keep it unserved
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from kera.broker.restart import Unserved
 from kera.broker.stream import Stream, Streams
@@ -18,6 +18,8 @@ from kera.v1 import common_pb2, coordinator_pb2
 
 TOLD_MAX = 100
 """Streams of which one heartbeat tells: a description may take kilobytes."""
+HELD_MAX = 16384
+"""Streams that one heartbeat names, of some 30 bytes each."""
 
 
 class UnknownReport:
@@ -29,40 +31,51 @@ class UnknownReport:
         self._asked_epoch = -1
         """Of the coordinator that has said what it does not know."""
         self._asking = False
+        self._naming_to = -1
+        """The coordinator to which `_left` has yet to be named."""
+        self._left: list[int] = []
         self._pending: list[int] = []
         """Unknown, and not told of yet."""
         self._telling: list[int] = []
 
     def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         """Put into a heartbeat what there is to tell now."""
-        self._asking = self._leader_epoch() != self._asked_epoch
+        leader_epoch = self._leader_epoch()
+        self._asking = leader_epoch != self._asked_epoch
         self._telling = [] if self._asking else self._pending[:TOLD_MAX]
         if self._asking:
-            request.held_streams_told = True
-            request.held_streams.extend(self._held())
+            if leader_epoch != self._naming_to:
+                self._naming_to, self._pending = leader_epoch, []
+                self._left = sorted({*(one.stream_id for one in self._streams), *self._streams.unknown})
+            request.held_streams_told = len(self._left) <= HELD_MAX
+            request.held_streams.extend(map(self._held, self._left[:HELD_MAX]))
         request.unknown_streams.extend(map(self._described, self._telling))
 
     def answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
         """The last heartbeat that was filled has arrived."""
         if self._asking:
-            self._asked_epoch = answer.coordinator_epoch
-            self._pending = list(answer.unknown_stream_ids)
+            if answer.coordinator_epoch != self._naming_to:
+                self._naming_to = -1  # another one leads by now, and is told all
+                return
+            self._pending += answer.unknown_stream_ids
+            self._left = self._left[HELD_MAX:]
+            if not self._left:
+                self._asked_epoch, self._naming_to = answer.coordinator_epoch, -1
         else:
             late = [one for one in self._telling if self._is_being_written(one)]
             self._pending = self._pending[len(self._telling) :] + late
 
-    def _held(self) -> Iterator[coordinator_pb2.HeldStream]:
-        for stream_id in sorted({*(one.stream_id for one in self._streams), *self._streams.unknown}):
-            known: Stream | common_pb2.StreamInfo | None = None
-            if stream_id in self._streams:
-                known = self._streams.get(stream_id)
-            else:
-                known = stream_record(self._streams.index, stream_id)
-            yield coordinator_pb2.HeldStream(
-                stream_id=stream_id,
-                assignments_version=0 if known is None else known.assignments_version,
-                config_version=0 if known is None else known.config_version,
-            )
+    def _held(self, stream_id: int) -> coordinator_pb2.HeldStream:
+        known: Stream | common_pb2.StreamInfo | None = None
+        if stream_id in self._streams:
+            known = self._streams.get(stream_id)
+        else:
+            known = stream_record(self._streams.index, stream_id)
+        return coordinator_pb2.HeldStream(
+            stream_id=stream_id,
+            assignments_version=0 if known is None else known.assignments_version,
+            config_version=0 if known is None else known.config_version,
+        )
 
     def _is_being_written(self, stream_id: int) -> bool:
         """Whether what was told of a stream is older than what is known here."""

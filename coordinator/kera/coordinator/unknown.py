@@ -39,6 +39,8 @@ class UnknownStreams:
         self._state = state
         self._told: dict[int, dict[Launch, coordinator_pb2.UnknownStream]] = {}
         """What launches told, by stream."""
+        self._named: dict[Launch, set[int]] = {}
+        """By launches that have yet to name all that they hold: what was news of it."""
         self._awaited: dict[Launch, set[int]] = {}
         """The launches that have said what they hold; of these streams they have yet to tell."""
         self._work = Work()
@@ -71,14 +73,15 @@ class UnknownStreams:
 
     async def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
         """Of which of the streams that a broker holds we do not know what it knows."""
-        if not request.held_streams_told:
-            return []
         news, pace = [], self._state.pace()
         for one in request.held_streams:
             await pace.step()
             if self._is_news(one.stream_id, one.assignments_version, one.config_version):
                 news.append(one.stream_id)
-        self._awaited[launch] = set(news)
+        if news or request.held_streams_told:
+            self._named.setdefault(launch, set()).update(news)
+        if request.held_streams_told:
+            self._awaited[launch] = self._named.pop(launch)
         return news
 
     def advance(self) -> None:
@@ -289,8 +292,9 @@ class UnknownStreams:
                 self._told[stream_id] = told
             else:
                 del self._told[stream_id]
-        for launch in [one for one in self._awaited if brokers.epoch(one.member_id) != one.epoch]:
-            del self._awaited[launch]
+        for awaited in (self._named, self._awaited):
+            for launch in [one for one in awaited if brokers.epoch(one.member_id) != one.epoch]:
+                del awaited[launch]
 
 
 def _later_version(known: common_pb2.StreamInfo, told: Iterable[common_pb2.StreamInfo]) -> common_pb2.StreamInfo:

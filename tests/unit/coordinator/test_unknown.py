@@ -223,3 +223,21 @@ async def test_what_is_at_a_broker_that_the_metadata_do_not_have_waits_for_it(tw
     await all_tell(two, 1, later)
 
     assert two.coordinator.stream("orders").assignments[0].broker_id == 3
+
+
+async def test_what_a_broker_holds_may_be_named_in_several_heartbeats(two: Cluster) -> None:
+    _, later = await moved_since_a_copy(two)
+    owner = later.assignments[0].broker_id
+    await two.coordinator.unknown_of(beat(two, 3 - owner))
+    part = beat(two, owner, later)
+    part.held_streams_told = False
+
+    assert await two.coordinator.unknown_of(part) == [later.stream_id]
+    await tell(two, owner, later)
+    await two.coordinator.idle()
+    assert "has yet to tell" in two.coordinator.unknown()[0].problem
+    assert await two.coordinator.unknown_of(beat(two, owner)) == []
+    await tell(two, owner, later)
+    await two.coordinator.idle()
+
+    assert two.coordinator.stream("orders") == later

@@ -1,0 +1,66 @@
+"""What a broker tells a new coordinator of the streams that it holds."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kera.broker.unknown import UnknownReport
+from kera.v1 import coordinator_pb2
+
+
+class Held(dict[int, Any]):
+    """Streams that are open, by id."""
+
+    unknown: dict[int, Any]
+
+    def __iter__(self) -> Any:
+        return iter(self.values())
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Held:
+    monkeypatch.setattr("kera.broker.unknown.HELD_MAX", 2)
+    held = Held()
+    for number in range(1, 6):
+        held[number] = SimpleNamespace(stream_id=number, assignments_version=10 * number, config_version=number)
+    held.unknown = {}
+    return held
+
+
+class Heartbeats:
+    """Of one broker, to whoever leads."""
+
+    def __init__(self, streams: Held) -> None:
+        self.leader = 7
+        self.report = UnknownReport(cast(Any, streams), lambda: self.leader)
+
+    def beat(self, answered_by: int | None = None) -> tuple[list[int], bool]:
+        request = coordinator_pb2.HeartbeatRequest()
+        self.report.fill(request)
+        self.report.answered(coordinator_pb2.HeartbeatResponse(coordinator_epoch=answered_by or self.leader))
+        return [one.stream_id for one in request.held_streams], request.held_streams_told
+
+
+def test_streams_are_named_in_as_many_heartbeats_as_it_takes(streams: Held) -> None:
+    beats = Heartbeats(streams)
+
+    assert [beats.beat() for _ in range(4)] == [([1, 2], False), ([3, 4], False), ([5], True), ([], False)]
+    beats.leader = 8
+    assert beats.beat() == ([1, 2], False)
+
+
+def test_who_begins_to_lead_meanwhile_is_told_all(streams: Held) -> None:
+    beats = Heartbeats(streams)
+
+    assert beats.beat() == ([1, 2], False)
+    assert beats.beat(answered_by=8) == ([3, 4], False)
+    beats.leader = 8
+    assert [beats.beat() for _ in range(3)] == [([1, 2], False), ([3, 4], False), ([5], True)]
+
+
+def test_a_broker_without_streams_says_so(streams: Held) -> None:
+    streams.clear()
+    beats = Heartbeats(streams)
+
+    assert [beats.beat() for _ in range(2)] == [([], True), ([], False)]
