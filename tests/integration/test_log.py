@@ -256,7 +256,8 @@ async def test_retention_by_consumption_goes_as_far_as_all_applications(
     third, half = part_of(deliveries, 1 / 3), part_of(deliveries, 1 / 2)
     await client.admin.commit_cursors("a", "s", {0: [half.position]})
     await client.admin.commit_cursors("b", "s", {0: [third.position]})
-    await until(lambda: disk_bytes(log_of(tmp_path)) <= before * 2 // 3 + 4 * SEGMENT_BYTES)
+    # Files take whole blocks, and of those that are still being written `before` may lack some.
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= before * 2 // 3 + 10 * SEGMENT_BYTES)
     ((bounds,),) = (await client.bounds("s")).values()
     assert deliveries[0].position < bounds.start <= third.position
     segment = [each.record for each in deliveries if each.position[:2] == third.position[:2]]
@@ -269,7 +270,7 @@ async def test_retention_by_consumption_goes_as_far_as_all_applications(
     async with client.consumer("s", start={0: [bounds.start]}, end="latest", application_id="b") as consumer:
         await drained(consumer)
         await consumer.commit()
-    await until(lambda: disk_bytes(log_of(tmp_path)) <= before // 2 + 5 * SEGMENT_BYTES)
+    await until(lambda: disk_bytes(log_of(tmp_path)) <= before // 2 + 10 * SEGMENT_BYTES)
     ((bounds,),) = (await client.bounds("s")).values()
     segment = [each.record for each in deliveries if each.position[:2] == half.position[:2]]
     assert bounds.first_record == min(segment), "the other one is remembered"
