@@ -45,7 +45,9 @@ APPLICATIONS_MAX = 1024
 GROUPS_MAX = 4096
 """Told of in one answer."""
 CURSORS_MAX = 65536
-"""In one request."""
+"""In one request that asks about them."""
+CHANGES_MAX = 8192
+"""Cursors in one request to commit or to truncate: each waits for the disk, and results are kept until all are done."""
 ENTRIES_MAX = 32768
 """Described in one answer, in at most 128 bytes each: it has to fit into a message."""
 STREAMLETS_MAX = 65536
@@ -300,8 +302,8 @@ class BrokerService:
     ) -> list[broker_pb2.CursorResult]:
         """Do something with each cursor of a request; one that fails does not fail its neighbours."""
         cursors = call.message.cursors
-        if len(cursors) > CURSORS_MAX:
-            raise InvalidArgument(f"at most {CURSORS_MAX} cursors in a request", limit=CURSORS_MAX)
+        if len(cursors) > CHANGES_MAX:
+            raise InvalidArgument(f"at most {CHANGES_MAX} cursors in a request", limit=CHANGES_MAX)
         results = []
         pace = self.turns.pace(id(call.peer))
         for cursor in cursors:

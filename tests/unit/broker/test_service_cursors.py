@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.service import APPLICATION_ID_BYTES_MAX
+from kera.broker.service import APPLICATION_ID_BYTES_MAX, CHANGES_MAX
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
@@ -214,3 +214,13 @@ async def test_a_cursor_that_the_disk_does_not_take_is_an_error(
         (result,) = await commit(broker, cursor(Position(1, 1, 0)))
 
     assert result.error.code == "disk_failed"
+
+
+@pytest.mark.parametrize("method", [api.COMMIT_CURSORS, api.TRUNCATE_STREAMLETS], ids=lambda method: method.name)
+async def test_a_request_changes_so_many_cursors(broker: Broker, method: Any) -> None:
+    request = method.request(cursors=[cursor(EARLIEST)] * (CHANGES_MAX + 1))
+    if method is api.COMMIT_CURSORS:
+        request.application_id = "reader"
+
+    with pytest.raises(InvalidArgument, match=f"at most {CHANGES_MAX} cursors"):
+        await broker.ask(method, request)
