@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Generator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kera.broker.bounds import lag_records
 from kera.broker.entry import Entry, Key
@@ -27,10 +27,8 @@ from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
-from kera.core.turns import Turns
+from kera.core.turns import Turns, at_once
 from kera.v1 import broker_pb2, common_pb2
-
-T = TypeVar("T")
 
 READ_BYTES_MAX = 16 << 20
 """Bound on one response, whatever the reader asks for."""
@@ -78,7 +76,7 @@ class Fetches:
             raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
         if len(request.ranges) > READ_RANGES_AT_ONCE:
             return self._read_in_slices(call)
-        return self._answer(call, run_to_the_end(self._look(call, {})))
+        return self._answer(call, at_once(self._look(call, {})))
 
     async def _read_in_slices(self, call: ReadCall) -> ReadReply:
         answer = self._answer(call, await self._turns.run(self._look(call, {}), id(call.peer)))
@@ -120,7 +118,7 @@ class Fetches:
         steps = self._look(call, errors, waiter)
         if len(call.message.ranges) > READ_RANGES_AT_ONCE:
             return await self._turns.run(steps, id(call.peer))
-        return run_to_the_end(steps)
+        return at_once(steps)
 
     async def _loaded(
         self, wanted: tuple[Entry, Key], errors: dict[tuple[Entry, Key], KeraError], until: float
@@ -224,16 +222,6 @@ class Fetches:
 
         if forget_some():
             self._slices.add(forget_some)
-
-
-def run_to_the_end(steps: Generator[None, None, T]) -> T:
-    """What few steps return, at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def place_of(entry: Entry, position: Position) -> Key:

@@ -30,7 +30,6 @@ from kera.broker.fetching import (
     READ_WAIT_MS_MAX,
     ReadCall,
     ReadReply,
-    run_to_the_end,
 )
 from kera.broker.following import Follower, Loading, Watches
 from kera.broker.metrics import Counters
@@ -44,7 +43,7 @@ from kera.core.errors import InvalidArgument, KeraError, NotOwner, SessionLost
 from kera.core.rpc import Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
-from kera.core.turns import Turns
+from kera.core.turns import Turns, at_once
 from kera.v1 import broker_pb2
 
 SESSION_RANGES_MAX = READ_RANGES_MAX
@@ -208,8 +207,8 @@ class ReadSessions:
         if len(request.ranges) + len(request.removed) + len(session.marked) > READ_RANGES_AT_ONCE:
             return self._step_later(call, session)
         try:
-            run_to_the_end(self._change(call, session))
-            answer = run_to_the_end(self._look(call, session))
+            at_once(self._change(call, session))
+            answer = at_once(self._look(call, session))
         except BaseException:
             self._end(call.peer, session)
             raise

@@ -286,9 +286,10 @@ def adopt(
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Take up again a stream that brokers hold and that is not in the metadata.
+    """Take up again a stream that brokers hold and that is not in the metadata, or not as they know it.
 
-    That is so when the coordinator's metadata were restored from an older copy. The stream has all its records.
+    That is so when the coordinator's metadata were restored from an older copy. The stream has all its records; of one
+    that is in the metadata, but for those that were written to it elsewhere since the metadata were restored.
     """
     run_async(_adopt(bootstrap, stream, name, as_json))
 

@@ -288,6 +288,9 @@ class Admin:
 
         It has its old id and all that was acknowledged, and is called `name`, or what it was called.
 
+        One that is in the metadata, and of which `UnlistedStream.problem` says that brokers know another history, goes
+        on as these know it, under its name: what was written to it elsewhere since the metadata were restored is lost.
+
         Raises `UnknownStream`, `StreamExists`, `InvalidArgument`, and `Unavailable` while a broker that has a part of
         it is away.
         """
