@@ -74,8 +74,9 @@ ROUND_TIMEOUT_S = 120.0
 RUN_TIMEOUT_S = 24 * 3600.0
 LINE_BYTES_MAX = 1 << 20
 PAUSE_S = 0.002
+OVERWRITTEN_MIN = 0.75
+"""Of a slot. What a consumer holds is more than the rest."""
 
-_GENERATION = struct.Struct("<Q")
 _LEASES_AT = 14 * 4
 
 
@@ -233,22 +234,31 @@ class Followed:
 
 
 class Slots:
-    """Generations and leases of the arena's slots, as its file says."""
+    """Leases and bytes of the arena's slots, as its file says."""
 
     def __init__(self, arena: Path) -> None:
         with arena.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         head = json.loads(self._memory[:HEAD_BYTES].rstrip(b"\0"))
         self._count: int = head["slots"]
-
-    def generations(self) -> list[int]:
-        """Of all slots."""
-        return [_GENERATION.unpack_from(self._memory, HEAD_BYTES + at * ROW_BYTES)[0] for at in range(self._count)]
+        self._slots_at: int = head["slots_at"]
+        self._slot_bytes: int = head["slot_bytes"]
 
     def leased(self) -> list[int]:
         """The slots that somebody holds."""
         rows = range(HEAD_BYTES, HEAD_BYTES + self._count * ROW_BYTES, ROW_BYTES)
         return [at for at, row in enumerate(rows) if struct.unpack_from("<I", self._memory, row + _LEASES_AT)[0]]
+
+    def bytes_of(self, slot: int) -> bytes:
+        """What lies in it now."""
+        begin = self._slots_at + slot * self._slot_bytes
+        return self._memory[begin : begin + self._slot_bytes]
+
+
+def overwritten(before: bytes, now: bytes) -> bool:
+    """Whether a slot that has another segment is nearly full of it: chunks seldom fill the last bytes of a slot."""
+    pieces = range(0, len(before), KIB)
+    return sum(before[at : at + KIB] != now[at : at + KIB] for at in pieces) >= OVERWRITTEN_MIN * len(pieces)
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------
@@ -303,17 +313,20 @@ class Chaos:
         await sleeper.go_on()
         await until(lambda: bool(slots.leased()), ROUND_TIMEOUT_S)
         sleeper.signal(signal.SIGSTOP)
-        before, overwritten = slots.generations(), sleeper.seen["overwritten"]
-        held = slots.leased()
+        told = sleeper.seen["overwritten"]
+        held = {at: slots.bytes_of(at) for at in slots.leased()}
         await asyncio.to_thread(self._cluster.kill, BROKER)
         await asyncio.to_thread(self._cluster.restart, BROKER)
         try:
-            await until(lambda: all(slots.generations()[at] > before[at] for at in held), ROUND_TIMEOUT_S)
+            # A slot that is let go keeps its bytes until another segment needs it.
+            await until(
+                lambda: all(overwritten(before, slots.bytes_of(at)) for at, before in held.items()), ROUND_TIMEOUT_S
+            )
         finally:
             sleeper.signal(signal.SIGCONT)
         await sleeper.go_on()
         if held:
-            await until(lambda: sleeper.seen["overwritten"] > overwritten, ROUND_TIMEOUT_S)
+            await until(lambda: sleeper.seen["overwritten"] > told, ROUND_TIMEOUT_S)
             self.frozen += 1
 
     async def _executor(self) -> None:
