@@ -160,9 +160,10 @@ async def reset_application(cluster: Cluster, name: str, stream_name: str, to: R
     arguments.flag("force", force)
     cluster.forget(stream_name)
     stream = await cluster.stream(stream_name)
-    request = application_pb2.ResetApplicationRequest(application_id=name, force=force)
+    starts = []
     for streamlet_id, targets in (await _targets(cluster, stream, to)).items():
-        start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
+        start = application_pb2.StreamletStart(stream_id=stream.stream_id, streamlet_id=streamlet_id)
+        starts.append(start)
         if len(targets) != stream.config.entries:
             raise InvalidArgument(
                 f"stream {stream_name!r} has {stream.config.entries} entries per streamlet, and {len(targets)}"
@@ -173,10 +174,14 @@ async def reset_application(cluster: Cluster, name: str, stream_name: str, to: R
         for entry, target in enumerate(targets):
             fill_cursor(start.cursors.add(), stream.entry_id(streamlet_id, entry), Position(*target.position))
             start.records.add(record=target.record)
-    await cluster.ask(api.RESET_APPLICATION, request)
+    for some in batched(starts, max(1, CURSORS_MAX // stream.config.entries)):
+        await cluster.ask(
+            api.RESET_APPLICATION,
+            application_pb2.ResetApplicationRequest(application_id=name, force=force, starts=some),
+        )
     try:
         async with asyncio.timeout(TELL_TIMEOUT_S):
-            await _tell_brokers(cluster, name, stream, request)
+            await _tell_brokers(cluster, name, stream, starts)
     except (KeraError, TimeoutError) as error:
         log.warning(
             "application was put elsewhere, and not all brokers know: retention goes by its former cursors for now",
@@ -187,12 +192,12 @@ async def reset_application(cluster: Cluster, name: str, stream_name: str, to: R
 
 
 async def _tell_brokers(
-    cluster: Cluster, name: str, stream: StreamDescription, request: application_pb2.ResetApplicationRequest
+    cluster: Cluster, name: str, stream: StreamDescription, starts: Iterable[application_pb2.StreamletStart]
 ) -> None:
     """Retention goes by the cursors that brokers know: it is not to take what an application is to read again."""
     positions = {
         EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry): position_of(cursor)
-        for start in request.starts
+        for start in starts
         for cursor in start.cursors
     }
     if EARLIEST in positions.values():

@@ -1,4 +1,4 @@
-"""Requests about much are several requests: a message is read in one go, so brokers take none above 1 MiB."""
+"""Requests about much are several requests: a message is read in one go, so daemons take none above 512 KiB."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CURSORS_MAX = 8192
-"""Cursors, or ranges, of a request: of some 40 bytes at most, a range of twice that."""
+"""Cursors of a request: of some 40 bytes at most."""
+RANGES_MAX = 2048
+"""Ranges of a request, of some 80 bytes at most; it may also tell which ones are to be read no more."""
 
 
 def batched(items: Iterable[T], count: int) -> Iterator[list[T]]:

@@ -53,6 +53,10 @@ log = get_logger("kera.consumer")
 T = TypeVar("T")
 
 LEAVE_TIMEOUT_S = 5.0
+STEPS_MAX = 4096
+"""In one request to the coordinator, of some 60 bytes each; others go with the next round, which follows at once."""
+ENDED_MAX = 8192
+"""Of which one request says that they are waiting for a commit. Who has more of them gets no others before that."""
 
 
 class LostGroup(NamedTuple):
@@ -165,6 +169,8 @@ class GroupConsumer:
         """Set, and replaced, with each answer of the coordinator."""
         self._commits: list[asyncio.Future[None]] = []
         """Who waits for a commit."""
+        self._steps_left = False
+        """The last round could not take all that was to be committed."""
         self._committed_s = boottime_s()
         self._busy_since_s: float | None = None
         """Since when the application does not wait for more; None: it does."""
@@ -571,7 +577,10 @@ class GroupConsumer:
                 attempt = 0
                 if answer is not None:
                     self._apply(request, answer, sent_s)
-                    self._settle_commits(commits)
+                    if self._steps_left:
+                        self._commits += commits  # done when all of it is told
+                    else:
+                        self._settle_commits(commits)
             except BaseException as error:
                 for waiter in commits:  # whatever it is, nobody is to wait for ever
                     _fail(waiter, error if isinstance(error, Exception) else ClosedError("the consumer is closed"))
@@ -612,9 +621,9 @@ class GroupConsumer:
                 each.cancel()
                 each.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _request(self, *, committing: bool) -> application_pb2.ConsumeRoundRequest:
-        finds = self._finds.take()
-        request = application_pb2.ConsumeRoundRequest(
+    def _round(self) -> application_pb2.ConsumeRoundRequest:
+        """Who asks, and with what in hand."""
+        return application_pb2.ConsumeRoundRequest(
             application_id=self.application_id,
             member_id=self.member_id,
             client=f"{socket.gethostname()}/{os.getpid()}",
@@ -624,21 +633,29 @@ class GroupConsumer:
             bytes_consumed=self._bytes_consumed,
             groups_max=self._settings.groups_max,
             stream_ids=self._streams,
-            starts=finds.starts,
-            seen=finds.seen,
         )
+
+    def _request(self, *, committing: bool) -> application_pb2.ConsumeRoundRequest:
+        finds = self._finds.take()
+        request = self._round()
+        request.starts.extend(finds.starts)
+        request.seen.extend(finds.seen)
         interval_s = self._settings.commit_interval_ms / 1000
-        due = committing or (interval_s and boottime_s() >= self._committed_s + interval_s)
-        for held in self._held.values():
-            if held.finished or self._can_give_back(held):
-                step = held.step()
-                step.released = not step.finished
-                request.steps.append(step)
-            else:
-                if held.ended and not held.leaving:
-                    request.ended.append(held.step())
-                if due and held.safe != held.told:
-                    request.steps.append(held.step())
+        due = committing or self._steps_left or (interval_s and boottime_s() >= self._committed_s + interval_s)
+        self._steps_left = False
+        for held in list(self._held.values()):
+            over = held.finished or self._can_give_back(held)
+            if not over and held.ended and not held.leaving and len(request.ended) < ENDED_MAX:
+                request.ended.append(held.step())
+            if not (over or (due and held.safe != held.told)):
+                continue
+            if len(request.steps) == STEPS_MAX:
+                self._steps_left = True
+                break
+            step = held.step()
+            step.released = over and not step.finished
+            request.steps.append(step)
+            self._held[held.key] = self._held.pop(held.key)  # behind the others, should there be too many
         if due:
             self._committed_s = boottime_s()
         if not (request.steps or request.starts or request.seen or committing):
@@ -713,16 +730,17 @@ class GroupConsumer:
 
     async def _leave(self) -> None:
         """Last words."""
+        steps = [held.step() for held in self._held.values() if held.safe != held.told or held.finished]
         request = application_pb2.LeaveRequest(application_id=self.application_id, member_id=self.member_id)
-        for held in self._held.values():
-            if held.safe != held.told or held.finished:
-                request.steps.append(held.step())
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                answer = await self._cluster.ask(api.LEAVE, request)
-                for cursor in answer.moved:
-                    entry = EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)
-                    self._moved[entry] = position_of(cursor)
+                while len(steps) > STEPS_MAX:
+                    before = self._round()
+                    before.steps.extend(steps[:STEPS_MAX])
+                    self._note_moved((await self._cluster.ask(api.CONSUME_ROUND, before)).moved)
+                    del steps[:STEPS_MAX]
+                request.steps.extend(steps)
+                self._note_moved((await self._cluster.ask(api.LEAVE, request)).moved)
                 await self._tell()
         except (KeraError, TimeoutError) as error:
             log.warning("left without a word", application=self.application_id, error=str(error))
@@ -752,11 +770,14 @@ class GroupConsumer:
 
     def _tell_brokers(self, moved: Iterable[Any]) -> None:
         """Brokers are to know cursors, too: retention by consumption goes by them."""
-        for cursor in moved:
-            self._moved[EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)] = position_of(cursor)
+        self._note_moved(moved)
         if self._moved and not self._telling:
             self._telling = True
             self._start(self._tell_and_note())
+
+    def _note_moved(self, moved: Iterable[Any]) -> None:
+        for cursor in moved:
+            self._moved[EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)] = position_of(cursor)
 
     async def _tell_and_note(self) -> None:
         try:

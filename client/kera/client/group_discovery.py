@@ -27,8 +27,8 @@ GROUPS_MAX = 1000
 """Told at once, of a streamlet; the rest when they are asked for again."""
 
 
-TOLD_MAX = 20_000
-"""Groups in one message to the coordinator, of all streamlets: about 1 MB; a message has at most 4 MiB."""
+TOLD_MAX = 4096
+"""Groups, and places where entries begin, in one message to the coordinator: of some 50 bytes each."""
 
 
 @dataclass(slots=True)
@@ -48,13 +48,18 @@ class Finds:
 
     def take(self) -> Finds:
         """What goes into one message; the rest stays."""
-        taken, count = Finds(self.starts), 0
-        for each in self.seen:
-            count += len(each.groups)
-            if taken.seen and count > TOLD_MAX:
+        taken, count = Finds(), 0
+        for each in self.starts:
+            count += len(each.cursors)
+            if taken and count > TOLD_MAX:
                 break
-            taken.seen.append(each)
-        self.starts, self.seen = [], self.seen[len(taken.seen) :]
+            taken.starts.append(each)
+        for found in self.seen:
+            count += len(found.groups)
+            if taken and count > TOLD_MAX:
+                break
+            taken.seen.append(found)
+        self.starts, self.seen = self.starts[len(taken.starts) :], self.seen[len(taken.seen) :]
         return taken
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple
 
+from kera.client.batches import RANGES_MAX, batched
 from kera.client.cluster import Cluster
 from kera.client.fetch import Fetched, Fetcher, Wanted
 from kera.client.group_settings import GroupSettings
@@ -171,10 +172,11 @@ class GroupFeed:
                 ready.setdefault(home, []).append(part)
         for home, parts in ready.items():
             if self._requests[home] < REQUESTS_MAX:
-                for part in parts:
-                    part.busy = True
-                self._requests[home] += 1
-                self._start(self._ask(home, parts))
+                for some in batched(parts, RANGES_MAX):
+                    for part in some:
+                        part.busy = True
+                    self._requests[home] += 1
+                    self._start(self._ask(home, some))
 
     def _home(self, part: _Part) -> tuple[int, int]:
         """Stream and broker of a group's next position, as far as is known."""

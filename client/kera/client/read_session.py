@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from kera.client.batches import CURSORS_MAX
+from kera.client.batches import RANGES_MAX
 from kera.client.fetch import Fetched, Wanted
 from kera.client.types import fill_cursor, position_of
 from kera.core.errors import ProtocolError, SessionLost
@@ -98,8 +98,8 @@ class ReadSession(Generic[ItemT]):
 
     async def _read(self, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Given[ItemT]]:
         told = self._added if self._kept else self._items
-        handles = list(itertools.islice(told, CURSORS_MAX))
-        rest = {handle: told[handle] for handle in itertools.islice(told, CURSORS_MAX, None)}
+        handles = list(itertools.islice(told, RANGES_MAX))
+        rest = {handle: told[handle] for handle in itertools.islice(told, RANGES_MAX, None)}
         request = broker_pb2.MultiReadChunksRequest(
             bytes_max=bytes_max,
             wait_ms=0 if rest else wait_ms,

@@ -23,6 +23,7 @@ from kera.coordinator.placement import count_in_words, place
 from kera.coordinator.state import HANDOVERS, MOVES, STARTS, State, all_of, stream_key, streamlets_path
 from kera.coordinator.validation import (
     altered_config,
+    check_alteration,
     checked_config,
     checked_creation_id,
     checked_name,
@@ -206,6 +207,7 @@ class Streams:
 
         Raises `UnknownStream`, also when the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`.
         """
+        check_alteration(request)
         return await self._state.to_the_end(self._alter(request))
 
     async def _alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -130,6 +130,11 @@ def config_of_store(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
     return complete
 
 
+def check_alteration(request: coordinator_pb2.AlterStreamRequest) -> None:
+    """Refuse a long request before it waits for others to be carried out. Raises `InvalidArgument`."""
+    _check_count(request.retention_applications.names)
+
+
 def altered_config(
     config: common_pb2.StreamConfig, request: coordinator_pb2.AlterStreamRequest
 ) -> common_pb2.StreamConfig:
@@ -164,15 +169,19 @@ def _check_range(field: str, value: int, value_max: int, *, value_min: int = 1) 
         )
 
 
-def _check_retention(config: common_pb2.StreamConfig) -> None:
-    _check_range("retention_ms", config.retention_ms, RETENTION_MAX, value_min=0)
-    _check_range("retention_bytes", config.retention_bytes, RETENTION_MAX, value_min=0)
-    if len(config.retention_applications) > RETENTION_APPLICATIONS_MAX:
+def _check_count(retention_applications: Sequence[str]) -> None:
+    if len(retention_applications) > RETENTION_APPLICATIONS_MAX:
         raise InvalidArgument(
-            f"{len(config.retention_applications)} applications cannot hold back retention,"
+            f"{len(retention_applications)} applications cannot hold back retention,"
             f" the limit is {RETENTION_APPLICATIONS_MAX}",
             limit=RETENTION_APPLICATIONS_MAX,
         )
+
+
+def _check_retention(config: common_pb2.StreamConfig) -> None:
+    _check_range("retention_ms", config.retention_ms, RETENTION_MAX, value_min=0)
+    _check_range("retention_bytes", config.retention_bytes, RETENTION_MAX, value_min=0)
+    _check_count(config.retention_applications)
     for name, count in Counter(config.retention_applications).items():
         _check_name("an application", name)
         if count > 1:

@@ -32,6 +32,10 @@ class GroupCluster(FakeCluster):
         self.lose_answers = 0
         """Of so many rounds, after they were carried out."""
         self.rounds = 0
+        self.steps: list[int] = []
+        """How many there were in each round, and in each farewell."""
+        self.reset: list[int] = []
+        """How many streamlets each request has put elsewhere."""
 
     async def ask(self, method: Method[Any, Any], message: Any) -> Any:
         if method.service != api.CONSUME_ROUND.service:
@@ -39,6 +43,10 @@ class GroupCluster(FakeCluster):
                 return coordinator_pb2.ListStreamsResponse(streams=self.infos.values())
             return await super().ask(method, message)
         request = method.request.FromString(message.SerializeToString())
+        if method in (api.CONSUME_ROUND, api.LEAVE):
+            self.steps.append(len(request.steps))
+        if method is api.RESET_APPLICATION:
+            self.reset.append(len(request.starts))
         if method is api.CONSUME_ROUND:
             self.rounds += 1
             if self.failures:

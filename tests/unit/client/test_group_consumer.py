@@ -296,6 +296,40 @@ async def test_each_group_tells_its_own_part_of_a_gap(
     assert sorted(told) == [*range(2, last + 1), last + 3], "the last one did not end where it was when it was found"
 
 
+async def test_what_is_much_to_commit_is_told_in_several_rounds(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kera.client.group_consumer.STEPS_MAX", 2)
+    await fill()
+    consumer = make_consumer(commit_interval_ms=0)
+    assert sorted(await take_batches(consumer, ROWS)) == list(range(ROWS))
+    before = len(groups.steps)
+    await consumer.commit()
+    told = groups.steps[before:]
+    assert max(told) == 2
+    assert sum(told) > 4, "one of each group"
+    await consumer.close()
+    await fill(5)
+    assert await take(make_consumer(), 5) == list(range(ROWS, ROWS + 5)), "all was committed when the commit returned"
+
+
+@pytest.mark.parametrize("groups", [5], indirect=True)
+async def test_who_leaves_with_much_to_tell_does_so_in_several_requests(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kera.client.group_consumer.STEPS_MAX", 1)
+    for _ in range(10):
+        await fill(5)
+    consumer = make_consumer(commit_interval_ms=60_000)
+    taken = await take_batches(consumer, 50)
+    before = len(groups.steps)
+    await consumer.close()
+    assert groups.steps[before:-1] == [1] * (len(groups.steps) - before - 1)
+    assert sum(groups.steps[before:]) in (4, 5), "of each streamlet, but for one whose only chunk came last"
+    again = await take_batches(make_consumer(), 1)
+    assert again == taken[-len(again) :], "nothing else is left than the chunk that was taken last"
+
+
 async def test_a_commit_while_the_coordinator_is_away_fails(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
 ) -> None:
@@ -449,6 +483,22 @@ async def test_an_application_is_not_put_behind_the_end(
     await reset_application(groups, "app", "s", {0: [bounds.end]}, force=False)  # type: ignore[arg-type]
     await fill(5)
     assert await take(make_consumer(), 5) == list(range(10, 15))
+
+
+@pytest.mark.parametrize("groups", [5], indirect=True)
+async def test_an_application_of_many_streamlets_is_put_elsewhere_in_several_requests(
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kera.client.applications.CURSORS_MAX", 2)
+    for _ in range(10):
+        await fill(5)
+    consumer = make_consumer()
+    first = await take_batches(consumer, 50)
+    await consumer.commit()
+    await consumer.close()
+    await reset_application(groups, "app", "s", "earliest", force=False)  # type: ignore[arg-type]
+    assert groups.reset == [2, 2, 1]
+    assert sorted(await take_batches(make_consumer(), 50)) == sorted(first)
 
 
 async def test_brokers_are_told_where_an_application_was_put(groups: GroupCluster, fill: Any) -> None:

@@ -199,7 +199,7 @@ def test_what_is_found_of_many_streamlets_is_told_in_messages_that_are_not_too_l
         starts += len(message.starts)
         told += message.seen
         request = application_pb2.ConsumeRoundRequest(starts=message.starts, seen=message.seen)
-        assert request.ByteSize() < HEAD_BYTES_MAX // 2
+        assert request.ByteSize() < api.CONSUME_ROUND.request_bytes_max // 2
     assert (starts, told) == (1, found)
 
 
@@ -248,3 +248,19 @@ def test_where_lag_is_measured() -> None:
     at = Position(12, 1, 0)
     assert applications._parts(stream, entry, at) == {4: at, 3: start_of_group(20), 5: start_of_group(30)}
     assert applications._parts(stream, entry, EARLIEST)[3] == EARLIEST
+
+
+def test_so_much_is_told_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.client.group_discovery.TOLD_MAX", 4)
+    starts = [application_pb2.StreamletStart(streamlet_id=at, cursors=[cursor(1, 1, 0)] * 3) for at in range(3)]
+    seen = [application_pb2.SeenGroups(streamlet_id=at, groups=[application_pb2.SeenGroup()] * 2) for at in range(3)]
+    finds = Finds(list(starts), list(seen))
+    taken = [finds.take() for _ in range(5)]
+    assert [([one.streamlet_id for one in each.starts], [one.streamlet_id for one in each.seen]) for each in taken] == [
+        ([0], []),
+        ([1], []),
+        ([2], []),
+        ([], [0, 1]),
+        ([], [2]),
+    ], "at least one, and groups after the places where their entries begin"
+    assert not finds

@@ -163,7 +163,7 @@ async def test_more_ranges_than_a_request_takes_are_told_in_several(
     wide: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """Also when the broker keeps no session: then each begin has others."""
-    monkeypatch.setattr("kera.client.read_session.CURSORS_MAX", 2)
+    monkeypatch.setattr("kera.client.read_session.RANGES_MAX", 2)
     if not kept:
         monkeypatch.setattr("kera.broker.read_sessions.CONNECTION_RANGES_MAX", 1)
     producer = make_producer(wide, chunk_bytes_max=1024)

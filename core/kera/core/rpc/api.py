@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kera.core.rpc.limits import HEAD_BYTES_MAX
 from kera.core.rpc.method import Method
 from kera.v1 import application_pb2 as application
 from kera.v1 import backup_pb2 as backup
@@ -190,7 +189,7 @@ CONSUME_ROUND = Method(
     application.ConsumeRoundRequest,
     application.ConsumeRoundResponse,
     large=True,
-    request_bytes_max=HEAD_BYTES_MAX,
+    request_bytes_max=1 << 20,
 )
 KEEP_ALIVE = Method(CONSUMER_GROUPS, "KeepAlive", 302, application.KeepAliveRequest, application.KeepAliveResponse)
 LEAVE = Method(CONSUMER_GROUPS, "Leave", 303, application.LeaveRequest, application.LeaveResponse)
@@ -225,7 +224,7 @@ RESET_APPLICATION = Method(
     application.ResetApplicationRequest,
     application.ResetApplicationResponse,
     large=True,
-    request_bytes_max=HEAD_BYTES_MAX,
+    request_bytes_max=1 << 20,
 )
 DELETE_APPLICATION = Method(
     CONSUMER_GROUPS,

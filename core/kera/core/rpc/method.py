@@ -44,7 +44,7 @@ class Method(Generic[RequestT, ResponseT]):
     """Tells of all streams there are: without bulk, answers may be as large as messages with bulk. Over gRPC only."""
     large_request: bool = False
     """The same of the request: of those that only daemons send."""
-    request_bytes_max: int = 1 << 20
+    request_bytes_max: int = 1 << 19
     """Of another request, without its bulk. A message is read in one go, and a larger one would hold everybody else up:
     what takes more is asked in several requests."""
 
