@@ -142,17 +142,7 @@ class State:
 
     async def in_slices(self, steps: Generator[None, None, T]) -> T:
         """Drive steps to their end, and return what they return; likewise."""
-        pace = self.pace()
-        try:
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
-                await pace.step()
-        finally:
-            steps.close()
+        return await self.pace().run(steps)
 
     def next_id(self, counter: str) -> int:
         """An id that was never given, see ``kera.coordinator.numbers``; it is taken by writing it."""

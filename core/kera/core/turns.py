@@ -59,19 +59,10 @@ class Turns:
         """That were given since the start."""
 
     async def run(self, steps: Generator[None, None, T], requester: Hashable) -> T:
-        """Drive `steps` to their end, and return what they return."""
+        """When it is the requester's turn, drive `steps` to their end, and return what they return."""
         try:
-            while True:
-                await self.turn(requester)
-                until = perf_counter() + self._slice_s
-                while True:
-                    try:
-                        next(steps)
-                    except StopIteration as end:
-                        result: T = end.value
-                        return result
-                    if perf_counter() >= until:
-                        break
+            await self.turn(requester)
+            return await self.pace(requester).run(steps)
         finally:
             steps.close()
 
@@ -134,6 +125,20 @@ class Pace:
         self._requester = requester
         self._slice_s = slice_s
         self._until_s = perf_counter() + slice_s
+
+    async def run(self, steps: Generator[None, None, T]) -> T:
+        """Drive `steps` to their end from now on, and return what they return."""
+        try:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                if perf_counter() >= self._until_s:
+                    await self.step()
+        finally:
+            steps.close()
 
     async def step(self) -> None:
         """Go on at once, or when it is the requester's turn again."""
