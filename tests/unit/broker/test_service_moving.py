@@ -187,6 +187,31 @@ async def test_assignments_that_are_older_than_known_ones_change_nothing(cluster
     assert await cluster.read_all() == cluster.sent
 
 
+@pytest.mark.parametrize("knows", [False, True])
+async def test_assignments_by_who_does_not_know_those_of_here_are_refused(cluster: Cluster, *, knows: bool) -> None:
+    """A coordinator with an older copy of the metadata would have what is here dropped, and it may be nowhere else."""
+    known, later = (5 << 24) + 1, 6 << 24
+    cluster.info.assignments_version = known
+    await cluster.open(1)
+    cluster.send(3)
+    state = await cluster.seal(1)
+    other = moved(cluster.info, state, 2)
+    other.assignments[0].intervals[0].broker_id = 2  # as if nothing had been at broker 1
+    other.assignments_version = later
+    other.assignments_lineage.extend([known] * knows + [later])
+
+    if knows:
+        await cluster.open(1, info=other)
+        assert codes(cluster.brokers[1].append(chunk(1, 3))) == ["not_owner"]
+        return
+    with pytest.raises(Unavailable, match="may have been restored from an older copy"):
+        await cluster.open(1, info=other)
+    cluster.info.assignments_version = known + 1
+    await cluster.open(1)  # by who knows: nothing has moved, and the seal is over
+    cluster.send(1)
+    assert await cluster.read_all() == cluster.sent
+
+
 # --- moving ------------------------------------------------------------------------------------------------
 
 
