@@ -77,6 +77,7 @@ PAUSE_S = 0.002
 OVERWRITTEN_MIN = 0.75
 """Of a slot. What a consumer holds is more than the rest."""
 
+_GENERATION = struct.Struct("<Q")
 _LEASES_AT = 14 * 4
 
 
@@ -234,7 +235,7 @@ class Followed:
 
 
 class Slots:
-    """Leases and bytes of the arena's slots, as its file says."""
+    """Generations, leases and bytes of the arena's slots, as its file says."""
 
     def __init__(self, arena: Path) -> None:
         with arena.open("rb") as file:
@@ -243,6 +244,10 @@ class Slots:
         self._count: int = head["slots"]
         self._slots_at: int = head["slots_at"]
         self._slot_bytes: int = head["slot_bytes"]
+
+    def generations(self) -> list[int]:
+        """Of all slots."""
+        return [_GENERATION.unpack_from(self._memory, HEAD_BYTES + at * ROW_BYTES)[0] for at in range(self._count)]
 
     def leased(self) -> list[int]:
         """The slots that somebody holds."""
