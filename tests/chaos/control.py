@@ -105,12 +105,14 @@ class Chaos:
         replication: int,
         pause_s: float = LIGHT_PAUSE_S,
         copies: int = 1,
+        streamlets: int = 0,
     ) -> None:
         """`copies`: of each of the `STREAMS`, which share the load; `pause_s`: between two records of a writer to a
-        streamlet, of one copy.
+        streamlet, of one copy; `streamlets`: of each stream, 0: as many as `STREAMS` says.
         """
         self._pause_s = pause_s * copies
         self._copies = copies
+        self._streamlets = streamlets
         self._cluster = cluster
         self._moments = moments
         self._replication = replication
@@ -129,7 +131,7 @@ class Chaos:
                 name, (streamlets, entries, virtual_logs) = f"{kind}-{copy}", STREAMS[kind]
                 await self._client.admin.create_stream(
                     name,
-                    streamlets=streamlets,
+                    streamlets=self._streamlets or streamlets,
                     entries=entries,
                     group_segments=2,
                     replication=self._replication,
@@ -352,7 +354,7 @@ class Chaos:
     # -- drains --------------------------------------------------------------------------------------------------
 
     async def new_owner_in_a_drain(self) -> None:
-        """A broker that streamlets have just moved to, while their older groups are on their way to it."""
+        """A broker that streamlets have just moved to, before or while it takes over their older groups."""
         async with self._draining() as (source, begun_us):
             moving = await self._streamlets_of(source)
             await self._client.admin.drain_broker(source_id := broker_id_of(self._cluster, source))
@@ -361,8 +363,11 @@ class Chaos:
                     await asyncio.sleep(0.005)
             owner = self._pick([broker_name(self._cluster, owner_id) for owner_id in sorted(owners)])
             await self._note(owner)
-            await self._until_recovery_of_drain(source, begun_us)
-            await self._moment(self._moments.choice((0, 0, 0.1, 0.5)))
+            if self._moments.random() < 0.5:
+                await self._until_owned(source_id, 1)
+            else:
+                await self._until_recovery_of_drain(source, begun_us)
+            await self._moment(self._moments.choice((0, 0, 0.1)))
             await self._kill(owner, noted=False)
 
     async def broker_in_its_drain(self) -> None:
@@ -373,9 +378,7 @@ class Chaos:
             most = sum(map(len, (await self._streamlets_of(source)).values()))
             await self._client.admin.drain_broker(broker_id)
             if moving:
-                async with asyncio.timeout(ROUND_TIMEOUT_S):
-                    while (await self._client.admin.drain_broker(broker_id, ask=True)).streamlets_owned >= most:
-                        await asyncio.sleep(0.005)
+                await self._until_owned(broker_id, most - 1)
             else:
                 await self._until_recovery_of_drain(source, begun_us)
                 await self._moment(self._moments.choice((0, 0.1, 0.5)))
@@ -415,6 +418,12 @@ class Chaos:
                 while not (status := await self._client.admin.drain_broker(broker_id, ask=True)).done:
                     await asyncio.sleep(0.05)
         await self._client.admin.drain_broker(broker_id, undo=True)
+
+    async def _until_owned(self, broker_id: int, most: int) -> None:
+        """A broker that is being drained has no more streamlets left than that."""
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            while (await self._client.admin.drain_broker(broker_id, ask=True)).streamlets_owned > most:
+                await asyncio.sleep(0.005)
 
     async def _until_recovery_of_drain(self, source: str, begun_us: int) -> None:
         """Its streamlets have all moved, and what they had written there is on its way, too."""
@@ -591,7 +600,12 @@ async def run(arguments: argparse.Namespace, totals: Totals) -> None:
                     try:
                         pause_s = HEAVY_PAUSE_S if moments.random() < arguments.heavy else LIGHT_PAUSE_S
                         async with Chaos(
-                            cluster, moments, replication=replication, pause_s=pause_s, copies=arguments.copies
+                            cluster,
+                            moments,
+                            replication=replication,
+                            pause_s=pause_s,
+                            copies=arguments.copies,
+                            streamlets=arguments.streamlets,
                         ) as chaos:
                             for _ in range(min(left, arguments.rounds_per_cluster)):
                                 name = next(turns[replication])
@@ -643,6 +657,7 @@ def main() -> int:
     parser.add_argument("--replication", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2])
     parser.add_argument("--brokers", type=int, default=4)
     parser.add_argument("--copies", type=int, default=1, help="of each stream, which share the load")
+    parser.add_argument("--streamlets", type=int, default=0, help="of each stream; 0: 3 and 4")
     parser.add_argument("--rounds-per-cluster", type=int, default=7)
     parser.add_argument("--heavy", type=float, default=0.5, metavar="P", help="clusters under heavy load, from 0 to 1")
     parser.add_argument("--zookeeper", action="store_true", help="two coordinators, and a ZooKeeper")
@@ -650,7 +665,7 @@ def main() -> int:
     arguments = parser.parse_args()
     configure_logging("critical", daemon="chaos")  # that clients try again is wanted
     again = f"--seed {arguments.seed} --rounds-per-cluster {arguments.rounds_per_cluster} --heavy {arguments.heavy:g}"
-    again += f" --brokers {arguments.brokers} --copies {arguments.copies}"
+    again += f" --brokers {arguments.brokers} --copies {arguments.copies} --streamlets {arguments.streamlets}"
     again += f" --replication {' '.join(map(str, arguments.replication))}{' --zookeeper' * arguments.zookeeper}"
     if arguments.scenarios != list(SCENARIOS):
         again += f" --scenarios {' '.join(arguments.scenarios)}"
