@@ -180,7 +180,7 @@ chaos-kill: setup ## Kill a broker under load, ROUNDS times, and check that noth
 chaos-replicas: setup ## Kill backups and brokers under load, ROUNDS times, and recover. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.replicas --rounds $(ROUNDS) $(CHAOS_ARGS)
 
-chaos-control: setup ## Kill and freeze daemons under load, ROUNDS times: the others go on. CHAOS_ARGS are passed on.
+chaos-control: setup ## Kill and freeze daemons under load and in drains, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.control --rounds $(ROUNDS) $(CHAOS_ARGS)
 
 chaos-network: setup ## Cut hosts off silently under load, for CUTS seconds each (root). CHAOS_ARGS are passed on.

@@ -1,10 +1,11 @@
 """Kill and freeze daemons under load, and leave the rest to the survivors: ``make chaos-control ROUNDS=20``.
 
 Producers write all the time, and consumers follow, some of which begin anew at their positions. A round does one thing
-to a cluster of three brokers and three backups, each in its turn: it kills a broker, a backup or the coordinator, or
-two of them, or stops one with SIGSTOP for longer than it takes to count as dead. Nobody starts the broker again before
-the others have taken over all it had; then it comes back, as an empty member. With ``--zookeeper`` there are two
-coordinators, and it is the leader that is killed or stopped, while streams are created.
+to a cluster of four brokers and three backups, each in its turn: it kills a broker, a backup or the coordinator, or
+two of them, or stops one with SIGSTOP for longer than it takes to count as dead; or it kills one in the middle of a
+drain, which comes to its end all the same. Nobody starts the broker again before the others have taken over all it had;
+then it comes back, as an empty member. With ``--zookeeper`` there are two coordinators, and it is the leader that is
+killed or stopped, while streams are created.
 
 Promised, and checked: no record fails; consumers that run see every record once, in its producer's order, with ordinals
 that go on by one; and after each round so does one that reads all of it anew, each record where it was acknowledged to
@@ -17,16 +18,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import random
 import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from kera.client import DrainStatus
 from kera.client.local_cluster import LocalCluster
 from kera.core.errors import KeraError
 from kera.core.telemetry import configure_logging
@@ -45,6 +48,7 @@ from tests.integration.control_support import (
     now_us,
     reader,
     recoveries_since,
+    saying,
     settle,
     streamlets_of,
     until_recovered,
@@ -94,10 +98,21 @@ class Chaos:
     """The rounds with one cluster."""
 
     def __init__(
-        self, cluster: LocalCluster, moments: random.Random, *, replication: int, pause_s: float = LIGHT_PAUSE_S
+        self,
+        cluster: LocalCluster,
+        moments: random.Random,
+        *,
+        replication: int,
+        pause_s: float = LIGHT_PAUSE_S,
+        copies: int = 1,
+        streamlets: int = 0,
     ) -> None:
-        """`pause_s`: between two records of a writer to a streamlet."""
-        self._pause_s = pause_s
+        """`copies`: of each of the `STREAMS`, which share the load; `pause_s`: between two records of a writer to a
+        streamlet, of one copy; `streamlets`: of each stream, 0: as many as `STREAMS` says.
+        """
+        self._pause_s = pause_s * copies
+        self._copies = copies
+        self._streamlets = streamlets
         self._cluster = cluster
         self._moments = moments
         self._replication = replication
@@ -112,10 +127,11 @@ class Chaos:
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             self._client = await stack.enter_async_context(await connect(self._cluster))
-            for name, (streamlets, entries, virtual_logs) in STREAMS.items():
+            for copy, kind in itertools.product(range(self._copies), STREAMS):
+                name, (streamlets, entries, virtual_logs) = f"{kind}-{copy}", STREAMS[kind]
                 await self._client.admin.create_stream(
                     name,
-                    streamlets=streamlets,
+                    streamlets=self._streamlets or streamlets,
                     entries=entries,
                     group_segments=2,
                     replication=self._replication,
@@ -230,8 +246,13 @@ class Chaos:
     async def _note(self, name: str) -> None:
         """Remember what a broker has that is about to go."""
         broker_id = broker_id_of(self._cluster, name)
+        self._had[broker_id] = await self._streamlets_of(name)
+
+    async def _streamlets_of(self, name: str) -> dict[str, list[int]]:
+        """What a broker owns, by stream."""
+        broker_id = broker_id_of(self._cluster, name)
         owned = {stream.name: await streamlets_of(self._client, stream.name, broker_id) for stream in self._streams}
-        self._had[broker_id] = {stream: streamlets for stream, streamlets in owned.items() if streamlets}
+        return {stream: streamlets for stream, streamlets in owned.items() if streamlets}
 
     async def _kill(self, name: str, *, noted: bool = True) -> None:
         """`noted`: the coordinator can be asked what it had."""
@@ -329,6 +350,98 @@ class Chaos:
             tasks.create_task(self._move(stream, source, target))
             await self._moment(0.05)
             await self._kill(self._pick((source, target)))
+
+    # -- drains --------------------------------------------------------------------------------------------------
+
+    async def new_owner_in_a_drain(self) -> None:
+        """A broker that streamlets have just moved to, before or while it takes over their older groups."""
+        async with self._draining() as (source, begun_us):
+            moving = await self._streamlets_of(source)
+            await self._client.admin.drain_broker(source_id := broker_id_of(self._cluster, source))
+            async with asyncio.timeout(ROUND_TIMEOUT_S):
+                while not (owners := await self._owners_of(moving) - {source_id}):
+                    await asyncio.sleep(0.005)
+            owner = self._pick([broker_name(self._cluster, owner_id) for owner_id in sorted(owners)])
+            await self._note(owner)
+            if self._moments.random() < 0.5:
+                await self._until_owned(source_id, 1)
+            else:
+                await self._until_recovery_of_drain(source, begun_us)
+            await self._moment(self._moments.choice((0, 0, 0.1)))
+            await self._kill(owner, noted=False)
+
+    async def broker_in_its_drain(self) -> None:
+        """It is gone before it is empty: while streamlets move, or after, when others read its older groups."""
+        async with self._draining() as (source, begun_us):
+            broker_id = broker_id_of(self._cluster, source)
+            moving = self._moments.random() < 0.5
+            most = sum(map(len, (await self._streamlets_of(source)).values()))
+            await self._client.admin.drain_broker(broker_id)
+            if moving:
+                await self._until_owned(broker_id, most - 1)
+            else:
+                await self._until_recovery_of_drain(source, begun_us)
+                await self._moment(self._moments.choice((0, 0.1, 0.5)))
+            await self._kill(source)
+
+    async def backup_in_a_drain(self) -> None:
+        """Others read a broker's older groups from it; without other replicas they wait until it is back."""
+        async with self._draining() as (source, begun_us):
+            await self._client.admin.drain_broker(broker_id_of(self._cluster, source))
+            await self._until_recovery_of_drain(source, begun_us)
+            await self._moment(self._moments.choice((0, 0.1, 0.5)))
+            await self._kill(backup := self._pick(backup_names(self._cluster)))
+            await self._go_on()
+            await self._cluster.restart(backup)
+
+    async def backup_in_its_drain(self) -> None:
+        """Its replicas are being made anew elsewhere, by brokers that have all of it."""
+        backup = self._pick(backup_names(self._cluster))
+        backup_id = int(self._cluster.ready[backup]["backup_id"])
+        most = (await self._client.admin.drain_backup(backup_id)).replicas
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            while (await self._client.admin.drain_backup(backup_id, ask=True)).replicas >= most > 0:
+                await asyncio.sleep(0.005)
+        await self._kill(backup)
+        await self._go_on()
+        await self._client.admin.drain_backup(backup_id, undo=True)
+
+    @contextlib.asynccontextmanager
+    async def _draining(self) -> AsyncIterator[tuple[str, int]]:
+        """A broker to drain, and the time; it is taken back when it is empty, or gone, and others have what it had."""
+        source, begun_us = await self._owner(), now_us()
+        status: DrainStatus | None = None
+        broker_id = broker_id_of(self._cluster, source)
+        yield source, begun_us
+        with saying(lambda: f"{source} is not empty after {ROUND_TIMEOUT_S} s: {status}"):
+            async with asyncio.timeout(ROUND_TIMEOUT_S):
+                while not (status := await self._client.admin.drain_broker(broker_id, ask=True)).done:
+                    await asyncio.sleep(0.05)
+        await self._client.admin.drain_broker(broker_id, undo=True)
+
+    async def _until_owned(self, broker_id: int, most: int) -> None:
+        """A broker that is being drained has no more streamlets left than that."""
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            while (await self._client.admin.drain_broker(broker_id, ask=True)).streamlets_owned > most:
+                await asyncio.sleep(0.005)
+
+    async def _until_recovery_of_drain(self, source: str, begun_us: int) -> None:
+        """Its streamlets have all moved, and what they had written there is on its way, too."""
+        broker_id = broker_id_of(self._cluster, source)
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            while not any(
+                (info.broker_id, info.cause) == (broker_id, "drained")
+                for info in await recoveries_since(self._client, begun_us)
+            ):
+                await asyncio.sleep(0.005)
+
+    async def _owners_of(self, streamlets: Mapping[str, Sequence[int]]) -> set[int]:
+        """Who has these streamlets of streams now."""
+        owners = set()
+        for stream, numbers in streamlets.items():
+            assignments = (await self._client.admin.describe_stream(stream)).assignments
+            owners |= {assignments[number].broker_id for number in numbers}
+        return owners
 
     async def coordinator_in_a_move(self) -> None:
         """The next one ends it, or takes it back."""
@@ -449,6 +562,10 @@ SCENARIOS = {
     "broker-memory": Scenario(Chaos.broker_without_memory),
     "move+broker": Scenario(Chaos.broker_in_a_move),
     "move+coordinator": Scenario(Chaos.coordinator_in_a_move),
+    "drain+owner": Scenario(Chaos.new_owner_in_a_drain),
+    "drain+broker": Scenario(Chaos.broker_in_its_drain),
+    "drain+backup": Scenario(Chaos.backup_in_a_drain),
+    "drained-backup": Scenario(Chaos.backup_in_its_drain),
     "frozen-broker": Scenario(Chaos.frozen_broker),
     "frozen-backup": Scenario(Chaos.frozen_backup),
     "frozen-coordinator": Scenario(Chaos.frozen_coordinator),
@@ -479,10 +596,17 @@ async def run(arguments: argparse.Namespace, totals: Totals) -> None:
         with tempfile.TemporaryDirectory(prefix="kera-chaos-") as directory:
             try:
                 async with contextlib.AsyncExitStack() as stack:
-                    cluster = await stack.enter_async_context(clusters(Path(directory), zookeeper=arguments.zookeeper))
+                    cluster = await stack.enter_async_context(clusters(arguments, Path(directory)))
                     try:
                         pause_s = HEAVY_PAUSE_S if moments.random() < arguments.heavy else LIGHT_PAUSE_S
-                        async with Chaos(cluster, moments, replication=replication, pause_s=pause_s) as chaos:
+                        async with Chaos(
+                            cluster,
+                            moments,
+                            replication=replication,
+                            pause_s=pause_s,
+                            copies=arguments.copies,
+                            streamlets=arguments.streamlets,
+                        ) as chaos:
                             for _ in range(min(left, arguments.rounds_per_cluster)):
                                 name = next(turns[replication])
                                 try:
@@ -502,16 +626,19 @@ async def run(arguments: argparse.Namespace, totals: Totals) -> None:
 
 
 @contextlib.asynccontextmanager
-async def clusters(directory: Path, *, zookeeper: bool) -> AsyncIterator[LocalCluster]:
+async def clusters(arguments: argparse.Namespace, directory: Path) -> AsyncIterator[LocalCluster]:
     """A cluster, with its own ZooKeeper if that is wanted."""
-    if not zookeeper:
-        async with control_cluster(directory / "cluster") as cluster:
+    brokers = arguments.brokers
+    if not arguments.zookeeper:
+        async with control_cluster(directory / "cluster", brokers=brokers) as cluster:
             yield cluster
         return
     from tests.integration.zookeeper import ZooKeeper
 
     with ZooKeeper(directory / "zookeeper") as server:
-        async with control_cluster(directory / "cluster", coordinators=2, zookeeper=server.address) as cluster:
+        async with control_cluster(
+            directory / "cluster", brokers=brokers, coordinators=2, zookeeper=server.address
+        ) as cluster:
             yield cluster
 
 
@@ -528,6 +655,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the moments; printed")
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="what is done")
     parser.add_argument("--replication", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2])
+    parser.add_argument("--brokers", type=int, default=4)
+    parser.add_argument("--copies", type=int, default=1, help="of each stream, which share the load")
+    parser.add_argument("--streamlets", type=int, default=0, help="of each stream; 0: 3 and 4")
     parser.add_argument("--rounds-per-cluster", type=int, default=7)
     parser.add_argument("--heavy", type=float, default=0.5, metavar="P", help="clusters under heavy load, from 0 to 1")
     parser.add_argument("--zookeeper", action="store_true", help="two coordinators, and a ZooKeeper")
@@ -535,6 +665,7 @@ def main() -> int:
     arguments = parser.parse_args()
     configure_logging("critical", daemon="chaos")  # that clients try again is wanted
     again = f"--seed {arguments.seed} --rounds-per-cluster {arguments.rounds_per_cluster} --heavy {arguments.heavy:g}"
+    again += f" --brokers {arguments.brokers} --copies {arguments.copies} --streamlets {arguments.streamlets}"
     again += f" --replication {' '.join(map(str, arguments.replication))}{' --zookeeper' * arguments.zookeeper}"
     if arguments.scenarios != list(SCENARIOS):
         again += f" --scenarios {' '.join(arguments.scenarios)}"

@@ -228,7 +228,7 @@ class Writer:
     ) -> None:
         """Wait until so many more records of each of these streamlets are acknowledged."""
         wanted = {number: len(self.deliveries[number]) + count for number in streamlets or range(len(self.sent))}
-        with _saying(lambda: f"{self.stream.name}: no {count} more of streamlets {list(wanted)}, but {self._state()}"):
+        with saying(lambda: f"{self.stream.name}: no {count} more of streamlets {list(wanted)}, but {self._state()}"):
             await until(
                 lambda: all(len(self.deliveries[at]) >= enough for at, enough in wanted.items()) or bool(self.errors),
                 timeout_s,
@@ -238,7 +238,7 @@ class Writer:
     async def settle(self, timeout_s: float = TIMEOUT_S) -> None:
         """Pause, and wait until everything is acknowledged."""
         self.paused = True
-        with _saying(lambda: f"{self.stream.name}: not all is acknowledged: {self._state()}"):
+        with saying(lambda: f"{self.stream.name}: not all is acknowledged: {self._state()}"):
             await until(lambda: self.settled, timeout_s)
         self.check()
 
@@ -262,7 +262,7 @@ def _longest_gap_s(times_s: Sequence[float], begun_s: float, ended_s: float) -> 
 
 
 @contextlib.contextmanager
-def _saying(text: Callable[[], str]) -> Iterator[None]:
+def saying(text: Callable[[], str]) -> Iterator[None]:
     """Time-outs say what was waited for."""
     try:
         yield
@@ -395,7 +395,7 @@ class Reader:
     async def catch_up(self, writers: Iterable[Writer], timeout_s: float = TIMEOUT_S) -> None:
         """Wait until everything that was acknowledged was read; nothing may be written meanwhile."""
         wanted = sum(each.acknowledged for each in writers)
-        with _saying(lambda: f"{self.stream.name}: a reader has {self.records} of {wanted} records"):
+        with saying(lambda: f"{self.stream.name}: a reader has {self.records} of {wanted} records"):
             await until(lambda: self.records >= wanted or self.error is not None, timeout_s)
         if self.error is not None:
             raise self.error
@@ -431,7 +431,7 @@ async def check_log(
     Nothing may be under way. Returns how many records these are, with those that are `foreign`; raises `Wrong`.
     """
     found = Reader(client, await client.describe(stream), keep=True, foreign=foreign, shared_memory="never")
-    with _saying(lambda: f"{stream}: after {timeout_s} s {found.records} records were read"):
+    with saying(lambda: f"{stream}: after {timeout_s} s {found.records} records were read"):
         async with asyncio.timeout(timeout_s):
             await found.read(end="latest")
     for each in writers:
@@ -460,7 +460,7 @@ async def until_recovered(
     """Wait until recoveries of all these brokers have begun since then, and no recovery is under way."""
     wanted = set(broker_ids)
     found: list[RecoveryDescription] = []
-    with _saying(lambda: f"recoveries of brokers {wanted} are not over after {timeout_s} s: {found}"):
+    with saying(lambda: f"recoveries of brokers {wanted} are not over after {timeout_s} s: {found}"):
         async with asyncio.timeout(timeout_s):
             while True:
                 found = await client.admin.recoveries()

@@ -50,6 +50,8 @@ from tests.integration.support import until, value_of
         pytest.param(2, ("broker+owner",), id="owner"),
         pytest.param(1, ("coordinator", "broker-memory"), id="back"),
         pytest.param(2, ("frozen-broker", "frozen-backup"), id="frozen"),
+        pytest.param(1, ("drain+owner",), id="drained-to"),
+        pytest.param(2, ("drain+broker",), id="drained-from"),
     ],
 )
 async def test_nothing_acknowledged_is_lost_or_twice(
