@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,15 @@ def disk_bytes(path: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += file.stat().st_blocks * 512
     return total
+
+
+def fill_up(disk: Path, leave_bytes: int) -> Path:
+    """A file that takes all room but so much; the broker may be taking some at the same time."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while (room := shutil.disk_usage(disk).free - leave_bytes) > 0:
+            file.write(bytes(min(room, MIB)))
+    return filler
 
 
 def metrics(cluster: RunningCluster) -> dict[str, int]:

@@ -6,14 +6,14 @@ import gc
 import random
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from kera.client import Client, ClientSettings, Consumer, Delivery, Position
+from kera.client import ChunkBatch, Client, ClientSettings, Consumer, Delivery, Position
 from kera.client.local_cluster import RunningCluster
 from kera.core.errors import DataLost, DiskFull, KeraError, NotPersisted, UnknownStream
 from kera.core.settings import KIB, MIB
@@ -23,6 +23,7 @@ from tests.integration.support import (
     Follower,
     arena_of,
     disk_bytes,
+    fill_up,
     keeping_cluster,
     load,
     log_events,
@@ -365,15 +366,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def fill_up(disk: Path, leave_bytes: int) -> Path:
-    """A file that takes all room but so much; the broker may be taking some at the same time."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while (room := shutil.disk_usage(disk).free - leave_bytes) > 0:
-            file.write(bytes(min(room, MIB)))
-    return filler
-
-
 @pytest.mark.parametrize("durability", ["leader", "persisted"])
 async def test_full_disk_stops_writers_only_and_until_there_is_room(
     small_disk: Path, tmp_path: Path, durability: str
@@ -445,13 +437,27 @@ async def test_readers_of_what_is_on_disk_go_on_while_memory_is_full_of_what_it_
 async def test_new_readers_of_what_is_on_disk_go_on_beside_those_who_hold_what_they_have_got(
     small_disk: Path, tmp_path: Path, slots: int
 ) -> None:
-    """The disk takes nothing, the memory is full of what it does not take, and readers let go of nothing."""
+    """The disk takes nothing, the memory is full of what it does not take, and readers let go of nothing.
+
+    Half of them have got it while the disk took everything.
+    """
     arena_bytes = slots * 64 * KIB
     with keeping_cluster(tmp_path, arena_bytes=arena_bytes) as cluster:
         patience = ClientSettings.load(retry_timeout_ms=10_000)
-        async with await Client.connect(cluster.bootstrap, patience) as client:
+        async with await Client.connect(cluster.bootstrap, patience) as client, contextlib.AsyncExitStack() as stack:
+            held: list[ChunkBatch] = []
+
+            async def hold(places: Sequence[Delivery]) -> None:
+                for place in places:
+                    consumer = client.consumer("s", start={0: [place.position]})
+                    batches = (await stack.enter_async_context(consumer)).batches()
+                    async with asyncio.timeout(TIMEOUT_S):
+                        held.append(await anext(batches))
+
             await client.admin.create_stream("s")
             written = await fill(client, "s", MIB)
+            places = written[:: len(written) // 24]
+            await hold(places[::2])
             filler = fill_up(small_disk, 0)
             producer = client.producer(chunk_bytes_max=16 * KIB, delivery_timeout_ms=1_000)
             batch = pa.record_batch({"value": pa.array([value_of(1499)] * 5_000, pa.binary())})  # 8 MB
@@ -459,17 +465,10 @@ async def test_new_readers_of_what_is_on_disk_go_on_beside_those_who_hold_what_t
             with pytest.raises(KeraError):
                 await producer.close()
 
-            places = written[:: len(written) // 12]
             try:
-                async with contextlib.AsyncExitStack() as stack:
-                    held = []
-                    for place in places:
-                        consumer = client.consumer("s", start={0: [place.position]})
-                        batches = (await stack.enter_async_context(consumer)).batches()
-                        async with asyncio.timeout(TIMEOUT_S):
-                            held.append(await anext(batches))
-                    found = [number_of(each.batch["value"][0].as_py()) for each in held]
-                assert found == [place.record for place in places]
+                await hold(places[1::2])
+                found = [number_of(each.batch["value"][0].as_py()) for each in held]
+                assert found == [place.record for place in (*places[::2], *places[1::2])]
             finally:
                 filler.unlink()
 

@@ -4,16 +4,20 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kera.client import Client
 from kera.client.local_cluster import RunningCluster
-from kera.core.errors import NotReplicated, TooFewBackups, Uncertain
+from kera.core.errors import KeraError, NotReplicated, TooFewBackups, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
+from kera.core.settings import MIB
 from kera.v1 import backup_pb2
 from tests.chaos.replicas import Chaos, Totals
 from tests.integration.replication_support import (
@@ -34,7 +38,7 @@ from tests.integration.replication_support import (
     until_replicated,
     writing,
 )
-from tests.integration.support import BROKER, TIMEOUT_S, log_events, read, until, value_of
+from tests.integration.support import BROKER, TIMEOUT_S, fill_up, log_events, read, until, value_of
 
 RECORDS = 200
 
@@ -238,3 +242,65 @@ async def test_a_delivery_names_level_virtual_segment_and_backups(tmp_path: Path
                     if level == "persisted":
                         assert info.durable_length == info.length
             assert under_replicated(cluster) == {}
+
+
+# --- backups whose disks are full --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disks(tmp_path: Path) -> Iterator[list[Path]]:
+    """A file system of 16 MiB for each of three backups."""
+    disks: list[Path] = []
+    try:
+        for number in (1, 2, 3):
+            path = tmp_path / f"backup-{number}"
+            path.mkdir()
+            mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
+            if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+                pytest.skip("mounting is not permitted here: root is needed")
+            disks.append(path)
+        yield disks
+    finally:
+        for path in disks:
+            subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+async def refusal(client: Client, stream: str) -> KeraError:
+    """What a producer is told that does not wait for ever."""
+    producer = client.producer(delivery_timeout_ms=8_000)
+    await producer.prepare(stream)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                await producer.send(stream, value_of(0), streamlet=0)
+    except KeraError as error:
+        return error
+    finally:
+        with contextlib.suppress(KeraError):
+            await producer.close()
+
+
+@pytest.mark.parametrize(("replication", "durability"), [(1, "replicated"), (2, "persisted")])
+async def test_backups_with_full_disks_lose_nothing_and_go_on_when_there_is_room(
+    small_disks: list[Path], tmp_path: Path, replication: int, durability: str
+) -> None:
+    names = [path.name for path in small_disks]
+    with replicated_cluster(tmp_path, 3, backup_memory_bytes=MIB) as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            for name in ("s", "told"):
+                await client.admin.create_stream(name, streamlets=2, replication=replication, durability=durability)
+            async with writing(client, "s", burst=20, delivery_timeout_ms=120_000) as load:
+                await written(load)
+                fillers = [fill_up(small_disks[0], 0)]
+                await written(load, 2_000)  # more than the backup has memory for: others are used
+                fillers += [fill_up(path, 0) for path in small_disks[1:]]
+                error = await refusal(client, "told")
+                assert isinstance(error, (NotReplicated, TooFewBackups)), error
+                before = len(load.acknowledged)
+                for filler in fillers:
+                    filler.unlink()
+                await settled(load)
+                assert len(load.acknowledged) > before
+            await until_replicated(cluster)
+            await asyncio.to_thread(cluster.kill, BROKER)
+            check_recovered(await recover(cluster, names), [load])

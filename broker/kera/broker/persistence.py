@@ -20,9 +20,9 @@ It decides and keeps the books; ``kera.broker.segment_store`` does what it plans
 * **Back-pressure**: when everything in memory is open or unwritten, `allocate` says so (`ArenaFull`, or `DiskFull` when
   the disk takes nothing), open segments that were not written to for the longest time are closed to be flushed, and
   `on_room` tells when there is room.
-* **Reserve**: some slots are never the writers': they are free, or what is in them is on disk. While the disk takes
-  nothing, when writers have all others, readers get copies of what is in them (`may_lease`). So what is on disk can be
-  loaded, whatever the disk takes.
+* **Reserve**: some slots are never the writers', nor held by readers: they are free, or what is in them is on disk.
+  When writers and readers have all others, readers get copies of what is in them (`may_lease`). So what is on disk can
+  be loaded, whatever the disk takes and whoever lets go of nothing.
 """
 
 from __future__ import annotations
@@ -169,10 +169,13 @@ class PersistenceManager:
             raise _disk_full(self._error, self._directory)
 
     def may_lease(self, segment: Segment) -> bool:
-        """Whether readers may hold the slot of a segment. If not, it is of the reserve: they get copies."""
-        if self._error is None or segment not in self._stored:
+        """Whether readers may hold the slot of a segment. If not, it is of the reserve: they get copies.
+
+        Also while the disk takes everything: what they hold when it gets full, they may hold for ever.
+        """
+        if segment.slot.leases > 0 or segment not in self._stored:
             return True
-        return segment.slot.leases > 0 or self._beyond_reserve()
+        return self._beyond_reserve()
 
     def not_loaded(self, entry: Entry, key: Key) -> Unavailable:
         """The error for a segment that did not come into memory in time."""

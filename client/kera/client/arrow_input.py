@@ -15,6 +15,7 @@ as well. Nulls, and columns that are missing or too many, are left to `kera.clie
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -74,13 +75,28 @@ class NotTheSame(ValueError):
     """A column cannot have the wanted type without losing something; the text says what, as far as that is known."""
 
 
+def null_column(count: int, kind: pa.DataType) -> pa.Array:
+    """`count` nulls of any type. What `pa.nulls` makes of nested types makes chunks grow."""
+    return _nulls(kind, 1 << (count - 1).bit_length() if count else 1).slice(0, count)
+
+
+@functools.lru_cache(maxsize=64)
+def _nulls(kind: pa.DataType, count: int) -> pa.Array:
+    try:
+        return pa.array([None] * count, kind)
+    except pa.ArrowNotImplementedError:  # of unions and of what is run-end encoded
+        if not (types.is_union(kind) or types.is_run_end_encoded(kind)):
+            raise  # what `pa.nulls` makes of those within others is not valid, or ends the process of who reads it
+        return pa.nulls(count, kind)
+
+
 def as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """`column` with another type and the same values. Raises `NotTheSame`."""
     kind = column.type
     if kind == wanted:
         return column
     if types.is_null(kind):
-        return pa.array([None], wanted).take(pa.repeat(0, len(column))) if len(column) else pa.array([], wanted)
+        return null_column(len(column), wanted)
     if types.is_dictionary(kind):
         values = as_type(column.dictionary, wanted)  # first: Arrow does not take values out of views
         return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kera.client.arrow_input import NotTheSame, as_type
+from kera.client.arrow_input import NotTheSame, as_type, null_column
 from kera.client.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, Codec, chunk_bytes_of, encode_payload, padded
@@ -110,16 +109,6 @@ def records_to_batch(
     )
 
 
-def null_column(count: int, kind: pa.DataType) -> pa.Array:
-    """`count` nulls of any type. See `_solid` for what is wrong with `pa.nulls`."""
-    return _nulls(kind, 1 << (count - 1).bit_length() if count else 1).slice(0, count)
-
-
-@functools.lru_cache(maxsize=64)
-def _nulls(kind: pa.DataType, count: int) -> pa.Array:
-    return pa.array([None], kind).take(pa.repeat(0, count))
-
-
 def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa.RecordBatch:
     """`batch` with exactly the columns of the stream's schema, in its order.
 
@@ -158,11 +147,20 @@ def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa
             arrays.append(column)
         elif not stream.typed and field.name == "timestamp":
             arrays.append(pa.repeat(pa.scalar(now_us, _TIMESTAMP), batch.num_rows))
-        elif field.nullable:
-            arrays.append(null_column(batch.num_rows, field.type))
         else:
-            raise _mismatch(stream, f"needs column {field.name!r}")
+            arrays.append(_left_out(field, batch.num_rows, stream))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _left_out(field: pa.Field, count: int, stream: StreamDescription) -> pa.Array:
+    """The nulls of a column that a batch does not have. Raises `SchemaMismatch` when it cannot have any."""
+    if not field.nullable:
+        raise _mismatch(stream, f"needs column {field.name!r}")
+    try:
+        return null_column(count, field.type)
+    except pa.ArrowNotImplementedError as error:
+        text = f"needs column {field.name!r}: Arrow makes no nulls of type {field.type}"
+        raise _mismatch(stream, text) from error
 
 
 def _required(stream: StreamDescription) -> Sequence[int]:

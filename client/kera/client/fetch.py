@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from kera.client.encoding import null_column
+from kera.client.arrow_input import null_column
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, PushedSlot, StreamDescription, fill_cursor, position_of
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header, verify_chunk, verify_header

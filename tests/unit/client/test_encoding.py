@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kera.client.encoding import check_rows, conform, null_column, payloads, records_to_batch
+from kera.client.arrow_input import as_type, null_column
+from kera.client.encoding import check_rows, conform, payloads, records_to_batch
 from kera.client.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
@@ -25,6 +26,42 @@ HEADERS = DEFAULT_SCHEMA.field("headers").type
 TYPED = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), pa.field("at", pa.timestamp("ms"))]
 )
+
+
+OF_ALL_KINDS = [
+    pa.null(),
+    pa.bool_(),
+    pa.uint8(),
+    pa.float16(),
+    pa.decimal32(5, 2),
+    pa.decimal256(50, 3),
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary_view(),
+    pa.large_binary(),
+    pa.binary(5),
+    pa.date32(),
+    pa.time64("ns"),
+    pa.timestamp("us", "UTC"),
+    pa.duration("s"),
+    pa.month_day_nano_interval(),
+    pa.list_(pa.string_view()),
+    pa.list_(pa.field("item", pa.string_view(), nullable=False)),
+    pa.large_list(pa.string()),
+    pa.list_(pa.string_view(), 2),
+    pa.list_view(pa.int32()),
+    pa.large_list_view(pa.binary_view()),
+    pa.map_(pa.string_view(), pa.list_view(pa.binary_view())),
+    pa.struct([("a", pa.string_view()), ("b", pa.struct([("c", pa.list_view(pa.int8()))]))]),
+    pa.struct([pa.field("a", pa.int8(), nullable=False)]),
+    pa.struct([]),
+    pa.run_end_encoded(pa.int32(), pa.string()),
+    pa.dense_union([pa.field("a", pa.int8()), pa.field("b", pa.string_view())]),
+    pa.sparse_union([pa.field("a", pa.int8()), pa.field("b", pa.string_view())]),
+    pa.uuid(),
+    pa.json_(),
+]
 
 
 def values(*sizes: int) -> pa.RecordBatch:
@@ -51,6 +88,32 @@ class TestConform:
     def test_columns_that_may_be_null_can_be_left_out(self) -> None:
         conforming = conform(pa.record_batch({"id": [1, 2]}), description(schema=TYPED), NOW_US)
         assert conforming.to_pydict() == {"id": [1, 2], "name": [None] * 2, "at": [None] * 2}
+
+    @pytest.mark.parametrize("kind", OF_ALL_KINDS, ids=str)
+    def test_a_column_of_any_type_can_be_left_out(self, kind: pa.DataType) -> None:
+        stream = description(schema=pa.schema([pa.field("id", pa.int64()), pa.field("other", kind)]))
+        batch = pa.record_batch({})
+        for count in (0, 1, 5):
+            batch = conform(pa.record_batch({"id": pa.array([1] * count, pa.int64())}), stream, NOW_US)
+            batch.validate(full=True)
+            assert batch["other"].to_pylist() == [None] * count
+            assert as_type(pa.nulls(count), kind).equals(batch["other"])
+        (payload,) = payloads(batch, stream, CHUNK_BYTES, NOW_US)
+        decoded = decode_payload(payload.payload, stream.schema)
+        assert decoded.to_pydict() == {"id": [1] * 5, "other": [None] * 5}
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            pa.list_(pa.dense_union([pa.field("a", pa.int8())])),
+            pa.struct([("a", pa.run_end_encoded(pa.int32(), pa.string()))]),
+        ],
+        ids=str,
+    )
+    def test_types_that_arrow_makes_no_nulls_of_cannot_be_left_out(self, kind: pa.DataType) -> None:
+        stream = description(schema=pa.schema([pa.field("id", pa.int64()), pa.field("other", kind)]))
+        with pytest.raises(SchemaMismatch, match="needs column 'other'"):
+            conform(pa.record_batch({"id": [1]}), stream, NOW_US)
 
     def test_records_without_a_timestamp_get_the_time_of_now(self) -> None:
         batch = conform(pa.record_batch({"value": [b"a"]}), description(), NOW_US)
