@@ -316,7 +316,7 @@ class Recoveries:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        if self._state.lost.done() or self._closed:
+        if self._state.lost.done() or self._closed or self._state.catching_up:
             return
         begun_s = time.perf_counter()
         self._advance()
@@ -433,7 +433,7 @@ class Recoveries:
 
         `totals`: what of it is not counted yet.
         """
-        if run.info.phase not in PENDING or not self._is_current(owner):
+        if self._state.catching_up or run.info.phase not in PENDING or not self._is_current(owner):
             return False  # it came back, or the owner-to-be went: what was found out is about something else
         streams = [stream for one in asked if (stream := self._taken(run, owner, one, found)) is not None]
         if streams:

@@ -43,6 +43,8 @@ class UnknownStreams:
         """By launches that have yet to name all that they hold: what was news of it."""
         self._awaited: dict[Launch, set[int]] = {}
         """The launches that have said what they hold; of these streams they have yet to tell."""
+        self._stuck: set[int] = set()
+        """Streams that do not go on as brokers know them, whatever else these tell."""
         self._work = Work()
 
     async def close(self) -> None:
@@ -84,6 +86,28 @@ class UnknownStreams:
             self._awaited[launch] = self._named.pop(launch)
         return news
 
+    def has_told(self, launch: Launch) -> bool:
+        """Whether a launch has said what it holds, and told of all that is news."""
+        return self._awaited.get(launch) == set()
+
+    def versions(self) -> list[tuple[int, int]]:
+        """What launches know that we do not: ids of streams, each with a version of its assignments."""
+        return [
+            (stream_id, one.stream.assignments_version)
+            for stream_id, told in self._told.items()
+            for one in told.values()
+        ]
+
+    def is_stuck(self, stream_id: int) -> bool:
+        """Whether a stream cannot go on as brokers know it: somebody has to decide."""
+        return stream_id in self._stuck
+
+    def unsettled(self) -> list[str]:
+        """Names of the streams that are about to go on as brokers know them."""
+        self._forget()
+        catalog = self._state.catalog
+        return [catalog.with_id(one).name for one in self._told if one in catalog and one not in self._stuck]
+
     def advance(self) -> None:
         """Have streams that we know go on as brokers know them, as far as that comes from what we know."""
         for stream_id in self._told:
@@ -91,7 +115,12 @@ class UnknownStreams:
                 self._work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
 
     async def _take_up(self, stream_id: int) -> None:
-        stream = await self._state.change(self._write_later(stream_id))
+        try:
+            stream = await self._state.change(self._write_later(stream_id))
+        except InvalidArgument:
+            self._stuck.add(stream_id)
+            raise
+        self._stuck.discard(stream_id)
         if stream is not None:
             log.warning(
                 "a stream goes on as its brokers know it: the metadata may have been restored from an older copy",
