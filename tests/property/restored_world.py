@@ -104,18 +104,23 @@ class World(ownership_world.World):
         await self.lead()
         for backup in self.backups:  # their heartbeats are refused: they start again, and register
             await self.start_backup_again(backup)
-        starting = [await self.start(launch.node) for launch in ended]
+        starting = [await self.begin_launch(launch.node) for launch in ended]
         while starting:
             starting = [one for one in starting if not await self.is_admitted(one)]
-            await self.beat()
+            await self.wait()
         await self.settle()
         while self.coordinator.catching_up:
-            await self.beat()
+            await self.wait()
         await self.settle()
 
     async def start_backup_again(self, backup: Backup) -> None:
         await backup.stop()
         await self.start_backup(backup)
+
+    async def wait(self) -> None:
+        """Some time goes by: a second, and a heartbeat of each broker."""
+        self.clock.advance(1.0)
+        await self.beat()
 
     async def settle(self) -> None:
         """Until everybody has said what there is to say."""
@@ -132,9 +137,9 @@ class World(ownership_world.World):
 
     async def launch(self, node: Node) -> int:
         """A process with a data directory; returns the broker's id."""
-        launch = await self.start(node)
+        launch = await self.begin_launch(node)
         while not await self.is_admitted(launch):
-            await self.beat()
+            await self.wait()
         return node.broker_id
 
     async def is_admitted(self, launch: Launch) -> bool:
@@ -147,7 +152,7 @@ class World(ownership_world.World):
             return False
         return True
 
-    async def start(self, node: Node) -> Launch:
+    async def begin_launch(self, node: Node) -> Launch:
         """A process that has yet to register."""
         self.started += 1
         self.clock.advance(1.0)  # epochs are given once a second at most, see ``kera.coordinator.numbers``

@@ -76,7 +76,7 @@ class Coordinator:
         self._producers = Producers(state)
         self._recoveries = Recoveries(state, observe_phase=observe_phase)
         self._migration = Migration(state, self._recoveries, observe_move=observe_move)
-        self._unknown = UnknownStreams(state)
+        self._unknown = UnknownStreams(state, self._recoveries)
         self._restored = Restored(state, self._unknown)
         self._members = Members(state, self._recoveries, self._restored)
         self._drains = Drains(state, self._recoveries, self._migration)

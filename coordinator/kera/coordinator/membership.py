@@ -356,6 +356,11 @@ class Membership(Generic[RecordT, InfoT]):
         member = self._members.get(member_id)
         return member is None or member.record.launch_id.startswith(FENCED)
 
+    def has_lost_memory(self, member_id: int) -> bool:
+        """Whether the member's launch has begun without what the one before had in memory."""
+        member = self._members.get(member_id)
+        return member is not None and bool(getattr(member.record, "lost_memory", False))
+
     def is_draining(self, member_id: int) -> bool:
         """Whether the member is to be emptied."""
         return self.kind.info(self._members[member_id].record).draining

@@ -165,6 +165,7 @@ class Restored:
             log.warning(self._state.catching_up or "the metadata have caught up with the cluster")
 
     async def _end(self) -> None:
+        await self._unknown.go_on_without()
         await self._state.change(self._state.write({RESTORED: None}))
         self._catching_up = None
         self._asked.clear()

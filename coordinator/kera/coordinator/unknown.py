@@ -14,11 +14,12 @@ What a broker was told of a stream it has written down, and a new leader hears o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from kera.coordinator.catalog import broker_ids_of, first_group_id_of
 from kera.coordinator.drops import is_to_be_dropped
 from kera.coordinator.ledger import number
+from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import Launch
 from kera.coordinator.state import State
 from kera.coordinator.streams import LAST_STREAM_ID
@@ -35,8 +36,9 @@ log = get_logger("kera.coordinator")
 class UnknownStreams:
     """See the head of this module."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, recoveries: Recoveries) -> None:
         self._state = state
+        self._recoveries = recoveries
         self._told: dict[int, dict[Launch, coordinator_pb2.UnknownStream]] = {}
         """What launches told, by stream."""
         self._named: dict[Launch, set[int]] = {}
@@ -114,6 +116,26 @@ class UnknownStreams:
             if stream_id in self._state.catalog:
                 self._work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
 
+    async def go_on_without(self) -> None:
+        """Have the brokers own what the metadata say of streams that cannot go on as others know them."""
+        for stream_id in sorted(self._stuck):
+            stream = await self._state.change(self._write_without(stream_id))
+            if stream is not None:
+                await self._state.tell(stream, otherwise="broker does not know yet what it owns of a stream")
+
+    async def _write_without(self, stream_id: int) -> common_pb2.StreamInfo | None:
+        self._forget()
+        if stream_id not in self._told or stream_id not in self._state.catalog:
+            return None
+        stream = common_pb2.StreamInfo()
+        stream.CopyFrom(self._state.catalog.with_id(stream_id))
+        knows_later = {launch.member_id for launch in self._told[stream_id]}
+        if not self._renew_launches(stream, knows_later, recovers=True):
+            return None
+        new_version(stream, self._state.coordinator_epoch)
+        await self._state.write({}, [stream])
+        return stream
+
     async def _take_up(self, stream_id: int) -> None:
         try:
             stream = await self._state.change(self._write_later(stream_id))
@@ -136,12 +158,15 @@ class UnknownStreams:
         known, later = self._state.catalog.with_id(stream_id), [one.stream for one in self._told[stream_id].values()]
         self._check_told(known, *later)
         stream = _later_version(known, later)
+        lost: list[coordinator_pb2.RecoveryInfo] = []
         if stream.assignments_version != known.assignments_version:
             self._check_recovered(stream)
             self._check_members(stream)
-            if self._renew_launches(stream):
+            lost = self._recoveries.of_lost_memory(stream)
+            if self._renew_launches(stream, recovers=True):
                 new_version(stream, self._state.coordinator_epoch)
-        await self._state.write({}, [stream])
+        await self._state.write(self._recoveries.records(lost), [stream])
+        self._recoveries.admitted(lost)
         del self._told[stream_id]
         return stream
 
@@ -274,12 +299,18 @@ class UnknownStreams:
                 stream=stream.name,
             )
 
-    def _renew_launches(self, stream: common_pb2.StreamInfo) -> bool:
-        """Have the current launches of its brokers own what earlier ones did; whether there is any."""
+    def _renew_launches(
+        self, stream: common_pb2.StreamInfo, but: Container[int] = (), *, recovers: bool = False
+    ) -> bool:
+        """Have the current launches of its brokers, `but` these, own what earlier ones did; whether there is any.
+
+        `recovers`: what is replicated, and was in the memory that a broker has lost, is not its own: it is recovered.
+        """
         brokers, renewed = self._state.brokers, False
         for one in stream.assignments:
             epoch = brokers.epoch(one.broker_id)
-            if one.broker_epoch < epoch and not brokers.is_fenced(one.broker_id):
+            lost = recovers and stream.config.replication and brokers.has_lost_memory(one.broker_id)
+            if one.broker_epoch < epoch and not (brokers.is_fenced(one.broker_id) or lost or one.broker_id in but):
                 one.first_group_id = first_group_id_of(one, epoch)
                 one.broker_epoch = epoch
                 renewed = True
@@ -290,7 +321,11 @@ class UnknownStreams:
         latest = max(told.values(), key=lambda one: (one.stream.assignments_version, one.stream.config_version))
         problem = ""
         if stream_id in self._state.catalog:
-            problem = self._work.failure(stream_id) or "it is about to go on as these brokers know it"
+            problem = (
+                self._work.failure(stream_id)
+                or self._state.catching_up
+                or "it is about to go on as these brokers know it"
+            )
         return coordinator_pb2.UnknownStream(
             stream=latest.stream,
             problem=problem,

@@ -9,6 +9,7 @@ from kera.coordinator.leadership import LEADER
 from kera.coordinator.memory_store import MemoryStore
 from kera.coordinator.metadata import Write
 from kera.coordinator.metadata_copy import RESTORED, put_back
+from kera.coordinator.recovery import LOST_MEMORY
 from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
 from kera.core.lineage import comes_from
 from kera.v1 import common_pb2, coordinator_pb2
@@ -170,6 +171,48 @@ async def test_who_does_not_come_is_waited_for_no_longer_than_the_grace(gone_bac
     assert gone_back.coordinator.catching_up == ""
     assert gone_back.coordinator.stream("orders").assignments[0].broker_id == 2
     assert gone_back.coordinator.recoveries() == [], "what broker 1 had is elsewhere"
+
+
+async def admitted(cluster: Restoring, *, lost_memory: int = 0) -> None:
+    """All brokers have been asked, and have registered."""
+    for number in (1, 2, 3):
+        await refused(cluster, f"b-{number}", number)
+    cluster.clock.advance(SILENCE_S)
+    for number in (1, 2, 3):
+        request = cluster.holding(f"b-{number}", number)
+        request.lost_memory = number == lost_memory
+        await cluster.coordinator.register_broker(request)
+
+
+async def test_what_a_broker_had_in_memory_that_it_has_lost_is_recovered_and_not_its_own(gone_back: Restoring) -> None:
+    lost = gone_back.later.assignments[0]
+    await admitted(gone_back, lost_memory=2)
+    await gone_back.tell(1, 2, 3)
+
+    assert gone_back.coordinator.stream("orders").assignments[0] == lost
+    (recovery,) = gone_back.coordinator.recoveries()
+    assert (recovery.broker_id, recovery.cause) == (2, LOST_MEMORY)
+    gone_back.backup_heartbeat(*gone_back.coordinator.state.backups.ids())
+    for _ in range(BROKERS):
+        await gone_back.settle()
+    assert gone_back.brokers.taken_over
+
+
+async def test_a_stream_that_cannot_go_on_as_brokers_know_it_goes_on_as_the_metadata_have_it(
+    gone_back: Restoring,
+) -> None:
+    gone_back.later.assignments[0].sources.add(broker_id=1, before_epoch=4)  # it is being recovered
+    await admitted(gone_back)
+    await gone_back.tell(1, 2, 3)
+    for _ in range(2):
+        await gone_back.settle()
+
+    assert gone_back.coordinator.catching_up == ""
+    owner = gone_back.coordinator.stream("orders").assignments[0]
+    assert (owner.broker_id, owner.broker_epoch) == (1, gone_back.coordinator.state.brokers.epoch(1))
+    assert gone_back.brokers.opened[-1] == (1, "orders")
+    (problem,) = gone_back.coordinator.unknown()
+    assert "was being recovered" in problem.problem
 
 
 async def test_the_next_coordinator_goes_on_waiting(gone_back: Restoring) -> None:
