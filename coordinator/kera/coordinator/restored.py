@@ -68,8 +68,9 @@ class Restored:
         launch = Launch(request.broker.broker_id, request.broker.broker_epoch)
         if self.is_later_launch(*launch):
             await self._notice()
-        if launch.epoch and launch.epoch >= self._state.brokers.epoch(launch.member_id):
             return  # it runs, and tells of what it has with its heartbeats
+        if 0 < launch.epoch == self._state.brokers.epoch(launch.member_id):
+            return  # likewise, and repeats its registration
         held = {one.stream_id: one.assignments_version for one in request.held_streams}
         known = is_later_coordinator(self._given, request.known_coordinator_epoch, self._state.coordinator_epoch)
         if known or any(self._is_evidence(*one) for one in held.items()):
