@@ -267,6 +267,7 @@ CASES: dict[Method[Any, Any], Case] = {
             broker=_stranger(t),
             launch_id="launch",
             lost_memory=False,
+            known_coordinator_epoch=1,
             held_streams=[coordinator.HeldStream(stream_id=t.stream.stream_id, assignments_version=1)],
         ),
         rights=("broker",),

@@ -12,8 +12,11 @@ import pytest
 
 from kera.client import Client
 from kera.client.local_cluster import LocalCluster
+from kera.coordinator.peers import Peers
 from kera.core.errors import InvalidArgument, StreamExists, UnknownStream
-from tests.integration.control_support import connect, control_cluster
+from kera.core.rpc import api
+from kera.v1.coordinator_pb2 import DescribeClusterRequest
+from tests.integration.control_support import broker_id_of, connect, control_cluster, until_recovered
 
 TIMEOUT_S = 30.0
 RECORDS = 500
@@ -30,6 +33,17 @@ async def write(client: Client, stream: str, numbers: range) -> None:
 async def read(client: Client, stream: str) -> list[int]:
     async with asyncio.timeout(TIMEOUT_S), client.consumer(stream, start="earliest", end="latest") as consumer:
         return sorted([int(record.value or b"") async for record in consumer])
+
+
+async def until_caught_up(cluster: LocalCluster) -> None:
+    """Wait until the coordinator says that its metadata are not older than the cluster any more."""
+    peer = Peers(timeout_ms=3_000)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await peer.call(cluster.bootstrap, api.DESCRIBE_CLUSTER, DescribeClusterRequest())).catching_up:
+                await asyncio.sleep(0.05)
+    finally:
+        await peer.close()
 
 
 async def until_listed(client: Client, expected: dict[str, int]) -> None:
@@ -122,3 +136,65 @@ async def test_streams_that_are_younger_than_the_restored_metadata_are_kept_and_
                 assert await read(client, adopted.name) == list(range(RECORDS + 10))
             assert (await client.admin.describe_cluster()).unknown_streams == ()
             await client.admin.delete_stream("renamed")
+
+
+@pytest.mark.parametrize("restored", [put_back, put_back_by_command])
+async def test_what_was_recovered_since_a_copy_goes_on_there_when_all_are_started_at_once(
+    tmp_path: Path, restored: Restored
+) -> None:
+    """The broker that was lost knows no more than the copy, and is there at once, as the others are."""
+    metadata, streams = tmp_path / "data" / "coordinator", {"replicated": 1, "single": 0}
+    async with control_cluster(tmp_path / "data", brokers=3, backups=3) as cluster:
+        async with await connect(cluster) as client:
+            for name, replication in streams.items():
+                await client.admin.create_stream(name, streamlets=6, replication=replication)
+                await write(client, name, range(100))
+        async with restored(cluster, metadata, tmp_path / "copy"):
+            async with await connect(cluster) as client:
+                for name in streams:
+                    await write(client, name, range(100, 200))
+                await cluster.kill("broker-1")
+                await until_recovered(client, [broker_id_of(cluster, "broker-1")], 0)
+                await write(client, "replicated", range(200, 300))
+            for name in [one for one in cluster.processes if one != "coordinator"]:
+                await cluster.kill(name)
+        await cluster.restart("coordinator")
+        names = [name for name in cluster.ready if name != "coordinator"]
+        await asyncio.gather(*map(cluster.restart, names))
+
+        await until_caught_up(cluster)
+        async with await connect(cluster) as client:
+            assert await read(client, "replicated") == list(range(300))
+            assert await read(client, "single") == list(range(200))
+            for name in streams:
+                await write(client, name, range(300, 400))
+            assert await read(client, "replicated") == list(range(400))
+            assert await read(client, "single") == [*range(200), *range(300, 400)]
+            assert (await client.admin.describe_cluster()).unknown_streams == ()
+
+
+@pytest.mark.parametrize("restored", [put_back, put_back_by_command])
+async def test_a_broker_that_runs_and_is_younger_than_the_restored_metadata_goes_on(
+    tmp_path: Path, restored: Restored
+) -> None:
+    metadata = tmp_path / "data" / "coordinator"
+    async with control_cluster(tmp_path / "data", brokers=2, backups=2) as cluster:
+        async with await connect(cluster) as client:
+            await client.admin.create_stream("orders", streamlets=4, replication=1)
+            await write(client, "orders", range(100))
+        async with restored(cluster, metadata, tmp_path / "copy"), await connect(cluster) as client:
+            await cluster.kill("broker-1")
+            await cluster.restart("broker-1")
+            await write(client, "orders", range(100, 200))
+            running = {name: process for name, process in cluster.processes.items() if name.startswith("broker")}
+        await cluster.restart("coordinator")
+
+        await until_caught_up(cluster)
+        async with await connect(cluster) as client:
+            await write(client, "orders", range(200, 300))
+            assert await read(client, "orders") == list(range(300))
+            described = await client.admin.describe_cluster()
+            assert described.unknown_streams == ()
+            assert [one.alive for one in described.brokers] == [True, True]
+            assert await client.admin.recoveries() == []
+        assert {name: cluster.processes.get(name) for name in running} == running

@@ -8,6 +8,8 @@ it is not current starts again. Whatever is given out, the world remembers, and 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from kera.broker.heartbeat_report import HeartbeatReport
@@ -19,7 +21,7 @@ from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.metadata import Record
 from kera.coordinator.numbers import SINCE_US, next_epoch
 from kera.core.clock import FakeClock
-from kera.core.errors import StaleEpoch
+from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.property import ownership_world
 from tests.property.ownership_world import Launch
@@ -72,9 +74,11 @@ class World(ownership_world.World):
         if self.coordinator_epoch:
             await self.coordinator.close()
         last = await self.store.get("leader")
-        epoch = next_epoch(int(last.value) if last else 0, self.clock.now_us())
+        epoch = next_epoch(int(json.loads(last.value)["epoch"]) if last else 0, self.clock.now_us())
         self.given.note("epoch of a coordinator", epoch, object())
-        self.store._records["leader"] = Record(b"%d" % epoch, 1)
+        previous = json.loads(last.value)["epoch"] if last else 0
+        leader = {"epoch": epoch, "previous_epoch": previous}
+        self.store._records["leader"] = Record(json.dumps(leader).encode(), 1)
         self.coordinator_epoch = epoch
         self.coordinator = await Coordinator.load(
             self.store, self, self.clock, SETTINGS, coordinator_epoch=epoch, backups=self.backup_calls
@@ -85,8 +89,14 @@ class World(ownership_world.World):
     def copy(self) -> dict[str, Record]:
         return dict(self.store._records)
 
-    async def restore(self, copy: dict[str, Record], seconds: float) -> None:
-        """The coordinator ends, and after a while another one begins with a copy."""
+    async def restore(self, copy: dict[str, Record], seconds: float, *, stopped: Sequence[int] = ()) -> None:
+        """The coordinator ends, and after a while another one begins with a copy.
+
+        `stopped`: these brokers have ended, too, and ask to register in this order, again and again.
+        """
+        ended = [self.launches.pop(broker_id) for broker_id in stopped]
+        for launch in ended:
+            await launch.kill(memory=False)
         await self.coordinator.close()
         self.store._records = dict(copy)
         self.clock.advance(seconds)
@@ -94,11 +104,23 @@ class World(ownership_world.World):
         await self.lead()
         for backup in self.backups:  # their heartbeats are refused: they start again, and register
             await self.start_backup_again(backup)
+        starting = [await self.begin_launch(launch.node) for launch in ended]
+        while starting:
+            starting = [one for one in starting if not await self.is_admitted(one)]
+            await self.wait()
+        await self.settle()
+        while self.coordinator.catching_up:
+            await self.wait()
         await self.settle()
 
     async def start_backup_again(self, backup: Backup) -> None:
         await backup.stop()
         await self.start_backup(backup)
+
+    async def wait(self) -> None:
+        """Some time goes by: a second, and a heartbeat of each broker."""
+        self.clock.advance(1.0)
+        await self.beat()
 
     async def settle(self) -> None:
         """Until everybody has said what there is to say."""
@@ -115,6 +137,23 @@ class World(ownership_world.World):
 
     async def launch(self, node: Node) -> int:
         """A process with a data directory; returns the broker's id."""
+        launch = await self.begin_launch(node)
+        while not await self.is_admitted(launch):
+            await self.wait()
+        return node.broker_id
+
+    async def is_admitted(self, launch: Launch) -> bool:
+        """Whether a process that has started could register."""
+        try:
+            await self._register(launch)
+        except Unavailable as error:
+            if not error.attributes.get("catching_up"):
+                raise
+            return False
+        return True
+
+    async def begin_launch(self, node: Node) -> Launch:
+        """A process that has yet to register."""
         self.started += 1
         self.clock.advance(1.0)  # epochs are given once a second at most, see ``kera.coordinator.numbers``
         directory = node.settings.data_dir
@@ -132,6 +171,10 @@ class World(ownership_world.World):
         )
         node.handlers = node.service.service()
         node.told()
+        return launch
+
+    async def _register(self, launch: Launch) -> None:
+        node, engine, directory = launch.node, launch.node.engine, launch.node.settings.data_dir
         held = await asyncio.to_thread(engine.held_streams)
         request = coordinator_pb2.RegisterBrokerRequest(
             broker=common_pb2.BrokerInfo(
@@ -166,7 +209,24 @@ class World(ownership_world.World):
             unknown=UnknownReport(engine.streams, lambda: self.coordinator_epoch),
         )
         launch.fenced = asyncio.create_task(self._until_fenced(launch))
-        return broker_id
+
+    async def _register_again(self, launch: Launch) -> None:
+        """As a launch does that the coordinator does not know."""
+        node = launch.node
+        request = coordinator_pb2.RegisterBrokerRequest(
+            broker=common_pb2.BrokerInfo(
+                broker_id=node.broker_id,
+                broker_epoch=node.epoch,
+                node_id=node.settings.data_dir.name,
+                grpc_address=f"{node.settings.data_dir.name}:1",
+                segment_bytes=SLOT_BYTES,
+                arena_bytes=node.settings.arena_bytes,
+            ),
+            launch_id=launch.launch_id,
+            directory_id=node.settings.data_dir.name,
+        )
+        info, _ = await self.coordinator.register_broker(request)
+        assert (info.broker_id, info.broker_epoch) == (node.broker_id, node.epoch)
 
     async def relaunch(self, broker_id: int) -> None:
         """The process of a broker ends, and another one goes on with its disk and its memory."""
@@ -194,6 +254,9 @@ class World(ownership_world.World):
         launch.report.fill(request)
         try:
             await self.coordinator.heartbeat(request)
+        except UnknownLaunch:
+            await self._register_again(launch)
+            return
         except StaleEpoch:
             await self.relaunch(broker_id)
             return

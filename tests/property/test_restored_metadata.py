@@ -17,12 +17,13 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -313,14 +314,17 @@ class Restored(RuleBasedStateMachine):
         stream_ids = frozenset(one.stream_id for one in self.streams.values() if self.there(one))
         self.copies.append(Copy(self.world.copy(), stream_ids, self.instances))
 
-    @rule(number=st.integers(0, 9))
-    def restore(self, number: int) -> None:
+    @rule(number=st.integers(0, 9), order=st.none() | st.permutations(range(BROKERS_MAX)))
+    def restore(self, number: int, order: Sequence[int] | None) -> None:
+        """`order`: all brokers are started again, and first ask to register in this one."""
+        ids = sorted(self.world.launches)
+        stopped = [ids[one] for one in order or () if one < len(ids)]
         copy = self.copies[number % len(self.copies)]
         for one in self.streams.values():
             if one.stream_id in copy.stream_ids:
                 one.lost |= one.deleted
                 one.deleted = False
-        self.do(self.world.restore(copy.records, 2.0 + (self.instances - copy.instances) * INSTANCE_S))
+        self.do(self.world.restore(copy.records, 2.0 + (self.instances - copy.instances) * INSTANCE_S, stopped=stopped))
         for one in self.streams.values():
             self.do(self.check(one))
 
@@ -366,7 +370,7 @@ def test_brokers_that_are_younger_than_a_copy_come_back_with_their_ids_and_what_
         one.create(replication=0, again=False)
         one.move(0, streamlet=0, to=3)
         one.write(0, count=3)
-        one.restore(0)
+        one.restore(0, None)
         one.join()
         one.adopt(0)
 
@@ -380,13 +384,29 @@ def test_a_stream_that_moved_since_a_copy_goes_on_where_it_is_and_keeps_what_was
         one.move(0, streamlet=0, to=1)
         one.move(0, streamlet=1, to=0)
         one.write(0, count=3)
-        one.restore(1)
+        one.restore(1, None)
         one.write(0, count=3)
         one.restart(0)
-        one.restore(1)
+        one.restore(1, None)
         one.restart(1)
         one.write(0, count=3)
         one.move(0, streamlet=0, to=0)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_stream_that_moved_since_a_copy_goes_on_where_it_is_whoever_is_started_first(order: tuple[int, int]) -> None:
+    with history() as one:
+        one.create(replication=1, again=False)
+        one.write(0, count=3)
+        one.copy()
+        one.move(0, streamlet=0, to=1)
+        one.move(0, streamlet=1, to=1)
+        one.write(0, count=3)
+        one.restore(1, order)
+        one.write(0, count=3)
+        one.move(0, streamlet=0, to=0)
+        one.write(0, count=3)
+        assert not one.coordinator.unknown()
 
 
 def test_a_schema_that_a_copy_does_not_know_leaves_its_number_to_no_other() -> None:
@@ -394,7 +414,7 @@ def test_a_schema_that_a_copy_does_not_know_leaves_its_number_to_no_other() -> N
         one.create(replication=0, again=False)
         one.copy()
         one.alter(0)
-        one.restore(1)
+        one.restore(1, None)
         one.alter(0)
 
 
@@ -403,7 +423,7 @@ def test_an_instance_of_a_name_that_a_copy_does_not_know_leaves_its_epochs_to_no
         one.producer("one")
         one.copy()
         one.producer("one")
-        one.restore(1)
+        one.restore(1, None)
         one.producer("one")
 
 

@@ -15,8 +15,10 @@ from kera.broker.lease import Lease
 from kera.broker.producer_fences import ProducerFences
 from kera.core import data_dir, registration
 from kera.core.data_dir import FORMAT, LOCK_NAME
-from kera.core.registration import CoordinatorUnreachable, WrongCluster
+from kera.core.errors import InvalidArgument, PathNotWritable, StaleEpoch, UnknownLaunch
+from kera.core.registration import CALL_TIMEOUT_S, CoordinatorUnreachable, WrongCluster
 from kera.core.rpc import api
+from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "Registration",
     "WrongCluster",
 ]
+
+log = get_logger("kera.registration")
 
 OnBackups = Callable[[list[common_pb2.BackupInfo]], None]
 
@@ -76,6 +80,9 @@ class Registration(registration.Registration):
         self._report = report
         self._lease = lease or Lease()
         self._fences = fences or ProducerFences()
+        self._info = common_pb2.BrokerInfo()
+        """As it was registered."""
+        self._cluster_id = ""
         self.broker_id = 0
         self.broker_epoch = 0
         self.elsewhere_stream_ids: list[int] = []
@@ -104,21 +111,46 @@ class Registration(registration.Registration):
             lost_memory=lost_memory,
             chosen_id=self.id_is_chosen,
             directory_id=self.directory_id,
+            known_coordinator_epoch=self.known_coordinator_epoch,
             held_streams=[
                 coordinator_pb2.HeldStream(stream_id=stream_id, assignments_version=version)
                 for stream_id, version in sorted((held or {}).items())
             ],
         )
         answer = await self.ask(api.REGISTER_BROKER, request, timeout_s)
-        self.remember(answer.broker_id, answer.cluster_id, answer.heartbeat_interval_ms)
+        self._info = info
+        self._cluster_id = answer.cluster_id
+        self.remember(
+            answer.broker_id,
+            answer.cluster_id,
+            answer.heartbeat_interval_ms,
+            coordinator_epoch=answer.coordinator_epoch,
+        )
         self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch
         self.recovered_before_epoch = answer.recovered_before_epoch
         self.elsewhere_stream_ids = list(answer.elsewhere_stream_ids)
         self._heard(answer)
         return list(answer.streams)
 
+    async def register_again(self, reason: UnknownLaunch) -> None:
+        """Make this launch known to a coordinator whose metadata are older than it; it goes on with what it has.
+
+        Which streams these are, heartbeats tell: what the coordinator knows of them may be older, too.
+        """
+        request = coordinator_pb2.RegisterBrokerRequest(
+            broker=self._info, launch_id=self.launch_id, directory_id=self.directory_id
+        )
+        request.broker.broker_id, request.broker.broker_epoch = self.broker_id, self.broker_epoch
+        try:
+            answer = await self._call(api.REGISTER_BROKER, request, CALL_TIMEOUT_S)
+        except InvalidArgument as error:
+            raise StaleEpoch(error.message, **error.attributes) from error
+        if (answer.broker_id, answer.broker_epoch) != (self.broker_id, self.broker_epoch):
+            raise StaleEpoch(reason.message, **reason.attributes)
+        self._heard(answer)
+
     async def keep_alive(self) -> None:
-        """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
+        """Send heartbeats for ever. Raises `StaleEpoch` when this launch is not the current one: it must end."""
         await self.beat(api.HEARTBEAT, self._heartbeat, self._answered)
 
     async def hand_over(self, wait_ms: int) -> coordinator_pb2.PrepareRestartResponse | None:
@@ -148,6 +180,11 @@ class Registration(registration.Registration):
             return
         if self._report is not None:
             self._report.answered(answer)
+        if answer.coordinator_epoch > self.known_coordinator_epoch:
+            try:
+                self._directory.store(self.broker_id, self._cluster_id, answer.coordinator_epoch)
+            except PathNotWritable as error:
+                log.warning("cannot write down which coordinator leads", error=error.message)
         self._heard(answer)
 
     def _heard(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:

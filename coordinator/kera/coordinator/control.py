@@ -16,6 +16,7 @@ from kera.coordinator.rebalancing import MOVES_MAX, Placed, Plan, PlannedMove, S
 from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import DEAD, REPORTED, Launch, Streamlet
 from kera.coordinator.restarts import Restarts
+from kera.coordinator.restored import Restored
 from kera.coordinator.state import State
 from kera.coordinator.work import Work
 from kera.core.errors import KeraError, Unavailable
@@ -42,6 +43,7 @@ class Control:
         drains: Drains,
         drops: Drops,
         restarts: Restarts,
+        restored: Restored,
     ) -> None:
         self._state = state
         self._members = members
@@ -50,6 +52,7 @@ class Control:
         self._drains = drains
         self._drops = drops
         self._restarts = restarts
+        self._restored = restored
         self._work = Work()
         self._ticking: asyncio.Task[None] | None = None
         self._rebalanced_s = state.clock.monotonic_s()
@@ -86,6 +89,9 @@ class Control:
         state.brokers.tick()
         state.backups.tick()
         self._members.forget_loads()
+        self._restored.advance()
+        if state.catching_up:
+            return
         for broker_id in state.brokers.ids():
             if self._is_lost(broker_id) and self._recoveries.has_lost(broker_id, 1 << 63, DEAD):
                 self._work.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id, DEAD))  # type: ignore[misc]
@@ -102,7 +108,8 @@ class Control:
 
     def _is_lost(self, broker_id: int) -> bool:
         brokers = self._state.brokers
-        return not (brokers.is_alive(broker_id) or brokers.is_fenced(broker_id) or brokers.is_expected(broker_id))
+        there = brokers.is_alive(broker_id) or brokers.is_fenced(broker_id) or brokers.is_expected(broker_id)
+        return not (there or self._state.catching_up)
 
     async def _recover(self, broker_id: int, cause: str) -> None:
         await self._recoveries.begin(broker_id, cause, is_needed=lambda: self._is_lost(broker_id))
@@ -110,6 +117,8 @@ class Control:
     def report(self, request: coordinator_pb2.ReportBrokerRequest) -> None:
         """A client cannot reach a broker. It is looked at in the background; what is not so comes to nothing."""
         brokers, broker_id = self._state.brokers, request.broker_id
+        if self._state.catching_up:
+            return
         if not brokers.is_alive(broker_id) or request.broker_epoch not in {0, brokers.epoch(broker_id)}:
             return
         self._work.start((broker_id, "probe"), lambda: self._probe(broker_id, request.reason))
@@ -145,6 +154,7 @@ class Control:
 
         Raises `Unavailable` while it is not known how busy a broker is: what is not known looks idle.
         """
+        self._state.check_caught_up()
         silent = [one for one in self._state.brokers.open_ids() if self._launch(one) not in self._members.loads]
         if silent:
             raise Unavailable(

@@ -2,6 +2,7 @@
 
     streams     creating, altering and deleting streams          state       what all parts share
                                                                  changing    whose turn it is to change something
+    restored    catching up with a cluster that is younger   catching_up what is waited for then
     members     registrations and heartbeats                     catalog     the streams and who owns their streamlets
     recoveries  what a lost broker had goes to others            membership  who is there, and which launch is current
     migration   streamlets move                                  intervals   where the groups of a streamlet are
@@ -48,6 +49,7 @@ from kera.coordinator.producers import Producers
 from kera.coordinator.recoveries import CursorsOf, ObservePhase, Recoveries
 from kera.coordinator.recovery import Launch
 from kera.coordinator.restarts import Restarts
+from kera.coordinator.restored import Restored
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.state import State
 from kera.coordinator.streams import Streams
@@ -74,13 +76,21 @@ class Coordinator:
         self._producers = Producers(state)
         self._recoveries = Recoveries(state, observe_phase=observe_phase)
         self._migration = Migration(state, self._recoveries, observe_move=observe_move)
-        self._members = Members(state, self._recoveries)
+        self._unknown = UnknownStreams(state, self._recoveries)
+        self._restored = Restored(state, self._unknown)
+        self._members = Members(state, self._recoveries, self._restored)
         self._drains = Drains(state, self._recoveries, self._migration)
         self._restarts = Restarts(state, self._migration, has_beaten=self._members.has_beaten)
-        self._unknown = UnknownStreams(state)
         self._forgetting = Forgetting(state, self._recoveries, self._migration)
         self._control = Control(
-            state, self._members, self._recoveries, self._migration, self._drains, self._drops, self._restarts
+            state,
+            self._members,
+            self._recoveries,
+            self._migration,
+            self._drains,
+            self._drops,
+            self._restarts,
+            self._restored,
         )
         self._parts = (
             self._control,
@@ -91,6 +101,7 @@ class Coordinator:
             self._recoveries,
             self._members,
             self._unknown,
+            self._restored,
         )
         """That do something by themselves, in the order in which they end."""
         self._own_backup_calls: Backups | None = None
@@ -131,6 +142,7 @@ class Coordinator:
         self._restarts.load()
         self._drops.load()
         self._producers.load()
+        self._restored.load()
         log.info(
             "loaded",
             cluster_id=self.cluster_id,
@@ -276,12 +288,21 @@ class Coordinator:
 
     async def heartbeat(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         """See `Members.heartbeat`."""
+        await self._restored.beats(request)
         await self._members.heartbeat(request)
-        self._restarts.advance()
         launch = Launch(request.broker_id, request.broker_epoch)
         self._producers.noted(launch, request.fences_version)
         self._unknown.note(launch, request.unknown_streams)
-        self._unknown.advance()
+        self._restored.advance()
+        if not self.state.catching_up:
+            self._restarts.advance()
+        if self._restored.takes_up:
+            self._unknown.advance()
+
+    @property
+    def catching_up(self) -> str:
+        """What is waited for as the metadata are older than the cluster; empty: nothing. See ``restored``."""
+        return self.state.catching_up
 
     def unknown(self) -> list[coordinator_pb2.UnknownStream]:
         """See `UnknownStreams.describe_all`."""

@@ -93,7 +93,7 @@ class Drains:
 
     def advance(self) -> None:
         """Begin what can be done now; called every heartbeat interval, and when a streamlet has moved."""
-        if self._state.lost.done():
+        if self._state.lost.done() or self._state.catching_up:
             return
         brokers, draining = self._state.brokers, list[int]()
         for broker_id in brokers.live_ids():

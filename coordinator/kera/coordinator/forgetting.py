@@ -45,6 +45,7 @@ class Forgetting:
         """Forget a member; what is lost by that. Raises `InvalidArgument` when it may not be forgotten, and why."""
         if bool(request.broker_id) == bool(request.backup_id):
             raise InvalidArgument("name the broker or the backup to forget: one of the two")
+        self._state.check_caught_up()
         if request.backup_id:
             lost = await self._state.change(self._forget_backup(request.backup_id, force=request.force))
         else:

@@ -49,7 +49,7 @@ from kera.core.telemetry import get_logger
 log = get_logger("kera.leadership")
 
 LEADER = "leader"
-"""Key of the record: JSON with ``address`` and ``epoch`` of who led last."""
+"""Key of the record: JSON with ``address`` and ``epoch`` of who led last, and ``previous_epoch``: of who led before."""
 PROOFS_PER_LEASE = 4
 """So often the election is asked while a proof lasts: a slow answer, and the one after it, may be late."""
 PROOF_INTERVAL_S_MAX = 1.0
@@ -265,9 +265,10 @@ class Leadership:
 
     async def _begin(self, store: MetadataStore) -> _Term:
         last = await store.get(LEADER)
-        epoch = next_epoch(int(json.loads(last.value)["epoch"]) if last else 0, self._wall_us())
+        previous_epoch = int(json.loads(last.value)["epoch"]) if last else 0
+        epoch = next_epoch(previous_epoch, self._wall_us())
         version = last.version if last else 0
-        record = json.dumps({"address": self._address, "epoch": epoch}).encode()
+        record = json.dumps({"address": self._address, "epoch": epoch, "previous_epoch": previous_epoch}).encode()
         await store.write(Write(LEADER, record, version))
         return _Term(epoch, version + 1, self._now)
 

@@ -10,6 +10,7 @@ from kera.coordinator.ledger import Changes, number
 from kera.coordinator.membership import InfoT, Membership, RecordT, Registration
 from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import Launch, Streamlet
+from kera.coordinator.restored import Restored
 from kera.coordinator.starts import merged, without_interval
 from kera.coordinator.state import STARTS, State, last_epoch, last_id, member_key, streamlet_key
 from kera.coordinator.work import Work
@@ -27,9 +28,10 @@ REPORTED_MAX = 4096
 class Members:
     """The operations of brokers and backups."""
 
-    def __init__(self, state: State, recoveries: Recoveries) -> None:
+    def __init__(self, state: State, recoveries: Recoveries, restored: Restored) -> None:
         self._state = state
         self._recoveries = recoveries
+        self._restored = restored
         self._work = Work()
         self.loads: dict[Launch, dict[Streamlet, int]] = {}
         """What brokers measured last: bytes per second, appended and read, by streamlet."""
@@ -42,10 +44,13 @@ class Members:
         A launch that registers again gets the same answer. A new one fences the one before it; where it has lost the
         data of a streamlet, its group ids start above those it had (see `GROUPS_PER_LAUNCH`). What is being recovered
         is not its own any more, and replicated streamlets are recovered if it has lost its memory. A stream of which it
-        knows assignments that we do not is none of them, until these have been taken up (``unknown``).
+        knows assignments that we do not is none of them, until these have been taken up (``unknown``). A launch that is
+        younger than the metadata keeps its epoch, and what it serves.
 
-        Raises `InvalidArgument`, and `StaleEpoch` for a launch that was given up for lost.
+        Raises `InvalidArgument`, `StaleEpoch` for a launch that was given up for lost, and `Unavailable` while it has
+        to wait, as the metadata may be older than the cluster (``restored``).
         """
+        await self._restored.registers(request)
         return await self._state.to_the_end(self._register_broker(request))
 
     async def _register_broker(
@@ -53,12 +58,15 @@ class Members:
     ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
         state, recoveries = self._state, self._recoveries
         async with state.changing:
-            registration = self._decide(state.brokers, request)
+            runs = self._restored.is_later_launch(request.broker.broker_id, request.broker.broker_epoch)
+            registration = self._decide(state.brokers, request, keeps_epoch=runs)
             broker_id, epoch = registration.member_id, registration.epoch
-            later = {one.stream_id for one in request.held_streams if self._is_later(one)}
+            later = self._restored.going_on().union(
+                one.stream_id for one in request.held_streams if self._is_later(one)
+            )
             changed: list[coordinator_pb2.RecoveryInfo] = []
             moved: list[common_pb2.StreamInfo] = []
-            if registration.new_launch and not registration.new_member:
+            if registration.new_launch and not registration.new_member and not runs:
                 changed, stays = recoveries.at_registration(broker_id, epoch, lost_memory=request.lost_memory)
                 relaunched = state.catalog.relaunched(
                     broker_id, epoch, stays, coordinator_epoch=state.coordinator_epoch, but=later
@@ -93,8 +101,8 @@ class Members:
         Not those of which it knows assignments that we do not, as after our metadata were restored from an older copy:
         what it has of them may be the only one there is.
         """
-        catalog = self._state.catalog
-        concerning = {stream.stream_id for stream in (*told, *catalog.concerning(broker_id))}
+        catalog, going_on = self._state.catalog, self._restored.going_on()
+        concerning = {*going_on} | {stream.stream_id for stream in (*told, *catalog.concerning(broker_id))}
         found, pace = [], self._state.pace()
         for one in held:
             await pace.step()
@@ -124,12 +132,15 @@ class Members:
         )
         return info
 
-    def _decide(self, members: Membership[RecordT, InfoT], request: RecordT) -> Registration[RecordT]:
+    def _decide(
+        self, members: Membership[RecordT, InfoT], request: RecordT, *, keeps_epoch: bool = False
+    ) -> Registration[RecordT]:
         noun = members.kind.noun
         return members.decide(
             request,
             next_id=self._state.ledger.next_number(last_id(noun)),
             next_epoch=self._state.next_epoch(noun),
+            keeps_epoch=keeps_epoch,
         )
 
     async def _admit(
@@ -150,7 +161,8 @@ class Members:
                 given = self._state.ledger.next_number(last_id(noun)) - 1
                 changes[last_id(noun)] = number(max(given, registration.member_id))
             if registration.new_launch:
-                changes[last_epoch(noun)] = number(registration.epoch)
+                last = self._state.ledger.last_number(last_epoch(noun))
+                changes[last_epoch(noun)] = number(max(last, registration.epoch))
             await self._state.write(changes, streams)
         return members.admit(registration)
 
@@ -206,7 +218,8 @@ class Members:
             report.start(request.broker_id, start)
         for empty in request.empty_intervals:
             await pace.step()
-            report.empty(request.broker_id, empty)
+            if not self._state.catching_up:  # it is told again
+                report.empty(request.broker_id, empty)
         streams = report.streams()
         await self._state.write(report.changes(), streams)
         return streams

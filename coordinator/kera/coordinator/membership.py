@@ -79,7 +79,7 @@ BROKER = Kind(
     "broker",
     coordinator_pb2.RegisterBrokerRequest,
     common_pb2.BrokerInfo,
-    of_request=("chosen_id", "held_streams"),
+    of_request=("chosen_id", "held_streams", "known_coordinator_epoch"),
 )
 BACKUP = Kind(
     "backup",
@@ -145,8 +145,13 @@ class Membership(Generic[RecordT, InfoT]):
         member_id, _ = self.kind.id_and_epoch(record)
         self._members[member_id] = _Member(record, self._clock.monotonic_s(), {})
 
-    def decide(self, request: RecordT, *, next_id: int, next_epoch: int) -> Registration[RecordT]:
-        """What `request` amounts to; nothing changes. Raises `InvalidArgument`."""
+    def decide(
+        self, request: RecordT, *, next_id: int, next_epoch: int, keeps_epoch: bool = False
+    ) -> Registration[RecordT]:
+        """What `request` amounts to; nothing changes. Raises `InvalidArgument`.
+
+        `keeps_epoch`: it is of a launch that has its epoch already, and of which we do not know.
+        """
         noun = self.kind.noun
         if not request.launch_id:
             raise InvalidArgument(f"a registration needs a launch_id, unique for each launch of the {noun}")
@@ -159,7 +164,7 @@ class Membership(Generic[RecordT, InfoT]):
         if known is not None and known.launch_id == FENCED + request.launch_id:
             raise self._stale(member_id, f"this launch of {noun} {member_id} was given up for lost; it must end")
         if new_launch:
-            epoch = next_epoch
+            epoch = self.kind.id_and_epoch(request)[1] if keeps_epoch else next_epoch
         record = self.kind.new_record()
         record.CopyFrom(request)
         for field in self.kind.of_request:
@@ -256,9 +261,12 @@ class Membership(Generic[RecordT, InfoT]):
         noun, member = self.kind.noun, self._members.get(member_id)
         current = self.epoch(member_id) if member else None
         if member is None or current != epoch or self.is_fenced(member_id):
+            known = f"is not the current one ({current})"
+            if current is None or epoch > current:
+                known = "is not known: the metadata may have been restored from an older copy"
             raise self._stale(
                 member_id,
-                f"launch {epoch} of {noun} {member_id} is not the current one ({current}); it must end",
+                f"launch {epoch} of {noun} {member_id} {known}; it must end",
                 **{f"{noun}_epoch": epoch, "current_epoch": current},
             )
         return member
@@ -347,6 +355,11 @@ class Membership(Generic[RecordT, InfoT]):
         """Whether the member has no current launch, since the last one was given up for lost, or it was forgotten."""
         member = self._members.get(member_id)
         return member is None or member.record.launch_id.startswith(FENCED)
+
+    def has_lost_memory(self, member_id: int) -> bool:
+        """Whether the member's launch has begun without what the one before had in memory."""
+        member = self._members.get(member_id)
+        return member is not None and bool(getattr(member.record, "lost_memory", False))
 
     def is_draining(self, member_id: int) -> bool:
         """Whether the member is to be emptied."""

@@ -6,7 +6,7 @@ It is of one moment, and the same whether the metadata are in LMDB or in ZooKeep
     rest            compressed with zlib: for each record the lengths of key and value (u32, little-endian), and both
 
 Who leads is not in it. Putting a copy back writes that record anew, so that a coordinator which still runs cannot write
-any more, and stops.
+any more, and stops; and another one that says that the metadata may be older than the cluster (`RESTORED`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ VERSION = 1
 PIECE_BYTES = 32 << 10
 """Are compressed in one step."""
 CLUSTER_ID = "cluster_id"
+RESTORED = "restored"
+"""Key of a record that is there while the metadata may be older than the cluster, see ``restored``."""
 _LENGTHS = struct.Struct("<II")
 
 
@@ -107,7 +109,7 @@ async def put_back(store: MetadataStore, data: bytes, *, force: bool = False) ->
             f"there are metadata already, of cluster {found.value.decode() if found else '?'}, and {len(there)} records"
             " of them: what is not in the copy would be gone. Back them up and use --force, or restore to another place"
         )
-    values: dict[str, bytes | None] = {**dict.fromkeys(there), **copy.records}
+    values: dict[str, bytes | None] = {**dict.fromkeys(there), **copy.records, RESTORED: b"{}"}
     if LEADER in there:
         values[LEADER] = there[LEADER].value
     await store.write(

@@ -60,6 +60,12 @@ class CoordinatorMetrics:
             registry=registry,
         )
         unknown.set_function(of_leader(lambda coordinator: len(coordinator.unknown())))
+        catching_up = Gauge(
+            "kera_coordinator_catching_up",
+            "1 while nothing is recovered, moved or deleted, as the metadata are older than the cluster; else 0.",
+            registry=registry,
+        )
+        catching_up.set_function(of_leader(lambda coordinator: bool(coordinator.catching_up)))
         self._phases = Histogram(
             "kera_coordinator_recovery_phase_seconds",
             "How long the phases of recoveries took.",

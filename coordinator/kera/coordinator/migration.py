@@ -160,6 +160,7 @@ class Migration:
 
     async def _move_alone(self, name: str, targets: Mapping[int, int], reason: str) -> Moved:
         state = self._state
+        state.check_caught_up()
         stream = state.catalog.named(name)
         for streamlet_id, broker_id in targets.items():
             self._check(stream, streamlet_id, broker_id)

@@ -268,6 +268,21 @@ class Recoveries:
 
         return changed, stays
 
+    def of_lost_memory(self, stream: common_pb2.StreamInfo) -> list[coordinator_pb2.RecoveryInfo]:
+        """The recoveries that it takes, beside those there are, if a stream was at brokers that have lost their memory.
+
+        It became known after they had registered. Nothing changes before `admitted`.
+        """
+        brokers, found = self._state.brokers, list[coordinator_pb2.RecoveryInfo]()
+        for broker_id in sorted({one.broker_id for one in stream.assignments}):
+            epoch = brokers.epoch(broker_id)
+            info = begun(broker_id, epoch, LOST_MEMORY, self._state.clock.now_us())
+            there = any(one.before_epoch == epoch for one in self.pending_of(broker_id))
+            owned = [one for one in stream.assignments if one.broker_id == broker_id]
+            if brokers.has_lost_memory(broker_id) and not (there or brokers.is_fenced(broker_id)):
+                found += [info] * any(is_lost(info, stream, one) for one in owned)
+        return found
+
     def _streams_of(self, broker_id: int) -> list[common_pb2.StreamInfo]:
         return self._state.catalog.concerning(broker_id)
 
@@ -316,7 +331,7 @@ class Recoveries:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        if self._state.lost.done() or self._closed:
+        if self._state.lost.done() or self._closed or self._state.catching_up:
             return
         begun_s = time.perf_counter()
         self._advance()
@@ -433,7 +448,7 @@ class Recoveries:
 
         `totals`: what of it is not counted yet.
         """
-        if run.info.phase not in PENDING or not self._is_current(owner):
+        if self._state.catching_up or run.info.phase not in PENDING or not self._is_current(owner):
             return False  # it came back, or the owner-to-be went: what was found out is about something else
         streams = [stream for one in asked if (stream := self._taken(run, owner, one, found)) is not None]
         if streams:

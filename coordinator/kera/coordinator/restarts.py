@@ -95,7 +95,7 @@ class Restarts:
         owned = await self._owned(broker_id)
         if request.stopping:
             await self._stops(brokers, broker_id, request.epoch)
-        else:
+        elif not self._state.catching_up:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(request.wait_ms, WAIT_MS_MAX) / 1000):
                     await self._hand_over(broker_id, owned)

@@ -118,6 +118,7 @@ class _Handlers:
             brokers=self._coordinator.brokers(),
             backups=self._coordinator.backups(),
             unknown_streams=self._coordinator.unknown(),
+            catching_up=self._coordinator.catching_up,
         )
 
     async def init_producer(self, request: messages.InitProducerRequest) -> messages.InitProducerResponse:

@@ -131,6 +131,9 @@ class State:
         self.lost: asyncio.Future[KeraError] = asyncio.get_running_loop().create_future()
         """Done once memory may not be what is in the store, for the reason it has: another coordinator has written, or
         nobody knows whether a write was carried out. This one must not act any more."""
+        self.catching_up = ""
+        """What is waited for, as the metadata may be older than the cluster (``restored``); empty: they are not.
+        Nothing is decided by them meanwhile of streams that may have gone on without them."""
         self._operations: set[asyncio.Task[Any]] = set()
         self._untold: dict[int, set[int]] = {}
         """Brokers that have yet to hear of a stream as it is now, by its id."""
@@ -143,6 +146,11 @@ class State:
     async def in_slices(self, steps: Generator[None, None, T]) -> T:
         """Drive steps to their end, and return what they return; likewise."""
         return await self.pace().run(steps)
+
+    def check_caught_up(self) -> None:
+        """Raise `Unavailable` while the metadata may be older than the cluster."""
+        if self.catching_up:
+            raise Unavailable(self.catching_up)
 
     def next_id(self, counter: str) -> int:
         """An id that was never given, see ``kera.coordinator.numbers``; it is taken by writing it."""

@@ -205,7 +205,8 @@ class Streams:
         When it returns, the brokers that could be told go by the new configuration; others when they can be told.
         A request that changes nothing writes nothing, but the brokers are told again: it may be a repeated one.
 
-        Raises `UnknownStream`, also when the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`.
+        Raises `UnknownStream`, also when the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`, and
+        `Unavailable` while the metadata may be older than the cluster.
         """
         check_alteration(request)
         return await self._state.to_the_end(self._alter(request))
@@ -213,6 +214,7 @@ class Streams:
     async def _alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
         state = self._state
         async with state.changing:
+            state.check_caught_up()
             known = state.catalog.named(request.name)
             stream = common_pb2.StreamInfo()
             stream.CopyFrom(known)
@@ -239,13 +241,14 @@ class Streams:
 
         When it returns, the brokers that could be told have dropped it; others do later.
 
-        Raises `UnknownStream`.
+        Raises `UnknownStream`, and `Unavailable` while the metadata may be older than the cluster.
         """
         return await self._state.to_the_end(self._delete(name))
 
     async def _delete(self, name: str) -> int:
         state = self._state
         async with state.changing:
+            state.check_caught_up()
             stream = state.catalog.named(name)
             about_streamlets = (streamlets_path(prefix, stream.stream_id) for prefix in (STARTS, HANDOVERS, MOVES))
             gone = [key for path in about_streamlets for key in state.ledger.children(path)]

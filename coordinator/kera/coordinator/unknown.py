@@ -14,11 +14,12 @@ What a broker was told of a stream it has written down, and a new leader hears o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from kera.coordinator.catalog import broker_ids_of, first_group_id_of
 from kera.coordinator.drops import is_to_be_dropped
 from kera.coordinator.ledger import number
+from kera.coordinator.recoveries import Recoveries
 from kera.coordinator.recovery import Launch
 from kera.coordinator.state import State
 from kera.coordinator.streams import LAST_STREAM_ID
@@ -35,14 +36,17 @@ log = get_logger("kera.coordinator")
 class UnknownStreams:
     """See the head of this module."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, recoveries: Recoveries) -> None:
         self._state = state
+        self._recoveries = recoveries
         self._told: dict[int, dict[Launch, coordinator_pb2.UnknownStream]] = {}
         """What launches told, by stream."""
         self._named: dict[Launch, set[int]] = {}
         """By launches that have yet to name all that they hold: what was news of it."""
         self._awaited: dict[Launch, set[int]] = {}
         """The launches that have said what they hold; of these streams they have yet to tell."""
+        self._stuck: set[int] = set()
+        """Streams that do not go on as brokers know them, whatever else these tell."""
         self._work = Work()
 
     async def close(self) -> None:
@@ -84,14 +88,61 @@ class UnknownStreams:
             self._awaited[launch] = self._named.pop(launch)
         return news
 
+    def has_told(self, launch: Launch) -> bool:
+        """Whether a launch has said what it holds, and told of all that is news."""
+        return self._awaited.get(launch) == set()
+
+    def versions(self) -> list[tuple[int, int]]:
+        """What launches know that we do not: ids of streams, each with a version of its assignments."""
+        return [
+            (stream_id, one.stream.assignments_version)
+            for stream_id, told in self._told.items()
+            for one in told.values()
+        ]
+
+    def is_stuck(self, stream_id: int) -> bool:
+        """Whether a stream cannot go on as brokers know it: somebody has to decide."""
+        return stream_id in self._stuck
+
+    def unsettled(self) -> list[str]:
+        """Names of the streams that are about to go on as brokers know them."""
+        self._forget()
+        catalog = self._state.catalog
+        return [catalog.with_id(one).name for one in self._told if one in catalog and one not in self._stuck]
+
     def advance(self) -> None:
         """Have streams that we know go on as brokers know them, as far as that comes from what we know."""
         for stream_id in self._told:
             if stream_id in self._state.catalog:
                 self._work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
 
+    async def go_on_without(self) -> None:
+        """Have the brokers own what the metadata say of streams that cannot go on as others know them."""
+        for stream_id in sorted(self._stuck):
+            stream = await self._state.change(self._write_without(stream_id))
+            if stream is not None:
+                await self._state.tell(stream, otherwise="broker does not know yet what it owns of a stream")
+
+    async def _write_without(self, stream_id: int) -> common_pb2.StreamInfo | None:
+        self._forget()
+        if stream_id not in self._told or stream_id not in self._state.catalog:
+            return None
+        stream = common_pb2.StreamInfo()
+        stream.CopyFrom(self._state.catalog.with_id(stream_id))
+        knows_later = {launch.member_id for launch in self._told[stream_id]}
+        if not self._renew_launches(stream, knows_later, recovers=True):
+            return None
+        new_version(stream, self._state.coordinator_epoch)
+        await self._state.write({}, [stream])
+        return stream
+
     async def _take_up(self, stream_id: int) -> None:
-        stream = await self._state.change(self._write_later(stream_id))
+        try:
+            stream = await self._state.change(self._write_later(stream_id))
+        except InvalidArgument:
+            self._stuck.add(stream_id)
+            raise
+        self._stuck.discard(stream_id)
         if stream is not None:
             log.warning(
                 "a stream goes on as its brokers know it: the metadata may have been restored from an older copy",
@@ -107,12 +158,15 @@ class UnknownStreams:
         known, later = self._state.catalog.with_id(stream_id), [one.stream for one in self._told[stream_id].values()]
         self._check_told(known, *later)
         stream = _later_version(known, later)
+        lost: list[coordinator_pb2.RecoveryInfo] = []
         if stream.assignments_version != known.assignments_version:
             self._check_recovered(stream)
             self._check_members(stream)
-            if self._renew_launches(stream):
+            lost = self._recoveries.of_lost_memory(stream)
+            if self._renew_launches(stream, recovers=True):
                 new_version(stream, self._state.coordinator_epoch)
-        await self._state.write({}, [stream])
+        await self._state.write(self._recoveries.records(lost), [stream])
+        self._recoveries.admitted(lost)
         del self._told[stream_id]
         return stream
 
@@ -245,12 +299,18 @@ class UnknownStreams:
                 stream=stream.name,
             )
 
-    def _renew_launches(self, stream: common_pb2.StreamInfo) -> bool:
-        """Have the current launches of its brokers own what earlier ones did; whether there is any."""
+    def _renew_launches(
+        self, stream: common_pb2.StreamInfo, but: Container[int] = (), *, recovers: bool = False
+    ) -> bool:
+        """Have the current launches of its brokers, `but` these, own what earlier ones did; whether there is any.
+
+        `recovers`: what is replicated, and was in the memory that a broker has lost, is not its own: it is recovered.
+        """
         brokers, renewed = self._state.brokers, False
         for one in stream.assignments:
             epoch = brokers.epoch(one.broker_id)
-            if one.broker_epoch < epoch and not brokers.is_fenced(one.broker_id):
+            lost = recovers and stream.config.replication and brokers.has_lost_memory(one.broker_id)
+            if one.broker_epoch < epoch and not (brokers.is_fenced(one.broker_id) or lost or one.broker_id in but):
                 one.first_group_id = first_group_id_of(one, epoch)
                 one.broker_epoch = epoch
                 renewed = True
@@ -261,7 +321,11 @@ class UnknownStreams:
         latest = max(told.values(), key=lambda one: (one.stream.assignments_version, one.stream.config_version))
         problem = ""
         if stream_id in self._state.catalog:
-            problem = self._work.failure(stream_id) or "it is about to go on as these brokers know it"
+            problem = (
+                self._work.failure(stream_id)
+                or self._state.catching_up
+                or "it is about to go on as these brokers know it"
+            )
         return coordinator_pb2.UnknownStream(
             stream=latest.stream,
             problem=problem,

@@ -43,6 +43,8 @@ class Identity:
     cluster_id: str
     directory_id: str = ""
     """Tells two directories apart that were given the same id; empty in those of earlier versions."""
+    coordinator_epoch: int = 0
+    """Of the last coordinator that was heard of; 0: not known. One that does not know of it has older metadata."""
 
     @classmethod
     def names(cls) -> tuple[str, str]:
@@ -69,7 +71,8 @@ class Identity:
         known = found in cls.formats and (len(content) == 3 if found == 1 else "crc32c" in content)
         match found, content.get(f"{cls.role}_id"), content.get("cluster_id"):
             case int(number), int(member_id), str(cluster_id) if known:
-                return cls(number, member_id, cluster_id, str(content.get("directory_id", "")))
+                coordinator_epoch = int(content.get("coordinator_epoch", 0))
+                return cls(number, member_id, cluster_id, str(content.get("directory_id", "")), coordinator_epoch)
         raise ValueError(f"it names no {cls.role} and cluster")
 
     def to_bytes(self) -> bytes:
@@ -79,6 +82,7 @@ class Identity:
             f"{self.role}_id": self.member_id,
             "cluster_id": self.cluster_id,
             "directory_id": self.directory_id,
+            "coordinator_epoch": self.coordinator_epoch,
         }
         return json.dumps(content | {"crc32c": _checksum(content)}).encode()
 
@@ -100,6 +104,8 @@ class DataDirectory:
         self.path = path
         self.directory_id = uuid.uuid4().hex
         """See `Identity.directory_id`; that of the files, once they are read."""
+        self.coordinator_epoch = 0
+        """See `Identity.coordinator_epoch`; likewise."""
         self._files = [path / name for name in self.identity.names()]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -157,13 +163,19 @@ class DataDirectory:
         for path, reason in damaged.items():
             log.error("a file is damaged; it is written anew from its copy", path=str(path), reason=reason)
         self.directory_id = found.directory_id or self.directory_id
+        self.coordinator_epoch = found.coordinator_epoch
         if found.format == FORMAT:
             self.store(found.member_id, found.cluster_id)
         return found.member_id, found.cluster_id
 
-    def store(self, member_id: int, cluster_id: str) -> None:
-        """Remember who this daemon is; durable when it returns. Raises `PathNotWritable`."""
-        data = self.identity(FORMAT, member_id, cluster_id, self.directory_id).to_bytes()
+    def store(self, member_id: int, cluster_id: str, coordinator_epoch: int = 0) -> None:
+        """Remember who this daemon is, and which coordinator it has heard of; durable when it returns.
+
+        Raises `PathNotWritable`.
+        """
+        self.coordinator_epoch = max(self.coordinator_epoch, coordinator_epoch)
+        identity = self.identity(FORMAT, member_id, cluster_id, self.directory_id, self.coordinator_epoch)
+        data = identity.to_bytes()
         for path in self._files:
             try:
                 self._replace(path, data)

@@ -52,6 +52,7 @@ __all__ = [
     "Unavailable",
     "Uncertain",
     "UnknownGroup",
+    "UnknownLaunch",
     "UnknownStream",
     "error_from_wire",
     "error_to_attributes",
@@ -165,6 +166,12 @@ class StaleEpoch(NotAccepted):
     """A newer launch has taken over; this process must step down."""
 
     code = "stale_epoch"
+
+
+class UnknownLaunch(NotAccepted):
+    """The coordinator's metadata are older than this launch; it registers again, and goes on with all that it has."""
+
+    code = "unknown_launch"
 
 
 class CorruptChunk(NotAccepted):

@@ -14,7 +14,16 @@ from contextlib import suppress
 from kera.core.clock import boottime_s
 from kera.core.coordinators import Coordinators
 from kera.core.data_dir import DataDirectory
-from kera.core.errors import InvalidArgument, KeraError, NotLeader, StaleEpoch, StartError, Unavailable, Uncertain
+from kera.core.errors import (
+    InvalidArgument,
+    KeraError,
+    NotLeader,
+    StaleEpoch,
+    StartError,
+    Unavailable,
+    Uncertain,
+    UnknownLaunch,
+)
 from kera.core.repeated import Repeated
 from kera.core.rpc import api
 from kera.core.rpc.method import Method, RequestT, ResponseT
@@ -107,13 +116,23 @@ class Registration:
         """See `kera.core.data_dir.Identity`; once `identify` has read it."""
         return self._directory.directory_id
 
-    def remember(self, member_id: int, cluster_id: str, heartbeat_interval_ms: int) -> None:
+    @property
+    def known_coordinator_epoch(self) -> int:
+        """See `kera.core.data_dir.Identity.coordinator_epoch`; likewise."""
+        return self._directory.coordinator_epoch
+
+    def remember(
+        self, member_id: int, cluster_id: str, heartbeat_interval_ms: int, *, coordinator_epoch: int = 0
+    ) -> None:
         """What the coordinator has answered; the identity is durable when this returns. Raises `PathNotWritable`."""
-        self._directory.store(member_id, cluster_id)
+        self._directory.store(member_id, cluster_id, coordinator_epoch)
         self.heartbeat_interval_s = heartbeat_interval_ms / 1000
 
     async def ask(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
-        """Ask until there is an answer, up to `timeout_s`; then raises `CoordinatorUnreachable`."""
+        """Ask until there is an answer, up to `timeout_s`; then raises `CoordinatorUnreachable`.
+
+        A coordinator that has us wait, as its metadata are older than the cluster, is there: that takes its time.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         waiting = Repeated(log)
@@ -121,14 +140,18 @@ class Registration:
             try:
                 answer = await self._call(method, request, CALL_TIMEOUT_S)
             except (NotLeader, Unavailable, Uncertain) as error:
-                if loop.time() >= deadline:
+                if error.attributes.get("catching_up"):
+                    waiting.goes_on("the coordinator has this daemon wait", level="info", reason=error.message)
+                    deadline = loop.time() + timeout_s
+                elif loop.time() >= deadline:
                     raise CoordinatorUnreachable(
                         f"no coordinator{' that leads' if isinstance(error, NotLeader) else ''} at {self._address}"
                         f" within {timeout_s:g} s;"
                         " start one (kera coordinator), or name another with --coordinator",
                         address=self._address,
                     ) from error
-                waiting.goes_on("waiting for the coordinator", level="info", address=self._address)
+                else:
+                    waiting.goes_on("waiting for the coordinator", level="info", address=self._address)
                 await asyncio.sleep(RETRY_INTERVAL_S)
             else:
                 waiting.over("coordinator is there", address=self._address)
@@ -140,14 +163,21 @@ class Registration:
         request: Callable[[], RequestT],
         on_answer: Callable[[ResponseT], None] = lambda _: None,
     ) -> None:
-        """Send heartbeats for ever. Raises `StaleEpoch` when a newer launch has taken over: this one must end."""
+        """Send heartbeats for ever. Raises `StaleEpoch` when this launch is not the current one: it must end."""
         reachable = True
         while True:
             await self._until_due()
             try:
-                answer = await self._call(method, request(), BEAT_TIMEOUT_S)
-            except StaleEpoch:
-                log.error("a newer launch of this daemon has taken over", path=str(self._directory.path))
+                try:
+                    answer = await self._call(method, request(), BEAT_TIMEOUT_S)
+                except UnknownLaunch as error:
+                    log.warning(
+                        "the coordinator does not know this launch, which registers again", reason=error.message
+                    )
+                    await self.register_again(error)
+                    continue
+            except StaleEpoch as error:
+                log.error("this launch ends: it is not the current one", reason=error.message)
                 raise
             except KeraError as error:
                 # Whatever ails the coordinator: what is in our memory is there only as long as we are.
@@ -159,6 +189,10 @@ class Registration:
                     log.info("coordinator is back", address=self._address)
                 reachable = True
                 on_answer(answer)
+
+    async def register_again(self, reason: UnknownLaunch) -> None:
+        """Make this launch known to a coordinator that does not know it. Raises `StaleEpoch` when that cannot be."""
+        raise StaleEpoch(reason.message, **reason.attributes)
 
     async def _until_due(self) -> None:
         """Wait until the next heartbeat is due, or somebody wants it at once; never less than `HURRY_PAUSE_S`."""

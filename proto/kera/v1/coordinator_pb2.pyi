@@ -977,7 +977,12 @@ class DescribeClusterResponse(_message.Message):
     BACKUPS_FIELD_NUMBER: _builtins.int
     COORDINATORS_FIELD_NUMBER: _builtins.int
     UNKNOWN_STREAMS_FIELD_NUMBER: _builtins.int
+    CATCHING_UP_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
+    catching_up: _builtins.str
+    """What is waited for before anything is recovered, moved or deleted, as the metadata are older than the cluster; empty:
+    nothing.
+    """
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BrokerInfo]: ...
     @_builtins.property
@@ -998,10 +1003,11 @@ class DescribeClusterResponse(_message.Message):
         backups: _abc.Iterable[_common_pb2.BackupInfo] | None = ...,
         coordinators: _abc.Iterable[_builtins.str] | None = ...,
         unknown_streams: _abc.Iterable[Global___UnknownStream] | None = ...,
+        catching_up: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "cluster_id", b"cluster_id", "coordinators", b"coordinators", "unknown_streams", b"unknown_streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "catching_up", b"catching_up", "cluster_id", b"cluster_id", "coordinators", b"coordinators", "unknown_streams", b"unknown_streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,6 +1188,7 @@ class RegisterBrokerRequest(_message.Message):
     CHOSEN_ID_FIELD_NUMBER: _builtins.int
     HELD_STREAMS_FIELD_NUMBER: _builtins.int
     DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    KNOWN_COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     launch_id: _builtins.str
     """Unique for each launch of the process."""
     lost_memory: _builtins.bool
@@ -1192,9 +1199,15 @@ class RegisterBrokerRequest(_message.Message):
     """Unique for each data directory, and always the same: metadata that were restored from an older copy may have given
     its id to another one. Empty: it has none.
     """
+    known_coordinator_epoch: _builtins.int
+    """Of the last coordinator of which its data directory knows; 0: none. If that led after all that are in the metadata,
+    these are older than the cluster.
+    """
     @_builtins.property
     def broker(self) -> _common_pb2.BrokerInfo:
-        """broker_id 0: a new broker, give it an id."""
+        """broker_id 0: a new broker, give it an id. With broker_epoch: a launch that runs, and that the coordinator does not
+        know; it keeps that.
+        """
 
     @_builtins.property
     def held_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldStream]:
@@ -1209,10 +1222,11 @@ class RegisterBrokerRequest(_message.Message):
         chosen_id: _builtins.bool = ...,
         held_streams: _abc.Iterable[Global___HeldStream] | None = ...,
         directory_id: _builtins.str = ...,
+        known_coordinator_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "directory_id", b"directory_id", "held_streams", b"held_streams", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "chosen_id", b"chosen_id", "directory_id", b"directory_id", "held_streams", b"held_streams", "known_coordinator_epoch", b"known_coordinator_epoch", "launch_id", b"launch_id", "lost_memory", b"lost_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

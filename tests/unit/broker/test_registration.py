@@ -26,6 +26,7 @@ from kera.core.errors import (
     StartError,
     Unavailable,
     Uncertain,
+    UnknownLaunch,
 )
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
@@ -98,7 +99,7 @@ def test_an_identity_outlives_the_process(directory: DataDirectory) -> None:
     assert before == ["broker.copy.json", "broker.json", "lock"], "nothing is left of the writing"
     assert (directory.path / "broker.json").read_bytes() == (directory.path / "broker.copy.json").read_bytes()
     content = json.loads((directory.path / "broker.json").read_text())
-    whose = {"broker_id": 4, "cluster_id": "cluster", "directory_id": directory.directory_id}
+    whose = {"broker_id": 4, "cluster_id": "cluster", "directory_id": directory.directory_id, "coordinator_epoch": 0}
     assert content | {"crc32c": ""} == {"format": 2, **whose, "crc32c": ""}
 
 
@@ -346,6 +347,62 @@ async def test_a_broker_waits_for_a_coordinator_that_starts_later(
 
 
 # --- heartbeats --------------------------------------------------------------------------------------------
+
+
+async def test_a_launch_that_the_coordinator_does_not_know_registers_again_with_its_epoch_and_goes_on(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    async with registering(coordinator.address, directory) as registration:
+        await registration.register(info(), timeout_s=5)
+        coordinator.fence(UnknownLaunch("it was restored"), None)
+        with pytest.raises(StaleEpoch):
+            await registration.keep_alive()
+
+    first, again = coordinator.registered
+    assert (again.broker.broker_id, again.broker.broker_epoch) == (BROKER_ID, EPOCH)
+    assert (again.launch_id, again.broker.grpc_address) == (first.launch_id, "here:1")
+    assert len(coordinator.heartbeats) == 3
+
+
+async def test_a_launch_that_may_not_register_again_ends(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    async with registering(coordinator.address, directory) as registration:
+        await registration.register(info(), timeout_s=5)
+        coordinator.fence(UnknownLaunch("it was restored"), None)
+        coordinator.registration_errors = [InvalidArgument("its id was given to another one")]
+        with pytest.raises(StaleEpoch, match="given to another one"):
+            await registration.keep_alive()
+
+
+async def test_a_coordinator_that_catches_up_is_waited_for_beyond_the_time_of_a_start(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    coordinator.registration_errors = [Unavailable("it catches up", catching_up=True) for _ in range(5)]
+    async with registering(coordinator.address, directory) as registration:
+        await registration.register(info(), timeout_s=0.0)
+
+    assert len(coordinator.registered) == 1
+
+
+async def test_the_coordinator_that_was_heard_of_last_is_told_to_the_next_one(
+    coordinator: FakeCoordinator, directory: DataDirectory
+) -> None:
+    coordinator.coordinator_epoch = 7
+    async with registering(coordinator.address, directory) as registration:
+        await registration.register(info(), timeout_s=5)
+        coordinator.coordinator_epoch = 9
+        coordinator.fence(None, None)
+        with pytest.raises(StaleEpoch):
+            await registration.keep_alive()
+    stored = Identity.read(directory.path / "broker.json")
+    assert stored is not None
+    assert stored.coordinator_epoch == 9
+    directory.coordinator_epoch = 0  # it is read
+    async with registering(coordinator.address, directory) as registration:
+        await registration.register(info(), timeout_s=5)
+
+    assert [one.known_coordinator_epoch for one in coordinator.registered] == [0, 9]
 
 
 @pytest.mark.timeout(30)

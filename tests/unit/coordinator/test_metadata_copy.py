@@ -5,11 +5,12 @@ import pytest
 from kera.coordinator.leadership import LEADER
 from kera.coordinator.memory_store import MemoryStore
 from kera.coordinator.metadata import Check, VersionConflict, Write
-from kera.coordinator.metadata_copy import pack, put_back, unpack
+from kera.coordinator.metadata_copy import RESTORED, pack, put_back, unpack
 from kera.core.errors import InvalidArgument
 from tests.unit.coordinator.fake_cluster import Cluster
 
 RECORDS = {"cluster_id": b"c", "streams/01": b"\x00\xff" * 10, "empty": b""}
+AFTER = {**RECORDS, RESTORED: b"{}"}
 
 
 def test_a_copy_has_all_records_but_who_leads() -> None:
@@ -36,7 +37,7 @@ async def test_a_copy_is_put_back_into_an_empty_store() -> None:
     store = MemoryStore()
     await put_back(store, pack(RECORDS, 17))
 
-    assert {key: record.value for key, record in (await store.list("")).items()} == RECORDS
+    assert {key: record.value for key, record in (await store.list("")).items()} == AFTER
 
 
 async def test_metadata_that_are_there_are_replaced_only_with_force() -> None:
@@ -48,7 +49,7 @@ async def test_metadata_that_are_there_are_replaced_only_with_force() -> None:
 
     await put_back(store, pack(RECORDS, 17), force=True)
 
-    assert {key: record.value for key, record in (await store.list("")).items()} == {**RECORDS, LEADER: b"me"}
+    assert {key: record.value for key, record in (await store.list("")).items()} == {**AFTER, LEADER: b"me"}
     with pytest.raises(VersionConflict):  # a coordinator that leads makes each of its writes depend on that
         await store.write(Check(LEADER, 1), Write("streams/03", b"y", 0))
 

@@ -1,0 +1,106 @@
+"""When metadata are older than the cluster, and what is waited for then."""
+
+import pytest
+
+from kera.coordinator.catching_up import (
+    CatchingUp,
+    Given,
+    Phase,
+    is_later_coordinator,
+    is_later_launch,
+    is_later_version,
+)
+from kera.core.lineage import CHANGES_BITS
+
+GIVEN = Given(coordinator_epoch=10, launch_epoch=100)
+OURS = 20
+
+
+def phase_of(one: CatchingUp) -> Phase:
+    return one.phase
+
+
+@pytest.mark.parametrize(
+    ("epoch", "current", "later"),
+    [
+        (101, 90, True),
+        (101, 0, True),  # a member that joined since
+        (100, 90, False),  # it was given before, and another one has replaced it
+        (101, 105, False),  # one that was given since we lead has replaced it
+        (201, 90, False),  # nobody can have given it by now
+    ],
+)
+def test_a_launch_is_younger_than_the_metadata_if_they_have_given_no_epoch_as_high(
+    epoch: int, current: int, later: bool
+) -> None:
+    assert is_later_launch(GIVEN, epoch, current, 200) == later
+
+
+@pytest.mark.parametrize(("epoch", "later"), [(0, False), (10, False), (11, True), (OURS, False), (OURS + 1, False)])
+def test_a_coordinator_that_led_after_the_last_one_that_is_known_says_that_the_metadata_are_older(
+    epoch: int, later: bool
+) -> None:
+    assert is_later_coordinator(GIVEN, epoch, OURS) == later
+
+
+@pytest.mark.parametrize(("epoch", "later"), [(9, False), (10, True), (15, True), (OURS, False)])
+def test_assignments_of_another_history_are_news_unless_an_earlier_coordinator_made_them(
+    epoch: int, later: bool
+) -> None:
+    assert is_later_version(GIVEN, epoch << CHANGES_BITS | 3, OURS) == later
+
+
+def test_nothing_is_taken_up_before_all_have_said_what_they_hold_and_others_had_time_to() -> None:
+    one = CatchingUp(0.0, least_s=5.0, grace_s=60.0)
+    one.advance(6.0, {1, 2}, [])
+    assert phase_of(one) is Phase.ASKING
+    assert "broker 1, broker 2 to say what they hold, 54 s at most" in one.describe(6.0)
+
+    one.advance(7.0, set(), ["stream 'orders'"])
+
+    assert phase_of(one) is Phase.TAKING_UP
+
+    early = CatchingUp(0.0, least_s=5.0, grace_s=60.0)
+    early.advance(1.0, set(), [])
+    assert phase_of(early) is Phase.ASKING
+    assert "brokers that are not in the metadata to say what they hold, 4 s at most" in early.describe(1.0)
+    early.advance(5.0, set(), [])
+    assert phase_of(early) is not Phase.ASKING
+
+
+def test_it_is_over_when_all_is_taken_up() -> None:
+    one = CatchingUp(0.0, least_s=0.0, grace_s=60.0)
+    one.advance(0.0, set(), [])
+    one.advance(1.0, set(), ["stream 'orders'"])
+    assert "stream 'orders' to go on as brokers know them, 59 s at most" in one.describe(1.0)
+
+    one.advance(2.0, {7}, [])
+
+    assert phase_of(one) is Phase.OVER
+    assert one.describe(2.0) == ""
+
+
+def test_each_of_the_two_waits_ends_with_the_grace() -> None:
+    one = CatchingUp(0.0, least_s=1.0, grace_s=60.0)
+    one.advance(60.0, {1}, ["stream 'orders'"])
+    assert phase_of(one) is Phase.TAKING_UP
+    one.advance(119.0, {1}, ["stream 'orders'"])
+    assert phase_of(one) is Phase.TAKING_UP
+
+    one.advance(120.0, {1}, ["stream 'orders'"])
+
+    assert phase_of(one) is Phase.OVER
+
+
+def test_a_grace_that_is_shorter_than_a_silence_is_prolonged() -> None:
+    one = CatchingUp(0.0, least_s=5.0, grace_s=0.0)
+    one.advance(4.0, {1}, [])
+
+    assert phase_of(one) is Phase.ASKING
+
+
+def test_of_many_that_are_waited_for_some_are_named() -> None:
+    one = CatchingUp(0.0, least_s=5.0, grace_s=60.0)
+    one.advance(0.0, set(range(1, 10)), [])
+
+    assert "broker 5, 4 more to say" in one.describe(0.0)

@@ -1,0 +1,278 @@
+"""A coordinator whose metadata were restored from an older copy: nothing is decided before brokers have told."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kera.coordinator.leadership import LEADER
+from kera.coordinator.memory_store import MemoryStore
+from kera.coordinator.metadata import Write
+from kera.coordinator.metadata_copy import RESTORED, put_back
+from kera.coordinator.recovery import LOST_MEMORY
+from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
+from kera.core.lineage import comes_from
+from kera.v1 import common_pb2, coordinator_pb2
+from tests.unit.coordinator.fake_cluster import SETTINGS, Cluster, registration
+
+BROKERS = 3
+SILENCE_S = SETTINGS.heartbeat_interval_ms * SETTINGS.heartbeats_missed_max / 1000
+GRACE_S = SETTINGS.restart_grace_ms / 1000
+EPOCHS = 10
+"""That a coordinator of the time between a copy and its return may have had."""
+
+
+class Restoring(Cluster):
+    """One whose metadata go back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, common_pb2.StreamInfo] = {}
+        """What brokers know of the stream, at most."""
+
+    async def lead(self) -> None:
+        """Another coordinator leads, and says so in the store, as `Leadership` has it."""
+        last = await self.store.get(LEADER)
+        previous = json.loads(last.value)["epoch"] if last else 0
+        self.epoch = max(previous, self.epoch) + EPOCHS
+        record = json.dumps({"epoch": self.epoch, "previous_epoch": previous}).encode()
+        await self.store.write(Write(LEADER, record, last.version if last else 0))
+        self.coordinator = await self.load()
+
+    async def go_back(self, copy: bytes) -> None:
+        """The copy is put back, by the command; a coordinator begins with it."""
+        self.store = MemoryStore()
+        await put_back(self.store, copy)
+        await self.lead()
+
+    def holding(self, launch_id: str, broker_id: int) -> coordinator_pb2.RegisterBrokerRequest:
+        """A new launch of a broker that has the stream."""
+        request = registration(launch_id, broker_id)
+        request.directory_id = f"directory-{broker_id}"
+        if broker_id in self.known:
+            stream = self.known[broker_id]
+            request.held_streams.add(
+                stream_id=stream.stream_id,
+                assignments_version=stream.assignments_version,
+                config_version=stream.config_version,
+            )
+        return request
+
+    async def join(self, launch_id: str, broker_id: int) -> None:
+        await self.coordinator.register_broker(self.holding(launch_id, broker_id))
+
+    async def tell(self, *broker_ids: int) -> None:
+        """Brokers say what they hold, and of what the coordinator does not know."""
+        for broker_id in broker_ids:
+            request = self.beat(broker_id)
+            request.held_streams.extend(self.holding("any", broker_id).held_streams)
+            request.held_streams_told = True
+            await self.coordinator.heartbeat(request)
+            if await self.coordinator.unknown_of(request):
+                request = self.beat(broker_id)
+                request.unknown_streams.add(stream=self.known[broker_id], bytes=1, records=1)
+                await self.coordinator.heartbeat(request)
+        await self.coordinator.idle()
+
+    def beat(self, broker_id: int) -> coordinator_pb2.HeartbeatRequest:
+        epoch = self.coordinator.state.brokers.epoch(broker_id)
+        return coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=epoch)
+
+    @property
+    def later(self) -> common_pb2.StreamInfo:
+        return self.known[2]
+
+
+@pytest.fixture
+async def gone_back() -> AsyncIterator[Restoring]:
+    """Broker 1 was lost, and 2 has taken its streamlet over, since the copy that the metadata are put back to."""
+    cluster = Restoring()
+    await cluster.lead()
+    for number in range(1, BROKERS + 1):
+        await cluster.register(f"a-{number}", directory_id=f"directory-{number}")
+    await cluster.register_backup("backup")
+    cluster.known[1] = await cluster.create("orders", brokers=1, replication=1)
+    assert cluster.known[1].assignments[0].broker_id == 1
+    copy = await cluster.coordinator.copy_metadata()
+    await cluster.lead()
+    await cluster.silence(1)
+    for _ in range(BROKERS):
+        await cluster.settle()
+    cluster.known[2] = cluster.coordinator.stream("orders")
+    owner = cluster.known[2].assignments[0].broker_id
+    assert owner == 2
+    for one in cluster.known[2].assignments:
+        del one.sources[:]  # it is restored
+    await cluster.go_back(copy)
+    cluster.brokers.opened.clear()
+    yield cluster
+    await cluster.coordinator.close()
+
+
+async def refused(cluster: Restoring, launch_id: str, broker_id: int) -> str:
+    with pytest.raises(Unavailable) as caught:
+        await cluster.join(launch_id, broker_id)
+    assert caught.value.attributes["catching_up"]
+    return caught.value.message
+
+
+async def test_a_stream_that_was_recovered_since_goes_on_there_whoever_comes_first(gone_back: Restoring) -> None:
+    assert "broker 2" in await refused(gone_back, "b-1", 1)
+    for number in (2, 3):
+        await refused(gone_back, f"b-{number}", number)
+    gone_back.clock.advance(SILENCE_S)
+    for number in (1, 2, 3):
+        await gone_back.join(f"b-{number}", number)
+        assert gone_back.coordinator.stream("orders").assignments[0].broker_id == 1, "nobody has told of it"
+    assert "broker" in gone_back.coordinator.catching_up
+
+    await gone_back.tell(1, 2, 3)
+
+    stream = gone_back.coordinator.stream("orders")
+    assert stream.assignments[0].broker_id == 2
+    assert stream.assignments[0].broker_epoch == gone_back.coordinator.state.brokers.epoch(2)
+    assert comes_from(stream, gone_back.later.assignments_version)
+    assert gone_back.coordinator.unknown() == []
+    assert gone_back.brokers.opened == [(2, "orders")]
+    await gone_back.settle()
+    assert gone_back.coordinator.catching_up == ""
+    assert RESTORED not in await gone_back.store.list("")
+
+
+async def test_nothing_is_recovered_moved_or_deleted_meanwhile(gone_back: Restoring) -> None:
+    for number in (2, 3):
+        await refused(gone_back, f"b-{number}", number)
+    gone_back.clock.advance(SILENCE_S + 1)
+    await gone_back.settle()
+    assert "broker 1 to say what they hold" in gone_back.coordinator.catching_up
+
+    with pytest.raises(Unavailable, match="older than the cluster"):
+        await gone_back.coordinator.move_streamlet("orders", 0, 3)
+    with pytest.raises(Unavailable, match="older than the cluster"):
+        await gone_back.coordinator.delete_stream("orders")
+    with pytest.raises(Unavailable, match="older than the cluster"):
+        await gone_back.alter("orders", retention_ms=5)
+    gone_back.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1, broker_epoch=0))
+    await gone_back.settle()
+
+    assert gone_back.coordinator.recoveries() == []
+    assert gone_back.coordinator.stream("orders") == gone_back.known[1]
+
+
+async def test_who_does_not_come_is_waited_for_no_longer_than_the_grace(gone_back: Restoring) -> None:
+    for number in (2, 3):
+        await refused(gone_back, f"b-{number}", number)
+    gone_back.clock.advance(GRACE_S)
+    for number in (2, 3):
+        await gone_back.join(f"b-{number}", number)
+    await gone_back.tell(2, 3)
+    await gone_back.settle()
+
+    assert gone_back.coordinator.catching_up == ""
+    assert gone_back.coordinator.stream("orders").assignments[0].broker_id == 2
+    assert gone_back.coordinator.recoveries() == [], "what broker 1 had is elsewhere"
+
+
+async def admitted(cluster: Restoring, *, lost_memory: int = 0) -> None:
+    """All brokers have been asked, and have registered."""
+    for number in (1, 2, 3):
+        await refused(cluster, f"b-{number}", number)
+    cluster.clock.advance(SILENCE_S)
+    for number in (1, 2, 3):
+        request = cluster.holding(f"b-{number}", number)
+        request.lost_memory = number == lost_memory
+        await cluster.coordinator.register_broker(request)
+
+
+async def test_what_a_broker_had_in_memory_that_it_has_lost_is_recovered_and_not_its_own(gone_back: Restoring) -> None:
+    lost = gone_back.later.assignments[0]
+    await admitted(gone_back, lost_memory=2)
+    await gone_back.tell(1, 2, 3)
+
+    assert gone_back.coordinator.stream("orders").assignments[0] == lost
+    (recovery,) = gone_back.coordinator.recoveries()
+    assert (recovery.broker_id, recovery.cause) == (2, LOST_MEMORY)
+    gone_back.backup_heartbeat(*gone_back.coordinator.state.backups.ids())
+    for _ in range(BROKERS):
+        await gone_back.settle()
+    assert gone_back.brokers.taken_over
+
+
+async def test_a_stream_that_cannot_go_on_as_brokers_know_it_goes_on_as_the_metadata_have_it(
+    gone_back: Restoring,
+) -> None:
+    gone_back.later.assignments[0].sources.add(broker_id=1, before_epoch=4)  # it is being recovered
+    await admitted(gone_back)
+    await gone_back.tell(1, 2, 3)
+    for _ in range(2):
+        await gone_back.settle()
+
+    assert gone_back.coordinator.catching_up == ""
+    owner = gone_back.coordinator.stream("orders").assignments[0]
+    assert (owner.broker_id, owner.broker_epoch) == (1, gone_back.coordinator.state.brokers.epoch(1))
+    assert gone_back.brokers.opened[-1] == (1, "orders")
+    (problem,) = gone_back.coordinator.unknown()
+    assert "was being recovered" in problem.problem
+
+
+async def test_the_next_coordinator_goes_on_waiting(gone_back: Restoring) -> None:
+    await refused(gone_back, "b-1", 1)
+    await gone_back.lead()
+
+    assert "broker 2" in await refused(gone_back, "b-1", 1)
+
+
+async def test_a_directory_that_was_put_back_is_noticed_by_the_coordinator_that_a_broker_has_heard_of(
+    gone_back: Restoring,
+) -> None:
+    await gone_back.store.write(Write(RESTORED, None, 1))
+    coordinator = await gone_back.load()
+    gone_back.coordinator = coordinator
+    gone_back.epoch += EPOCHS
+    request = gone_back.holding("b-1", 1)
+    assert coordinator.catching_up == ""
+    request.known_coordinator_epoch = coordinator.coordinator_epoch - 1
+    with pytest.raises(Unavailable, match="older than the cluster"):
+        await coordinator.register_broker(request)
+
+    assert (await gone_back.store.list(RESTORED)).keys() == {RESTORED}
+
+
+async def test_a_directory_that_was_put_back_is_noticed_by_assignments(gone_back: Restoring) -> None:
+    await gone_back.store.write(Write(RESTORED, None, 1))
+    gone_back.coordinator = await gone_back.load()
+
+    await refused(gone_back, "b-2", 2)
+
+
+async def test_a_launch_that_runs_and_is_younger_than_the_metadata_keeps_its_epoch(gone_back: Restoring) -> None:
+    coordinator, epoch = gone_back.coordinator, gone_back.coordinator.state.brokers.epoch(2) + 2
+    gone_back.clock.advance(epoch + 1_600_000_000)
+    beat = coordinator_pb2.HeartbeatRequest(broker_id=2, broker_epoch=epoch)
+    with pytest.raises(UnknownLaunch):
+        await coordinator.heartbeat(beat)
+    request = registration("a-later-one", 2)
+    request.broker.broker_epoch, request.directory_id = epoch, "directory-2"
+
+    for _ in range(2):  # the answer may be lost
+        broker, _ = await coordinator.register_broker(request)
+        assert broker.broker_epoch == epoch
+
+    await coordinator.heartbeat(beat)
+    assert coordinator.state.next_epoch("broker") > epoch
+    with pytest.raises(StaleEpoch):
+        await coordinator.heartbeat(coordinator_pb2.HeartbeatRequest(broker_id=2, broker_epoch=epoch - 2))
+
+
+async def test_metadata_that_are_not_older_have_nobody_wait() -> None:
+    cluster = Restoring()
+    await cluster.lead()
+    await cluster.register("a", directory_id="directory-1")
+    cluster.known[1] = await cluster.create("orders")
+    request = cluster.holding("b", 1)
+    request.known_coordinator_epoch = cluster.coordinator.coordinator_epoch
+    await cluster.lead()
+
+    await cluster.coordinator.register_broker(request)
+
+    assert cluster.coordinator.catching_up == ""
