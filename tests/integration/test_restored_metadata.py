@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,7 @@ import pytest
 
 from kera.client import Client
 from kera.client.local_cluster import LocalCluster
-from kera.coordinator.peers import Peers
 from kera.core.errors import InvalidArgument, StreamExists, UnknownStream
-from kera.core.rpc import api
-from kera.v1.coordinator_pb2 import DescribeClusterRequest
 from tests.integration.control_support import broker_id_of, connect, control_cluster, until_recovered
 
 TIMEOUT_S = 30.0
@@ -37,13 +35,21 @@ async def read(client: Client, stream: str) -> list[int]:
 
 async def until_caught_up(cluster: LocalCluster) -> None:
     """Wait until the coordinator says that its metadata are not older than the cluster any more."""
-    peer = Peers(timeout_ms=3_000)
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            while (await peer.call(cluster.bootstrap, api.DESCRIBE_CLUSTER, DescribeClusterRequest())).catching_up:
-                await asyncio.sleep(0.05)
-    finally:
-        await peer.close()
+    async with await Client.connect(cluster.bootstrap) as client, asyncio.timeout(TIMEOUT_S):
+        while (await client.admin.describe_cluster()).catching_up:
+            await asyncio.sleep(0.05)
+
+
+async def until_noted(data_dir: Path) -> None:
+    """Wait until a broker has written down that another coordinator leads than before."""
+
+    def noted() -> int:
+        return int(json.loads((data_dir / "broker.json").read_text())["coordinator_epoch"])
+
+    async with asyncio.timeout(TIMEOUT_S):
+        before = noted()
+        while noted() == before:
+            await asyncio.sleep(0.02)
 
 
 async def until_listed(client: Client, expected: dict[str, int]) -> None:
@@ -64,10 +70,17 @@ def kera(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextlib.asynccontextmanager
 async def put_back(cluster: LocalCluster, directory: Path, copy: Path) -> AsyncIterator[None]:
-    """Copy the coordinator's directory while it is down; at the end, when it is down again, that is in its place."""
+    """Copy the coordinator's directory while it is down; at the end, when it is down again, that is in its place.
+
+    Nothing marks it as a copy, but all brokers have heard of a coordinator that it does not know.
+    """
     await cluster.kill("coordinator")
     shutil.copytree(directory, copy)
-    await cluster.restart("coordinator")
+    brokers = [name for name in cluster.ready if name.startswith("broker")]
+    async with asyncio.TaskGroup() as waiting:
+        for name in brokers:
+            waiting.create_task(until_noted(directory.parent / name))
+        await cluster.restart("coordinator")
     yield
     await cluster.kill("coordinator")
     shutil.rmtree(directory)
@@ -189,12 +202,13 @@ async def test_a_broker_that_runs_and_is_younger_than_the_restored_metadata_goes
             running = {name: process for name, process in cluster.processes.items() if name.startswith("broker")}
         await cluster.restart("coordinator")
 
-        await until_caught_up(cluster)
         async with await connect(cluster) as client:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not all(one.alive for one in (await client.admin.describe_cluster()).brokers):
+                    await asyncio.sleep(0.05)
+            await until_caught_up(cluster)
             await write(client, "orders", range(200, 300))
             assert await read(client, "orders") == list(range(300))
-            described = await client.admin.describe_cluster()
-            assert described.unknown_streams == ()
-            assert [one.alive for one in described.brokers] == [True, True]
+            assert (await client.admin.describe_cluster()).unknown_streams == ()
             assert await client.admin.recoveries() == []
         assert {name: cluster.processes.get(name) for name in running} == running

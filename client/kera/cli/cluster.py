@@ -46,6 +46,8 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     if len(cluster.coordinators) > 1:
         leader, *others = cluster.coordinators
         print(f"coordinators: {leader} leads, {', '.join(others)}")
+    if cluster.catching_up:
+        print(cluster.catching_up)
     print()
     heading = ("BROKER", "ALIVE", "GRPC", "FRAMES", "MEMORY", "SEGMENTS OF", "NODE")
     rows = [

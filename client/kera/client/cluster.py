@@ -247,6 +247,7 @@ class Cluster:
             [BackupDescription.from_message(info) for info in answer.backups],
             tuple(answer.coordinators),
             tuple(map(UnlistedStream.from_message, answer.unknown_streams)),
+            answer.catching_up,
         )
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:

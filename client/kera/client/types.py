@@ -165,6 +165,8 @@ class ClusterDescription:
     """Addresses of those that run, the one that leads first."""
     unknown_streams: tuple[UnlistedStream, ...] = ()
     """That brokers hold and that are not in the metadata, or not as they know them; see `Admin.adopt_stream`."""
+    catching_up: str = ""
+    """What the coordinator waits for, in words, while its metadata are known to be older than the cluster."""
 
 
 class Interval(NamedTuple):

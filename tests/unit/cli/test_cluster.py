@@ -53,9 +53,10 @@ class FakeClient:
     def __init__(self, *backups: BackupDescription) -> None:
         self.admin = self
         self.backups = list(backups)
+        self.catching_up = ""
 
     async def describe_cluster(self) -> ClusterDescription:
-        return ClusterDescription("c1", [BROKER], self.backups)
+        return ClusterDescription("c1", [BROKER], self.backups, catching_up=self.catching_up)
 
 
 @pytest.fixture
@@ -80,6 +81,11 @@ def test_a_cluster_without_backups_shows_its_brokers_alone(
 ) -> None:
     client.backups = []
     assert "BACKUP" not in output(capsys)
+
+
+def test_what_restored_metadata_wait_for_is_said_first(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    client.catching_up = "the metadata are older than the cluster"
+    assert output(capsys).splitlines()[1:3] == ["the metadata are older than the cluster", ""]
 
 
 def test_backups_are_shown_with_what_they_use(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
