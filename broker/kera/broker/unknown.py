@@ -17,7 +17,9 @@ from kera.broker.stream_records import assignments_version, stream_record
 from kera.v1 import common_pb2, coordinator_pb2
 
 TOLD_MAX = 100
-"""Streams of which one heartbeat tells: a description may take kilobytes."""
+"""Streams of which one heartbeat tells."""
+TOLD_BYTES = 256 << 10
+"""About so much it tells of them, or of one: of a stream with thousands of streamlets there is as much to tell."""
 HELD_MAX = 16384
 """Streams that one heartbeat names, of some 30 bytes each."""
 
@@ -42,14 +44,22 @@ class UnknownReport:
         """Put into a heartbeat what there is to tell now."""
         leader_epoch = self._leader_epoch()
         self._asking = leader_epoch != self._asked_epoch
-        self._telling = [] if self._asking else self._pending[:TOLD_MAX]
+        self._telling = []
         if self._asking:
             if leader_epoch != self._naming_to:
                 self._naming_to, self._pending = leader_epoch, []
                 self._left = sorted({*(one.stream_id for one in self._streams), *self._streams.unknown})
             request.held_streams_told = len(self._left) <= HELD_MAX
             request.held_streams.extend(map(self._held, self._left[:HELD_MAX]))
-        request.unknown_streams.extend(map(self._described, self._telling))
+            return
+        told_bytes = 0
+        for stream_id in self._pending[:TOLD_MAX]:
+            described = self._described(stream_id)
+            told_bytes += described.ByteSize()
+            if self._telling and told_bytes > TOLD_BYTES:
+                break
+            self._telling.append(stream_id)
+            request.unknown_streams.append(described)
 
     def answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
         """The last heartbeat that was filled has arrived."""

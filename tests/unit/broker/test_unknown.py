@@ -64,3 +64,19 @@ def test_a_broker_without_streams_says_so(streams: Held) -> None:
     beats = Heartbeats(streams)
 
     assert [beats.beat() for _ in range(2)] == [([], True), ([], False)]
+
+
+def test_of_large_streams_one_heartbeat_tells_of_a_few(streams: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = coordinator_pb2.UnknownStream()
+    described.stream.schemas.add(arrow_schema=bytes(1000))
+    monkeypatch.setattr("kera.broker.unknown.TOLD_BYTES", 2 * described.ByteSize())
+    monkeypatch.setattr(UnknownReport, "_described", lambda *_: described)
+    monkeypatch.setattr(UnknownReport, "_is_being_written", lambda *_: False)
+    report, told = UnknownReport(cast(Any, streams), lambda: 7), []
+    for _ in range(7):
+        request = coordinator_pb2.HeartbeatRequest()
+        report.fill(request)
+        named = [one.stream_id for one in request.held_streams]
+        report.answered(coordinator_pb2.HeartbeatResponse(coordinator_epoch=7, unknown_stream_ids=named))
+        told.append(len(request.unknown_streams))
+    assert told == [0, 0, 0, 2, 2, 1, 0], "all are named first"
