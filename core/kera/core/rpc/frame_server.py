@@ -198,7 +198,9 @@ class _ServerConnection(FrameProtocol):
         self._resting = False
         """It waits for its turn."""
         self._spent_s = 0.0
-        """On requests that have come together, or since its last turn."""
+        """On requests since its last turn, or since others have had as long."""
+        self._handled_s = 0.0
+        """When the last request had been handled, or begun."""
         self.active_s = self._loop.time()
         """When something had last come, at a sweep; at first, when it was made."""
         self._arrivals_swept = 0
@@ -320,7 +322,6 @@ class _ServerConnection(FrameProtocol):
         self._flush()
 
     def frames_taken(self) -> None:
-        self._spent_s = 0.0
         self._flush()
 
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
@@ -329,8 +330,11 @@ class _ServerConnection(FrameProtocol):
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
         self._frames += 1
         begun_s = perf_counter()
+        if begun_s - self._handled_s >= self._spent_s:
+            self._spent_s = 0.0  # others have had as long
         self._handle(header, head, bulk)
-        self._spent_s += perf_counter() - begun_s
+        self._handled_s = perf_counter()
+        self._spent_s += self._handled_s - begun_s
         if self._spent_s > SLICE_S:
             self._rest()
 

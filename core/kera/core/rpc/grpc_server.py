@@ -207,6 +207,7 @@ class _Stream:
         sending = asyncio.ensure_future(self._send())
         try:
             async for data in requests:
+                begun_s = perf_counter()
                 try:
                     message, bulk = parse_with_bulk(self._method.request, data, self._head_bytes_max)
                 except (
@@ -214,7 +215,6 @@ class _Stream:
                     RecordTooLarge,
                 ) as error:  # whose request it was cannot be told, so the stream ends
                     await _abort(self._context, error_reply(error, self._method))
-                begun_s = perf_counter()
                 self._handle(message, bulk)
                 if perf_counter() - begun_s > SLICE_S:
                     await self._turns.turn(self._peer.address)  # others have theirs before the next request

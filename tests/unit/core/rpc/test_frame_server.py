@@ -580,6 +580,29 @@ async def test_behind_a_frame_that_took_long_others_have_their_turn(
     assert [number for number in served if number < 1000] == list(range(1, 201)), "in their order"
 
 
+@pytest.mark.parametrize(("pause_s", "rests"), [(0.0, True), (0.009, True), (0.011, False)])
+async def test_frames_that_come_one_by_one_count_together_unless_others_had_as_long(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, pause_s: float, rests: bool
+) -> None:
+    """A loop may read many of them from one connection before it looks at another one."""
+    now_s = 0.0
+    monkeypatch.setattr(frame_server, "SLICE_S", 0.015)
+    monkeypatch.setattr(frame_server, "perf_counter", lambda: now_s)
+
+    def work(call: Call[EchoRequest]) -> Reply[EchoResponse]:
+        nonlocal now_s
+        now_s += 0.010
+        return echo(call)
+
+    connection, transport = await connected(harness, {ECHO: work})
+    feed(connection, request(1))
+    assert transport.reading
+    now_s += pause_s
+    feed(connection, request(2))
+    assert transport.reading is not rests
+    await eventually(lambda: transport.reading)
+
+
 async def test_one_connection_too_many_has_the_idlest_closed(harness: Harness) -> None:
     await harness.serve({ECHO: echo}, connections_max=3)
     used, silent, half = await harness.connect(), await harness.connect(), await harness.connect()
