@@ -249,13 +249,13 @@ async def test_a_delivery_names_level_virtual_segment_and_backups(tmp_path: Path
 
 @pytest.fixture
 def small_disks(tmp_path: Path) -> Iterator[list[Path]]:
-    """A file system of 16 MiB for each of three backups."""
+    """A file system of 64 MiB for each of three backups."""
     disks: list[Path] = []
     try:
         for number in (1, 2, 3):
             path = tmp_path / f"backup-{number}"
             path.mkdir()
-            mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
+            mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(path)]
             if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
                 pytest.skip("mounting is not permitted here: root is needed")
             disks.append(path)
@@ -280,7 +280,7 @@ async def refusal(client: Client, stream: str) -> KeraError:
             await producer.close()
 
 
-@pytest.mark.parametrize(("replication", "durability"), [(1, "replicated"), (2, "persisted")])
+@pytest.mark.parametrize(("replication", "durability"), [(1, "replicated"), (2, "replicated"), (2, "persisted")])
 async def test_backups_with_full_disks_lose_nothing_and_go_on_when_there_is_room(
     small_disks: list[Path], tmp_path: Path, replication: int, durability: str
 ) -> None:

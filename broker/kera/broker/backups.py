@@ -121,9 +121,9 @@ class Backups:
         """How many can be chosen for what is to stay there."""
         return sum(1 for _ in self._candidates(now_ms))
 
-    def any_full(self, now_ms: int) -> bool:
-        """Whether one that can be reached has no room."""
-        return any(each.up and each.full_until_ms > now_ms for each in self._backups.values())
+    def full(self, now_ms: int) -> list[int]:
+        """Those that can be reached and have no room."""
+        return [backup_id for backup_id, each in self._backups.items() if each.up and each.full_until_ms > now_ms]
 
     @property
     def dead(self) -> set[int]:

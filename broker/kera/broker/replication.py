@@ -293,7 +293,7 @@ class Replication:
     def _open(self, log: VirtualLog) -> VirtualSegment | None:
         chosen = self.backups.choose(log.replication, self.now_ms)
         if chosen is None:
-            if self.backups.any_full(self.now_ms):
+            if self.backups.full(self.now_ms):
                 self._close_idle()
             return None
         self._next_id += 1
@@ -441,10 +441,10 @@ class Replication:
         """Time goes on."""
         self.now_ms = now_ms
         limits = self.limits
-        error = NotReplicated(
-            f"the chunk is in the broker's memory, but its backups did not have it within {limits.wait_ms_max} ms",
-            wait_ms_max=limits.wait_ms_max,
-        )
+        text = f"the chunk is in the broker's memory, but its backups did not have it within {limits.wait_ms_max} ms"
+        if full := self.backups.full(now_ms):
+            text += f"; of those that can be reached these have no room: {', '.join(map(str, full))}"
+        error = NotReplicated(text, wait_ms_max=limits.wait_ms_max, full_backup_ids=full)
         for log in list(self._active):
             if log.busy:
                 log.expire(now_ms - limits.wait_ms_max, error)

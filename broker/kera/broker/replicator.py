@@ -17,7 +17,7 @@ from typing import Any
 
 from kera.broker.replication import Replication
 from kera.broker.virtual_log import Close, Free, Send
-from kera.core.errors import BackupFull, KeraError, NotReplicated, StaleEpoch, Unavailable, Uncertain
+from kera.core.errors import BackupFull, DiskFull, KeraError, NotReplicated, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import Reply, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.telemetry import get_logger
@@ -173,7 +173,7 @@ class Replicator:
         if isinstance(error, StaleEpoch):
             self._fence(error)
             return
-        full = isinstance(error, BackupFull)
+        full = isinstance(error, BackupFull | DiskFull)
         if not full:
             log.error(
                 "a backup refuses a replica",

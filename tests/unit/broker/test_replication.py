@@ -203,6 +203,18 @@ def test_when_all_backups_are_full_idle_virtual_segments_close_and_it_goes_on_by
     assert outcome.calls == [None]
 
 
+def test_who_waits_too_long_for_a_full_backup_is_told_that_it_has_no_room(world: Replicated) -> None:
+    world.wire.backups[1].full = True
+    outcome = world.append(world.open(replication=3))
+    for _ in range(200):
+        world.finish()
+        world.wire.tick(100)
+    (error,) = outcome.calls
+    assert isinstance(error, NotReplicated)
+    assert error.message.endswith("these have no room: 1")
+    assert error.attributes["full_backup_ids"] == [1]
+
+
 def test_a_log_that_lags_is_told_of_and_so_is_room(engine: Engine) -> None:
     world = Replicated(engine, lag_bytes_max=2 * CHUNK_BYTES)
     room: list[bool] = []
