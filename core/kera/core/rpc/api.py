@@ -121,7 +121,14 @@ HEARTBEAT = Method(
     coordinator.HeartbeatResponse,
     request_bytes_max=2 << 20,
 )
-ALTER_STREAM = Method(COORDINATOR, "AlterStream", 110, coordinator.AlterStreamRequest, coordinator.AlterStreamResponse)
+ALTER_STREAM = Method(
+    COORDINATOR,
+    "AlterStream",
+    110,
+    coordinator.AlterStreamRequest,
+    coordinator.AlterStreamResponse,
+    request_bytes_max=1 << 17,
+)
 REGISTER_BACKUP = Method(
     COORDINATOR, "RegisterBackup", 111, coordinator.RegisterBackupRequest, coordinator.RegisterBackupResponse
 )
