@@ -152,6 +152,7 @@ OTHERS: dict[str, Callable[[], pa.RecordBatch]] = {
     "nested": _some_nested,
     "nulls": lambda: _one_of(pa.nulls(60_000), pa.array([True] * 60_000)),
     "nulls in lists": lambda: _one_of(pa.array([[None] * 3, [], None, [None]], pa.list_(pa.null()))),
+    "unions in nulls": lambda: _one_of(pa.nulls(60, pa.list_(_some_unions().column(0).type))),
     "none": lambda: _some_nested().slice(0, 0),
     "bits": lambda: _one_of(pa.array(np.zeros(1 << 24, bool))),
 }

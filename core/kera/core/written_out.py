@@ -233,8 +233,11 @@ def _of_runs(column: pa.Array, limit: int) -> _Before:
 def _of_union(column: pa.Array, limit: int) -> _Sizes:
     kind = column.type
     dense = kind.mode == "dense"
-    codes = _numbers(column.type_codes)
-    places = _numbers(column.offsets) if dense else np.arange(len(column))
+    if len(column):
+        codes = _numbers(column.type_codes)
+        places = _numbers(column.offsets) if dense else np.arange(len(column))
+    else:  # its buffers may be absent, and Arrow looks into them
+        codes = places = np.zeros(0, np.int64)
     sizes = np.zeros(len(column))
     known = np.zeros(len(column), bool)
     for at, code in enumerate(kind.type_codes):

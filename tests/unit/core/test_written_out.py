@@ -111,6 +111,17 @@ def _size(value: object, kind: pa.DataType) -> int:
     return 8 if isinstance(value, int) else 1
 
 
+@pytest.mark.parametrize("mode", ["dense", "sparse"])
+def test_a_union_of_nothing_within_nulls_is_read(mode: str) -> None:
+    """Its buffers are absent; to ask Arrow for them ended the process."""
+    union = pa.union([pa.field("a", pa.int32()), pa.field("b", pa.string_view())], mode)
+    for kind in (pa.list_(union), pa.map_(pa.string(), union), pa.list_view(union)):
+        batch = pa.record_batch({"c": pa.nulls(3, kind), "d": pa.nulls(3, pa.string_view())})
+        assert (
+            decode_payload(encode_payload(batch), batch.schema, records=3).to_pylist() == [{"c": None, "d": None}] * 3
+        )
+
+
 def test_only_some_schemas_are_looked_at() -> None:
     assert shared_columns(DEFAULT_SCHEMA) == ()
     assert not may_grow(DEFAULT_SCHEMA)
