@@ -86,7 +86,7 @@ async def test_a_backup_that_ends_leaves_its_identity_and_its_replicas_and_nothi
     directory = DataDirectory(settings.data_dir)
     assert directory.load() == (BACKUP_ID, "cluster")
     whose = {"backup_id": BACKUP_ID, "cluster_id": "cluster", "directory_id": directory.directory_id}
-    assert content | {"crc32c": ""} == {"format": 2, **whose, "crc32c": ""}
+    assert content | {"crc32c": ""} == {"format": 2, **whose, "coordinator_epoch": 0, "crc32c": ""}
     directory.close()
 
 
