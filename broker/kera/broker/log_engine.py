@@ -22,6 +22,7 @@ from kera.broker.entry import Entry
 from kera.broker.jobs import Job
 from kera.broker.ownership import held_streamlets
 from kera.broker.persistence import PersistenceManager
+from kera.broker.registration import IDENTITY_NAMES
 from kera.broker.repair import Repair
 from kera.broker.replication import Replication
 from kera.broker.replicator import Replicator
@@ -101,9 +102,11 @@ class LogEngine:
         clock = clock or SystemClock()
         begun_s = clock.monotonic_s()
         root = data_dir / "log"
+        # Memory that names a new directory is of one that was at its place before: what is in it is nobody's any more.
+        new = not root.exists() and not any((data_dir / name).exists() for name in IDENTITY_NAMES)
         index, whole = await asyncio.to_thread(_open_index, root)
         store = SegmentStore(root, LocalDisk(root), index)
-        arena = Arena.attach(settings.shm_dir, data_dir)
+        arena = None if new else Arena.attach(settings.shm_dir, data_dir)
         remove_orphans(settings.shm_dir, data_dir)
         restart = Restart(arena, index, store)
         await asyncio.to_thread(restart.look, index_whole=whole, slot_bytes=settings.segment_bytes)

@@ -556,8 +556,9 @@ class GroupConsumer:
         names = ", ".join(f"{each.group_id} of {each.stream}/{each.streamlet}" for each in lost[:5])
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         raise LeaseLost(
-            f"application {self.application_id!r}: other consumers have group {names}{more} now, since this one was"
-            " silent or stuck for too long, or the application was reset; what was not committed of them is read again",
+            f"application {self.application_id!r}: group {names}{more} is not this consumer's any more: it was silent"
+            " or stuck for too long, and others have it, or the application was reset; what was not committed of it is"
+            " read again. Ask for more with another call of records() or batches()",
             application=self.application_id,
             groups=[list(each) for each in lost],
         )

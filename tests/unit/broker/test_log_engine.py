@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -98,6 +99,24 @@ async def read_all(engine: LogEngine) -> list[int]:
             assert await loaded is None
         elif not plan.ranges:
             return found
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_memory_of_an_earlier_directory_at_the_same_path_is_let_go(
+    settings: BrokerSettings, *, known: bool
+) -> None:
+    """Else nobody would ever use what is in it, and a new broker could have no memory at all."""
+    engine = await LogEngine.start(settings, settings.data_dir)
+    engine.streams.open(stream_info(), BROKER_ID)
+    append(engine, 0)
+    await kill(engine)
+    shutil.rmtree(settings.data_dir / "log")
+    if known:  # it is still this broker, whatever became of its log
+        (settings.data_dir / "broker.json").write_text("{}")
+    async with started(settings) as engine:
+        assert engine.restart.found.attached is known
+        assert known or engine.arena.free_slots == SLOTS
+        assert [path.name for path in settings.shm_dir.iterdir()] == [engine.arena.path.name]
 
 
 async def test_what_was_written_is_there_after_a_clean_end(settings: BrokerSettings) -> None:
