@@ -46,10 +46,26 @@ def checked_reply(reply: Any) -> Reply[Any]:
 
 
 def error_reply(error: BaseException, method: Method[Any, Any] | None) -> common_pb2.Error:
-    """`error` as it is answered; logged if it is a defect."""
+    """`error` as it is answered; logged if it is a defect. Its trace goes, and with it what was in the handler's hands."""
     name = method.name if method is not None else None
     if not isinstance(error, KeraError):
         log.error("handler failed", method=name, exc_info=error)
     elif isinstance(error, InternalError):
         log.error("invariant broken", method=name, error=str(error), attributes=error.attributes, exc_info=error)
+    _forget_trace(error)
     return error_to_message(error)
+
+
+def _forget_trace(error: BaseException) -> None:
+    """A future refers to its error, and the error's trace to who has asked the future: to the request, and for long.
+
+    Collecting garbage would find it some day, but counts objects: a message is one, however many items are in it.
+    """
+    seen: set[int] = set()
+    errors: list[BaseException | None] = [error]
+    while errors:
+        one = errors.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            errors += (one.__cause__, one.__context__)

@@ -1,6 +1,8 @@
 """Errors arrive as they were raised, and defects are answered too. See ``common.py`` for what this suite is."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from kera.core.errors import InternalError, KeraError, OutOfSequence, ProtocolError, UnknownStream
 from kera.core.rpc import Call, Method, Reply
 from tests.unit.core.rpc.conformance.common import EACH_METHOD, EchoCall, EchoReply, failure
-from tests.unit.core.rpc.transports import ECHO, OTHER_ECHO, TIMEOUT_S, Wire, echo, numbered, text_of
+from tests.unit.core.rpc.transports import ECHO, OTHER_ECHO, TIMEOUT_S, Wire, echo, eventually, numbered, text_of
 
 
 def core_errors(root: type[KeraError] = KeraError) -> Iterator[type[KeraError]]:
@@ -43,6 +45,43 @@ async def test_errors_arrive_as_they_were_raised(
         assert arrived.message == "what to do, »at once«"
         assert arrived.attributes == {"stream": "orders", "limit": 8, "gap": [1, 2]}
         assert arrived.retriable is cls.retriable
+
+
+class Held:
+    """What a handler has in its hands when it fails."""
+
+
+@EACH_METHOD
+@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
+async def test_what_a_refused_request_held_is_let_go_of_at_once(
+    wire: Wire, method: Method[Any, Any], request_type: Any, deferred: bool
+) -> None:
+    """Not when somebody collects garbage: a message of half a megabyte may take thirty in memory."""
+    held: list[weakref.ref[Held]] = []
+
+    def refuse(_call: Call[Any]) -> Reply[Any]:
+        mine = Held()
+        held.append(weakref.ref(mine))
+        try:
+            raise KeyError("something within")
+        except KeyError as error:
+            raise UnknownStream("no such stream") from error
+
+    async def refuse_later(call: Call[Any]) -> Reply[Any]:
+        await asyncio.sleep(0)
+        return refuse(call)
+
+    await wire.serve({method: refuse_later if deferred else refuse})
+    channel = await wire.connect()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            await failure(channel.submit(method, request_type(), timeout_s=TIMEOUT_S))
+        await eventually(lambda: not any(each() for each in held))
+    finally:
+        gc.enable()
+    assert len(held) == 5
 
 
 @EACH_METHOD
