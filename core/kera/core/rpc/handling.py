@@ -46,7 +46,7 @@ def checked_reply(reply: Any) -> Reply[Any]:
 
 
 def error_reply(error: BaseException, method: Method[Any, Any] | None) -> common_pb2.Error:
-    """`error` as it is answered; logged if it is a defect. Its trace goes, and with it what was in the handler's hands."""
+    """`error` as it is answered; logged if it is a defect. Its trace goes, and with it what the handler held."""
     name = method.name if method is not None else None
     if not isinstance(error, KeraError):
         log.error("handler failed", method=name, exc_info=error)
