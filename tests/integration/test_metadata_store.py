@@ -22,7 +22,7 @@ from kera.coordinator.metadata import (
     VersionConflict,
     Write,
 )
-from kera.coordinator.metadata_copy import pack, put_back
+from kera.coordinator.metadata_copy import RESTORED, pack, put_back
 from kera.coordinator.zookeeper_election import ZooKeeperElection
 from kera.coordinator.zookeeper_session import (
     Lost,
@@ -266,7 +266,8 @@ async def test_a_copy_of_the_metadata_is_put_back_whole(store: ZooKeeperStore) -
     await store.write(Write("streams/gone", b"1", 0))
     await put_back(store, pack(records, 1), force=True)
 
-    assert {key: record.value for key, record in (await store.list("")).items()} == records
+    found = {key: record.value for key, record in (await store.list("")).items()}
+    assert found == {**records, RESTORED: b"{}"}, "and it says that it was put back"
 
 
 @pytest.mark.usefixtures("_small_transactions")
