@@ -32,6 +32,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from bench.common import Figures, directory, parser, say
+from bench.fairness_flood import NICE
 from kera.client import Client
 from kera.client.local_cluster import LocalCluster
 from kera.core.chunk import encode_chunk, encode_payload
@@ -51,7 +52,6 @@ BULK_BYTES = 30 * MIB
 TIMEOUT_S = 120.0
 CONTEXT = get_context("spawn")
 SECONDS_MIN = 1.0
-NICE = 19
 SEND_BUFFER_BYTES = 128 << 10
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import socket
 import struct
 import threading
@@ -26,6 +27,7 @@ _LENGTHS = struct.Struct("<3xB12xII")
 """Of a frame's header: its kind, and how long head and bulk are."""
 _START_S = 30.0
 _RECEIVE_BYTES = 1 << 20
+NICE = 19
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def flooding(flood: Flood) -> Iterator[Progress]:
 
 
 def _run(flood: Flood, started: Any, answered: Any, refused: Any) -> None:
+    os.nice(NICE)  # it is another machine in earnest, and takes no processor from the daemon and the others
     if flood.transport == GRPC:
         asyncio.run(_grpc(flood, started, answered, refused))
     elif flood.transport == FRAMES:
