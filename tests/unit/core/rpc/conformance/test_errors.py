@@ -29,10 +29,10 @@ async def test_errors_arrive_as_they_were_raised(
     raised: list[KeraError] = []
 
     def fail(_call: Call[Any]) -> Any:
-        future = asyncio.get_running_loop().create_future()
-        future.set_exception(raised[-1])
         if not deferred:
             raise raised[-1]
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(raised[-1])
         return future
 
     await wire.serve({method: fail})
