@@ -221,7 +221,7 @@ CASES: dict[Method[Any, Any], Case] = {
     ),
     api.GET_STREAM_ID: Case(lambda t: coordinator.GetStreamIdRequest(name=t.stream.name)),
     api.DESCRIBE_STREAM: Case(lambda t: coordinator.DescribeStreamRequest(name=t.stream.name)),
-    api.LIST_STREAMS: Case(lambda _: coordinator.ListStreamsRequest()),
+    api.LIST_STREAMS: Case(lambda _: coordinator.ListStreamsRequest(after="a")),
     api.ALTER_STREAM: Case(
         lambda t: coordinator.AlterStreamRequest(
             name=t.stream.name,

@@ -89,6 +89,7 @@ class Client:
 
     async def stream_names(self) -> list[str]:
         answer = await self.call(api.LIST_STREAMS, messages.ListStreamsRequest())
+        assert not answer.more
         return [stream.name for stream in answer.streams]
 
     async def brokers(self) -> list[common_pb2.BrokerInfo]:

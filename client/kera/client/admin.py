@@ -123,8 +123,7 @@ class Admin:
 
     async def list_streams(self) -> list[StreamDescription]:
         """All streams, by name."""
-        answer = await self._cluster.ask(api.LIST_STREAMS, coordinator_pb2.ListStreamsRequest())
-        return sorted((StreamDescription.from_message(info) for info in answer.streams), key=lambda stream: stream.name)
+        return [StreamDescription.from_message(info) for info in await self._cluster.all_streams()]
 
     async def describe_stream(self, name: str) -> StreamDescription:
         """A stream as it is now. Raises `UnknownStream`."""

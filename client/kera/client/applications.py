@@ -23,7 +23,7 @@ from kera.core.rpc import api
 from kera.core.rpc.method import call
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
-from kera.v1 import application_pb2, broker_pb2, coordinator_pb2
+from kera.v1 import application_pb2, broker_pb2
 
 log = get_logger("kera.applications")
 
@@ -250,8 +250,7 @@ async def committed_cursors(cluster: Cluster, name: str, stream: StreamDescripti
 
 
 async def _names(cluster: Cluster) -> dict[int, str]:
-    answer = await cluster.ask(api.LIST_STREAMS, coordinator_pb2.ListStreamsRequest())
-    return {info.stream_id: info.name for info in answer.streams}
+    return {info.stream_id: info.name for info in await cluster.all_streams()}
 
 
 def _member(info: application_pb2.MemberInfo, names: Mapping[int, str]) -> MemberDescription:

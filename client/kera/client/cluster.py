@@ -41,7 +41,7 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import RequestT, ResponseT, call
 from kera.core.rpc.wire import error_from_message
-from kera.v1 import broker_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 REPORT_AGAIN_S = 5.0
 """The same launch of a broker is not reported more often than this."""
@@ -134,13 +134,24 @@ class Cluster:
         """The coordinators that were given, host:port each."""
         return self._coordinators.addresses
 
-    async def ask(self, method: Method[RequestT, ResponseT], message: RequestT) -> ResponseT:
-        """Call the coordinator that leads, with retries."""
+    async def ask(self, method: Method[RequestT, ResponseT], message: RequestT, *, waits: bool = False) -> ResponseT:
+        """Call the coordinator that leads, with retries. `waits`: the answer may wait for something to happen."""
 
         async def attempt() -> ResponseT:
-            return await self._coordinators.ask(method, message, timeout_s=self.request_timeout_s)
+            return await self._coordinators.ask(method, message, timeout_s=self.request_timeout_s, waits=waits)
 
         return await retrying(attempt, self.settings)
+
+    async def all_streams(self) -> list[common_pb2.StreamInfo]:
+        """All streams, by name, in as many answers as it takes."""
+        found: list[common_pb2.StreamInfo] = []
+        more = True
+        while more:
+            after = found[-1].name if found else ""
+            answer = await self.ask(api.LIST_STREAMS, coordinator_pb2.ListStreamsRequest(after=after))
+            found += answer.streams
+            more = answer.more and bool(answer.streams)
+        return found
 
     async def stream(self, name: str) -> StreamDescription:
         """The stream called `name`, from the cache if it is there. Raises `UnknownStream`, `InvalidArgument`."""

@@ -610,7 +610,7 @@ class GroupConsumer:
         self, request: application_pb2.ConsumeRoundRequest
     ) -> application_pb2.ConsumeRoundResponse | None:
         """One round. One that has nothing to say waits at the coordinator, until there is: then None."""
-        asking = asyncio.ensure_future(self._cluster.ask(api.CONSUME_ROUND, request))
+        asking = asyncio.ensure_future(self._cluster.ask(api.CONSUME_ROUND, request, waits=bool(request.wait_ms)))
         if not request.wait_ms:
             return await asking
         speaking = asyncio.ensure_future(self._speak.wait())

@@ -34,6 +34,8 @@ from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.settings import InvalidSettings, setting
 from kera.core.telemetry import CollectorRegistry, serve_metrics
 
+CONNECTION_CALLS_MAX = 8
+"""Calls of one connection under way at once: what others wait for while it sends as many as it can."""
 METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS)
 
 
@@ -54,7 +56,11 @@ async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
         registry = CollectorRegistry()
         metrics = CoordinatorMetrics(registry)
         leadership = Leadership(lambda store, epoch: _office(settings, metrics, store, epoch))
-        server = GrpcServer([leadership.service(METHODS, metrics.observe)], connections_max=connections)
+        server = GrpcServer(
+            [leadership.service(METHODS, metrics.observe)],
+            connections_max=connections,
+            connection_calls_max=CONNECTION_CALLS_MAX,
+        )
         stack.push_async_callback(server.close)
         port = await server.listen(settings.host, settings.port)
         ready: dict[str, Any] = {"grpc_address": f"{settings.host}:{port}"}

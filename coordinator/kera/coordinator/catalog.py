@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,8 +38,8 @@ have to write 128 TiB each to one streamlet to reach it (with a group of one seg
 """
 
 CATALOG_BYTES_MAX = 16 << 20
-"""Of all streams together, when one is added or altered. ListStreams and RegisterBroker answer with them in one
-message, of at most 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
+"""Of all streams together, when one is added or altered. RegisterBroker answers with them in one message, of at most
+32 MiB; the rest is for assignments, which grow with epochs and group ids."""
 
 
 @dataclass(slots=True)
@@ -93,6 +94,8 @@ class Catalog:
     def __init__(self) -> None:
         self._streams: dict[int, common_pb2.StreamInfo] = {}
         self._ids: dict[str, int] = {}
+        self._names: list[str] = []
+        """In order."""
         self._creating: dict[str, common_pb2.StreamInfo] = {}
         # Sums over all of them, kept up to date: with many streams it takes long to add them up anew for each.
         self._sizes: dict[int, int] = {}
@@ -121,6 +124,8 @@ class Catalog:
         for broker_id in +brokers.concerned:
             self._of_broker[broker_id].add(stream.stream_id)
         self._streams[stream.stream_id] = stream
+        if stream.name not in self._ids:
+            insort(self._names, stream.name)
         self._ids[stream.name] = stream.stream_id
 
     def remove(self, stream: common_pb2.StreamInfo) -> None:
@@ -131,6 +136,7 @@ class Catalog:
             self._of_broker[broker_id].discard(stream.stream_id)
         self._discount(stream)
         del self._ids[stream.name]
+        del self._names[bisect_left(self._names, stream.name)]
 
     def check_free(self, name: str) -> None:
         """Whether a stream can be created under this name. Raises `StreamExists` or `Unavailable`."""
@@ -185,7 +191,21 @@ class Catalog:
 
     def streams(self) -> list[common_pb2.StreamInfo]:
         """All streams, by name."""
-        return [self._streams[self._ids[name]] for name in sorted(self._ids)]
+        return [self._streams[self._ids[name]] for name in self._names]
+
+    def page(self, after: str, bytes_max: int) -> tuple[list[common_pb2.StreamInfo], bool]:
+        """By name, the streams that come after a name, as many as take so many bytes, and one at least; if there are
+        more.
+        """
+        found: list[common_pb2.StreamInfo] = []
+        left_bytes = bytes_max
+        for number in range(bisect_right(self._names, after), len(self._names)):
+            stream_id = self._ids[self._names[number]]
+            left_bytes -= self._sizes[stream_id]
+            if found and left_bytes < 0:
+                return found, True
+            found.append(self._streams[stream_id])
+        return found, False
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -201,8 +221,9 @@ class Catalog:
                 yield from ((stream, one) for one in stream.assignments if one.broker_id == broker_id)
 
     def owned_count(self, broker_id: int) -> int:
-        """How many streamlets a broker owns."""
-        return sum(self._brokers[stream_id].owners[broker_id] for stream_id in self._of_broker[broker_id])
+        """How many streamlets a broker owns, without those of streams that are just being created."""
+        creating = sum(self._brokers[stream.stream_id].owners[broker_id] for stream in self._creating.values())
+        return self._streamlets[broker_id] - creating
 
     def is_owner(self, broker_id: int, stream_id: int) -> bool:
         """Whether a broker owns any streamlet of a stream."""

@@ -228,6 +228,10 @@ class Coordinator:
         """All streams, by name."""
         return self.state.catalog.streams()
 
+    def page_of_streams(self, after: str, bytes_max: int) -> tuple[list[common_pb2.StreamInfo], bool]:
+        """See `Catalog.page`."""
+        return self.state.catalog.page(after, bytes_max)
+
     def brokers(self) -> list[common_pb2.BrokerInfo]:
         """All brokers that ever registered, each with whether it is alive."""
         return self.state.brokers.describe_all()

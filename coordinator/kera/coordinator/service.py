@@ -16,6 +16,9 @@ from kera.core.rpc import api
 from kera.core.rpc.method import Call, Handler, Method, Reply, Service
 from kera.v1 import coordinator_pb2 as messages
 
+PAGE_BYTES_MAX = 64 << 10
+"""Of streams in one answer of ListStreams, unless a single one takes more: some 2 ms."""
+
 Observe = Callable[[str, str], None]
 """Called once per request: the method's name, and ``ok``, the code of the error, or ``cancelled``."""
 
@@ -99,12 +102,9 @@ class _Handlers:
                 raise InvalidArgument("DescribeStream needs the stream's name or id")
         return messages.DescribeStreamResponse(stream=stream, brokers=self._coordinator.brokers_of(stream))
 
-    async def list_streams(self, _: messages.ListStreamsRequest) -> messages.ListStreamsResponse:
-        response, pace = messages.ListStreamsResponse(), self._coordinator.state.pace()
-        for stream in self._coordinator.streams():
-            await pace.step()
-            response.streams.append(stream)
-        return response
+    def list_streams(self, request: messages.ListStreamsRequest) -> messages.ListStreamsResponse:
+        streams, more = self._coordinator.page_of_streams(request.after, PAGE_BYTES_MAX)
+        return messages.ListStreamsResponse(streams=streams, more=more)
 
     async def alter_stream(self, request: messages.AlterStreamRequest) -> messages.AlterStreamResponse:
         return messages.AlterStreamResponse(stream=await self._coordinator.alter_stream(request))

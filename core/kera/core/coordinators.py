@@ -7,6 +7,8 @@ told us before, and otherwise tries the next one. To try again later, when none 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from itertools import count
 
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain
 from kera.core.rpc.address import split_address
@@ -18,6 +20,9 @@ __all__ = ["LEARNED_MAX", "Coordinators"]
 
 LEARNED_MAX = 8
 """Addresses that others have named, besides those that were given; the oldest makes room."""
+WAITING_MAX = 8
+"""Calls with answers that wait, of those that share a connection: a coordinator has few of one connection under way,
+and those that wait must hold up neither other calls nor each other."""
 
 
 class Coordinators:
@@ -28,12 +33,18 @@ class Coordinators:
         self.addresses = _addresses(addresses)
         self._bulk_bytes_max = bulk_bytes_max
         self._learned: list[str] = []
-        self._channels: dict[str, GrpcChannel] = {}
+        self._channels: dict[tuple[str, int], GrpcChannel] = {}
+        """By address: one, 0, for all that is answered at once, and others for calls that wait."""
+        self._waiting: Counter[tuple[str, int]] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
         self._current = self.addresses[0]
 
-    async def ask(self, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float) -> ResponseT:
+    async def ask(
+        self, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float, waits: bool = False
+    ) -> ResponseT:
         """Call the coordinator that leads, at each address at most once; `timeout_s` is for each.
+
+        `waits`: the answer may wait for something to happen.
 
         Raises what it answers; `NotLeader` if none leads, `Unavailable` if none can be reached, and `Uncertain` as soon
         as one is: then the next call begins with the next one.
@@ -46,7 +57,7 @@ class Coordinators:
             tried.append(address)
             named = ""
             try:
-                answer = await call(self._channel(address), method, message, timeout_s=timeout_s)
+                answer = await self._call(address, method, message, timeout_s, waits=waits)
             except NotLeader as error:
                 leaderless = error
                 named = str(error.attributes.get("leader", ""))
@@ -88,17 +99,27 @@ class Coordinators:
             return
         self._learned.append(address)
         if len(self._learned) > LEARNED_MAX:
-            forgotten = self._channels.pop(self._learned.pop(0), None)
-            if forgotten is not None:
-                task = asyncio.get_running_loop().create_task(forgotten.close())
+            forgotten = self._learned.pop(0)
+            for key in [each for each in self._channels if each[0] == forgotten]:
+                task = asyncio.get_running_loop().create_task(self._channels.pop(key).close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
 
-    def _channel(self, address: str) -> GrpcChannel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = GrpcChannel(address, bulk_bytes_max=self._bulk_bytes_max)
-        return channel
+    async def _call(
+        self, address: str, method: Method[RequestT, ResponseT], message: RequestT, timeout_s: float, *, waits: bool
+    ) -> ResponseT:
+        key = address, 0
+        if waits:
+            key = address, next(each for each in count(1) if self._waiting[address, each] < WAITING_MAX)
+            self._waiting[key] += 1
+        try:
+            channel = self._channels.get(key)
+            if channel is None:
+                channel = self._channels[key] = GrpcChannel(address, bulk_bytes_max=self._bulk_bytes_max)
+            return await call(channel, method, message, timeout_s=timeout_s)
+        finally:
+            if waits:
+                self._waiting[key] -= 1
 
     async def close(self) -> None:
         """Close all connections."""

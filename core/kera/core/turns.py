@@ -23,8 +23,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SLICE_S = 0.001
-"""After which a request lets others go on."""
+SLICE_S = 0.00025
+"""After which a request lets others go on. What these ask for takes several rounds of the loop, each with a slice."""
 LONG_SLICES = 2
 """A turn that takes longer than so many is followed by a rest."""
 REST_S_MAX = 0.1

@@ -763,12 +763,17 @@ Global___DescribeStreamResponse: _TypeAlias = DescribeStreamResponse  # noqa: Y0
 class ListStreamsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    AFTER_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    """Only streams whose names come after this one (by code points); empty: from the first."""
     def __init__(
         self,
+        *,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,16 +784,22 @@ class ListStreamsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STREAMS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """There are others after the last of these: ask for those."""
     @_builtins.property
-    def streams(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamInfo]: ...
+    def streams(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamInfo]:
+        """By name."""
+
     def __init__(
         self,
         *,
         streams: _abc.Iterable[_common_pb2.StreamInfo] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

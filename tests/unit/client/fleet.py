@@ -401,7 +401,7 @@ class Fleet(Cluster):
 
     # -- `Cluster`, without sockets ----------------------------------------------------------------------------
 
-    async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+    async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
         self.asked.append(message)
         await asyncio.sleep(0)
         await self.answering.wait()

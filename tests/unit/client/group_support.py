@@ -10,7 +10,7 @@ from typing import Any
 from kera.coordinator.application_service import Applications
 from kera.core.errors import KeraError, UnknownStream
 from kera.core.rpc import Method, api
-from kera.v1 import coordinator_pb2
+from kera.v1 import common_pb2
 from tests.unit.client.support import FakeCluster, stream_info
 from tests.unit.coordinator.fake_cluster import Cluster
 
@@ -37,10 +37,8 @@ class GroupCluster(FakeCluster):
         self.reset: list[int] = []
         """How many streamlets each request has put elsewhere."""
 
-    async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+    async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
         if method.service != api.CONSUME_ROUND.service:
-            if method is api.LIST_STREAMS:
-                return coordinator_pb2.ListStreamsResponse(streams=self.infos.values())
             return await super().ask(method, message)
         request = method.request.FromString(message.SerializeToString())
         if method in (api.CONSUME_ROUND, api.LEAVE):
@@ -58,6 +56,9 @@ class GroupCluster(FakeCluster):
                 await self.applications.handlers()[method](request)
         answer = self.applications.handlers()[method](request)
         return await answer
+
+    async def all_streams(self) -> list[common_pb2.StreamInfo]:
+        return list(self.infos.values())
 
     async def restart_coordinator(self) -> None:
         await self.applications.close()

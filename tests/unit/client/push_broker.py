@@ -37,7 +37,7 @@ class PushFleet(Fleet):
         self.broker_epoch = 11
         self.pushing = PushBroker(self, directory)
 
-    async def ask(self, method: Any, message: Any) -> Any:
+    async def ask(self, method: Any, message: Any, **_: Any) -> Any:
         answer = await super().ask(method, message)
         if isinstance(answer, coordinator_pb2.DescribeStreamResponse):
             for broker in answer.brokers:

@@ -63,7 +63,7 @@ class RealBrokers(Cluster):
         self.failure: Callable[[int], KeraError | None] = lambda _: None
         """Asked before each request to a broker."""
 
-    async def ask(self, method: Method[Any, Any], _: Any) -> Any:
+    async def ask(self, method: Method[Any, Any], *_: Any, **__: Any) -> Any:
         assert method is api.DESCRIBE_STREAM
         self.questions += 1
         info = common_pb2.StreamInfo()

@@ -266,7 +266,7 @@ class FakeCluster:
     async def stream_or_last_seen(self, name: str) -> StreamDescription:
         return await self.stream(name)
 
-    async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+    async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
         if method is api.RESET_APPLICATION:
             self.reported.append(message)
             return application_pb2.ResetApplicationResponse()

@@ -131,6 +131,19 @@ async def test_a_described_cluster_has_its_backups(monkeypatch: pytest.MonkeyPat
     assert found.backups == [BackupDescription(2, "node", "r1", "h:1", "h:2", "/x", 8, 100, 1000, 60, 900, alive=True)]
 
 
+async def test_streams_are_listed_in_as_many_answers_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["a", "b", "c"]
+
+    async def ask(_: Cluster, method: Method[Any, Any], message: Any) -> Any:
+        assert method is api.LIST_STREAMS
+        left = [name for name in names if name > message.after]
+        streams = [common_pb2.StreamInfo(name=name) for name in left[:1]]
+        return coordinator_pb2.ListStreamsResponse(streams=streams, more=len(left) > 1)
+
+    monkeypatch.setattr(Cluster, "ask", ask)
+    assert [stream.name for stream in await Cluster("127.0.0.1:1", ClientSettings()).all_streams()] == names
+
+
 # --- the control plane -------------------------------------------------------------------------------------------
 
 

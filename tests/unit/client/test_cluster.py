@@ -158,7 +158,7 @@ class Unreachable(Cluster):
         self.answer: asyncio.Event | None = None
         self.epoch = 9
 
-    async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+    async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
         if method is api.REPORT_BROKER:
             self.reports.append(message)
             if self.answer is not None:
@@ -209,7 +209,7 @@ async def test_a_report_that_nobody_takes_is_given_up(monkeypatch: pytest.Monkey
 class TestCreationAndDeletion:
     async def test_each_creation_has_an_id_of_its_own(self) -> None:
         class Created(Fleet):
-            async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+            async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
                 if method is api.CREATE_STREAM:
                     self.asked.append(message)
                     return coordinator_pb2.CreateStreamResponse()

@@ -85,7 +85,7 @@ class TwoBrokers(Cluster):
         self.owners = [1, 2, 2]
         self.asked: list[tuple[Method[Any, Any], Any]] = []
 
-    async def ask(self, method: Method[Any, Any], message: Any) -> Any:
+    async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
         self.asked.append((method, message))
         if method is api.DESCRIBE_STREAM:
             for assignment, owner in zip(self.info.assignments, self.owners, strict=True):

@@ -43,6 +43,37 @@ def test_streams_are_found_by_name_and_by_id_and_listed_by_name() -> None:
     assert len(catalog) == 2
 
 
+def test_streams_are_listed_in_pages_that_each_go_on_after_the_one_before() -> None:
+    catalog, names = Catalog(), [f"stream-{number}" for number in range(20)]
+    for number, name in enumerate(reversed(names)):
+        catalog.add(stream(name, 20 - number))
+    size = stream("stream-0", 1).ByteSize()
+    catalog.remove(catalog.named("stream-7"))
+    names.remove("stream-7")
+    found, pages, more, after = [], [], True, ""
+    while more:
+        page, more = catalog.page(after, 3 * size + 3)
+        found += [each.name for each in page]
+        pages.append(len(page))
+        after = found[-1]
+    assert found == sorted(names)
+    assert pages == [3] * 6 + [1]
+    assert catalog.page("", 0) == ([catalog.named("stream-0")], True)  # one at least
+    assert catalog.page("stream-9", 0) == ([], False)
+    assert [each.name for each in catalog.page("stream-7", 1000)[0]] == ["stream-8", "stream-9"]
+
+
+def test_what_a_broker_owns_is_counted_without_what_is_just_being_created() -> None:
+    catalog = Catalog()
+    catalog.add(stream("a", 1, (1, 1), (1, 1), (2, 1)))
+    reserve(catalog, stream("b", 2, (1, 1)))
+    assert [catalog.owned_count(broker_id) for broker_id in (1, 2, 3)] == [2, 1, 0]
+    catalog.add(stream("b", 2, (1, 1)))
+    assert catalog.owned_count(1) == 3
+    catalog.remove(catalog.named("a"))
+    assert [catalog.owned_count(broker_id) for broker_id in (1, 2)] == [1, 0]
+
+
 def test_a_removed_stream_is_unknown_and_its_name_is_free() -> None:
     catalog = Catalog()
     catalog.add(stream("a", 1))

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from kera.coordinator import service
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.core.errors import InvalidArgument, StaleEpoch, UnknownStream
@@ -57,6 +58,20 @@ async def test_a_stream_goes_from_creation_to_deletion(client: Client) -> None:
     assert (altered.stream_id, altered.config.retention_ms, altered.config_version) == (1, 7, 1)
     assert (await client.call(api.DELETE_STREAM, messages.DeleteStreamRequest(name="orders"))).stream_id == 1
     assert not (await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())).streams
+
+
+async def test_streams_that_take_more_than_an_answer_are_asked_for_in_several(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "PAGE_BYTES_MAX", 1)
+    await client.call(api.REGISTER_BROKER, new_registration("a"))
+    config = common_pb2.StreamConfig(streamlets=2, entries=1, group_segments=4)
+    for name in "ba":
+        await client.call(api.CREATE_STREAM, messages.CreateStreamRequest(name=name, config=config))
+    first = await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())
+    assert ([stream.name for stream in first.streams], first.more) == (["a"], True)
+    second = await client.call(api.LIST_STREAMS, messages.ListStreamsRequest(after="a"))
+    assert ([stream.name for stream in second.streams], second.more) == (["b"], False)
 
 
 async def test_a_broker_registers_lives_and_is_fenced(client: Client) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kera.core.coordinators import LEARNED_MAX, Coordinators
+from kera.core.coordinators import LEARNED_MAX, WAITING_MAX, Coordinators
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain, UnknownStream
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
@@ -23,10 +23,12 @@ class FakeCoordinator:
         self.error: KeraError | None = None
         self.silent = False
         self.asked = 0
+        self.waiting = 0
 
     async def describe(self, _: Call[messages.DescribeClusterRequest]) -> Reply[messages.DescribeClusterResponse]:
         self.asked += 1
         if self.silent:
+            self.waiting += 1
             await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
@@ -37,7 +39,7 @@ class FakeCoordinator:
 async def serving(count: int) -> AsyncIterator[list[FakeCoordinator]]:
     found, servers = [FakeCoordinator() for _ in range(count)], []
     for fake in found:
-        servers.append(GrpcServer([{api.DESCRIBE_CLUSTER: fake.describe}]))
+        servers.append(GrpcServer([{api.DESCRIBE_CLUSTER: fake.describe}], connection_calls_max=WAITING_MAX))
         fake.address = f"127.0.0.1:{await servers[-1].listen('127.0.0.1', 0)}"
     try:
         yield found
@@ -168,3 +170,26 @@ async def test_no_more_than_some_are_learned() -> None:
 async def test_what_is_no_address_is_refused(addresses: str) -> None:
     with pytest.raises(InvalidArgument):
         Coordinators(addresses)
+
+
+async def test_calls_that_wait_hold_up_neither_others_nor_each_other() -> None:
+    async with serving(1) as (fake,), knowing(fake.address) as coordinators:
+        fake.silent = True
+        waiting = [
+            asyncio.ensure_future(
+                coordinators.ask(
+                    api.DESCRIBE_CLUSTER, messages.DescribeClusterRequest(), timeout_s=TIMEOUT_S, waits=True
+                )
+            )
+            for _ in range(2 * WAITING_MAX + 1)
+        ]
+        async with asyncio.timeout(TIMEOUT_S):
+            while fake.waiting < len(waiting):
+                await asyncio.sleep(0.001)
+        fake.silent = False
+        request = messages.DescribeClusterRequest()
+        answer = await coordinators.ask(api.DESCRIBE_CLUSTER, request, timeout_s=TIMEOUT_S)
+        assert answer.cluster_id == fake.address
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

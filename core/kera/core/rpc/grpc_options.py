@@ -12,6 +12,9 @@ ERROR_METADATA = "kera-error-bin"
 """Trailing metadata of a failed call: a ``kera.v1.Error``."""
 CALLS_MAX = 1 << 14
 """Calls of all clients that a server has at once; further ones are refused (``RESOURCE_EXHAUSTED``)."""
+CONNECTION_CALLS_MAX_DEFAULT = 100
+"""Calls of one connection that a server takes at once, and streams of bulk among them; its client keeps further ones
+until others have been answered. RFC 9113 (6.5.2) advises against less."""
 CONNECTION_IDLE_MS = 60_000
 """Without a call; then the server takes its leave, and the client connects again when it has one."""
 HANDSHAKE_MS = 5_000
@@ -42,12 +45,16 @@ def _keepalive(patience: Patience) -> list[tuple[str, Any]]:
 
 
 def server_options(
-    bulk_bytes_max: int = BULK_BYTES_MAX, connections_max: int = CONNECTIONS_MAX_DEFAULT
+    bulk_bytes_max: int = BULK_BYTES_MAX,
+    connections_max: int = CONNECTIONS_MAX_DEFAULT,
+    connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
 ) -> list[tuple[str, Any]]:
     """Ports are not shared, so a taken one is an error; and calls that came in a burst wait for their turn.
 
-    By itself gRPC cancels calls at random when more than 1000 are waiting. Its own limit of a connection's calls
-    (``max_concurrent_streams``) is worse: it refuses calls that a client sends just when others have been answered.
+    By itself gRPC cancels calls at random when more than 1000 are waiting. It begins calls in the order in which they
+    came, each takes some 0.3 ms, and nothing of ours can tell it to take turns: so how many of one connection others
+    may find before them is bounded. Its protection against overload would still count calls whose answer is on its way,
+    and refuse what a client sends as soon as it has that answer.
 
     It takes so many connections and closes others at once. It cannot close the idlest for a new one, so idle ones are
     closed after a while in any case. Pings of clients are answered as often as ours send them, and twice as often.
@@ -57,6 +64,8 @@ def server_options(
         *_keepalive(SERVER),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000 * CALLER.idle_s // 2),
         ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.max_concurrent_streams", connection_calls_max),
+        ("grpc.http.overload_protection", 0),
         ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.so_reuseport", 0),

@@ -21,7 +21,13 @@ from grpc_reflection.v1alpha import reflection
 from kera.core.errors import InternalError, PortTaken, ProtocolError, RecordTooLarge, Unavailable
 from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
-from kera.core.rpc.grpc_options import CALLS_MAX, ERROR_METADATA, keep_freed_memory, server_options
+from kera.core.rpc.grpc_options import (
+    CALLS_MAX,
+    CONNECTION_CALLS_MAX_DEFAULT,
+    ERROR_METADATA,
+    keep_freed_memory,
+    server_options,
+)
 from kera.core.rpc.grpc_untaken import Untaken
 from kera.core.rpc.handling import checked_reply, deferred_reply, error_reply, given_up, run_handler
 from kera.core.rpc.limits import (
@@ -66,8 +72,9 @@ class GrpcServer:
         *,
         bulk_bytes_max: int = BULK_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
+        connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
     ) -> None:
-        options = server_options(bulk_bytes_max, connections_max)
+        options = server_options(bulk_bytes_max, connections_max, connection_calls_max)
         self.turns = Turns()
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         names = []
@@ -126,7 +133,11 @@ def _rpc_handler(
             await turns.turn(peer.address)  # of calls that came together, one is begun in a round of the loop
             check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
             result = handler(Call(parse(method.request, data), _NO_BULK, peer))
-            reply = result if isinstance(result, Reply) else await _deferred(result)
+            if isinstance(result, Reply):
+                reply = result
+            else:
+                reply = await _deferred(result)
+                await turns.turn(peer.address)  # to write a large answer takes long, and many may be ready at once
             answer: bytes = reply.message.SerializeToString()  # once: to ask for its size takes as long
             check_size(method, len(answer), sum([memoryview(piece).nbytes for piece in reply.bulk]), bulk_bytes_max)
             hold = untaken.admit(peer.address, len(answer))

@@ -348,6 +348,28 @@ async def test_a_channel_finds_a_server_that_came_back(harness: Harness) -> None
     assert (await call(channel, UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)).cluster_id == "a"
 
 
+async def test_what_a_connection_asks_beyond_its_share_waits_and_none_of_it_is_refused(closing: Closing) -> None:
+    under_way = most = 0
+
+    async def serve(call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return unary_echo(call)
+
+    server = closing(GrpcServer([{UNARY: serve}], connection_calls_max=4))
+    channel = closing(GrpcChannel(f"{HOST}:{await server.listen(HOST, 0)}"))
+
+    async def ask(count: int) -> None:
+        for _ in range(count):
+            await channel.submit(UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)
+
+    await asyncio.gather(*(ask(50) for _ in range(40)))
+    assert most <= 4
+
+
 async def test_a_host_that_does_not_exist_is_unavailable(closing: Closing) -> None:
     channel = closing(GrpcChannel("no-such-host.invalid:7400"))
 

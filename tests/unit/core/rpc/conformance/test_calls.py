@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kera.core.rpc import Call, Method, Reply
+from kera.core.rpc.grpc_options import CONNECTION_CALLS_MAX_DEFAULT
 from kera.core.rpc.limits import REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
 from kera.core.rpc.method import Peer, call
 from tests.unit.core.rpc.conformance.common import EACH_METHOD, MIB, EchoCall, EchoReply, echoed
@@ -201,10 +202,11 @@ async def test_a_server_takes_a_bounded_number_of_calls_that_wait(
 
     await wire.serve({method: wait, OTHER_ECHO: echo})
     channel, other = await wire.connect(), await wire.connect()
-    total = REQUESTS_IN_FLIGHT_MAX + 500
+    bound = REQUESTS_IN_FLIGHT_MAX if method.bulk or wire.name != "grpc" else CONNECTION_CALLS_MAX_DEFAULT
+    total = bound + 500
 
     replies = [channel.submit(method, request_type(), timeout_s=TIMEOUT_S) for _ in range(total)]
-    assert await settled(lambda: len(waiting)) == REQUESTS_IN_FLIGHT_MAX
+    assert await settled(lambda: len(waiting)) == bound
 
     await other.submit(OTHER_ECHO, numbered(0), timeout_s=TIMEOUT_S)  # others are served meanwhile
 
@@ -212,7 +214,7 @@ async def test_a_server_takes_a_bounded_number_of_calls_that_wait(
         while len(waiting) <= answered:
             await asyncio.sleep(0)
         waiting[answered].set_result(Reply(method.response()))
-        assert len(waiting) <= answered + REQUESTS_IN_FLIGHT_MAX
+        assert len(waiting) <= answered + bound
     assert len(await asyncio.gather(*replies)) == total
 
 
