@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from kera.client import arguments
-from kera.client.batches import CURSORS_MAX, batched
+from kera.client.batches import CURSORS_MAX, RESET_STREAMLETS_MAX, batched
 from kera.client.cluster import Cluster
 from kera.client.group_discovery import list_groups
 from kera.client.intervals import start_of_group
@@ -174,7 +174,7 @@ async def reset_application(cluster: Cluster, name: str, stream_name: str, to: R
         for entry, target in enumerate(targets):
             fill_cursor(start.cursors.add(), stream.entry_id(streamlet_id, entry), Position(*target.position))
             start.records.add(record=target.record)
-    for some in batched(starts, max(1, CURSORS_MAX // stream.config.entries)):
+    for some in batched(starts, _streamlets_max(stream)):
         await cluster.ask(
             api.RESET_APPLICATION,
             application_pb2.ResetApplicationRequest(application_id=name, force=force, starts=some),
@@ -228,7 +228,7 @@ async def report_cursors(
     Raises `InvalidArgument` when consumers that share the stream are active in the application.
     """
     streamlet_ids = sorted({entry.streamlet_id for entry in positions})
-    for some in batched(streamlet_ids, max(1, CURSORS_MAX // stream.config.entries)):
+    for some in batched(streamlet_ids, _streamlets_max(stream)):
         request = application_pb2.ResetApplicationRequest(application_id=name, forward_only=True, unnamed=unnamed)
         for streamlet_id in some:
             start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
@@ -236,6 +236,11 @@ async def report_cursors(
                 entry = EntryId(stream.stream_id, streamlet_id, number)
                 fill_cursor(start.cursors.add(), entry, positions.get(entry, EARLIEST))
         await cluster.ask(api.RESET_APPLICATION, request)
+
+
+def _streamlets_max(stream: StreamDescription) -> int:
+    """Of one request that puts an application elsewhere."""
+    return max(1, min(RESET_STREAMLETS_MAX, CURSORS_MAX // stream.config.entries))
 
 
 async def committed_cursors(cluster: Cluster, name: str, stream: StreamDescription) -> dict[EntryId, Position]:

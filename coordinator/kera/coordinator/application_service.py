@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from kera.coordinator.application_members import leases_of
 from kera.coordinator.application_progress import lowest
 from kera.coordinator.application_uses import CLOCK, USES, Uses
-from kera.coordinator.applications import Application, StreamShape, check_items
+from kera.coordinator.applications import RESET_STREAMLETS_MAX, Application, StreamShape, check_items
 from kera.coordinator.state import State, streamlet_key
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
@@ -324,7 +324,7 @@ class Applications:
 
         Raises `UnknownStream`, and `InvalidArgument` when consumers are at work and it is not forced.
         """
-        check_items(request.starts, "starts")
+        check_items(request.starts, "starts", RESET_STREAMLETS_MAX)
         shapes = self._shapes({start.stream_id for start in request.starts})
         application, now_s = self._named(request.application_id, create=True), self._now_s()
         steps = application.resetting(

@@ -52,6 +52,8 @@ CLIENT_CHARS_MAX = 128
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 100, 24 * 3600 * 1000
 ITEMS_MAX = 8192
 """In each list of a request: steps, starts, groups that were seen. No consumer has more to say at once."""
+RESET_STREAMLETS_MAX = 1024
+"""Of one request: each is a record to be stored, and they are stored at once."""
 EXPIRE_INTERVAL_S = 0.05
 """With many members, not each word of one of them has all others looked at."""
 LOOK_INTERVAL_S = 0.5
@@ -619,10 +621,10 @@ def _check(request: messages.ConsumeRoundRequest) -> None:
         raise InvalidArgument("a consumer reads at least one stream, and holds at least one group")
 
 
-def check_items(items: Sequence[object], name: str) -> None:
+def check_items(items: Sequence[object], name: str, limit: int = ITEMS_MAX) -> None:
     """Raise `InvalidArgument` if there are more than anybody has to say at once."""
-    if len(items) > ITEMS_MAX:
-        raise InvalidArgument(f"at most {ITEMS_MAX} {name} in a request, not {len(items)}", field=name, limit=ITEMS_MAX)
+    if len(items) > limit:
+        raise InvalidArgument(f"at most {limit} {name} in a request, not {len(items)}", field=name, limit=limit)
 
 
 def _checked_start(

@@ -68,13 +68,6 @@ of these looks between those at what is left of them; so many of the latter betw
 Everybody waits for a look, which takes some 0.5 ms for 1,000 objects. What a client has kept may be 100,000 new ones.
 """
 
-SWITCH_INTERVAL_S = 0.0001
-"""After which the loop lets another thread run that waits to (Python's own choice is 5 ms).
-
-A thread that writes to disk waits so long each time that it comes back from the kernel, several times for a write, and
-with it whoever has asked for that.
-"""
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -102,7 +95,6 @@ def run_daemon(
     """
     die_with_parent()
     raise_descriptor_limit()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     deadline = threading.Timer(stop_timeout_s, _end_process, (stop_timeout_s,))
     deadline.daemon = True
     try:
