@@ -35,6 +35,7 @@ from kera.core.rpc import Method, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.core.rpc.method import call
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.settings import KIB, MIB
@@ -93,10 +94,9 @@ def tiny_chunk(stream_id: int, streamlet_id: int, sequence: int, value_bytes: in
     ).to_bytes()
 
 
-def placed(chunk: bytes, count: int) -> tuple[bytes, int]:
-    """A chunk so many times, each placed, and the checksum of them all."""
+def placed(chunk: bytes, count: int, checksum: int = 0) -> tuple[bytes, int]:
+    """A chunk so many times, each placed, and the checksum of them all; `checksum`: of what is before them."""
     data = bytearray(chunk * count)
-    checksum = 0
     for number in range(count):
         at = number * len(chunk)
         place_chunk(data, at, Placement(1, 1, 0, number, 1))
@@ -157,7 +157,7 @@ async def _create(client: Client, numbers: Iterator[int]) -> None:
 
 async def _replicas(cluster: LocalCluster, made: World, count: int) -> None:
     backup = await FrameChannel.connect_tcp(cluster.ready["backup-1"]["frames_address"], timeout_s=10)
-    small, large = placed(tiny_chunk(made.small.stream_id, 0, 0), 1), None
+    small = placed(tiny_chunk(made.small.stream_id, 0, 0), 1)
     for number in range(1, count + 1):
         while True:
             try:
@@ -168,16 +168,25 @@ async def _replicas(cluster: LocalCluster, made: World, count: int) -> None:
                     raise
                 await asyncio.sleep(0.05)
     one = tiny_chunk(made.small.stream_id, 0, 0)
-    large = placed(one, (BACKUP_SEGMENT_BYTES - MIB) // len(one))
-    await _replicate(backup, READER, 1, *large, close=False)
+    offset = checksum = 0
+    while offset < BACKUP_SEGMENT_BYTES - MIB:
+        chunks, checksum = placed(one, REPLICATED_BYTES_MAX // len(one), checksum)
+        await _replicate(backup, READER, 1, chunks, checksum, close=False, offset=offset)
+        offset += len(chunks)
     await backup.close()
 
 
 async def _replicate(
-    channel: FrameChannel, broker_id: int, number: int, chunks: bytes, checksum: int, *, close: bool
+    channel: FrameChannel, broker_id: int, number: int, chunks: bytes, checksum: int, *, close: bool, offset: int = 0
 ) -> None:
     request = backup_pb2.ReplicateRequest(
-        broker_id=broker_id, broker_epoch=1, stream_id=1, virtual_segment_id=number, checksum=checksum, close=close
+        broker_id=broker_id,
+        broker_epoch=1,
+        stream_id=1,
+        virtual_segment_id=number,
+        checksum=checksum,
+        close=close,
+        offset=offset,
     )
     await channel.submit(api.REPLICATE, request, [memoryview(chunks)], timeout_s=TIMEOUT_S)
 
@@ -320,7 +329,7 @@ class Cases:
     def _of_backup(self) -> Iterator[Case]:
         backup = "backup-1"
         one = tiny_chunk(self._made.small.stream_id, 0, 0)
-        chunks, checksum = placed(one, BACKUP_SEGMENT_BYTES // len(one))
+        chunks, checksum = placed(one, REPLICATED_BYTES_MAX // len(one))
         request = backup_pb2.ReplicateRequest(
             broker_id=STRANGER + 2, broker_epoch=1, stream_id=1, virtual_segment_id=1, checksum=checksum
         )

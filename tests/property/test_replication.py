@@ -64,7 +64,7 @@ def perform(world: World, name: str, a: int, b: int, c: int) -> None:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that some are pipelined, and go over several virtual segments."""
-    monkeypatch.setattr(virtual_log, "BATCH_BYTES_MAX", 2048)
+    monkeypatch.setattr(virtual_log, "REPLICATED_BYTES_MAX", 2048)
     monkeypatch.setattr(virtual_log, "PIPELINED_BYTES_MIN", 512)
     monkeypatch.setattr(virtual_log, "IN_FLIGHT_BYTES_MAX", 8192)
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kera.core.chunk import chained_checksum, verify_placed
-from kera.core.errors import CorruptChunk, KeraError, invariant
+from kera.core.errors import CorruptChunk, KeraError, RecordTooLarge, invariant
+from kera.core.rpc.limits import REPLICATED_BYTES_MAX, REQUEST_CHUNKS_MAX
 from kera.v1 import backup_pb2
 
 ReplicaId = tuple[int, int]
@@ -138,12 +139,20 @@ class Replica:
 def verify_chunks(chunks: memoryview, base: int, checksum: int) -> tuple[array[int], int]:
     """Check that `chunks` are whole, placed chunks; `base` and `checksum`: of what is before them in the replica.
 
-    Returns where each of them ends in the replica, and the checksum that goes on over them. Raises `CorruptChunk`.
+    Returns where each of them ends in the replica, and the checksum that goes on over them. Raises `CorruptChunk`, and
+    `RecordTooLarge` for more than one write or batch has.
     """
     ends = array("I")
     at, end = 0, len(chunks)
+    chunks_max = REQUEST_CHUNKS_MAX if end > REPLICATED_BYTES_MAX else end
     while at < end:
         at, checksum = verify_placed(chunks, at, checksum)
         ends.append(base + at)
+        if len(ends) > chunks_max:
+            raise RecordTooLarge(
+                f"{end} bytes of more than {chunks_max} chunks are too much to replicate at once",
+                limit_bytes=REPLICATED_BYTES_MAX,
+                limit_chunks=chunks_max,
+            )
     invariant(at == end, "a chunk that was verified ends within its memory")
     return ends, checksum

@@ -15,9 +15,10 @@ from kera.broker.persistence import PersistenceManager
 from kera.broker.replication import Replication
 from kera.broker.segment import Segment
 from kera.broker.segment_scan import SegmentAddress
-from kera.broker.virtual_log import BATCH_BYTES_MAX, Extent, VirtualSegment
+from kera.broker.virtual_log import Extent, VirtualSegment
 from kera.core.errors import KeraError
 from kera.core.repeated import Repeated
+from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.repair")
@@ -26,7 +27,6 @@ REST_S = 0.1
 """Between looks whether there is anything to do."""
 FAILED_REST_S = 1.0
 """After a failure: of the disk, or because backups did not take a piece."""
-PIECE_BYTES_MAX = BATCH_BYTES_MAX
 
 
 class Repair:
@@ -99,13 +99,10 @@ class Repair:
     async def _cover_part(self, segment: Segment, start: int, end: int, places: set[VirtualSegment]) -> None:
         segment.slot.pin()
         try:
-            while start < end:
-                piece = segment.boundary_within(start, PIECE_BYTES_MAX, end)
-                if piece == start:
-                    piece = segment.chunk_end_after(start)
-                await self._wait_for_turn(piece - start)
+            for first, last in segment.pieces(start, end, REPLICATED_BYTES_MAX):
+                await self._wait_for_turn(last - first)
                 outcome: asyncio.Future[KeraError | None] = self._loop.create_future()
-                batch = self._replication.cover(segment, start, piece, _once(outcome))
+                batch = self._replication.cover(segment, first, last, _once(outcome))
                 if batch is None:
                     return  # the stream is gone
                 self._pump()
@@ -114,7 +111,6 @@ class Repair:
                     raise error
                 if batch.place is not None:
                     places.add(batch.place)
-                start = piece
         finally:
             segment.slot.unpin()
 

@@ -31,6 +31,7 @@ from kera.broker.segment_index import SegmentRecord
 from kera.broker.segment_scan import SegmentAddress
 from kera.broker.virtual_log import Batch, Close, Done, Effect, Extent, Free, Send, Totals, VirtualLog, VirtualSegment
 from kera.core.errors import KeraError, NotReplicated, TooFewBackups
+from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.v1 import backup_pb2
 
 REPAIR_LOG_ID = (1 << 32) - 1
@@ -179,7 +180,11 @@ class Replication:
 
     def _restore_part(self, log: VirtualLog, segment: Segment, extent: Extent) -> None:
         parts = list(segment.intact(extent.start, extent.end))
-        self._restored += [self.append(log, segment, start, end) for start, end in parts]
+        self._restored += [
+            self.append(log, segment, *piece)
+            for start, end in parts
+            for piece in segment.pieces(start, end, REPLICATED_BYTES_MAX)
+        ]
         if not parts:
             segment.replicated(extent.start)  # there is only damage, which nobody waits for
 

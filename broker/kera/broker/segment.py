@@ -250,6 +250,15 @@ class Segment:
         at = bisect_right(self.chunk_ends, limit)
         return max(start, self.chunk_ends[at - 1]) if at else start
 
+    def pieces(self, start: int, end: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+        """`start`..`end` in parts of whole chunks that take at most so much, or are a single one."""
+        while start < end:
+            stop = self.boundary_within(start, bytes_max, end)
+            if stop == start:
+                stop = self.chunk_end_after(start)
+            yield start, stop
+            start = stop
+
     def chunk_end_after(self, start: int) -> int:
         """End of the chunk that starts at `start`."""
         return self.chunk_ends[bisect_right(self.chunk_ends, start)]

@@ -31,9 +31,8 @@ from kera.broker.segment import Segment
 from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import chained_checksum
 from kera.core.errors import KeraError, invariant
+from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 
-BATCH_BYTES_MAX = 1 << 20
-"""Of what goes in one request; a single chunk may be larger. A size at which a copy is cheap and a delay short."""
 PIPELINED_BYTES_MIN = 256 << 10
 """While a request is under way, the next one is sent only if it has as much; smaller ones go on gathering."""
 GATHER_MS_MAX = 500
@@ -293,7 +292,7 @@ class VirtualLog:
         self.starved = False
         """There are not enough backups for the next virtual segment."""
         self._capacity_bytes = capacity_bytes
-        self._batch_bytes_max = min(BATCH_BYTES_MAX, capacity_bytes)
+        self._batch_bytes_max = min(REPLICATED_BYTES_MAX, capacity_bytes)
         self._on_closed = on_closed
         self._after = after or []
         self._queue: deque[Batch] = deque()

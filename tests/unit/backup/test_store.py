@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from kera.backup import replica
 from kera.backup.errors import ReplicaClosed, ReplicaOffset, UnknownReplica
 from kera.backup.jobs import PunchJob, WriteJob
 from kera.core.blocks import BLOCK_BYTES
@@ -123,6 +124,21 @@ def test_chunks_in_another_order_than_the_brokers_are_refused(backup: FakeBackup
     segment.append(backup, A)
 
     assert isinstance(fail(backup, segment.next(B, C), C, B), CorruptChunk)
+
+
+def test_more_chunks_than_one_write_or_batch_has_are_refused(
+    backup: FakeBackup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are verified in one go."""
+    monkeypatch.setattr(replica, "REPLICATED_BYTES_MAX", 3 * 1024)
+    monkeypatch.setattr(replica, "REQUEST_CHUNKS_MAX", 4)
+    segment = Segment()
+    error = fail(backup, segment.next(*[A] * 5), *[A] * 5)
+    assert isinstance(error, RecordTooLarge)
+    assert error.attributes == {"limit_bytes": 3 * 1024, "limit_chunks": 4}
+    Segment().append(backup, *[A] * 4)
+    monkeypatch.setattr(replica, "REQUEST_CHUNKS_MAX", 1)
+    Segment().append(backup, *[A] * 3)
 
 
 def test_a_request_that_does_not_fit_is_refused(backup: FakeBackup) -> None:

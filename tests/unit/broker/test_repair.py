@@ -102,7 +102,7 @@ async def test_what_is_on_disk_only_is_brought_back_for_that(world: Repairing) -
 
 
 async def test_a_piece_is_bounded(world: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "PIECE_BYTES_MAX", CHUNK_BYTES + 10)
+    monkeypatch.setattr(repair, "REPLICATED_BYTES_MAX", CHUNK_BYTES + 10)
     stream = world.closed(4)
     world.fail()
     before = world.replication.totals.batches
@@ -113,7 +113,7 @@ async def test_a_piece_is_bounded(world: Repairing, monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_chunk_larger_than_a_piece_goes_alone(world: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "PIECE_BYTES_MAX", 10)
+    monkeypatch.setattr(repair, "REPLICATED_BYTES_MAX", 10)
     stream = world.closed(2)
     world.fail()
     await world.until(world.repaired)
@@ -123,7 +123,7 @@ async def test_a_chunk_larger_than_a_piece_goes_alone(world: Repairing, monkeypa
 
 async def test_repair_keeps_to_its_pace(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repair, "REST_S", 0.001)
-    monkeypatch.setattr(repair, "PIECE_BYTES_MAX", CHUNK_BYTES)
+    monkeypatch.setattr(repair, "REPLICATED_BYTES_MAX", CHUNK_BYTES)
     world = Repairing(engine, bytes_per_s=10 * CHUNK_BYTES)
     loop = asyncio.get_running_loop()
     world.closed(4)

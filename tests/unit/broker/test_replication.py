@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from kera.broker import replication as replication_module
+from kera.broker import virtual_log
 from kera.broker.backups import FAILED_MS, FULL_MS
 from kera.broker.heartbeat_report import HeartbeatReport
 from kera.broker.replication import IDLE_MS_MIN, Replication
@@ -91,6 +93,18 @@ def test_a_restart_sends_what_no_closed_virtual_segment_has(world: Replicated) -
 
     assert log.lag_bytes == 3 * CHUNK_BYTES
     assert not replication.backlog
+
+
+def test_what_a_restart_sends_goes_in_pieces_that_a_backup_takes(
+    world: Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication_module, "REPLICATED_BYTES_MAX", 2 * CHUNK_BYTES + 1)
+    monkeypatch.setattr(virtual_log, "REPLICATED_BYTES_MAX", 2 * CHUNK_BYTES + 1)
+    stream = world.open()
+    world.append(stream, 3)
+    world.wire.run()
+    (log,) = restarted(world)._streams[STREAM_ID].logs
+    assert [batch.length for batch in log._queue] == [2 * CHUNK_BYTES, CHUNK_BYTES]
 
 
 def test_retention_retires_what_has_nothing_left(world: Replicated) -> None:

@@ -111,7 +111,7 @@ def make(engine: Engine) -> MakeScenario:
 @pytest.fixture
 def pipelined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk is a batch, and goes at once, up to six."""
-    monkeypatch.setattr(virtual_log, "BATCH_BYTES_MAX", CHUNK_BYTES)
+    monkeypatch.setattr(virtual_log, "REPLICATED_BYTES_MAX", CHUNK_BYTES)
     monkeypatch.setattr(virtual_log, "PIPELINED_BYTES_MIN", CHUNK_BYTES)
     monkeypatch.setattr(virtual_log, "IN_FLIGHT_BYTES_MAX", 6 * CHUNK_BYTES)
 
@@ -161,7 +161,7 @@ def test_large_batches_go_side_by_side_as_far_as_the_window_goes(make: MakeScena
 def test_a_batch_is_bounded_and_a_chunk_larger_than_the_bound_goes_alone(
     make: MakeScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(virtual_log, "BATCH_BYTES_MAX", CHUNK_BYTES + 100)
+    monkeypatch.setattr(virtual_log, "REPLICATED_BYTES_MAX", CHUNK_BYTES + 100)
     scenario = make()
     small, large, after = (
         scenario.append(),
