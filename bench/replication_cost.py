@@ -26,10 +26,10 @@ import pyarrow as pa
 from bench.common import Figures, directory, parser, sample_chunk, say, size
 from kera.broker.arena import Arena
 from kera.broker.entry import Entry
+from kera.broker.records import SegmentAddress
 from kera.broker.replication import Limits, Replication
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_scan import SegmentAddress
 from kera.broker.virtual_log import Close, Send
 from kera.core.chunk import verify_header
 from kera.core.ids import EntryId

@@ -19,9 +19,10 @@ from typing import Any
 from kera.broker.arena import Arena
 from kera.broker.jobs import Job, Totals
 from kera.broker.persistence import PersistenceManager
+from kera.broker.records import Change
 from kera.broker.replication import Limits, Replication
 from kera.broker.restart import Restart
-from kera.broker.segment_index import Change, SegmentIndex
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.segment_store import SegmentStore
 from kera.broker.stream import Streams
 from kera.v1 import common_pb2

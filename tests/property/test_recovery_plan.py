@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.broker.ownership import Interval
+from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.recovery_merge import digest_of
 from kera.broker.recovery_plan import Known, Start, StreamletMerge, StreamletPlan, places
-from kera.broker.segment_index import EntryRecord, Gap, ProducerRecord, SegmentRecord
-from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import ChunkHeader, padded, read_header
 from kera.core.header_table import table
 from kera.core.ids import Position

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kera.broker.entry import Entry, Graft, Key
-from kera.broker.jobs import RETRY_MS, ArriveJob, Done, Totals
-from kera.broker.segment_index import Change, SegmentIndex, SegmentRecord, put_entry, put_segment
+from kera.broker.entry import Entry
+from kera.broker.index_format import put_entry, put_segment
+from kera.broker.jobs import RETRY_MS, ArriveJob, Totals
+from kera.broker.records import Change, Done, Graft, Key, SegmentRecord
+from kera.broker.segment_index import SegmentIndex
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")

@@ -22,12 +22,11 @@ import numpy as np
 from crc32c import crc32c
 
 from kera.broker.disk import Disk, block_ceiling
-from kera.broker.entry import Key
+from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery_merge import digest_of
 from kera.broker.recovery_plan import Places
 from kera.broker.recovery_scan import VirtualKey
-from kera.broker.segment_index import SegmentRecord
-from kera.broker.segment_scan import SegmentAddress, address_of
+from kera.broker.segment_scan import address_of
 from kera.core.chunk import verify_chunk
 from kera.core.errors import CorruptChunk
 

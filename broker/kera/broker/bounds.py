@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import NamedTuple
 
-from kera.broker.entry import Entry, Key, length_of
+from kera.broker.entry import Entry, length_of
 from kera.broker.ownership import interval_of, records_elsewhere
 from kera.broker.reading import ordinal_of
+from kera.broker.records import Key, SegmentRecord
 from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentRecord
 from kera.broker.streamlet import Streamlet
 from kera.core.ids import EARLIEST, Position
 

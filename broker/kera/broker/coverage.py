@@ -14,10 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from kera.broker.segment_index import Change
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.records import Change, Done, SegmentAddress
 from kera.broker.virtual_index import delete_virtual_segment, put_virtual_segment
-from kera.broker.virtual_log import Close, Done, Effect, Extent, Free, Totals, VirtualSegment
+from kera.broker.virtual_log import Close, Effect, Extent, Free, Totals, VirtualSegment
 from kera.core.errors import KeraError
 from kera.v1 import backup_pb2
 

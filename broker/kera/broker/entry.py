@@ -18,36 +18,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+from kera.broker.records import (
+    NO_SEGMENT,
+    EntryRecord,
+    Gap,
+    Graft,
+    Key,
+    SegmentAddress,
+    SegmentLookup,
+    SegmentRecord,
+)
 from kera.broker.segment import Segment, SegmentState
-from kera.broker.segment_index import EntryRecord, Gap, SegmentIndex, SegmentRecord
-from kera.broker.segment_scan import SegmentAddress
 from kera.core.ids import EARLIEST, EntryId, Position
-
-Key = tuple[int, int]
-"""Group and segment: a place in the order of an entry."""
-NO_SEGMENT: Key = (0, 0)
-
-
-class Graft(NamedTuple):
-    """What comes into the stored part of an entry from elsewhere: segments that follow each other, or only gaps."""
-
-    start: Position
-    """`EARLIEST` if it is not to change."""
-    start_record: int
-    next_record: int
-    """Ordinal behind the last one."""
-    bytes: int
-    segments: int
-    end: Position
-    """Of the last one; `EARLIEST` if there is none."""
-    gaps: tuple[Gap, ...] = ()
-
-    @property
-    def last(self) -> Key:
-        """The last segment."""
-        return self.end.group_id, self.end.segment_id
 
 
 class Waiter:
@@ -84,7 +67,7 @@ class Entry:
         "waiters",
     )
 
-    def __init__(self, log_id: EntryId, segment_index: SegmentIndex, record: EntryRecord | None = None) -> None:
+    def __init__(self, log_id: EntryId, segment_index: SegmentLookup, record: EntryRecord | None = None) -> None:
         record = record or EntryRecord()
         self.log_id = log_id
         self.index = log_id.entry
@@ -314,7 +297,7 @@ class Entries:
     __slots__ = ("_by_replicas", "_gone", "_made", "_ref", "_segment_index", "count")
 
     def __init__(
-        self, stream_id: int, streamlet_id: int, count: int, segment_index: SegmentIndex, made: Iterable[Entry] = ()
+        self, stream_id: int, streamlet_id: int, count: int, segment_index: SegmentLookup, made: Iterable[Entry] = ()
     ) -> None:
         """`made`: those of which something is here."""
         self._ref = stream_id, streamlet_id

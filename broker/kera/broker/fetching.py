@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Generator
 from typing import NamedTuple
 
 from kera.broker.bounds import lag_records
-from kera.broker.entry import Entry, Key
+from kera.broker.entry import Entry
 from kera.broker.metrics import Counters
 from kera.broker.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, entry_of, plan_read
+from kera.broker.records import Key
 from kera.broker.slices import Slices
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet

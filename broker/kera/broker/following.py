@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from kera.broker.entry import Entry, Key, Waiter
+from kera.broker.entry import Entry, Waiter
 from kera.broker.fetching import LOAD_WAIT_MS_MAX, place_of, position_of
 from kera.broker.persistence import PersistenceManager
+from kera.broker.records import Key
 from kera.broker.slices import Loop, Slices, Timer
 from kera.core.errors import KeraError
 from kera.core.ids import Position

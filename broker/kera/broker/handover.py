@@ -17,16 +17,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from kera.broker.index_format import put_entry, put_producer, sealed
 from kera.broker.ownership import Holding
-from kera.broker.segment_index import (
-    Change,
-    EntryRecord,
-    ProducerRecord,
-    SegmentIndex,
-    put_entry,
-    put_producer,
-    sealed,
-)
+from kera.broker.records import Change, EntryRecord, ProducerRecord
+from kera.broker.segment_index import SegmentIndex
 from kera.core.ids import EntryId, Position
 from kera.v1 import common_pb2
 

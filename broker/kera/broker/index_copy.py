@@ -14,7 +14,8 @@ from pathlib import Path
 
 import lmdb
 
-from kera.broker.segment_index import MAP_BYTES, intact
+from kera.broker.index_format import intact
+from kera.broker.segment_index import MAP_BYTES
 
 BATCH_RECORDS = 10_000
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kera.broker.entry import Entry, Graft, Key
+from kera.broker.entry import Entry
+from kera.broker.records import Change, Done, Graft, Hole, Key, SegmentAddress
 from kera.broker.segment import Segment
-from kera.broker.segment_index import Change
-from kera.broker.segment_scan import Hole, SegmentAddress
-from kera.core.errors import KeraError
 
-Done = Callable[[KeraError | None], None]
-"""Called once, with the error if there is one."""
 RETRY_MS = 1_000
 """After an error of the disk."""
-
-
-def nothing(error: KeraError | None) -> None:
-    """A `Done` for which nobody waits."""
 
 
 @dataclass(slots=True)

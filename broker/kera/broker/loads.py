@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kera.broker.arena import Arena
-from kera.broker.entry import Entry, Key
-from kera.broker.jobs import Done, LoadJob, Totals
+from kera.broker.entry import Entry
+from kera.broker.jobs import LoadJob, Totals
+from kera.broker.records import Done, Key, SegmentRecord
 from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentRecord
 from kera.core.errors import DiskFailed, KeraError, Recovering
 from kera.core.telemetry import get_logger
 

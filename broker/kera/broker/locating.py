@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from kera.broker.bounds import ordinal_at
-from kera.broker.entry import Entry, Key, length_of
+from kera.broker.entry import Entry, length_of
 from kera.broker.ownership import Interval
 from kera.broker.reading import entry_of, following_in, interval_at, is_to_come, no_boundary, resolve
+from kera.broker.records import Key, SegmentRecord
 from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentRecord
 from kera.broker.streamlet import Streamlet
 from kera.core.chunk import MAX_TIMESTAMP_AT
 from kera.core.ids import EARLIEST, Position

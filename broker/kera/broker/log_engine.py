@@ -22,6 +22,7 @@ from kera.broker.entry import Entry
 from kera.broker.jobs import Job
 from kera.broker.ownership import held_streamlets
 from kera.broker.persistence import PersistenceManager
+from kera.broker.records import SegmentAddress
 from kera.broker.registration import IDENTITY_NAMES
 from kera.broker.repair import Repair
 from kera.broker.replication import Replication
@@ -29,7 +30,6 @@ from kera.broker.replicator import Replicator
 from kera.broker.restart import Restart
 from kera.broker.retention import new_starts
 from kera.broker.segment_index import FORMAT, SegmentIndex
-from kera.broker.segment_scan import SegmentAddress
 from kera.broker.segment_store import SegmentStore
 from kera.broker.settings import BrokerSettings
 from kera.broker.steady_time import SteadyTime

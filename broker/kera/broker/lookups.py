@@ -11,11 +11,12 @@ import asyncio
 from typing import NamedTuple
 
 from kera.broker import fetching
-from kera.broker.entry import Entry, Key
+from kera.broker.entry import Entry
 from kera.broker.fetching import position_of
 from kera.broker.locating import Progress, Query, Step, list_segments, locate
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import entry_of
+from kera.broker.records import Key
 from kera.broker.segment import Segment
 from kera.broker.stream import Streams
 from kera.broker.waiting import until_done

@@ -22,9 +22,9 @@ from weakref import WeakValueDictionary
 from kera.broker.coordinator_epoch import CoordinatorEpoch
 from kera.broker.entry import Entry
 from kera.broker.handover import changes_for, producers_of
-from kera.broker.jobs import nothing
 from kera.broker.ownership import holding
 from kera.broker.persistence import PersistenceManager
+from kera.broker.records import nothing
 from kera.broker.stream import Stream, Streams, is_of_another_launch
 from kera.broker.streamlet import Streamlet
 from kera.broker.waiting import until_done, woken

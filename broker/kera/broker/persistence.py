@@ -36,19 +36,14 @@ from typing import Any
 from kera.broker.arena import Arena, Slot
 from kera.broker.arrivals import Arrivals
 from kera.broker.disk import block_ceiling, block_floor
-from kera.broker.entry import Entry, Graft, Key
-from kera.broker.jobs import RETRY_MS, ArriveJob, Done, Job, LoadJob, Part, RemoveJob, Totals, WriteJob, nothing
+from kera.broker.entry import Entry
+from kera.broker.index_format import put_entry, put_producer
+from kera.broker.jobs import RETRY_MS, ArriveJob, Job, LoadJob, Part, RemoveJob, Totals, WriteJob
 from kera.broker.loads import Loads
+from kera.broker.records import Change, Done, Graft, Key, SegmentAddress, SegmentRecord, nothing
 from kera.broker.removals import Removals, files_of
 from kera.broker.segment import Segment
-from kera.broker.segment_index import (
-    Change,
-    SegmentIndex,
-    SegmentRecord,
-    put_entry,
-    put_producer,
-)
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import DiskFull, NotPersisted, Recovering, Unavailable
 from kera.core.ids import Position

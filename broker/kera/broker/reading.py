@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kera.broker.entry import Entry, Key, length_of
+from kera.broker.entry import Entry, length_of
 from kera.broker.ownership import Interval, interval_of
+from kera.broker.records import Hole, Key, SegmentRecord
 from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentRecord
-from kera.broker.segment_scan import Hole
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import DataLost, InvalidCursor, NotOwner, UnknownGroup
 from kera.core.ids import EARLIEST, Position

@@ -33,14 +33,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kera.broker.arriving import Assembly, Taken, Target, make_durable, put_in_place
-from kera.broker.entry import Entry, Key
+from kera.broker.entry import Entry
 from kera.broker.persistence import PersistenceManager
+from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery_plan import Places, StreamletMerge, places
 from kera.broker.recovery_read import BackupLink, ReadLimits
 from kera.broker.recovery_scan import Ref, Replicas, Scanned, VirtualKey, add_streamlets
 from kera.broker.replication import Replication
-from kera.broker.segment_index import SegmentIndex, SegmentRecord
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.segment_store import SegmentStore
 from kera.core.errors import KeraError, Unavailable
 from kera.core.header_table import Headers, table

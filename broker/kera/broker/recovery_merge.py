@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.records import SegmentAddress
 from kera.core.chunk import ChunkHeader
 from kera.core.header_table import (
     HEADER,

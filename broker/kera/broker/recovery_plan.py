@@ -23,9 +23,8 @@ from itertools import groupby
 import numpy as np
 
 from kera.broker.ownership import Interval
+from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.recovery_merge import Merge, Origin, Run, digests_of
-from kera.broker.segment_index import EntryRecord, Gap, ProducerRecord, SegmentRecord
-from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.header_table import (
     Column,

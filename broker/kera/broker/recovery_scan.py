@@ -20,9 +20,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from kera.broker.records import SegmentAddress
 from kera.broker.recovery_merge import Origin
 from kera.broker.recovery_read import BackupLink, ReadLimits, Source, choose
-from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import CorruptChunk, KeraError
 from kera.core.header_table import Headers, verify_headers

@@ -14,11 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kera.broker.entry import Entry
-from kera.broker.jobs import RETRY_MS, Done, RemoveJob, Totals, nothing
-from kera.broker.segment import Segment
-from kera.broker.segment_index import (
-    Change,
-    SegmentIndex,
+from kera.broker.index_format import (
     delete_segment,
     put_cursor,
     put_entry,
@@ -28,6 +24,10 @@ from kera.broker.segment_index import (
     stream_of,
     streamlet_of,
 )
+from kera.broker.jobs import RETRY_MS, RemoveJob, Totals
+from kera.broker.records import Change, Done, nothing
+from kera.broker.segment import Segment
+from kera.broker.segment_index import SegmentIndex
 from kera.core.errors import DiskFailed, KeraError
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger

@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from kera.broker.entry import Entry
-from kera.broker.jobs import Done
 from kera.broker.persistence import PersistenceManager
+from kera.broker.records import Done, SegmentAddress
 from kera.broker.replication import Replication
 from kera.broker.segment import Segment
-from kera.broker.segment_scan import SegmentAddress
 from kera.broker.virtual_log import Extent, VirtualSegment
 from kera.core.errors import KeraError
 from kera.core.repeated import Repeated

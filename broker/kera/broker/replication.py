@@ -26,10 +26,9 @@ from typing import NamedTuple
 from kera.broker.backups import Backups
 from kera.broker.coverage import Coverage, Note
 from kera.broker.entry import Entry, length_of
+from kera.broker.records import Done, SegmentAddress, SegmentRecord
 from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentRecord
-from kera.broker.segment_scan import SegmentAddress
-from kera.broker.virtual_log import Batch, Close, Done, Effect, Extent, Free, Send, Totals, VirtualLog, VirtualSegment
+from kera.broker.virtual_log import Batch, Close, Effect, Extent, Free, Send, Totals, VirtualLog, VirtualSegment
 from kera.core.errors import KeraError, NotReplicated, TooFewBackups
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.v1 import backup_pb2

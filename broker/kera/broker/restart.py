@@ -20,22 +20,11 @@ from typing import Any, NamedTuple
 from kera.broker.arena import Arena, Slot, SlotContent
 from kera.broker.disk import block_ceiling
 from kera.broker.entry import Entries, Entry
+from kera.broker.index_format import delete_segment, put_entry, put_producer, put_removal, put_segment, with_gap
+from kera.broker.records import Change, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.segment import Segment
-from kera.broker.segment_index import (
-    Change,
-    EntryRecord,
-    Gap,
-    ProducerRecord,
-    SegmentIndex,
-    SegmentRecord,
-    delete_segment,
-    put_entry,
-    put_producer,
-    put_removal,
-    put_segment,
-    with_gap,
-)
-from kera.broker.segment_scan import SegmentAddress, SegmentScan, scan_segment
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_scan import SegmentScan, scan_segment
 from kera.broker.segment_store import SegmentStore, record_of, report_damage
 from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader
 from kera.core.errors import StartError

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from kera.broker.entry import Entry, Key, length_of
+from kera.broker.entry import Entry, length_of
+from kera.broker.records import Key, SegmentRecord
 from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentRecord
 from kera.broker.streamlet import Streamlet
 from kera.core.ids import Position
 from kera.v1 import common_pb2

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kera.broker.arena import Slot, SlotContent
-from kera.broker.segment_index import ProducerRecord, SegmentRecord
-from kera.broker.segment_scan import Hole, SegmentAddress, SegmentScan
+from kera.broker.records import Hole, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.segment_scan import SegmentScan
 from kera.core.chunk import ChunkHeader, place_chunk, read_header
 from kera.core.errors import KeraError, invariant
 

@@ -15,32 +15,14 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
+from kera.broker.records import Hole, SegmentAddress
 from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, MAGIC, ChunkHeader, verify_header, verify_payload
 from kera.core.errors import CorruptChunk
 
 _MAGIC = int.from_bytes(MAGIC, "little")
-
-
-class SegmentAddress(NamedTuple):
-    """Which segment of which entry. Addresses of one entry compare in log order."""
-
-    stream_id: int
-    streamlet_id: int
-    entry: int
-    group_id: int
-    segment_id: int
-
-
-class Hole(NamedTuple):
-    """Damaged bytes, from the start of a chunk to the start of the next."""
-
-    start: int
-    end: int
-    reason: str
 
 
 @dataclass(slots=True)

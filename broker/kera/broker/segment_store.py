@@ -24,9 +24,11 @@ from pathlib import Path
 from crc32c import crc32c
 
 from kera.broker.disk import BLOCK_BYTES, Disk, block_ceiling
+from kera.broker.index_format import delete_removal, put_segment
 from kera.broker.jobs import ArriveJob, Job, LoadJob, RemoveJob, WriteJob
-from kera.broker.segment_index import Change, SegmentIndex, SegmentRecord, delete_removal, put_segment
-from kera.broker.segment_scan import SegmentAddress, SegmentScan, scan_segment
+from kera.broker.records import Change, SegmentAddress, SegmentRecord
+from kera.broker.segment_index import SegmentIndex
+from kera.broker.segment_scan import SegmentScan, scan_segment
 from kera.core.blocks import sync_directory
 from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.telemetry import get_logger

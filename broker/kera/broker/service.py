@@ -13,7 +13,7 @@ from typing import Any
 
 from kera.broker.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.coordinator_epoch import CoordinatorEpoch
-from kera.broker.entry import Entry, Key, length_of
+from kera.broker.entry import Entry, length_of
 from kera.broker.fetching import READ_BYTES_MAX, Fetches, ReadCall, ReadReply, position_of
 from kera.broker.lease import Lease
 from kera.broker.lookups import Lookups
@@ -23,9 +23,9 @@ from kera.broker.ownership import interval_after, interval_before, interval_of
 from kera.broker.persistence import PersistenceManager
 from kera.broker.read_sessions import ReadSessions
 from kera.broker.reading import check_possible, entry_of, first_record, group_entry, interval_at, ordinal_of, resolve
+from kera.broker.records import Key, SegmentRecord
 from kera.broker.replication import Replication
 from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentRecord
 from kera.broker.stream import Streams
 from kera.broker.streamlet import Streamlet
 from kera.broker.waiting import until_done

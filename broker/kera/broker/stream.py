@@ -8,15 +8,15 @@ from typing import Protocol
 from kera.broker.entry import Entry
 from kera.broker.handover import HandedOver, producers_of, put_handed_over
 from kera.broker.handover import handed_over as handed_over_before
-from kera.broker.jobs import Done, nothing
+from kera.broker.index_format import no_producer
 from kera.broker.ownership import Holding, holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.producer_fences import ProducerFences
+from kera.broker.records import Done, SegmentAddress, nothing
 from kera.broker.replication import Replication, StreamLogs
 from kera.broker.restart import Found, RestoredStreamlet, Unserved
 from kera.broker.retention import Rules
-from kera.broker.segment_index import SegmentIndex, no_producer
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.stream_records import assignments_version, is_news, put_stream
 from kera.broker.streamlet import Streamlet
 from kera.core.errors import (

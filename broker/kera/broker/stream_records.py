@@ -10,7 +10,9 @@ import struct
 
 from google.protobuf.message import DecodeError
 
-from kera.broker.segment_index import Change, SegmentIndex, sealed
+from kera.broker.index_format import sealed
+from kera.broker.records import Change
+from kera.broker.segment_index import SegmentIndex
 from kera.v1 import common_pb2
 
 _KEY = struct.Struct(">cQ")

@@ -19,9 +19,8 @@ from typing import NamedTuple, Protocol
 from kera.broker.arena import Slot
 from kera.broker.entry import Entries, Entry
 from kera.broker.ownership import Holding
+from kera.broker.records import ProducerRecord, SegmentAddress
 from kera.broker.segment import Segment
-from kera.broker.segment_index import ProducerRecord
-from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, PRODUCER_IDS

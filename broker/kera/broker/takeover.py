@@ -21,31 +21,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kera.broker.entry import Entry, Graft
+from kera.broker.entry import Entry
 from kera.broker.handover import begins_with, handed_over
+from kera.broker.index_format import delete_origin, delete_segment, put_entry, put_origin, put_producer, put_segment
 from kera.broker.ownership import holding
 from kera.broker.persistence import PersistenceManager
+from kera.broker.records import Change, EntryRecord, Graft, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.recovering import Materials, Progress, Recovering, Totals
 from kera.broker.recovery_plan import EntryPlan, Known, Start, StreamletMerge, StreamletPlan
 from kera.broker.recovery_scan import Launches, Ref, Scanned, scan
 from kera.broker.replication import Replication
 from kera.broker.restart import LOST_GROUPS_MAX, Restart
 from kera.broker.retention import Rules
-from kera.broker.segment_index import (
-    Change,
-    EntryRecord,
-    OriginRecord,
-    ProducerRecord,
-    SegmentIndex,
-    SegmentRecord,
-    delete_origin,
-    delete_segment,
-    put_entry,
-    put_origin,
-    put_producer,
-    put_segment,
-)
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.stream import Streams
 from kera.broker.waiting import until_done, woken
 from kera.core.errors import InvalidArgument, KeraError, TooFewBackups

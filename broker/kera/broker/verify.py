@@ -27,9 +27,10 @@ from typing import Literal
 
 from crc32c import crc32c
 
+from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
 from kera.broker.registration import FORMAT, IDENTITY_NAMES, LOCK_NAME, Identity
-from kera.broker.segment_index import CHECK_TIMEOUT_S, EntryRecord, SegmentIndex, SegmentRecord, file_checksum
-from kera.broker.segment_scan import SegmentAddress, SegmentScan, scan_segment
+from kera.broker.segment_index import CHECK_TIMEOUT_S, SegmentIndex, file_checksum
+from kera.broker.segment_scan import SegmentScan, scan_segment
 from kera.broker.segment_store import segment_path
 from kera.core.errors import StartError
 from kera.core.ids import EntryId

@@ -8,8 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from kera.broker.segment_index import Change, SegmentIndex, sealed
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.index_format import sealed
+from kera.broker.records import Change, SegmentAddress
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.virtual_log import Extent, VirtualSegment
 
 _KEY = struct.Struct(">cQQ")

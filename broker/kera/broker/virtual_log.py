@@ -27,8 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kera.broker.records import Done, SegmentAddress
 from kera.broker.segment import Segment
-from kera.broker.segment_scan import SegmentAddress
 from kera.core.chunk import chained_checksum
 from kera.core.errors import KeraError, invariant
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX
@@ -39,9 +39,6 @@ GATHER_MS_MAX = 500
 """How long a batch that cannot be sent gathers."""
 IN_FLIGHT_BYTES_MAX = 4 << 20
 """Of a virtual log."""
-
-Done = Callable[[KeraError | None], None]
-"""Called once, with the error if there is one."""
 
 
 class Run:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from kera.broker.entry import Entry, Waiter
-from kera.broker.jobs import Done
+from kera.broker.records import Done
 from kera.broker.slices import Slices
 from kera.core.errors import KeraError
 

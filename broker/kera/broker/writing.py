@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from kera.broker.jobs import nothing
 from kera.broker.lease import Lease
 from kera.broker.metrics import Counters
 from kera.broker.persistence import PersistenceManager
+from kera.broker.records import nothing
 from kera.broker.replication import Replication, StreamLogs
 from kera.broker.segment import Segment
 from kera.broker.stream import Stream, Streams

@@ -16,8 +16,8 @@ from kera.cli._run import UsageError, extra, interruptible
 from kera.cli._table import format_time, table
 
 if TYPE_CHECKING:
-    from kera.broker.segment_index import SegmentRecord
-    from kera.broker.segment_scan import SegmentAddress, SegmentScan
+    from kera.broker.records import SegmentAddress, SegmentRecord
+    from kera.broker.segment_scan import SegmentScan
 
 COPIES_MAX = 3
 """The index of a broker that runs changes while it is copied; then another copy is made."""

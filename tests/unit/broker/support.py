@@ -18,11 +18,11 @@ from kera.broker.orders import Takeovers
 from kera.broker.ownership import Holding
 from kera.broker.persistence import PersistenceManager
 from kera.broker.reading import ReadPlan, plan_read
+from kera.broker.records import SegmentAddress
 from kera.broker.replication import Limits, Replication
 from kera.broker.restart import Restart
 from kera.broker.segment import Segment
 from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_scan import SegmentAddress
 from kera.broker.segment_store import SegmentStore
 from kera.broker.service import BrokerService
 from kera.broker.stream import Streams

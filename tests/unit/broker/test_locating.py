@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker.entry import Key
 from kera.broker.locating import Bounds, Listing, Place, Progress, Query, list_segments, locate
 from kera.broker.ownership import Holding, Interval
-from kera.broker.segment_index import Gap
+from kera.broker.records import Gap, Key
 from kera.core.errors import DataLost, InvalidCursor, NotOwner
 from kera.core.ids import EARLIEST, Position
 from tests.unit.broker.persistence_support import on_disk_only

@@ -9,8 +9,10 @@ import pytest
 from kera.broker import orders as orders_module
 from kera.broker.arena import Arena
 from kera.broker.handover import HandedOver, handed_over, put_handed_over
+from kera.broker.index_format import put_origin, put_producer
+from kera.broker.records import OriginRecord, ProducerRecord
 from kera.broker.restart import Restart
-from kera.broker.segment_index import OriginRecord, ProducerRecord, SegmentIndex, put_origin, put_producer
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.segment_store import SegmentStore
 from kera.core.errors import Unavailable
 from kera.core.ids import Position

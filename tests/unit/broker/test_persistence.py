@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kera.broker.jobs import RETRY_MS, WriteJob
+from kera.broker.records import EntryRecord
 from kera.broker.retention import Rules, new_starts
-from kera.broker.segment_index import EntryRecord
 from kera.core.errors import ArenaFull, DiskFailed, DiskFull, NotPersisted
 from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (

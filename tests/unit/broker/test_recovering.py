@@ -6,9 +6,8 @@ import pytest
 
 from kera.broker.arriving import Assembly, Target
 from kera.broker.disk import BLOCK_BYTES
+from kera.broker.records import SegmentAddress, SegmentRecord
 from kera.broker.recovery_plan import Places
-from kera.broker.segment_index import SegmentRecord
-from kera.broker.segment_scan import SegmentAddress
 
 LENGTH = 3 * BLOCK_BYTES - 64
 

@@ -7,8 +7,8 @@ import pytest
 
 from kera.broker import repair
 from kera.broker.entry import Entry
+from kera.broker.records import Hole, SegmentAddress
 from kera.broker.repair import Repair
-from kera.broker.segment_scan import Hole, SegmentAddress
 from kera.broker.stream import Stream
 from kera.core.ids import EntryId, Position
 from kera.v1 import common_pb2

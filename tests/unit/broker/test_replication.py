@@ -9,8 +9,8 @@ from kera.broker import replication as replication_module
 from kera.broker import virtual_log
 from kera.broker.backups import FAILED_MS, FULL_MS
 from kera.broker.heartbeat_report import HeartbeatReport
+from kera.broker.records import Hole
 from kera.broker.replication import IDLE_MS_MIN, Replication
-from kera.broker.segment_scan import Hole
 from kera.broker.stream import Stream
 from kera.broker.virtual_index import virtual_segments
 from kera.broker.virtual_log import Close, Free, Send

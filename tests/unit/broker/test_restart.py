@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from kera.broker.arena import Arena
+from kera.broker.index_format import delete_segment, put_entry, put_removal
 from kera.broker.reading import ReadPlan, lag_records, plan_read
+from kera.broker.records import EntryRecord
 from kera.broker.restart import LOST_GROUPS_MAX, Found, Restart
-from kera.broker.segment_index import EntryRecord, SegmentIndex, delete_segment, put_entry, put_removal
+from kera.broker.segment_index import SegmentIndex
 from kera.broker.segment_store import SegmentStore
 from kera.broker.streamlet import Streamlet
 from kera.core.chunk import verify_header

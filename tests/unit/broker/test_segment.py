@@ -4,9 +4,9 @@ import pytest
 
 from kera.broker.arena import SlotContent
 from kera.broker.entry import Entry
+from kera.broker.records import ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.segment import Segment, SegmentState
-from kera.broker.segment_index import ProducerRecord, SegmentRecord
-from kera.broker.segment_scan import SegmentAddress, scan_segment
+from kera.broker.segment_scan import scan_segment
 from kera.core.chunk import HEADER_BYTES, verify_chunk
 from kera.core.errors import InternalError
 from kera.core.ids import EntryId

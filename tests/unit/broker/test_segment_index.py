@@ -6,16 +6,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from kera.broker.segment_index import (
-    Change,
-    EntryRecord,
-    Gap,
-    ProducerRecord,
-    SegmentIndex,
-    SegmentRecord,
+from kera.broker.index_format import (
     delete_removal,
     delete_segment,
-    file_checksum,
     intact,
     put_cursor,
     put_entry,
@@ -23,7 +16,8 @@ from kera.broker.segment_index import (
     put_removal,
     put_segment,
 )
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.records import Change, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.segment_index import SegmentIndex, file_checksum
 from kera.core.errors import StartError
 from kera.core.ids import EntryId, Position
 from tests.unit.broker.support import ADDRESS

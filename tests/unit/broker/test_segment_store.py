@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from kera.broker.index_format import delete_segment, put_removal
 from kera.broker.jobs import LoadJob, RemoveJob, WriteJob
+from kera.broker.records import SegmentRecord
 from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentRecord, delete_segment, put_removal
 from kera.broker.segment_scan import scan_segment
 from kera.broker.segment_store import chunk_ends, record_of, segment_path
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, Engine, Log, placed

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kera.broker import fetching, lookups
-from kera.broker.segment_index import EntryRecord, SegmentRecord, put_entry, put_segment
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.index_format import put_entry, put_segment
+from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, Recovering, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api

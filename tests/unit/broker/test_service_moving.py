@@ -7,16 +7,8 @@ from typing import Any
 import pytest
 
 from kera.broker import fetching
-from kera.broker.segment_index import (
-    EntryRecord,
-    Gap,
-    ProducerRecord,
-    SegmentRecord,
-    put_entry,
-    put_producer,
-    put_segment,
-)
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.index_format import put_entry, put_producer, put_segment
+from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import InvalidCursor, NotOwner, StaleEpoch, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position

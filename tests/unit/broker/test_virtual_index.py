@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.broker.segment_index import stream_of
-from kera.broker.segment_scan import SegmentAddress
+from kera.broker.index_format import stream_of
+from kera.broker.records import SegmentAddress
 from kera.broker.virtual_index import delete_virtual_segment, put_virtual_segment, virtual_segments
 from kera.broker.virtual_log import VirtualSegment
 from tests.unit.broker.replication_support import Replicated, extents_of

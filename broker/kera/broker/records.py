@@ -1,0 +1,138 @@
+"""The plain data of the log: where something is, what is known of it on disk, and what is said when something is done.
+
+Promises: no I/O, and nothing that can wait. Everything else of the broker may import this, and this imports only the
+core. What the data mean is said here; how they are written down is left to ``kera.broker.index_format``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from kera.core.errors import KeraError
+from kera.core.ids import EARLIEST, Position
+
+Change = tuple[bytes, bytes | None]
+"""A key and its new value, or None to delete it."""
+Done = Callable[[KeraError | None], None]
+"""Called once, with the error if there is one."""
+Key = tuple[int, int]
+"""Group and segment: a place in the order of an entry."""
+NO_SEGMENT: Key = (0, 0)
+
+
+def nothing(error: KeraError | None) -> None:
+    """A `Done` for which nobody waits."""
+
+
+class SegmentAddress(NamedTuple):
+    """Which segment of which entry. Addresses of one entry compare in log order."""
+
+    stream_id: int
+    streamlet_id: int
+    entry: int
+    group_id: int
+    segment_id: int
+
+
+class Hole(NamedTuple):
+    """Damaged bytes, from the start of a chunk to the start of the next."""
+
+    start: int
+    end: int
+    reason: str
+
+
+class SegmentRecord(NamedTuple):
+    """What the index has of one segment."""
+
+    physical_id: int
+    """Names its file. 0: it is not here yet, but to come from backups (``kera.broker.recovering``)."""
+    length: int
+    """Of its chunks, in bytes; while `open`, what was durable when this was written down."""
+    open: bool
+    """The file is still written to: its chunks say up to where."""
+    chunk_count: int
+    crc32c: int
+    """Over all its bytes: whether a look at each chunk can be spared."""
+    first_record: int
+    record_count: int
+    min_timestamp_us: int
+    max_timestamp_us: int
+    newest_us: int
+    """When its last chunk was appended here, by the broker's clock: the age that retention goes by. Of what was
+    recovered from backups, and of all that was written down before this was so, when its newest chunk was made, by its
+    producer's clock."""
+
+
+class Gap(NamedTuple):
+    """Positions of an entry whose data was lost with the memory of a host, before it was on disk."""
+
+    start: Position
+    end: Position
+
+
+class EntryRecord(NamedTuple):
+    """What the index has of one entry: its stored part, as a whole."""
+
+    start: Position = EARLIEST
+    """First position that is there; `EARLIEST` when nothing ever was."""
+    start_record: int = 0
+    next_record: int = 0
+    """Ordinal behind the last stored segment."""
+    stored_bytes: int = 0
+    stored_segments: int = 0
+    last_group_id: int = 0
+    last_segment_id: int = 0
+    """The last stored segment; 0, 0 when there never was one."""
+    gaps: tuple[Gap, ...] = ()
+
+
+class ProducerRecord(NamedTuple):
+    """Up to where chunks of a producer are stored in a streamlet."""
+
+    producer_epoch: int
+    next_sequence: int
+
+
+class OriginRecord(NamedTuple):
+    """That a streamlet was taken over from launches that are gone, and that the index has what was found of them."""
+
+    sources: frozenset[tuple[int, int]]
+    """Brokers, and the epoch before which their launches were."""
+    next_group_id: int
+    """Above all groups that they may have given."""
+    records_lost: int
+    """That no replica had, though they may have been acknowledged."""
+
+
+class Graft(NamedTuple):
+    """What comes into the stored part of an entry from elsewhere: segments that follow each other, or only gaps."""
+
+    start: Position
+    """`EARLIEST` if it is not to change."""
+    start_record: int
+    next_record: int
+    """Ordinal behind the last one."""
+    bytes: int
+    segments: int
+    end: Position
+    """Of the last one; `EARLIEST` if there is none."""
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def last(self) -> Key:
+        """The last segment."""
+        return self.end.group_id, self.end.segment_id
+
+
+class SegmentLookup(Protocol):
+    """What the log asks of the index: an entry knows of segments that are on disk only by it."""
+
+    def segment(self, address: SegmentAddress) -> SegmentRecord | None:
+        """The record of a segment, None when it is not on disk."""
+        ...
+
+    def following(self, address: SegmentAddress) -> tuple[SegmentAddress, SegmentRecord] | None:
+        """The first segment of the same entry behind `address`, which need not exist itself."""
+        ...
