@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.common import Figures, alternating, parser, say, size
-from kera.broker.arena import _fault_in
+from kera.broker.log.arena import _fault_in
 from kera.core.settings import MIB
 
 SHM = Path("/dev/shm")  # noqa: S108 - it is about shared memory

@@ -23,9 +23,9 @@ import pyarrow as pa
 from pydantic import ByteSize
 
 from bench.common import Broker, Figures, broker, directory, parser, sample_chunk, say, size
-from kera.broker.loads import LOADS_IN_FLIGHT_MAX
-from kera.broker.log_engine import LogEngine
+from kera.broker.engine import LogEngine
 from kera.broker.settings import BrokerSettings
+from kera.broker.storage.loads import LOADS_IN_FLIGHT_MAX
 from kera.client import Client
 from kera.core.chunk import read_header
 from kera.core.settings import MIB

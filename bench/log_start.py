@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from bench.common import BROKER, Broker, Figures, alternating, broker, directory, parser, say
-from kera.broker.index_format import put_entry, put_segment
 from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
-from kera.broker.segment_index import SegmentIndex
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import put_entry, put_segment
 from kera.client import Client
 from kera.core.ids import EntryId, Position
 from kera.core.settings import KIB, MIB

@@ -24,13 +24,13 @@ import numpy as np
 import pyarrow as pa
 
 from bench.common import Figures, directory, parser, sample_chunk, say, size
-from kera.broker.arena import Arena
-from kera.broker.entry import Entry
+from kera.broker.log.arena import Arena
+from kera.broker.log.entry import Entry
+from kera.broker.log.segment import Segment
 from kera.broker.records import SegmentAddress
-from kera.broker.replication import Limits, Replication
-from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.virtual_log import Close, Send
+from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.virtual_log import Close, Send
+from kera.broker.storage.index import SegmentIndex
 from kera.core.chunk import verify_header
 from kera.core.ids import EntryId
 from kera.core.settings import KIB, MIB

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kera.broker.arena import Arena
-from kera.broker.disk import LocalDisk
-from kera.broker.persistence import PersistenceManager
+from kera.broker.log.arena import Arena
+from kera.broker.ownership.streams import Streams
 from kera.broker.registration import DataDirectory
-from kera.broker.replication import Limits, Replication
-from kera.broker.restart import Restart
-from kera.broker.segment_index import FORMAT, SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.stream import Streams
+from kera.broker.replication.manager import Limits, Replication
+from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.index import FORMAT, SegmentIndex
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import Codec, encode_chunk, encode_payload, verify_header
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kera.broker.recovery_merge import Merge, Recovered
-from kera.broker.recovery_read import BackupLink, ReadLimits, Source, choose
+from kera.broker.recovery.merge import Merge, Recovered
+from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, choose
 from kera.core.chunk import ChunkHeader, chained_checksum, verify_chunk
 from kera.core.errors import CorruptChunk, KeraError
 from kera.core.header_table import table

@@ -21,17 +21,17 @@ from bench.stages.around import (
     stream_info,
 )
 from bench.stages.part import MEMORY_BYTES, Load, Samples, now_ns, since
-from kera.broker.arena import Arena
-from kera.broker.disk import LocalDisk
-from kera.broker.metrics import Counters
-from kera.broker.persistence import PersistenceManager
-from kera.broker.replication import Limits, Replication
-from kera.broker.replicator import Replicator
-from kera.broker.restart import Restart
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.service import BrokerService
-from kera.broker.stream import Streams
+from kera.broker.counters import Counters
+from kera.broker.log.arena import Arena
+from kera.broker.ownership.streams import Streams
+from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.replicator import Replicator
+from kera.broker.serving.service import BrokerService
+from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import verify_header, verify_payload
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel

@@ -38,7 +38,7 @@ from typing import IO, Any
 
 import psutil
 
-from kera.broker.arena import HEAD_BYTES, ROW_BYTES
+from kera.broker.log.arena import HEAD_BYTES, ROW_BYTES
 from kera.client import EARLIEST, Client, Position
 from kera.client.local_cluster import RunningCluster
 from kera.core.process import DIE_WITH_PARENT_VARIABLE

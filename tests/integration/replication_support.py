@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kera.broker.segment_scan import address_of
+from kera.broker.log.scan import address_of
 from kera.client import Client, Delivery, Producer
 from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.client.types import StreamDescription

@@ -11,17 +11,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kera.broker.arena import Arena
-from kera.broker.disk import LocalDisk
-from kera.broker.jobs import Job, WriteJob
-from kera.broker.log_engine import _memory
-from kera.broker.ownership import Holding
-from kera.broker.persistence import PersistenceManager
-from kera.broker.restart import Restart
-from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.streamlet import Streamlet
+from kera.broker.engine import _memory
+from kera.broker.log.arena import Arena
+from kera.broker.log.intervals import Holding
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.jobs import Job, WriteJob
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import Codec, encode_chunk, read_header
 from kera.core.clock import SystemClock
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kera.broker.arena import Arena
-from kera.broker.jobs import Job, Totals
-from kera.broker.persistence import PersistenceManager
+from kera.broker.log.arena import Arena
+from kera.broker.ownership.streams import Streams
 from kera.broker.records import Change
-from kera.broker.replication import Limits, Replication
-from kera.broker.restart import Restart
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.stream import Streams
+from kera.broker.replication.manager import Limits, Replication
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.jobs import Job, Totals
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.v1 import common_pb2
 
 BROKER_ID = 1
@@ -41,7 +41,7 @@ class Crash(BaseException):
 
 @dataclass
 class SimulatedDisk:
-    """Files in memory, with all that can go wrong; see `kera.broker.disk.Disk`."""
+    """Files in memory, with all that can go wrong; see `kera.broker.storage.disk.Disk`."""
 
     random: Random
     files: dict[Path, bytearray] = field(default_factory=dict)

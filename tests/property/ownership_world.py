@@ -16,10 +16,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from kera.broker.heartbeat_report import HeartbeatReport
-from kera.broker.log_engine import LogEngine
-from kera.broker.metrics import Counters
-from kera.broker.service import BrokerService
+from kera.broker.counters import Counters
+from kera.broker.engine import LogEngine
+from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.serving.service import BrokerService
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.intervals import broker_ids_of, index_of_group, intervals_of
 from kera.coordinator.memory_store import MemoryStore

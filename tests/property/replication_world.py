@@ -16,17 +16,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kera.broker import virtual_log
-from kera.broker.arena import Arena
-from kera.broker.entry import Entry
-from kera.broker.replication import REPAIR_LOG_ID, Limits, Replication
-from kera.broker.restart import Restart
-from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.stream import Stream, Streams
-from kera.broker.virtual_index import virtual_segments
-from kera.broker.virtual_log import Extent
+from kera.broker.log.arena import Arena
+from kera.broker.log.entry import Entry
+from kera.broker.log.segment import Segment
+from kera.broker.ownership.streams import Stream, Streams
+from kera.broker.replication import virtual_log
+from kera.broker.replication.manager import REPAIR_LOG_ID, Limits, Replication
+from kera.broker.replication.virtual_index import virtual_segments
+from kera.broker.replication.virtual_log import Extent
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import verify_header
 from kera.core.errors import ArenaFull, KeraError, TooFewBackups
 from kera.core.ids import Position
@@ -177,7 +177,7 @@ class World:
         return self.streams.get(ids[number % len(ids)])
 
     def append(self, number: int, producer: int, size: int, level: int) -> None:
-        """What ``kera.broker.writing`` does with a chunk."""
+        """What ``kera.broker.serving.write`` does with a chunk."""
         stream = self.stream(number)
         streamlet = stream.streamlets[0]
         log = None

@@ -12,11 +12,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from kera.broker.heartbeat_report import HeartbeatReport
-from kera.broker.log_engine import LogEngine
-from kera.broker.metrics import Counters
-from kera.broker.service import BrokerService
-from kera.broker.unknown import UnknownReport
+from kera.broker.counters import Counters
+from kera.broker.engine import LogEngine
+from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.ownership.unknown import UnknownReport
+from kera.broker.serving.service import BrokerService
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.metadata import Record
 from kera.coordinator.numbers import SINCE_US, next_epoch

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from kera.broker.arena import Slot
-from kera.broker.entry import Entry
-from kera.broker.segment import Segment
-from kera.broker.streamlet import Appended
+from kera.broker.log.arena import Slot
+from kera.broker.log.entry import Entry
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Appended
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, encode_chunk, iterate_chunks, verify_chunk
 from kera.core.errors import OutOfSequence, ProducerFenced
 from kera.core.ids import Position

@@ -44,7 +44,7 @@ REQUEST_CHUNKS_MAX = 3
 
 @dataclass
 class BrokerModel:
-    """The broker's rule of deduplication (see `kera.broker.streamlet`), and what it has stored."""
+    """The broker's rule of deduplication (see `kera.broker.log.streamlet`), and what it has stored."""
 
     producer_epoch: int = 0
     next_sequence: int = 0

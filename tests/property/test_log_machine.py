@@ -33,14 +33,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kera.broker.arena import Slot
-from kera.broker.entry import Entry
-from kera.broker.jobs import RemoveJob, Totals, WriteJob
-from kera.broker.reading import end_record, first_record, ordinal_of, plan_read, resolve
+from kera.broker.log.arena import Slot
+from kera.broker.log.entry import Entry
+from kera.broker.log.read_plan import end_record, first_record, ordinal_of, plan_read, resolve
+from kera.broker.log.retention import Rules, new_starts
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.records import SegmentRecord
-from kera.broker.retention import Rules, new_starts
-from kera.broker.segment import Segment
-from kera.broker.streamlet import Appended, Streamlet
+from kera.broker.storage.jobs import RemoveJob, Totals, WriteJob
 from kera.core.chunk import HEADER_BYTES, encode_chunk, iterate_chunks, verify_chunk, verify_header
 from kera.core.errors import ArenaFull, DataLost, DiskFailed, DiskFull, InvalidCursor, KeraError, OutOfSequence
 from kera.core.ids import EARLIEST, Position

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kera.broker.coordinator_epoch import CoordinatorEpoch
-from kera.broker.orders import Orders
-from kera.broker.reading import plan_read
-from kera.broker.streamlet import Streamlet
+from kera.broker.log.read_plan import plan_read
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.orders import Orders
 from kera.core.chunk import iterate_chunks, verify_header
 from kera.core.errors import ArenaFull, NotOwner
 from kera.core.ids import EARLIEST, Position

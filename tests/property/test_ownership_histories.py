@@ -15,7 +15,8 @@ from random import Random
 import pytest
 import structlog
 
-from kera.broker import orders, recovering
+from kera.broker.ownership import orders
+from kera.broker.recovery import rebuild as recovering
 from kera.core.errors import KeraError
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1.coordinator_pb2 import RECOVERY_PHASE_CANCELLED, RECOVERY_PHASE_DONE

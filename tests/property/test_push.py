@@ -24,9 +24,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from kera.broker import following
-from kera.broker.arena import Arena
-from kera.broker.streamlet import Appended
+from kera.broker.log.arena import Arena
+from kera.broker.log.streamlet import Appended
+from kera.broker.serving import following
 from kera.core.chunk import iterate_chunks, verify_header
 from kera.core.errors import ArenaFull
 from kera.core.ids import EARLIEST, Position

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from kera.broker import writing
+from kera.broker.serving import write as writing
 from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api

@@ -8,9 +8,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.broker.log.scan import address_of
 from kera.broker.records import SegmentAddress
-from kera.broker.recovery_merge import Merge, Recovered
-from kera.broker.segment_scan import address_of
+from kera.broker.recovery.merge import Merge, Recovered
 from kera.core.chunk import ChunkHeader, padded, read_header
 from kera.core.header_table import as_headers, table
 from kera.core.ids import EntryId

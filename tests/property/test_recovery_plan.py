@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.broker.ownership import Interval
+from kera.broker.log.intervals import Interval
 from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
-from kera.broker.recovery_merge import digest_of
-from kera.broker.recovery_plan import Known, Start, StreamletMerge, StreamletPlan, places
+from kera.broker.recovery.merge import digest_of
+from kera.broker.recovery.plan import Known, Start, StreamletMerge, StreamletPlan, places
 from kera.core.chunk import ChunkHeader, padded, read_header
 from kera.core.header_table import table
 from kera.core.ids import Position

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kera.broker import virtual_log
+from kera.broker.replication import virtual_log
 from tests.property.replication_world import BACKUPS, SIZES, World
 
 

@@ -21,17 +21,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kera.broker.arena import Arena
-from kera.broker.disk import LocalDisk
-from kera.broker.entry import Entry
-from kera.broker.ownership import Holding
-from kera.broker.persistence import PersistenceManager
-from kera.broker.reading import ReadPlan, end_record, first_record, lag_records, plan_read
-from kera.broker.restart import Restart
-from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.streamlet import Appended, Streamlet
+from kera.broker.log.arena import Arena
+from kera.broker.log.entry import Entry
+from kera.broker.log.intervals import Holding
+from kera.broker.log.read_plan import ReadPlan, end_record, first_record, lag_records, plan_read
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_chunk
 from kera.core.errors import ArenaFull, DataLost, InvalidCursor, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, Position

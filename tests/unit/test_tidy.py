@@ -115,7 +115,7 @@ WALL_CLOCK = {
     "bench/due.py": "values begin with when they were due, for readers in other processes",
     "bench/recovery.py": "compared with the times in the coordinator's report",
     "bench/spark_engines.py": "compared with when values were due, which another process has written into them",
-    "broker/kera/broker/log_engine.py": "when the first records of a launch were appended: retention by age",
+    "broker/kera/broker/engine.py": "when the first records of a launch were appended: retention by age",
     "broker/kera/broker/steady_time.py": "retention by age compares with when records were appended",
     "client/kera/cli/_records.py": "timestamps of records that have none",
     "client/kera/cli/bench/_report.py": "when a report was made",

@@ -10,16 +10,17 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from kera.broker.coordinator_epoch import CoordinatorEpoch
-from kera.broker.heartbeat_report import HeartbeatReport
-from kera.broker.log_engine import LogEngine
-from kera.broker.metrics import BrokerCollector, Counters, PushTotals
-from kera.broker.push import Push
-from kera.broker.push_server import PushServer
+from kera.broker.counters import Counters, PushTotals
+from kera.broker.engine import LogEngine
+from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.metrics import BrokerCollector
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.registration import DataDirectory, Registration
-from kera.broker.service import BrokerService
+from kera.broker.serving.push import Push
+from kera.broker.serving.push_server import PushServer
+from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
-from kera.broker.unknown import UnknownReport
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.loop_lag import LoopLag

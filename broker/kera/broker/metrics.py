@@ -1,47 +1,14 @@
-"""The broker's counters. The hot path adds to plain integers; Prometheus reads them when it asks."""
+"""The broker's metrics, as Prometheus has them: read from counters and from the log when it asks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kera.broker.log_engine import LogEngine
-from kera.v1 import push_pb2
-
-
-@dataclass(slots=True)
-class Counters:
-    """What has happened since the start."""
-
-    write_requests: int = 0
-    chunks_appended: int = 0
-    records_appended: int = 0
-    bytes_appended: int = 0
-    chunks_duplicate: int = 0
-    chunks_refused: int = 0
-    read_requests: int = 0
-    bytes_read: int = 0
-    not_owner: int = 0
-    writes_without_lease: int = 0
-
-
-@dataclass(slots=True)
-class PushTotals:
-    """What was pushed to readers of this node since the start, and to how many now."""
-
-    connections: int = 0
-    lanes: int = 0
-    runs: int = 0
-    bytes: int = 0
-    refused: int = 0
-    ends: dict[str, int] = field(
-        default_factory=lambda: {name.lower(): 0 for name, reason in push_pb2.PushEnd.Reason.items() if reason}
-    )
-    """By reason."""
-
+from kera.broker.counters import Counters, PushTotals
+from kera.broker.engine import LogEngine
 
 _HELP = {
     "write_requests": "multiWriteChunks requests",

@@ -1,7 +1,7 @@
 """The plain data of the log: where something is, what is known of it on disk, and what is said when something is done.
 
 Promises: no I/O, and nothing that can wait. Everything else of the broker may import this, and this imports only the
-core. What the data mean is said here; how they are written down is left to ``kera.broker.index_format``.
+core. What the data mean is said here; how they are written down is left to ``kera.broker.storage.index_format``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SegmentRecord(NamedTuple):
     """What the index has of one segment."""
 
     physical_id: int
-    """Names its file. 0: it is not here yet, but to come from backups (``kera.broker.recovering``)."""
+    """Names its file. 0: it is not here yet, but to come from backups (``kera.broker.recovery.rebuild``)."""
     length: int
     """Of its chunks, in bytes; while `open`, what was durable when this was written down."""
     open: bool

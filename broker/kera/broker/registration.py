@@ -1,7 +1,7 @@
 """The broker's tie to the coordinator: its identity on disk, its registration, its heartbeats.
 
 The files are ``broker.json`` and ``broker.copy.json``, see ``kera.core.data_dir``; what else is in the data directory
-is the log's (``kera.broker.log_engine``).
+is the log's (``kera.broker.engine``).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from kera.broker.coordinator_epoch import CoordinatorEpoch
-from kera.broker.heartbeat_report import HeartbeatReport
-from kera.broker.lease import Lease
-from kera.broker.producer_fences import ProducerFences
+from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.lease import Lease
+from kera.broker.ownership.producer_fences import ProducerFences
 from kera.core import data_dir, registration
 from kera.core.data_dir import FORMAT, LOCK_NAME
 from kera.core.errors import InvalidArgument, PathNotWritable, StaleEpoch, UnknownLaunch

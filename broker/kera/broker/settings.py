@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 
 from pydantic import ByteSize, Field, model_validator
 
-from kera.broker.disk import BLOCK_BYTES
-from kera.broker.replication import Limits
+from kera.broker.replication.manager import Limits
+from kera.broker.storage.disk import BLOCK_BYTES
 from kera.core.chunk import HEADER_BYTES
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.settings import KIB, MIB, KeraSettings

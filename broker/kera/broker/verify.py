@@ -7,8 +7,8 @@
     in each entry                   ordinals of records without a gap
 
 Promises: nothing in the directory is changed; damage is reported and never raised; one segment is in memory at a time.
-What becomes of damage is for others: the start makes the index anew (``kera.broker.restart``), readers are told of
-damaged chunks, and nobody repairs those.
+What becomes of damage is for others: the start makes the index anew (``kera.broker.storage.restart``), readers are told
+of damaged chunks, and nobody repairs those.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Literal
 
 from crc32c import crc32c
 
+from kera.broker.log.scan import SegmentScan, scan_segment
 from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
 from kera.broker.registration import FORMAT, IDENTITY_NAMES, LOCK_NAME, Identity
-from kera.broker.segment_index import CHECK_TIMEOUT_S, SegmentIndex, file_checksum
-from kera.broker.segment_scan import SegmentScan, scan_segment
-from kera.broker.segment_store import segment_path
+from kera.broker.storage.index import CHECK_TIMEOUT_S, SegmentIndex, file_checksum
+from kera.broker.storage.segment_files import segment_path
 from kera.core.errors import StartError
 from kera.core.ids import EntryId
 
@@ -133,7 +133,7 @@ def index_copy(path: Path) -> Iterator[IndexCopy]:
         return
     with tempfile.TemporaryDirectory(prefix="kera-index-") as temporary:
         target = Path(temporary) / "index"
-        command = [sys.executable, "-m", "kera.broker.index_copy", str(path), str(target)]
+        command = [sys.executable, "-m", "kera.broker.storage.index_copy", str(path), str(target)]
         try:
             done = subprocess.run(command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False)  # noqa: S603
             reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {done.returncode}"

@@ -16,8 +16,8 @@ from kera.cli._run import UsageError, extra, interruptible
 from kera.cli._table import format_time, table
 
 if TYPE_CHECKING:
+    from kera.broker.log.scan import SegmentScan
     from kera.broker.records import SegmentAddress, SegmentRecord
-    from kera.broker.segment_scan import SegmentScan
 
 COPIES_MAX = 3
 """The index of a broker that runs changes while it is copied; then another copy is made."""
@@ -115,7 +115,7 @@ def _of_file(path: Path, *, with_chunks: bool) -> Iterator[tuple[Segment, list[C
 def _of_directory(
     data_dir: Path, stream: int | None, *, with_chunks: bool
 ) -> Iterator[tuple[Segment, list[Chunk] | None]]:
-    from kera.broker.segment_store import segment_path
+    from kera.broker.storage.segment_files import segment_path
     from kera.broker.verify import IndexCopy, index_copy, unused
 
     root = data_dir.absolute() / "log"
@@ -143,7 +143,7 @@ def _of_directory(
 def _of_record(
     path: Path, address: SegmentAddress, record: SegmentRecord, *, with_chunks: bool
 ) -> tuple[Segment, list[Chunk] | None]:
-    from kera.broker.segment_scan import scan_segment
+    from kera.broker.log.scan import scan_segment
     from kera.broker.verify import read_segment, scan_all
 
     segment = Segment(

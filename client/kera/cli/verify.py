@@ -20,8 +20,8 @@ from kera.cli._table import plural
 if TYPE_CHECKING:
     from kera.backup import verify as of_backup
     from kera.broker import verify as of_broker
-    from kera.broker.segment_index import SegmentIndex
-    from kera.broker.virtual_log import VirtualSegment
+    from kera.broker.replication.virtual_log import VirtualSegment
+    from kera.broker.storage.index import SegmentIndex
 
     Finding: TypeAlias = of_broker.Finding | of_backup.Finding
 
@@ -111,7 +111,7 @@ class _Check:
     def _compare_log(self, data_dir: Path, files: Sequence[of_backup.BackupFiles]) -> Iterator[Finding]:
         """The chunks of a broker's log with their replicas."""
         from kera.broker.registration import IDENTITY_NAMES, Identity
-        from kera.broker.virtual_index import virtual_segments
+        from kera.broker.replication.virtual_index import virtual_segments
 
         identity = None
         for name in IDENTITY_NAMES:
@@ -166,8 +166,8 @@ class _Check:
         complete: bool,
     ) -> Iterator[Finding]:
         """`complete`: all backups are looked at that the index names."""
-        from kera.broker.segment_scan import scan_segment
-        from kera.broker.segment_store import segment_path
+        from kera.broker.log.scan import scan_segment
+        from kera.broker.storage.segment_files import segment_path
 
         for address, record in index.all_segments():
             if address.stream_id not in streams:

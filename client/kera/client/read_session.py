@@ -1,8 +1,8 @@
 """A read session: the ranges that one broker reads from for us, of which requests and answers name only what changes.
 
-The broker keeps the ranges and where they are (``kera.broker.read_sessions``). A request is a step behind the one whose
-answer has come; after any other outcome the session begins anew, with all ranges as they are here. So nothing is given
-twice and nothing left out, whatever was lost on the way.
+The broker keeps the ranges and where they are (``kera.broker.serving.read_sessions``). A request is a step behind the
+one whose answer has come; after any other outcome the session begins anew, with all ranges as they are here. So nothing
+is given twice and nothing left out, whatever was lost on the way.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.arena import Arena
+from kera.broker.log.arena import Arena
 from tests.unit.broker.support import SLOT_BYTES, Engine, Log
 
 

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from kera.broker.index_copy import copy_intact
+from kera.broker.storage.index_copy import copy_intact
 
 TIMEOUT_S = 20
 
 
 def run_forked(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-    """Stands in for `subprocess.run` of ``python -m kera.broker.index_copy FROM TO``."""
+    """Stands in for `subprocess.run` of ``python -m kera.broker.storage.index_copy FROM TO``."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from kera.broker.jobs import Job, LoadJob, WriteJob
-from kera.broker.segment import Segment
+from kera.broker.log.segment import Segment
+from kera.broker.storage.jobs import Job, LoadJob, WriteJob
 from tests.unit.broker.support import Engine, Log, Outcome
 
 MakeEngine = Callable[..., Engine]

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from kera.broker.metrics import PushTotals
-from kera.broker.push import Push, PushConnection
-from kera.broker.streamlet import Appended, Streamlet
+from kera.broker.counters import PushTotals
+from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.serving.push import Push, PushConnection
 from kera.core.chunk import iterate_chunks, verify_header
 from kera.core.ids import EARLIEST, Position
 from kera.core.push import Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of

@@ -9,12 +9,12 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kera.broker.entry import Entry
-from kera.broker.replication import Limits, Replication
-from kera.broker.segment import Segment
-from kera.broker.stream import Stream
-from kera.broker.virtual_index import virtual_segments
-from kera.broker.virtual_log import Close, Effect, Extent, Free, Send, VirtualSegment
+from kera.broker.log.entry import Entry
+from kera.broker.log.segment import Segment
+from kera.broker.ownership.streams import Stream
+from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.virtual_index import virtual_segments
+from kera.broker.replication.virtual_log import Close, Effect, Extent, Free, Send, VirtualSegment
 from kera.core.chunk import chained_checksum, iterate_chunks, verify_chunk, verify_header
 from kera.core.errors import CorruptChunk
 from kera.core.ids import EntryId
@@ -294,7 +294,7 @@ def extents_of(place: VirtualSegment) -> list[Extent]:
 
 
 class Repairer:
-    """What ``kera.broker.repair`` does, a step at a time."""
+    """What ``kera.broker.replication.repair`` does, a step at a time."""
 
     def __init__(self, engine: Engine, find: Callable[[EntryId], Entry | None], wire: Wire) -> None:
         self._engine = engine

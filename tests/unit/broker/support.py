@@ -9,24 +9,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from kera.broker.arena import Arena, Slot
-from kera.broker.disk import LocalDisk
-from kera.broker.entry import Entry
-from kera.broker.jobs import Job
-from kera.broker.metrics import Counters, PushTotals
-from kera.broker.orders import Takeovers
-from kera.broker.ownership import Holding
-from kera.broker.persistence import PersistenceManager
-from kera.broker.reading import ReadPlan, plan_read
+from kera.broker.counters import Counters, PushTotals
+from kera.broker.log.arena import Arena, Slot
+from kera.broker.log.entry import Entry
+from kera.broker.log.intervals import Holding
+from kera.broker.log.read_plan import ReadPlan, plan_read
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.ownership.orders import Takeovers
+from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentAddress
-from kera.broker.replication import Limits, Replication
-from kera.broker.restart import Restart
-from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.service import BrokerService
-from kera.broker.stream import Streams
-from kera.broker.streamlet import Appended, Streamlet
+from kera.broker.replication.manager import Limits, Replication
+from kera.broker.serving.service import BrokerService
+from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.jobs import Job
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import (
     HEADER_BYTES,
     ChunkHeader,

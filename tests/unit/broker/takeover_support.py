@@ -16,9 +16,9 @@ from kera.backup.engine import Engine as BackupEngine
 from kera.backup.metrics import Counters as BackupCounters
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
-from kera.broker.log_engine import LogEngine
-from kera.broker.metrics import Counters
-from kera.broker.service import BrokerService
+from kera.broker.counters import Counters
+from kera.broker.engine import LogEngine
+from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.core.chunk import ChunkHeader, iterate_chunks
 from kera.core.errors import DataLost, StaleEpoch

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.arena import HEAD_BYTES, PAGE_BYTES, ROW_BYTES, Arena, SlotContent, remove_orphans
+from kera.broker.log.arena import HEAD_BYTES, PAGE_BYTES, ROW_BYTES, Arena, SlotContent, remove_orphans
 from kera.core.errors import ArenaFull, InternalError, PathNotWritable, SharedMemoryTooSmall, StartError
 from tests.unit.broker.support import SLOT_BYTES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kera.broker.arena import Arena, remove_orphans
+from kera.broker.log.arena import Arena, remove_orphans
 
 OURS = Path("/data/ours")
 OTHERS = Path("/data/others")
@@ -123,7 +123,7 @@ def test_a_killed_process_leaves_an_orphan(shm_dir: Path) -> None:
     program = """
         import os, sys
         from pathlib import Path
-        from kera.broker.arena import Arena
+        from kera.broker.log.arena import Arena
         arena = Arena.create(
             Path(sys.argv[1]), arena_bytes=16384, slot_bytes=4096, data_dir=Path(sys.argv[2]), ephemeral=False
         )

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from kera.broker.index_format import put_entry, put_origin, put_segment, streamlet_of
-from kera.broker.loads import AWAITED_MS
+from kera.broker.log.segment import Segment
 from kera.broker.records import EntryRecord, Graft, OriginRecord, SegmentRecord
-from kera.broker.segment import Segment
+from kera.broker.storage.index_format import put_entry, put_origin, put_segment, streamlet_of
+from kera.broker.storage.loads import AWAITED_MS
 from kera.core.errors import Recovering
 from kera.core.ids import EARLIEST, Position
 from tests.unit.broker.persistence_support import flushed

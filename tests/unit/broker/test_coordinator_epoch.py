@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from kera.broker import coordinator_epoch
-from kera.broker.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership import coordinator_epoch
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.core.errors import StaleEpoch, Unavailable
 
 LARGEST = (1 << 64) - 1

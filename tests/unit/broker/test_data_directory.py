@@ -13,15 +13,15 @@ from typing import NamedTuple
 import pytest
 from scripts import sample_data_dir as sample
 
-from kera.broker.arena import Arena
-from kera.broker.disk import LocalDisk
-from kera.broker.jobs import LoadJob
+from kera.broker.log.arena import Arena
+from kera.broker.log.scan import scan_segment
+from kera.broker.log.segment import Segment
 from kera.broker.registration import DataDirectory
-from kera.broker.restart import Restart
-from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_scan import scan_segment
-from kera.broker.segment_store import SegmentStore
+from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.jobs import LoadJob
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.broker.verify import Finding, Totals, verify
 from kera.core.chunk import read_header, verify_chunk
 from kera.core.ids import EARLIEST

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.disk import BLOCK_BYTES, LocalDisk, block_ceiling, block_floor
+from kera.broker.storage.disk import BLOCK_BYTES, LocalDisk, block_ceiling, block_floor
 
 
 def blocks(*fills: bytes) -> memoryview:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kera.broker.entry import Entries, Entry
+from kera.broker.log.entry import Entries, Entry
 from kera.core.ids import EntryId
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker import following, read_sessions
-from kera.broker import waiting as waiting_module
+from kera.broker.log import waiting as waiting_module
+from kera.broker.serving import following, read_sessions
 from kera.core.ids import Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Method, Peer

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kera.broker import heartbeat_report
-from kera.broker.heartbeat_report import HeartbeatReport
-from kera.broker.ownership import Interval
+from kera.broker import heartbeat as heartbeat_report
+from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.log.intervals import Interval
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from kera.broker import loads
-from kera.broker.loads import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS, WANTED_MS, WANTED_MS_MIN
+from kera.broker.storage import loads
+from kera.broker.storage.loads import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS, WANTED_MS, WANTED_MS_MIN
 from kera.core.errors import ArenaFull, DiskFailed, DiskFull
 from tests.unit.broker.persistence_support import (
     NEVER_MS,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.locating import Bounds, Listing, Place, Progress, Query, list_segments, locate
-from kera.broker.ownership import Holding, Interval
+from kera.broker.log.intervals import Holding, Interval
+from kera.broker.log.locate import Bounds, Listing, Place, Progress, Query, list_segments, locate
 from kera.broker.records import Gap, Key
 from kera.core.errors import DataLost, InvalidCursor, NotOwner
 from kera.core.ids import EARLIEST, Position

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pydantic import ByteSize
 
-from kera.broker import log_engine
-from kera.broker.disk import LocalDisk
-from kera.broker.log_engine import LogEngine
-from kera.broker.reading import plan_read
+from kera.broker import engine as log_engine
+from kera.broker.engine import LogEngine
+from kera.broker.log.read_plan import plan_read
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.stream_records import stream_record
 from kera.broker.settings import BrokerSettings
-from kera.broker.stream_records import stream_record
-from kera.broker.streamlet import Streamlet
+from kera.broker.storage.disk import LocalDisk
 from kera.core.chunk import verify_header
 from kera.core.clock import SystemClock
 from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, StartError

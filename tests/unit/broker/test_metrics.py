@@ -5,8 +5,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kera.broker import recovering, virtual_log
-from kera.broker.jobs import RETRY_MS, Totals
+from kera.broker.counters import Counters, PushTotals
 from kera.broker.metrics import (
     _FOUND_HELP,
     _HELP,
@@ -16,10 +15,11 @@ from kera.broker.metrics import (
     _REPLICATION_HELP,
     _TOTALS_HELP,
     BrokerCollector,
-    Counters,
-    PushTotals,
 )
-from kera.broker.restart import Found
+from kera.broker.recovery import rebuild as recovering
+from kera.broker.replication import virtual_log
+from kera.broker.storage.jobs import RETRY_MS, Totals
+from kera.broker.storage.restart import Found
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
 

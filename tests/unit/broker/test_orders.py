@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kera.broker import orders as orders_module
-from kera.broker.arena import Arena
-from kera.broker.handover import HandedOver, handed_over, put_handed_over
-from kera.broker.index_format import put_origin, put_producer
+from kera.broker.log.arena import Arena
+from kera.broker.ownership import orders as orders_module
+from kera.broker.ownership.handover import HandedOver, handed_over, put_handed_over
 from kera.broker.records import OriginRecord, ProducerRecord
-from kera.broker.restart import Restart
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import put_origin, put_producer
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.core.errors import Unavailable
 from kera.core.ids import Position
 from kera.core.rpc import api

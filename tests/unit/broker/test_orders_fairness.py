@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.streamlet import Streamlet
+from kera.broker.log.streamlet import Streamlet
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
 from kera.core.rpc.method import Method

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.broker.ownership import (
+from kera.broker.log.intervals import (
     NO_END,
     Interval,
     held_streamlets,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker.jobs import RETRY_MS, WriteJob
+from kera.broker.log.retention import Rules, new_starts
 from kera.broker.records import EntryRecord
-from kera.broker.retention import Rules, new_starts
+from kera.broker.storage.jobs import RETRY_MS, WriteJob
 from kera.core.errors import ArenaFull, DiskFailed, DiskFull, NotPersisted
 from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (

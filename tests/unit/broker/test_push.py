@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from kera.broker import push as push_module
-from kera.broker.fetching import LOAD_WAIT_MS_MAX
-from kera.broker.following import LOADING_MAX
-from kera.broker.push import LANES_MAX, PushConnection
-from kera.broker.reading import ReadPlan, plan_read
-from kera.broker.segment import SegmentState
-from kera.broker.streamlet import Streamlet
+from kera.broker.log.read_plan import ReadPlan, plan_read
+from kera.broker.log.segment import SegmentState
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.serving import push as push_module
+from kera.broker.serving.fetch import LOAD_WAIT_MS_MAX
+from kera.broker.serving.following import LOADING_MAX
+from kera.broker.serving.push import LANES_MAX, PushConnection
 from kera.core.errors import DiskFull, ProtocolError
 from kera.core.ids import Position
 from kera.core.push import WINDOW_BYTES_MAX, Kind, window_bytes_max

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker import read_sessions
-from kera.broker.following import LOADING_MAX
+from kera.broker.serving import read_sessions
+from kera.broker.serving.following import LOADING_MAX
 from kera.core.errors import InvalidArgument, SessionLost
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kera.broker.arriving import Assembly, Target
-from kera.broker.disk import BLOCK_BYTES
 from kera.broker.records import SegmentAddress, SegmentRecord
-from kera.broker.recovery_plan import Places
+from kera.broker.recovery.assembly import Assembly, Target
+from kera.broker.recovery.plan import Places
+from kera.broker.storage.disk import BLOCK_BYTES
 
 LENGTH = 3 * BLOCK_BYTES - 64
 
@@ -21,7 +21,7 @@ def target(number: int, length: int = LENGTH, *, holes: bool = False) -> Target:
 @pytest.fixture
 def assembly(monkeypatch: pytest.MonkeyPatch) -> Assembly:
     """With room for two segments."""
-    monkeypatch.setattr("kera.broker.arriving.ASSEMBLED_BYTES_MAX", 6 * BLOCK_BYTES)
+    monkeypatch.setattr("kera.broker.recovery.assembly.ASSEMBLED_BYTES_MAX", 6 * BLOCK_BYTES)
     return Assembly()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kera.broker.records import SegmentAddress
-from kera.broker.recovery_merge import Merge, Origin, Recovered, digest_of, digests_of
+from kera.broker.recovery.merge import Merge, Origin, Recovered, digest_of, digests_of
 from kera.core.chunk import ChunkHeader, read_header
 from kera.core.header_table import as_headers, table
 from kera.core.ids import EntryId

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from kera.broker.records import SegmentAddress
-from kera.broker.recovery_merge import Conflict, Run
-from kera.broker.recovery_read import ReadLimits, choose
+from kera.broker.recovery.merge import Conflict, Run
+from kera.broker.recovery.replica_reader import ReadLimits, choose
 from kera.core.chunk import ChunkHeader, chained_checksum, iterate_chunks
 from kera.core.errors import InternalError, Unavailable
 from kera.core.header_table import as_headers

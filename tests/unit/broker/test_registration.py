@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kera.broker.coordinator_epoch import CoordinatorEpoch
-from kera.broker.heartbeat_report import HeartbeatReport
-from kera.broker.lease import Lease
-from kera.broker.producer_fences import ProducerFences
+from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.lease import Lease
+from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.registration import CoordinatorUnreachable, DataDirectory, Identity, Registration, WrongCluster
 from kera.core import data_dir
 from kera.core import registration as registration_module

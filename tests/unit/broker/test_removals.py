@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker import removals
-from kera.broker.jobs import RETRY_MS, RemoveJob
+from kera.broker.storage import removals
+from kera.broker.storage.jobs import RETRY_MS, RemoveJob
 from kera.core.errors import DiskFailed, NotPersisted
 from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from kera.broker import repair
-from kera.broker.entry import Entry
+from kera.broker.log.entry import Entry
+from kera.broker.ownership.streams import Stream
 from kera.broker.records import Hole, SegmentAddress
-from kera.broker.repair import Repair
-from kera.broker.stream import Stream
+from kera.broker.replication import repair
+from kera.broker.replication.repair import Repair
 from kera.core.ids import EntryId, Position
 from kera.v1 import common_pb2
 from tests.unit.broker.replication_support import Replicated, nothing_pinned

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.broker.replica_placement import Candidate, place
+from kera.broker.replication.placement import Candidate, place
 
 OWN = "n0"
 CANDIDATES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 3)), max_size=8).map(

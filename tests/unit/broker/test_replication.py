@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from kera.broker import replication as replication_module
-from kera.broker import virtual_log
-from kera.broker.backups import FAILED_MS, FULL_MS
-from kera.broker.heartbeat_report import HeartbeatReport
+from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.ownership.streams import Stream
 from kera.broker.records import Hole
-from kera.broker.replication import IDLE_MS_MIN, Replication
-from kera.broker.stream import Stream
-from kera.broker.virtual_index import virtual_segments
-from kera.broker.virtual_log import Close, Free, Send
+from kera.broker.replication import manager as replication_module
+from kera.broker.replication import virtual_log
+from kera.broker.replication.backups import FAILED_MS, FULL_MS
+from kera.broker.replication.manager import IDLE_MS_MIN, Replication
+from kera.broker.replication.virtual_index import virtual_segments
+from kera.broker.replication.virtual_log import Close, Free, Send
 from kera.core.chunk import ChunkHeader, verify_header
 from kera.core.errors import NotReplicated, TooFewBackups
 from kera.core.ids import Position

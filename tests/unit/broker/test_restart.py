@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kera.broker.arena import Arena
-from kera.broker.index_format import delete_segment, put_entry, put_removal
-from kera.broker.reading import ReadPlan, lag_records, plan_read
+from kera.broker.log.arena import Arena
+from kera.broker.log.read_plan import ReadPlan, lag_records, plan_read
+from kera.broker.log.streamlet import Streamlet
 from kera.broker.records import EntryRecord
-from kera.broker.restart import LOST_GROUPS_MAX, Found, Restart
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.streamlet import Streamlet
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import delete_segment, put_entry, put_removal
+from kera.broker.storage.restart import LOST_GROUPS_MAX, Found, Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import verify_header
 from kera.core.errors import DataLost, InvalidCursor, StartError
 from kera.core.ids import EARLIEST, Position

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kera.broker.entry import Entry
-from kera.broker.reading import plan_read
-from kera.broker.retention import Rules, new_starts
+from kera.broker.log.entry import Entry
+from kera.broker.log.read_plan import plan_read
+from kera.broker.log.retention import Rules, new_starts
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, Log
@@ -273,7 +273,7 @@ def test_a_segment_that_somebody_has_begun_to_remove_counts_as_what_is_left_of_i
 
 
 def test_a_pass_is_bounded_and_the_next_one_goes_on(aged: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.broker.retention.SEGMENTS_MAX", 2)
+    monkeypatch.setattr("kera.broker.log.retention.SEGMENTS_MAX", 2)
     starts: list[Callable[[], list[Position]] | Position] = [everything(aged)[0], everything(aged)[0]]
 
     assert starts == [Position(2, 1, 0), Position(2, 2, 0)]

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from kera.broker.arena import SlotContent
-from kera.broker.entry import Entry
+from kera.broker.log.arena import SlotContent
+from kera.broker.log.entry import Entry
+from kera.broker.log.scan import scan_segment
+from kera.broker.log.segment import Segment, SegmentState
 from kera.broker.records import ProducerRecord, SegmentAddress, SegmentRecord
-from kera.broker.segment import Segment, SegmentState
-from kera.broker.segment_scan import scan_segment
 from kera.core.chunk import HEADER_BYTES, verify_chunk
 from kera.core.errors import InternalError
 from kera.core.ids import EntryId

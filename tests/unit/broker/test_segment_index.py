@@ -6,7 +6,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from kera.broker.index_format import (
+from kera.broker.records import Change, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.storage.index import SegmentIndex, file_checksum
+from kera.broker.storage.index_format import (
     delete_removal,
     delete_segment,
     intact,
@@ -16,8 +18,6 @@ from kera.broker.index_format import (
     put_removal,
     put_segment,
 )
-from kera.broker.records import Change, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
-from kera.broker.segment_index import SegmentIndex, file_checksum
 from kera.core.errors import StartError
 from kera.core.ids import EntryId, Position
 from tests.unit.broker.support import ADDRESS

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from kera.broker.log.scan import SegmentScan, scan_segment
 from kera.broker.records import Hole
-from kera.broker.segment_scan import SegmentScan, scan_segment
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, chunk, placed
 
 OTHER = ADDRESS._replace(group_id=2)

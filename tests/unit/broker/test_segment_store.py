@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from kera.broker.index_format import delete_segment, put_removal
-from kera.broker.jobs import LoadJob, RemoveJob, WriteJob
+from kera.broker.log.scan import scan_segment
+from kera.broker.log.segment import Segment
 from kera.broker.records import SegmentRecord
-from kera.broker.segment import Segment
-from kera.broker.segment_scan import scan_segment
-from kera.broker.segment_store import chunk_ends, record_of, segment_path
+from kera.broker.storage.index_format import delete_segment, put_removal
+from kera.broker.storage.jobs import LoadJob, RemoveJob, WriteJob
+from kera.broker.storage.segment_files import chunk_ends, record_of, segment_path
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, Engine, Log, placed
 
 SECOND = ADDRESS._replace(segment_id=2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.service import APPLICATION_ID_BYTES_MAX, CHANGES_MAX
+from kera.broker.serving.service import APPLICATION_ID_BYTES_MAX, CHANGES_MAX
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
@@ -193,7 +193,7 @@ async def test_an_application_needs_a_name_that_the_index_can_keep(broker: Broke
 
 
 async def test_so_many_applications_and_no_more(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.broker.service.APPLICATIONS_MAX", 2)
+    monkeypatch.setattr("kera.broker.serving.service.APPLICATIONS_MAX", 2)
     codes = [
         (await commit(broker, cursor(Position(1, 1, 0)), application_id=name))[0].error.code
         for name in ("a", "b", "c", "a")

@@ -153,7 +153,7 @@ async def test_a_streamlet_of_another_broker_is_not_described(broker: Broker) ->
 async def test_an_answer_describes_so_many_entries(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream may have a million of them: they would fit into no message, and take the broker's memory."""
     (row,) = await describe(broker, 0)
-    monkeypatch.setattr("kera.broker.service.ENTRIES_MAX", 2 * len(row.entries))
+    monkeypatch.setattr("kera.broker.serving.service.ENTRIES_MAX", 2 * len(row.entries))
 
     assert len(await describe(broker, 0, 0)) == 2
     with pytest.raises(InvalidArgument, match="name fewer streamlets"):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from kera.broker import fetching, lookups
-from kera.broker.index_format import put_entry, put_segment
 from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
+from kera.broker.serving import fetch as fetching
+from kera.broker.serving import lookups
+from kera.broker.storage.index_format import put_entry, put_segment
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, Recovering, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api

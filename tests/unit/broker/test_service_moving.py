@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker import fetching
-from kera.broker.index_format import put_entry, put_producer, put_segment
 from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.serving import fetch as fetching
+from kera.broker.storage.index_format import put_entry, put_producer, put_segment
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import InvalidCursor, NotOwner, StaleEpoch, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker import fetching
-from kera.broker.fetching import READ_RANGES_MAX
+from kera.broker.serving import fetch as fetching
+from kera.broker.serving.fetch import READ_RANGES_MAX
 from kera.core.chunk import verify_chunk
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker import writing
-from kera.broker.virtual_log import Send
+from kera.broker.replication.virtual_log import Send
+from kera.broker.serving import write as writing
 from kera.core.clock import boottime_s
 from kera.core.errors import Unavailable
 from kera.core.rpc import Reply, api

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker import writing
-from kera.broker.jobs import RETRY_MS
+from kera.broker.serving import write as writing
+from kera.broker.storage.jobs import RETRY_MS
 from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import InvalidArgument, OutOfSequence, Unavailable
 from kera.core.ids import EARLIEST, PRODUCER_IDS, Position

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker import streamlet as streamlet_module
-from kera.broker.retention import Rules
-from kera.broker.stream import Streams
+from kera.broker.log import streamlet as streamlet_module
+from kera.broker.log.retention import Rules
+from kera.broker.ownership.streams import Streams
 from kera.core.chunk import verify_header
 from kera.core.errors import InvalidArgument, NotOwner, ProducerFenced, StreamletOutOfRange, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker import streamlet as streamlet_module
-from kera.broker.segment import Segment
+from kera.broker.log import streamlet as streamlet_module
+from kera.broker.log.segment import Segment
 from kera.core.chunk import verify_chunk
 from kera.core.errors import ArenaFull, KeraError, NotAccepted, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import PRODUCER_IDS, Position

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kera.broker.reading import group_entry
-from kera.broker.streamlet import Streamlet
+from kera.broker.log.read_plan import group_entry
+from kera.broker.log.streamlet import Streamlet
 from kera.core.errors import DataLost, UnknownGroup
 from kera.core.ids import Position
 from tests.unit.broker.support import Engine, Log

@@ -7,9 +7,9 @@ The streamlets here have two segments of four chunks in a group, so a lane looks
 
 import pytest
 
-from kera.broker import reading
-from kera.broker.entry import Waiter
-from kera.broker.reading import end_record, first_record, lag_records, plan_read
+from kera.broker.log import read_plan as reading
+from kera.broker.log.entry import Waiter
+from kera.broker.log.read_plan import end_record, first_record, lag_records, plan_read
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EARLIEST, Position
 from tests.unit.broker.support import CHUNK_BYTES, Engine, Log, position

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from kera.backup import reading
-from kera.broker import arriving, recovering
-from kera.broker.recovering import Recovering
-from kera.broker.recovery_scan import VirtualKey
-from kera.broker.repair import Repair
+from kera.broker.recovery import assembly as arriving
+from kera.broker.recovery import rebuild as recovering
+from kera.broker.recovery.rebuild import Recovering
+from kera.broker.recovery.scan import VirtualKey
+from kera.broker.replication.repair import Repair
 from kera.coordinator.intervals import taken_over
 from kera.core.chunk import ChunkHeader, verify_payload
 from kera.core.errors import CorruptChunk, DataLost
@@ -103,8 +104,8 @@ async def test_another_broker_goes_on_where_the_lost_one_ended(world: Cluster) -
 async def test_what_has_no_room_in_memory_is_put_together_in_its_file(
     world: Cluster, monkeypatch: pytest.MonkeyPatch, assembled_bytes_max: int
 ) -> None:
-    monkeypatch.setattr("kera.broker.arriving.ASSEMBLED_BYTES_MAX", assembled_bytes_max)
-    monkeypatch.setattr("kera.broker.recovering.READ_BYTES_MAX", 4096)
+    monkeypatch.setattr("kera.broker.recovery.assembly.ASSEMBLED_BYTES_MAX", assembled_bytes_max)
+    monkeypatch.setattr("kera.broker.recovery.rebuild.READ_BYTES_MAX", 4096)
     info, stored = await written(world, 20)
     node = world.nodes[2]
     await node.start(world.epoch())
@@ -435,7 +436,7 @@ async def test_a_connection_to_a_backup_that_hung_is_not_left_open(world: Cluste
 async def test_files_of_a_stream_that_is_deleted_while_it_comes_go_with_it(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.broker.arriving.ASSEMBLED_BYTES_MAX", 0)
+    monkeypatch.setattr("kera.broker.recovery.assembly.ASSEMBLED_BYTES_MAX", 0)
     monkeypatch.setattr(Recovering, "_completed", lambda *_: None)
     info, _ = await written(world, 10)
     node = world.nodes[2]

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from kera.broker.unknown import UnknownReport
+from kera.broker.ownership.unknown import UnknownReport
 from kera.v1 import coordinator_pb2
 
 
@@ -20,7 +20,7 @@ class Held(dict[int, Any]):
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Held:
-    monkeypatch.setattr("kera.broker.unknown.HELD_MAX", 2)
+    monkeypatch.setattr("kera.broker.ownership.unknown.HELD_MAX", 2)
     held = Held()
     for number in range(1, 6):
         held[number] = SimpleNamespace(stream_id=number, assignments_version=10 * number, config_version=number)
@@ -69,7 +69,7 @@ def test_a_broker_without_streams_says_so(streams: Held) -> None:
 def test_of_large_streams_one_heartbeat_tells_of_a_few(streams: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     described = coordinator_pb2.UnknownStream()
     described.stream.schemas.add(arrow_schema=bytes(1000))
-    monkeypatch.setattr("kera.broker.unknown.TOLD_BYTES", 2 * described.ByteSize())
+    monkeypatch.setattr("kera.broker.ownership.unknown.TOLD_BYTES", 2 * described.ByteSize())
     monkeypatch.setattr(UnknownReport, "_described", lambda *_: described)
     monkeypatch.setattr(UnknownReport, "_is_being_written", lambda *_: False)
     report, told = UnknownReport(cast(Any, streams), lambda: 7), []

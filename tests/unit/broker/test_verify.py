@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from scripts import sample_data_dir as sample
 
-from kera.broker.index_format import delete_segment, put_removal, put_segment
 from kera.broker.records import Change, SegmentAddress, SegmentRecord
 from kera.broker.registration import DataDirectory, Identity
-from kera.broker.segment_index import SegmentIndex
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import delete_segment, put_removal, put_segment
 from kera.broker.verify import Totals, unused, verify
 from kera.core.chunk import HEADER_BYTES, Placement, place_chunk, verify_header
 from kera.core.errors import StartError

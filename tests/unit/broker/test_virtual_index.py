@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.broker.index_format import stream_of
 from kera.broker.records import SegmentAddress
-from kera.broker.virtual_index import delete_virtual_segment, put_virtual_segment, virtual_segments
-from kera.broker.virtual_log import VirtualSegment
+from kera.broker.replication.virtual_index import delete_virtual_segment, put_virtual_segment, virtual_segments
+from kera.broker.replication.virtual_log import VirtualSegment
+from kera.broker.storage.index_format import stream_of
 from tests.unit.broker.replication_support import Replicated, extents_of
 from tests.unit.broker.support import STREAM_ID, Engine
 

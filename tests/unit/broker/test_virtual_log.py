@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from kera.broker import virtual_log
-from kera.broker.virtual_log import Batch, Close, Effect, Free, Send, Totals, VirtualLog, VirtualSegment
+from kera.broker.replication import virtual_log
+from kera.broker.replication.virtual_log import Batch, Close, Effect, Free, Send, Totals, VirtualLog, VirtualSegment
 from kera.core.chunk import chained_checksum
 from kera.core.errors import NotReplicated
 from tests.unit.broker.replication_support import checksum_of, extents_of, nothing_pinned

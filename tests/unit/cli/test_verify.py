@@ -13,10 +13,10 @@ import pytest
 from kera.backup.frames import Layout
 from kera.backup.log_file import NAME
 from kera.broker.registration import DataDirectory
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import segment_path
-from kera.broker.virtual_index import put_virtual_segment
-from kera.broker.virtual_log import Extent, VirtualSegment
+from kera.broker.replication.virtual_index import put_virtual_segment
+from kera.broker.replication.virtual_log import Extent, VirtualSegment
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.segment_files import segment_path
 from kera.cli import verify as verify_module
 from kera.cli._run import run_app
 from kera.cli.app import app

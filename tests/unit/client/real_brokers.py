@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kera.broker.arena import Arena
+from kera.broker.log.arena import Arena
 from kera.client.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription

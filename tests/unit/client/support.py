@@ -9,17 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from kera.broker.arena import Arena
-from kera.broker.disk import LocalDisk
-from kera.broker.metrics import Counters
-from kera.broker.persistence import PersistenceManager
-from kera.broker.replication import Limits, Replication
-from kera.broker.restart import Restart
-from kera.broker.segment import Segment
-from kera.broker.segment_index import SegmentIndex
-from kera.broker.segment_store import SegmentStore
-from kera.broker.service import BrokerService
-from kera.broker.stream import Streams
+from kera.broker.counters import Counters
+from kera.broker.log.arena import Arena
+from kera.broker.log.segment import Segment
+from kera.broker.ownership.streams import Streams
+from kera.broker.replication.manager import Limits, Replication
+from kera.broker.serving.service import BrokerService
+from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
 from kera.client.locality import Locality
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.broker.reading import ordinal_of
+from kera.broker.log.read_plan import ordinal_of
 from kera.client import group_consumer
 from kera.client.applications import Lag, describe_application, reset_application
 from kera.client.group_consumer import GroupConsumer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker import lookups
+from kera.broker.serving import lookups
 from kera.client import locating
 from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.core.errors import (

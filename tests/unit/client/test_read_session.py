@@ -165,7 +165,7 @@ async def test_more_ranges_than_a_request_takes_are_told_in_several(
     """Also when the broker keeps no session: then each begin has others."""
     monkeypatch.setattr("kera.client.read_session.RANGES_MAX", 2)
     if not kept:
-        monkeypatch.setattr("kera.broker.read_sessions.CONNECTION_RANGES_MAX", 1)
+        monkeypatch.setattr("kera.broker.serving.read_sessions.CONNECTION_RANGES_MAX", 1)
     producer = make_producer(wide, chunk_bytes_max=1024)
     await producer.prepare("s")
     parts = [part(number) for number in range(STREAMLETS)]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from kera.broker import push_server
-from kera.broker.push import Push
-from kera.broker.push_server import PushServer, peer_uid
+from kera.broker.serving import push_server
+from kera.broker.serving.push import Push
+from kera.broker.serving.push_server import PushServer, peer_uid
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import PathNotWritable
 from kera.core.push import ALIVE_INTERVAL_MS, VERSION, Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of

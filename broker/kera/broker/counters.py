@@ -1,0 +1,38 @@
+"""What the broker counts on its hot path: plain integers, which ``kera.broker.metrics`` shows when it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kera.v1 import push_pb2
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start."""
+
+    write_requests: int = 0
+    chunks_appended: int = 0
+    records_appended: int = 0
+    bytes_appended: int = 0
+    chunks_duplicate: int = 0
+    chunks_refused: int = 0
+    read_requests: int = 0
+    bytes_read: int = 0
+    not_owner: int = 0
+    writes_without_lease: int = 0
+
+
+@dataclass(slots=True)
+class PushTotals:
+    """What was pushed to readers of this node since the start, and to how many now."""
+
+    connections: int = 0
+    lanes: int = 0
+    runs: int = 0
+    bytes: int = 0
+    refused: int = 0
+    ends: dict[str, int] = field(
+        default_factory=lambda: {name.lower(): 0 for name, reason in push_pb2.PushEnd.Reason.items() if reason}
+    )
+    """By reason."""

@@ -1,0 +1,392 @@
+"""The log engine of one broker: arena, index, disk and persistence manager, made ready, kept going, and put away.
+
+    start()   take over the last launch's arena or make one, open the index, find what is there
+    running   perform what the persistence manager plans, on threads; retention, idle time-outs, retries by the clock
+    close()   flush everything and remove the arena; if the disk does not take it, leave it in the arena
+
+What is in the log, and who owns it, is for ``kera.broker.ownership.streams``; who may read and write, for the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kera.broker.log.arena import Arena, remove_orphans
+from kera.broker.log.entry import Entry
+from kera.broker.log.intervals import held_streamlets
+from kera.broker.log.retention import new_starts
+from kera.broker.ownership.stream_records import assignments_version
+from kera.broker.ownership.streams import Streams
+from kera.broker.records import SegmentAddress
+from kera.broker.recovery.takeover import Takeovers
+from kera.broker.registration import IDENTITY_NAMES
+from kera.broker.replication.manager import Replication
+from kera.broker.replication.repair import Repair
+from kera.broker.replication.replicator import Replicator
+from kera.broker.replication.virtual_index import virtual_segments
+from kera.broker.settings import BrokerSettings
+from kera.broker.steady_time import SteadyTime
+from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.index import FORMAT, SegmentIndex
+from kera.broker.storage.jobs import Job
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.broker.storage.segment_files import SegmentStore
+from kera.core.clock import Clock, SystemClock
+from kera.core.errors import PathNotWritable, StartError
+from kera.core.ids import EntryId
+from kera.core.lineage import comes_from
+from kera.core.process import node_id
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2
+
+log = get_logger("kera.log")
+
+TICK_S = 0.1
+RETENTION_TICKS = 10
+"""Retention looks at all streams with rules once in so many ticks."""
+THREADS = 5
+"""One commit, one flush, two loads and one removal can be under way."""
+IDS_LOGGED_MAX = 100
+"""Of streams, in one message."""
+REPLICATE_TIMEOUT_S = 3.0
+"""For what backups do not have yet, of that."""
+
+
+class LogEngine:
+    """See the head of this module. Made with `start`; belongs to one event loop."""
+
+    def __init__(
+        self, settings: BrokerSettings, arena: Arena, restart: Restart, memory: PersistenceManager, clock: Clock
+    ) -> None:
+        self.arena = arena
+        self.restart = restart
+        self.memory = memory
+        self.replication = Replication(settings.replication_limits(), memory.note, node_id=node_id())
+        self.replication.now_ms = memory.now_ms
+        self.streams = Streams(memory, restart, self.replication)
+        self.replicator = Replicator(self.replication, node_id=node_id(), timeout_ms=settings.backup_timeout_ms)
+        self.takeovers = Takeovers(
+            restart,
+            memory,
+            self.streams,
+            self.replication,
+            backups=lambda: self.replicator.known_backups,
+            broker_id=lambda: self.replicator.broker_id,
+            node_id=node_id(),
+        )
+        self._settings = settings
+        self._clock = clock
+        self._index = restart.index
+        self._store = restart.store
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(THREADS, "kera-disk")
+        self._dispatching = False
+        self._jobs: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
+        self._started_s = clock.monotonic_s()
+        self._time = SteadyTime(clock)
+        memory.on_work = self._work
+        memory.on_gone = self.replication.coverage.gone
+        self._ticking = asyncio.create_task(self._tick())
+        self._repairing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, settings: BrokerSettings, data_dir: Path, clock: Clock | None = None) -> LogEngine:
+        """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it."""
+        clock = clock or SystemClock()
+        begun_s = clock.monotonic_s()
+        root = data_dir / "log"
+        # Memory that names a new directory is of one that was at its place before: what is in it is nobody's any more.
+        new = not root.exists() and not any((data_dir / name).exists() for name in IDENTITY_NAMES)
+        index, whole = await asyncio.to_thread(_open_index, root)
+        store = SegmentStore(root, LocalDisk(root), index)
+        arena = None if new else Arena.attach(settings.shm_dir, data_dir)
+        remove_orphans(settings.shm_dir, data_dir)
+        restart = Restart(arena, index, store)
+        await asyncio.to_thread(restart.look, index_whole=whole, slot_bytes=settings.segment_bytes)
+        if arena is not None and _differs(arena, settings):
+            log.info("memory is of another size than before: putting what it holds on disk", path=str(arena.path))
+            await cls._drain(settings, arena, restart, clock)
+            arena = None
+            restart = Restart(None, index, store, restart.found)
+        if arena is None:
+            arena = Arena.create(
+                settings.shm_dir,
+                arena_bytes=settings.arena_bytes,
+                slot_bytes=settings.segment_bytes,
+                data_dir=data_dir,
+                ephemeral=settings.ephemeral,
+            )
+        memory = await _memory(arena, index, settings.segment_bytes, clock, settings.flush_delay_ms)
+        engine = cls(settings, arena, restart, memory, clock)
+        log.info(
+            "log opened",
+            seconds=round(clock.monotonic_s() - begun_s, 3),
+            **{name: getattr(restart.found, name) for name in restart.found.__slots__},
+        )
+        return engine
+
+    @classmethod
+    async def _drain(cls, settings: BrokerSettings, arena: Arena, restart: Restart, clock: Clock) -> None:
+        """Put everything in an arena on disk, however long that takes, and remove it. Raises `StartError`."""
+        engine = cls(settings, arena, restart, await _memory(arena, restart.index, arena.slot_bytes, clock), clock)
+        if not await engine._stop(close_index=False, flush_timeout_s=None):
+            await asyncio.to_thread(restart.index.close, clean=False)
+            raise StartError(
+                f"{engine.memory.bytes_left} bytes of {arena.path} are nowhere else and could not be put on disk"
+                f" ({engine.memory.disk_error or 'see the log'}), so the size of the memory cannot change now;"
+                f" start with --arena-bytes {arena.slot_count * arena.slot_bytes} --segment-bytes {arena.slot_bytes}"
+                " until they are",
+                path=str(arena.path),
+                bytes=engine.memory.bytes_left,
+            )
+
+    async def own(
+        self,
+        owned: Iterable[common_pb2.StreamInfo],
+        broker_id: int,
+        broker_epoch: int,
+        recovered_before_epoch: int | None = None,
+        elsewhere: Iterable[int] = (),
+    ) -> None:
+        """Drop what is here of streamlets that others have now; the service opens those that `owned` gives us.
+
+        `elsewhere`: further streams that the coordinator knows, of which it has given us nothing. Any other it does not
+        know: it is kept, for the metadata may be older than it is, until an order comes to drop it or to open it.
+        `recovered_before_epoch`: what launches before that had is recovered, or was, from their replicas (0: nothing).
+        None: nobody says; then replicas of streams that are not ours any more are spared.
+        """
+        owned = list(owned)
+        found = await asyncio.to_thread(lambda: list(virtual_segments(self._index)))
+        held = held_streamlets(owned, broker_id)
+        keep = {stream_id for stream_id, _ in held}
+        there = self.held_streams()
+        known = {info.stream_id for info in owned} | set(elsewhere)
+        overtaken = {info.stream_id for info in owned if not comes_from(info, there.get(info.stream_id, 0))}
+        meta = self.memory.meta
+        recover_before = max(meta.get("recover_before_epoch", 0), recovered_before_epoch or 0)
+        spare_before = meta.get("spare_before_epoch", 0)
+        if self.restart.found.lost_memory:
+            recover_before = broker_epoch
+        elif recovered_before_epoch is None and any(each.stream_id not in keep for each in found):
+            spare_before = broker_epoch
+        self.memory.remember(recover_before_epoch=recover_before, spare_before_epoch=spare_before)
+        await asyncio.to_thread(self._index.commit, [], self.memory.meta)
+        self.replication.begin(
+            broker_epoch, found, recover_before_epoch=recover_before, spare_before_epoch=spare_before
+        )
+        self.replicator.begin(broker_id, broker_epoch)
+        gone = known - keep - overtaken
+        for stream_id in gone & there.keys():
+            log.info("dropping a stream of which others have everything now", stream_id=stream_id)
+            self.memory.drop_stream(stream_id)
+        for stream_id, streamlet_id in {entry[:2] for entry in self._index.entries()} - held:
+            if stream_id in keep - overtaken:
+                log.info("dropping a streamlet that is elsewhere now", stream_id=stream_id, streamlet_id=streamlet_id)
+                self.streams.drop_remains(stream_id, streamlet_id)
+        self.restart.drop_leftovers(
+            lambda stream_id, streamlet_id: (
+                stream_id in gone or (stream_id in keep - overtaken and (stream_id, streamlet_id) not in held)
+            )
+        )
+        self.replication.coverage.keep_streams(there.keys() - gone)
+        await asyncio.to_thread(self._keep_unknown, there.keys() - known)
+        repair = Repair(
+            self.replication,
+            self.memory,
+            find=self._entry,
+            pump=self.replicator.pump,
+            bytes_per_s=self._repair_bytes_per_s,
+        )
+        self._repairing = asyncio.create_task(repair.run())
+
+    def held_streams(self) -> dict[int, int]:
+        """The streams of which anything is here, each with the latest version of its assignments that was here."""
+        ids = self._index.stream_ids() | {entry.stream_id for entry in self.restart.leftovers()}
+        return {stream_id: assignments_version(self._index, stream_id) for stream_id in ids}
+
+    def _keep_unknown(self, stream_ids: Iterable[int]) -> None:
+        for stream_id in sorted(stream_ids):
+            self.streams.unknown[stream_id] = self.restart.unserved(stream_id)
+        if self.streams.unknown:
+            log.warning(
+                "the coordinator does not know some streams that are here; they are kept, and not served. Its metadata"
+                " may have been restored from a copy that is older than they are",
+                stream_ids=list(self.streams.unknown)[:IDS_LOGGED_MAX],
+                streams=len(self.streams.unknown),
+                bytes=sum(held.bytes for held in self.streams.unknown.values()),
+            )
+
+    def _repair_bytes_per_s(self) -> int:
+        settings = self._settings
+        return max(settings.repair_bytes_per_s, settings.recovery_bytes_per_s if self.takeovers.active else 0)
+
+    def _entry(self, address: SegmentAddress) -> Entry | None:
+        return self.streams.entry(EntryId(*address[:3]))
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        if not self._dispatching:
+            self._dispatching = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._dispatching = False
+        for job in self.memory.plan():
+            future = self._loop.run_in_executor(self._pool, self._store.perform, job)
+            self._jobs.add(future)
+            future.add_done_callback(lambda done, job=job: self._done(job, done))  # type: ignore[misc]
+
+    def _done(self, job: Job, future: asyncio.Future[None]) -> None:
+        self._jobs.discard(future)
+        future.result()  # `perform` raises nothing but what is a defect
+        self.memory.finished(job)
+        self._changed.set()
+
+    async def _tick(self) -> None:
+        ticks = 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            ticks += 1
+            now_s = self._clock.monotonic_s()
+            self.memory.now_us = self._time.now_us()
+            self.memory.tick(int(now_s * 1000), idle_close_ms=self._settings.idle_close_ms)
+            self.replication.tick(int(now_s * 1000))
+            if ticks % RETENTION_TICKS == 0:
+                self._retain()
+            if self.arena.inherited and (now_s - self._started_s) * 1000 >= self._settings.reader_grace_ms:
+                for slot in self.arena.inherited:
+                    slot.release()
+                self.arena.inherited.clear()
+
+    def _retain(self) -> None:
+        now_us = self.memory.now_us
+        for stream in self.streams:
+            if not stream.retention:
+                continue
+            for streamlet in stream.streamlets.values():
+                for entry, position, record in new_starts(streamlet, stream.retention, now_us):
+                    self._move_start(entry, position, record)
+                if stream.retention.age_us:
+                    self.memory.close_older(streamlet.entries.made, stream.retention.age_us // 1000)
+
+    def _move_start(self, entry: Entry, position: Any, record: int) -> None:
+        self.streams.move_start(entry, position, record)
+        self.memory.collect(entry)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Flush everything, unless the broker never comes back. What the disk does not take stays in the arena."""
+        await self._stop(close_index=True, flush_timeout_s=self._settings.stop_flush_ms / 1000)
+
+    async def _stop(self, *, close_index: bool, flush_timeout_s: float | None) -> bool:
+        """Whether all is on disk. The arena goes only then, or if the broker never comes back."""
+        clean = False
+        if not self._settings.ephemeral:
+            for entry in self.restart.leftovers():  # of streams that were not opened: the arena is about to go
+                for segment in self.restart.restore_entry(entry):
+                    self.memory.adopt(segment)
+            self.memory.close_all()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(flush_timeout_s):
+                    await self._replicated()
+                    clean = await self._flushed()
+        self._ticking.cancel()
+        if self._repairing is not None:
+            self._repairing.cancel()
+            await asyncio.wait([self._repairing])
+        await self.takeovers.close()
+        await self.replicator.close()
+        self.memory.on_work = lambda: None
+        if self._jobs:
+            await asyncio.wait(self._jobs)
+        await asyncio.to_thread(self._pool.shutdown)
+        # What was under way when the time was up may have been the last of it.
+        clean = clean or (not self._settings.ephemeral and self.memory.idle and self.memory.disk_error is None)
+        try:
+            if clean:
+                await asyncio.to_thread(self._index.commit, [], dict(self.memory.meta, clean=True))
+        except OSError:
+            clean = False
+        if not clean and not self._settings.ephemeral:
+            log.error(
+                "not all is on disk; what is left stays in shared memory for the next start, unless the host goes down",
+                bytes=self.memory.bytes_left,
+                stop_flush_ms=self._settings.stop_flush_ms,
+                disk_error=str(self.memory.disk_error or ""),
+                path=str(self.arena.path),
+            )
+        if close_index:
+            await asyncio.to_thread(self._index.close, clean=clean)
+        self.arena.on_release = None
+        self.arena.close(keep=not clean and not self._settings.ephemeral)
+        return clean
+
+    async def _replicated(self) -> None:
+        """Wait until backups have everything and have closed it, if they do so soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPLICATE_TIMEOUT_S):
+                while not self.replication.settled:
+                    self.replication.close_all()
+                    await asyncio.sleep(TICK_S / 10)
+
+    async def _flushed(self) -> bool:
+        """Wait until everything is on disk; False when the disk does not take it, or too few backups have it."""
+        while not self.memory.idle:
+            if self.memory.disk_error is not None or self.memory.held_back:
+                return False
+            self._changed.clear()
+            self._work()
+            await self._changed.wait()
+        return True
+
+
+def _open_index(root: Path) -> tuple[SegmentIndex, bool]:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return SegmentIndex.open_checked(root / "index")
+    except OSError as error:
+        raise PathNotWritable(
+            f"cannot write the log in {root}: {error.strerror}; choose another --data-dir", path=str(root)
+        ) from error
+
+
+async def _memory(
+    arena: Arena, index: SegmentIndex, slot_bytes: int, clock: Clock, flush_delay_ms: int = 0
+) -> PersistenceManager:
+    found = index.meta()
+    meta = {
+        "format": FORMAT,
+        "clean": False,
+        "slot_bytes": max(slot_bytes, found.get("slot_bytes", 0)),
+        "next_physical_id": found.get("next_physical_id", 1),
+        "first_unsettled_id": found.get("next_physical_id", 1),
+        "recover_before_epoch": found.get("recover_before_epoch", 0),
+        "spare_before_epoch": found.get("spare_before_epoch", 0),
+    }
+    await asyncio.to_thread(index.commit, [], meta)
+    now_ms = int(clock.monotonic_s() * 1000)
+    return PersistenceManager(
+        arena,
+        index,
+        next_physical_id=meta["next_physical_id"],
+        meta=meta,
+        now_ms=now_ms,
+        now_us=clock.now_us(),
+        flush_delay_ms=flush_delay_ms,
+    )
+
+
+def _differs(arena: Arena, settings: BrokerSettings) -> bool:
+    return (arena.slot_bytes, arena.slot_count) != (
+        settings.segment_bytes,
+        settings.arena_bytes // settings.segment_bytes,
+    )

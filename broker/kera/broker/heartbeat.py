@@ -1,0 +1,145 @@
+"""What a broker tells the coordinator with each heartbeat: loads, starts that moved, what is empty, recoveries.
+
+Loads are rates since the last heartbeat, whether that was answered or not. The rest is told until an answer says that
+it has arrived, or for as long as it is so. All of it is bounded: what does not fit goes with the next heartbeats.
+
+A heartbeat walks over all streamlets, which takes 0.15 µs for each that is quiet (1.5 ms for ten thousand), and looks
+into some of those that have moved, in turns: that takes longer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import itemgetter
+
+from kera.broker.log.entry import Entry
+from kera.broker.log.intervals import Interval
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.streams import Streams
+from kera.broker.ownership.unknown import UnknownReport
+from kera.broker.replication.manager import Replication
+from kera.core.ids import Position
+from kera.v1 import coordinator_pb2
+
+LOADS_MAX = 1000
+STARTS_MAX = 1000
+EMPTY_INTERVALS_MAX = 1000
+MOVED_MAX = 1000
+"""Streamlets with older intervals, of which one heartbeat finds out whether they are empty."""
+
+Recoveries = Callable[[], Iterable[coordinator_pb2.RecoveryProgress]]
+
+
+class HeartbeatReport:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        recoveries: Recoveries = lambda: (),
+        monotonic_s: Callable[[], float] = time.monotonic,
+        replication: Replication | None = None,
+        unknown: UnknownReport | None = None,
+    ) -> None:
+        self._streams = streams
+        self._recoveries = recoveries
+        self._replication = replication
+        self._unknown = unknown
+        self._unneeded: frozenset[int] = frozenset()
+        """Backups that the heartbeat names that is not answered yet."""
+        self._monotonic_s = monotonic_s
+        self._filled_s = monotonic_s()
+        self._looked_at = 0
+        """Streamlets with older intervals, in this round of looks."""
+        self._told: dict[Entry, Position] = {}
+        """Starts in the heartbeat that is not answered yet."""
+
+    def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
+        """Put into a heartbeat what there is to tell now."""
+        now_s = self._monotonic_s()
+        seconds, self._filled_s = max(now_s - self._filled_s, 1e-3), now_s
+        loads: list[_Load] = []
+        moved: list[Streamlet] = []
+        total_bytes = 0
+        for stream in self._streams:  # of which there may be ten thousand: messages are only made of what is told
+            for streamlet in stream.streamlets.values():
+                if streamlet.bytes_appended or streamlet.bytes_read:
+                    total_bytes += streamlet.bytes_appended
+                    loads.append(_load_of(streamlet))
+                if len(streamlet.intervals) > 1 or not streamlet.owned:
+                    moved.append(streamlet)
+        self._add_empty(request, moved)
+        request.bytes_per_s = round(total_bytes / seconds)
+        for _, streamlet, appended, records, read in heapq.nlargest(LOADS_MAX, loads, key=itemgetter(0)):
+            request.loads.add(
+                stream_id=streamlet.stream_id,
+                streamlet_id=streamlet.streamlet_id,
+                bytes_per_s=round(appended / seconds),
+                records_per_s=round(records / seconds),
+                read_bytes_per_s=round(read / seconds),
+            )
+        self._add_starts(request)
+        request.recoveries.extend(self._recoveries())
+        if self._unknown is not None:
+            self._unknown.fill(request)
+        if self._replication is not None:
+            self._unneeded = self._replication.unneeded_backups()
+            self._replication.backups.unneeded |= self._unneeded  # it may count from when it is sent
+            request.unneeded_backup_ids.extend(sorted(self._unneeded))
+
+    def _add_starts(self, request: coordinator_pb2.HeartbeatRequest) -> None:
+        self._told = {}
+        for entry in islice(self._streams.moved_starts, STARTS_MAX):
+            start = request.starts.add(first_record=entry.start_record).start
+            start.stream_id, start.streamlet_id, start.entry = entry.log_id
+            start.group_id, start.segment_id, start.position = entry.start
+            self._told[entry] = entry.start
+
+    def _add_empty(self, request: coordinator_pb2.HeartbeatRequest, moved: list[Streamlet]) -> None:
+        first = self._looked_at if self._looked_at < len(moved) else 0
+        found = (
+            (streamlet, each) for streamlet in moved[first : first + MOVED_MAX] for each in empty_intervals(streamlet)
+        )
+        for streamlet, interval in islice(found, EMPTY_INTERVALS_MAX):
+            request.empty_intervals.add(
+                stream_id=streamlet.stream_id,
+                streamlet_id=streamlet.streamlet_id,
+                first_group_id=interval.first_group_id,
+            )
+        self._looked_at = first + MOVED_MAX
+
+    def answered(self, answer: coordinator_pb2.HeartbeatResponse, /) -> None:
+        """The last heartbeat that was filled has arrived."""
+        if self._unknown is not None:
+            self._unknown.answered(answer)
+        for entry, start in self._told.items():
+            if entry.start == start:
+                self._streams.moved_starts.pop(entry, None)
+        self._told = {}
+        if self._replication is not None:
+            self._replication.backups.unneeded = self._unneeded
+
+
+_Load = tuple[int, Streamlet, int, int, int]
+
+
+def _load_of(streamlet: Streamlet) -> _Load:
+    """How busy a streamlet was since it was last asked, which and with what: bytes and records appended, bytes read."""
+    appended, records, read = streamlet.bytes_appended, streamlet.records_appended, streamlet.bytes_read
+    streamlet.bytes_appended = streamlet.records_appended = streamlet.bytes_read = 0
+    return appended + read, streamlet, appended, records, read
+
+
+def empty_intervals(streamlet: Streamlet) -> Iterator[Interval]:
+    """Closed intervals here of which nothing is left, the oldest ones: what goes goes from the start.
+
+    Those behind one of which something is left are not looked at: there may be many, and this is asked all the time.
+    """
+    for interval in streamlet.intervals:
+        first = [entry.next_group(max(interval.first_group_id, 1) - 1) for entry in streamlet.entries.made]
+        if not interval.closed or any(group_id is not None and group_id < interval.end_group_id for group_id in first):
+            return
+        yield interval

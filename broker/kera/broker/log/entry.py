@@ -1,0 +1,347 @@
+"""An entry: one append lane of a streamlet, a log of segments of which the older ones are on disk.
+
+    start                    last_stored                                  end (durable head)
+      │                           │                                           │
+      ▼                           ▼                                           ▼
+      ├── on disk and in the index ──┼── tail: in memory, not (all) on disk ──┤
+             some of it in memory, too                the last one may be open
+
+What is on disk is always the older part: segments go into the index in the order of the log. So whatever becomes of the
+memory, what is left is the log up to some point, without a hole. If a point was lost nevertheless, the positions behind
+it are a gap, which is remembered, and never given to other data.
+
+Invariants: segments of the tail are newer than all stored ones, and in memory; only the last one may be open; ordinals
+of records have no gap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from kera.broker.log.segment import Segment, SegmentState
+from kera.broker.records import (
+    NO_SEGMENT,
+    EntryRecord,
+    Gap,
+    Graft,
+    Key,
+    SegmentAddress,
+    SegmentLookup,
+    SegmentRecord,
+)
+from kera.core.ids import EARLIEST, EntryId, Position
+
+
+class Waiter:
+    """A reader that waits for any of several entries."""
+
+    __slots__ = ()
+
+    def wake(self) -> None:
+        """Called, possibly often, when a durable head has moved or the entry is gone."""
+        raise NotImplementedError  # abstract: the service's waiter holds a future
+
+
+class Entry:
+    """See the head of this module."""
+
+    __slots__ = (
+        "by_replicas",
+        "committed",
+        "gaps",
+        "index",
+        "last_stored",
+        "log_id",
+        "next_record",
+        "readers",
+        "resident",
+        "segment_index",
+        "start",
+        "start_record",
+        "stored_bytes",
+        "stored_end",
+        "stored_record",
+        "stored_segments",
+        "tail",
+        "waiters",
+    )
+
+    def __init__(self, log_id: EntryId, segment_index: SegmentLookup, record: EntryRecord | None = None) -> None:
+        record = record or EntryRecord()
+        self.log_id = log_id
+        self.index = log_id.entry
+        self.segment_index = segment_index
+        self.start = record.start
+        """Position of the first byte that is there; `EARLIEST` when nothing ever was."""
+        self.start_record = record.start_record
+        self.next_record = max(record.next_record, record.start_record)
+        """Ordinal of the next record."""
+        self.stored_record = self.next_record
+        """Ordinal behind the stored part."""
+        self.stored_bytes = record.stored_bytes
+        self.stored_segments = record.stored_segments
+        self.last_stored: Key = (record.last_group_id, record.last_segment_id)
+        self.stored_end = EARLIEST
+        """Where the stored part ends."""
+        self.gaps = list(record.gaps)
+        self.by_replicas = False
+        """The durable head moves when backups have what is before it, and only that much goes to disk."""
+        self.tail: list[Segment] = []
+        self.resident: dict[Key, Segment] = {}
+        """What is in memory or on its way there: the tail, and stored segments that are kept or were loaded."""
+        self.waiters: set[Waiter] = set()
+        """Readers to wake when the durable head moves."""
+        self.readers: dict[int, Key] = {}
+        """Where each connected reader is."""
+        self.committed: dict[str, Position] = {}
+        """How far applications have said that they have read."""
+        if self.last_stored != NO_SEGMENT:
+            last = segment_index.segment(self.address(self.last_stored))
+            self.stored_end = Position(*self.last_stored, last.length if last is not None else 0)
+
+    def address(self, key: Key) -> SegmentAddress:
+        """The full address of one of its segments."""
+        return SegmentAddress(*self.log_id, *key)
+
+    # -- what is there -----------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Segment | None:
+        """The open segment."""
+        tail = self.tail
+        if tail and not tail[-1].closed:
+            return tail[-1]
+        return None
+
+    @property
+    def end(self) -> Position:
+        """The durable head; `EARLIEST` when nothing ever was."""
+        for segment in reversed(self.tail):
+            if segment.durable_head:
+                return Position(*segment.key, segment.durable_head)
+        return max(self.start, self.stored_end)  # not a segment of which nothing is durable: it may be lost yet
+
+    @property
+    def length_bytes(self) -> int:
+        """Of what readers can see."""
+        start = self.start
+        skipped = start.offset if self.exists((start.group_id, start.segment_id)) else 0
+        return self.stored_bytes + sum(segment.durable_head for segment in self.tail) - skipped
+
+    def exists(self, key: Key) -> bool:
+        """Whether this segment is there."""
+        return key in self.resident or (
+            key <= self.last_stored and self.segment_index.segment(self.address(key)) is not None
+        )
+
+    def find(self, key: Key) -> Segment | SegmentRecord | None:
+        """A segment in memory, or the record of one on disk."""
+        segment = self.resident.get(key)
+        if segment is not None:
+            return segment
+        return self.segment_index.segment(self.address(key)) if key <= self.last_stored else None
+
+    def following(self, key: Key) -> tuple[Key, Segment | SegmentRecord] | None:
+        """The segment behind `key`, which need not exist."""
+        if key < self.last_stored:
+            found = self.segment_index.following(self.address(key))
+            if found is not None:
+                address, record = found
+                following = (address.group_id, address.segment_id)
+                if following <= self.last_stored:
+                    return following, self.resident.get(following, record)
+        at = bisect_right(self.tail, key, key=_key)
+        return (self.tail[at].key, self.tail[at]) if at < len(self.tail) else None
+
+    def first(self) -> tuple[Key, Segment | SegmentRecord] | None:
+        """The first segment of which anything is left."""
+        key = (self.start.group_id, self.start.segment_id)
+        found = self.find(key)
+        if found is not None and self.start.offset < length_of(found):
+            return key, found
+        return self.following(key)
+
+    def segments(self, after: Key = NO_SEGMENT) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
+        """All segments behind `after` of which anything is left, in order."""
+        found = self.first() if after == NO_SEGMENT else self.following(after)
+        while found is not None:
+            yield found
+            found = self.following(found[0])
+
+    def group_segments(self, group_id: int, after_segment_id: int = 0) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
+        """The segments of one group of which anything is left, behind one of them. Each is looked up anew."""
+        before_start = (self.start.group_id, self.start.segment_id - 1)
+        for key, segment in self.segments(max((group_id, after_segment_id), before_start)):
+            if key[0] != group_id:
+                break
+            yield key, segment
+
+    def next_group(self, after: int) -> int | None:
+        """The first group behind `after` of which anything is left."""
+        start_group = self.start.group_id
+        found = self.first() if after < start_group else self.following((after + 1, 0))
+        return found[0][0] if found is not None else None
+
+    def gap_at(self, position: Position) -> Gap | None:
+        """The gap that `position` is in."""
+        return next((gap for gap in self.gaps if gap.start <= position < gap.end), None)
+
+    def gaps_behind(self, position: Position) -> bool:
+        """Whether there is a gap at or behind `position`."""
+        return any(gap.end > position for gap in self.gaps)
+
+    def state_of(self, segment: Segment) -> SegmentState:
+        """Where in its life a segment in memory is."""
+        if segment.loading:
+            return SegmentState.LOADING
+        if not segment.closed:
+            return SegmentState.HEAD
+        if self.readers and self.distance(segment.key) is None:
+            return SegmentState.PROCESSED
+        return SegmentState.GROUP
+
+    def distance(self, key: Key) -> tuple[int, int] | None:
+        """How far the nearest reader has to go to this segment, in groups and segments; None when none will come."""
+        behind = [reader for reader in self.readers.values() if reader <= key]
+        if not behind:
+            return None
+        nearest = max(behind)
+        return key[0] - nearest[0], key[1] - nearest[1]
+
+    # -- changes -----------------------------------------------------------------------------------------------
+
+    def add(self, segment: Segment) -> None:
+        """A new segment at the end."""
+        self.tail.append(segment)
+        self.resident[segment.key] = segment
+        if self.start == EARLIEST:
+            self.start, self.start_record = Position(*segment.key, 0), segment.first_record
+
+    def record(self) -> EntryRecord:
+        """What the index is to have of the entry."""
+        return EntryRecord(
+            self.start,
+            self.start_record,
+            self.stored_record,
+            self.stored_bytes,
+            self.stored_segments,
+            *self.last_stored,
+            tuple(self.gaps),
+        )
+
+    def record_with(self, segments: list[Segment]) -> EntryRecord:
+        """What the index is to have when `segments`, the oldest of the tail, are stored."""
+        last = segments[-1]
+        return self.record()._replace(
+            next_record=last.first_record + last.record_count,
+            stored_bytes=self.stored_bytes + sum(segment.head for segment in segments),
+            stored_segments=self.stored_segments + len(segments),
+            last_group_id=last.address.group_id,
+            last_segment_id=last.address.segment_id,
+        )
+
+    def grafted(self, graft: Graft) -> EntryRecord:
+        """What the index is to have when a graft is stored. Nothing of the tail is before it."""
+        record = self.record()
+        if graft.start != EARLIEST and (self.start == EARLIEST or graft.start < self.start):
+            record = record._replace(start=graft.start, start_record=graft.start_record)
+        if graft.last > self.last_stored:
+            record = record._replace(
+                next_record=graft.next_record, last_group_id=graft.last[0], last_segment_id=graft.last[1]
+            )
+        return record._replace(
+            stored_bytes=record.stored_bytes + graft.bytes,
+            stored_segments=record.stored_segments + graft.segments,
+            gaps=tuple(sorted({*record.gaps, *graft.gaps})),
+        )
+
+    def graft(self, graft: Graft) -> None:
+        """The index has it."""
+        record = self.grafted(graft)
+        self.start, self.start_record, self.stored_record = record.start, record.start_record, record.next_record
+        self.stored_bytes, self.stored_segments = record.stored_bytes, record.stored_segments
+        self.gaps = list(record.gaps)
+        if graft.last > self.last_stored:
+            self.last_stored, self.stored_end = graft.last, graft.end
+        self.next_record = max(self.next_record, graft.next_record)
+
+    def recovering(self, key: Key) -> bool:
+        """Whether a segment has yet to come from backups."""
+        found = self.find(key)
+        return isinstance(found, SegmentRecord) and not found.physical_id
+
+    def stored(self, segment: Segment) -> None:
+        """The oldest segment of the tail is on disk and in the index."""
+        self.tail.pop(0)
+        self.last_stored = segment.key
+        self.stored_end = Position(*segment.key, segment.head)
+        self.stored_record = segment.first_record + segment.record_count
+        self.stored_bytes += segment.head
+        self.stored_segments += 1
+
+    def wake(self) -> None:
+        """Let waiting readers look again."""
+        if self.waiters:
+            for waiter in list(self.waiters):
+                waiter.wake()
+
+
+class Entries:
+    """The entries of a streamlet, by their index.
+
+    A stream may have a million, most of which are never written to. So one of which nothing was ever here is made when
+    somebody asks for it. To go through all of them makes them all; who looks for what is there goes through `made`.
+    """
+
+    __slots__ = ("_by_replicas", "_gone", "_made", "_ref", "_segment_index", "count")
+
+    def __init__(
+        self, stream_id: int, streamlet_id: int, count: int, segment_index: SegmentLookup, made: Iterable[Entry] = ()
+    ) -> None:
+        """`made`: those of which something is here."""
+        self._ref = stream_id, streamlet_id
+        self.count = count
+        self._segment_index = segment_index
+        self._made = {entry.index: entry for entry in made}
+        self._by_replicas = False
+        self._gone = False
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Entry:
+        found = self._made.get(index)
+        if found is None:
+            if not 0 <= index < self.count:
+                raise IndexError(f"there are {self.count} entries, not an entry {index}")
+            found = self._made[index] = Entry(EntryId(*self._ref, index), self._segment_index)
+            found.by_replicas = self._by_replicas
+        return found
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.made) if self._gone else map(self.__getitem__, range(self.count))
+
+    @property
+    def made(self) -> list[Entry]:
+        """Those that were ever asked for, or of which something was here: in all others there is nothing."""
+        return [self._made[index] for index in sorted(self._made)]
+
+    def set_by_replicas(self, by_replicas: bool) -> None:  # noqa: FBT001 - what it sets is called so
+        """Set `Entry.by_replicas` of all."""
+        self._by_replicas = by_replicas
+        for entry in self._made.values():
+            entry.by_replicas = by_replicas
+
+    def drop(self) -> None:
+        """The streamlet is gone: who goes through all entries makes none any more."""
+        self._gone = True
+
+
+def _key(segment: Segment) -> Key:
+    return segment.key
+
+
+def length_of(found: Segment | SegmentRecord) -> int:
+    """Bytes of chunks in a segment, in memory or on disk."""
+    return found.head if isinstance(found, Segment) else found.length

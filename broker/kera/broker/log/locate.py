@@ -1,0 +1,337 @@
+"""Where in an entry a reader would be after so many records or bytes, or at a time, and in which segments a range lies.
+
+Pure, and no bytes of chunks are touched but headers. The index says of each segment how many bytes and records it has
+and which times, so most segments are passed over unseen; only where a boundary inside one is asked for, its chunks are
+looked at. If such a segment is on disk only, the answer names it: it has to be loaded first.
+
+Answers are for who reads on from them, and reading goes by its own rules (``kera.broker.log.read_plan``): only what is
+behind the durable head counts, and at the end of an interval that is closed it goes on at another broker. Two things
+differ, as nothing is read here: lost positions on the way (`Gap`) are passed over, and a damaged chunk (`Hole`) counts
+as one of those records that are missing there, of no time. Only a start that is lost is an error.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from kera.broker.log.bounds import ordinal_at
+from kera.broker.log.entry import Entry, length_of
+from kera.broker.log.intervals import Interval
+from kera.broker.log.read_plan import entry_of, following_in, interval_at, is_to_come, no_boundary, resolve
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.records import Key, SegmentRecord
+from kera.core.chunk import MAX_TIMESTAMP_AT
+from kera.core.ids import EARLIEST, Position
+
+
+class Query(NamedTuple):
+    """What is looked for, up to `end` or the durable head. Exactly one of the last three is set."""
+
+    end: Position | None = None
+    records_max: int | None = None
+    """The furthest boundary with at most so many records before it, but at least one chunk, if there is one."""
+    bytes_max: int | None = None
+    """The same in bytes of chunks."""
+    timestamp_us: int | None = None
+    """The first chunk with a record at or after this time; the end if there is none."""
+
+
+class Progress(NamedTuple):
+    """How far a search has got: all before `position` was passed over."""
+
+    position: Position
+    """At first the start."""
+    bytes: int = 0
+    """Of chunks that were passed over."""
+    start_record: int | None = None
+    """Ordinal at the start, as soon as it is known."""
+
+
+class Place(NamedTuple):
+    """The answer."""
+
+    position: Position
+    record: int
+    """Ordinal of the record there."""
+    bytes: int
+    """Of chunks before it, from the start on."""
+    moved: bool = False
+    """It is behind `position`: at another broker, or to be looked for with another request."""
+
+
+class Step(NamedTuple):
+    """A search, as far as it got."""
+
+    place: Place | None
+    """None: `missing` has to be loaded before it can go on from `progress`."""
+    progress: Progress
+    walked: int
+    """Segments."""
+    missing: Key | None = None
+    cut: bool = False
+    """It was to go no further; `place` says how far it got."""
+
+
+class Bounds(NamedTuple):
+    """A part of a range that lies in one segment. It is not empty."""
+
+    start: Position
+    end: Position
+    first_record: int
+    next_record: int
+    resident: bool
+
+
+class Listing(NamedTuple):
+    """Parts of a range, in order."""
+
+    segments: list[Bounds]
+    next: Position
+    """Where to go on."""
+    complete: bool
+    """Nothing of the range is behind them here: `next` is its end, the durable head, or at another broker."""
+    missing: Key | None = None
+    """Has to be loaded before more can be told."""
+
+
+class _Piece(NamedTuple):
+    """A segment, and what of it a reader could read: from `offset` up to `limit`."""
+
+    key: Key
+    found: Segment | SegmentRecord
+    offset: int
+    limit: int
+
+    @property
+    def segment(self) -> Segment | None:
+        """If its chunks can be looked at."""
+        return self.found if isinstance(self.found, Segment) and not self.found.loading else None
+
+
+def locate(streamlet: Streamlet, index: int, query: Query, begun: Progress, segments_max: int) -> Step:
+    """Go on with a search, through at most so many segments. Raises what `plan_read` raises for its start."""
+    entry = entry_of(streamlet, index)
+    interval = interval_at(streamlet, begun.position.group_id)
+    start = _first(entry, interval, begun.position)
+    if start is None:
+        return Step(_moved(interval, index, begun.bytes), begun, 0)
+    if start == EARLIEST:
+        return Step(Place(EARLIEST, entry.start_record, 0), begun, 0)
+    key, offset = resolve(streamlet, entry, start)
+    if query.records_max is not None and begun.start_record is None:
+        record = _record_at(streamlet, entry, key, offset)
+        if record is None:
+            return Step(None, begun, 0, missing=key)
+        begun = begun._replace(start_record=record)
+    return _walk(streamlet, entry, interval, query, begun._replace(position=Position(*key, offset)), segments_max)
+
+
+def _walk(
+    streamlet: Streamlet, entry: Entry, interval: Interval, query: Query, begun: Progress, segments_max: int
+) -> Step:
+    """Go on with a search from a place that is in the interval."""
+    key, offset, passed = begun.position[:2], begun.position.offset, begun.bytes
+    walked = 0
+    for piece in _pieces(entry, interval, key, offset, query.end):
+        key, offset = piece.key, piece.offset
+        here = begun._replace(position=Position(*key, offset), bytes=passed)
+        if walked == segments_max:
+            return Step(Place(here.position, piece.found.first_record, passed, moved=True), here, walked, cut=True)
+        walked += 1
+        _check_end(streamlet, piece, query.end)
+        stop = _stop(piece, query, passed, begun.start_record or 0) if piece.limit > offset else offset
+        if stop is None:
+            return Step(None, here, walked, missing=key)
+        passed, offset = passed + stop - offset, stop
+        if stop < piece.limit:
+            break
+    else:
+        if _goes_on_elsewhere(entry, interval, key, Position(*key, offset), query.end):
+            return Step(_moved(interval, entry.index, passed), begun, walked)
+    here = begun._replace(position=Position(*key, offset), bytes=passed)
+    record = _record_at(streamlet, entry, key, offset)
+    if record is None:
+        return Step(None, here, walked, missing=key)
+    return Step(Place(here.position, record, passed), here, walked)
+
+
+def list_segments(
+    streamlet: Streamlet, index: int, start: Position, end: Position | None, segments_max: int
+) -> Listing:
+    """The first parts of a range, at most so many. Raises what `plan_read` raises for its start."""
+    entry = entry_of(streamlet, index)
+    interval = interval_at(streamlet, start.group_id)
+    first = _first(entry, interval, start)
+    if first is None:
+        return Listing([], interval.following, complete=True)
+    if first == EARLIEST:
+        return Listing([], EARLIEST, complete=True)
+    key, offset = resolve(streamlet, entry, first)
+    found: list[Bounds] = []
+    for piece in _pieces(entry, interval, key, offset, end):
+        key, offset = piece.key, piece.offset
+        here = Position(*key, offset)
+        if len(found) == segments_max:
+            return Listing(found, here, complete=False)
+        _check_end(streamlet, piece, end)
+        if piece.limit > offset:
+            first_record = _record_at(streamlet, entry, key, offset)
+            next_record = _record_at(streamlet, entry, key, piece.limit)
+            if first_record is None or next_record is None:
+                return Listing(found, here, complete=False, missing=key)
+            stop = Position(*key, piece.limit)
+            found.append(Bounds(here, stop, first_record, next_record, piece.segment is not None))
+        offset = piece.limit
+    here = Position(*key, offset)
+    moved = _goes_on_elsewhere(entry, interval, key, here, end)
+    return Listing(found, interval.following if moved else here, complete=True)
+
+
+# -- the walk --------------------------------------------------------------------------------------------------
+
+
+def _first(entry: Entry, interval: Interval, start: Position) -> Position | None:
+    """What a start means that may be `EARLIEST`; that itself if there never was anything; None: it is elsewhere."""
+    if start.group_id:
+        return start
+    if interval.closed and (entry.start == EARLIEST or entry.start.group_id >= interval.end_group_id):
+        return None
+    return entry.start
+
+
+def _pieces(entry: Entry, interval: Interval, key: Key, offset: int, end: Position | None) -> Iterator[_Piece]:
+    """The segments of an interval from a place on, up to `end` and what is durable; some may be empty."""
+    found = entry.find(key)
+    while found is not None:
+        limit = max(offset, _readable(found, key, end))
+        yield _Piece(key, found, offset, limit)
+        closed = not isinstance(found, Segment) or found.closed
+        if not closed or limit < length_of(found):
+            return
+        following = following_in(entry, key, interval)
+        if following is None or is_to_come(following[1]):
+            return
+        (key, found), offset = following, 0
+        if end is not None and (*key, offset) > end:
+            return
+
+
+def _readable(found: Segment | SegmentRecord, key: Key, end: Position | None) -> int:
+    durable = found.durable_head if isinstance(found, Segment) else found.length
+    if end is None or key < end[:2]:
+        return durable
+    return min(durable, end.offset) if key == end[:2] else 0
+
+
+def _check_end(streamlet: Streamlet, piece: _Piece, end: Position | None) -> None:
+    """Raise `InvalidCursor` for an end that is no boundary, as far as that can be seen."""
+    if end is None or piece.segment is None or piece.key != end[:2] or piece.limit != end.offset:
+        return
+    if not piece.segment.is_boundary(end.offset):
+        raise no_boundary(streamlet, end)
+
+
+def _goes_on_elsewhere(entry: Entry, interval: Interval, key: Key, here: Position, end: Position | None) -> bool:
+    """Whether a walk that has ended `here` is at the end of its interval."""
+    return interval.closed and (end is None or here < end) and following_in(entry, key, interval) is None
+
+
+def _moved(interval: Interval, index: int, passed: int) -> Place:
+    return Place(interval.following, interval.end_record(index), passed, moved=True)
+
+
+# -- within a segment ------------------------------------------------------------------------------------------
+
+
+def _stop(piece: _Piece, query: Query, passed: int, start_record: int) -> int | None:
+    """How far a search gets in a segment; None: its chunks have to be looked at for that, and are on disk only.
+
+    What is passed over without a look is all that is left of a segment, and there is nothing in it to stop at.
+    """
+    if query.records_max is not None:
+        return _stop_by_records(piece, start_record + query.records_max, passed)
+    if query.bytes_max is not None:
+        return _stop_by_bytes(piece, query.bytes_max - passed, passed)
+    return _stop_by_time(piece, query.timestamp_us or 0)
+
+
+def _stop_by_records(piece: _Piece, until_record: int, passed: int) -> int | None:
+    found, offset, limit = piece.found, piece.offset, piece.limit
+    if limit == length_of(found) and found.first_record + found.record_count <= until_record:
+        return limit
+    if passed and not offset and found.first_record >= until_record:
+        return offset
+    segment = piece.segment
+    if segment is None:
+        return None
+    ends = segment.chunk_ends
+    first = bisect_right(ends, offset)
+    behind = range(first, bisect_right(ends, limit))
+    fitting = bisect_right(behind, until_record, key=lambda at: _record_in(segment, ends[at]))
+    if not fitting and not passed:
+        fitting = 1
+    return ends[first + fitting - 1] if fitting else offset
+
+
+def _stop_by_bytes(piece: _Piece, bytes_left: int, passed: int) -> int | None:
+    if piece.limit - piece.offset <= bytes_left:
+        return piece.limit
+    if passed and bytes_left <= 0:
+        return piece.offset
+    segment = piece.segment
+    if segment is None:
+        return None
+    stop = segment.boundary_within(piece.offset, max(0, bytes_left), piece.limit)
+    return segment.chunk_end_after(piece.offset) if stop == piece.offset and not passed else stop
+
+
+def _stop_by_time(piece: _Piece, timestamp_us: int) -> int | None:
+    if piece.found.max_timestamp_us < timestamp_us:
+        return piece.limit
+    segment = piece.segment
+    if segment is None:
+        return None
+    ends = np.frombuffer(segment.chunk_ends, dtype=np.uint32)
+    starts = np.concatenate((np.zeros(1, ends.dtype), ends[:-1]))
+    starts = starts[np.searchsorted(starts, piece.offset) : np.searchsorted(starts, piece.limit)].astype(np.int64)
+    words = np.frombuffer(segment.slot.view[: segment.head], dtype="<i8")
+    late = starts[words[(starts + MAX_TIMESTAMP_AT) // words.itemsize] >= timestamp_us]
+    damaged = {hole.start for hole in segment.holes}
+    return next((start for start in map(int, late) if start not in damaged), piece.limit)
+
+
+def _record_at(streamlet: Streamlet, entry: Entry, key: Key, offset: int) -> int | None:
+    """Ordinal of the first record at or after a boundary; None: the segment has to be looked into, and is on disk."""
+    here = Position(*key, offset)
+    if here == entry.start:
+        return entry.start_record
+    found = entry.find(key)
+    if found is None:
+        return ordinal_at(streamlet, entry, here)
+    if offset >= length_of(found):
+        return found.first_record + found.record_count
+    if not offset:
+        return found.first_record
+    return _record_in(found, offset) if isinstance(found, Segment) and not found.loading else None
+
+
+def _record_in(segment: Segment, offset: int) -> int:
+    """Ordinal of the first record at or after a boundary. Where damage begins, it is that of its first record."""
+    if offset >= segment.head:
+        return segment.first_record + segment.record_count
+    hole = segment.hole_at(offset)
+    if hole is None or offset < hole.start:
+        return segment.header_at(offset).first_record
+    begins = {each.end: each.start for each in segment.holes}
+    while offset in begins:  # back over damage, to the end of a chunk that can be asked
+        offset = begins[offset]
+    if not offset:
+        return segment.first_record
+    before = bisect_left(segment.chunk_ends, offset)
+    header = segment.header_at(segment.chunk_ends[before - 1] if before else 0)
+    return header.first_record + header.record_count

@@ -1,0 +1,324 @@
+"""Reading a streamlet: positions in, ranges of segments out; whole chunks only, and only behind the durable head.
+
+No bytes are touched: what the ranges are turned into (bytes on a socket, references into the arena) is the service's
+business. A range that is on disk is not waited for here: the plan names the segment that has to be loaded first.
+
+Of a streamlet that has moved, a part is read here and the rest at other brokers: at the end of an interval that is
+closed, reading goes on where the next one begins (``kera.broker.log.intervals``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kera.broker.log.entry import Entry, length_of
+from kera.broker.log.intervals import Interval, interval_of
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.records import Hole, Key, SegmentRecord
+from kera.core.errors import DataLost, InvalidCursor, NotOwner, UnknownGroup
+from kera.core.ids import EARLIEST, Position
+
+
+class Range(NamedTuple):
+    """Whole chunks of one segment, all behind its durable head."""
+
+    segment: Segment
+    start: int
+    end: int
+
+
+class ReadPlan(NamedTuple):
+    """What a read returns, and where the next one goes on."""
+
+    ranges: list[Range]
+    next: Position
+    missing: Key | None = None
+    """The segment that `next` is in, if it has to be loaded from disk before anything more can be read."""
+    moved: bool = False
+    """`next` is where the following interval begins: nothing more will come to the one before it."""
+
+
+def entry_of(streamlet: Streamlet, index: int) -> Entry:
+    """One of the entries. Raises `InvalidCursor`."""
+    if not 0 <= index < len(streamlet.entries):
+        raise InvalidCursor(
+            f"streamlet {streamlet.streamlet_id} has {len(streamlet.entries)} entries, not an entry {index}",
+            entry=index,
+        )
+    return streamlet.entries[index]
+
+
+def plan_read(
+    streamlet: Streamlet, index: int, start: Position, end: Position | None, bytes_max: int, *, strict: bool = False
+) -> ReadPlan:
+    """Whole chunks from `start` on, up to `end`, the durable head or an interval's end, of at most `bytes_max` bytes.
+
+    One chunk that is larger than `bytes_max` is returned all the same, alone: otherwise no reader would get past. Not
+    so if `strict`, for a reader who gets something else. Raises `NotOwner`, `InvalidCursor`, or `DataLost` with the
+    exact gap.
+    """
+    entry = entry_of(streamlet, index)
+    at_head = _plan_at_head(streamlet, entry, start, bytes_max) if end is None else None
+    return at_head or _plan(streamlet, entry, start, end, bytes_max, strict=strict)
+
+
+def _plan(
+    streamlet: Streamlet, entry: Entry, start: Position, end: Position | None, bytes_max: int, *, strict: bool
+) -> ReadPlan:
+    interval = interval_at(streamlet, start.group_id)
+    if start.group_id == 0:
+        start = entry.start
+        if interval.closed and (start == EARLIEST or start.group_id >= interval.end_group_id):
+            return ReadPlan([], interval.following, moved=True)
+        if start == EARLIEST:
+            return ReadPlan([], EARLIEST)
+    key, offset = _resolve(streamlet, entry, interval, start)
+    ranges: list[Range] = []
+    budget = bytes_max
+    while (found := entry.find(key)) is not None:
+        if not isinstance(found, Segment) or found.loading:
+            if offset < length_of(found) and (end is None or (*key, offset) < end):
+                return ReadPlan(ranges, Position(*key, offset), missing=key)
+            closed = True
+        else:
+            stop = _readable(streamlet, found, offset, budget, end, alone=not ranges, strict=strict)
+            if stop > offset:
+                ranges.append(Range(found, offset, stop))
+                budget -= stop - offset
+                offset = stop
+            closed = found.closed
+        if not closed or offset < length_of(found) or entry.gap_at(Position(*key, offset)) is not None:
+            # Nothing more to read yet, the budget is used up, `end` is here, or the next read is told of the gap.
+            return ReadPlan(ranges, Position(*key, offset))
+        following = following_in(entry, key, interval)
+        if following is None or is_to_come(following[1]) or (end is not None and (*key, offset) >= end):
+            break
+        key, offset = following[0], 0
+    here = Position(*key, offset)
+    if interval.closed and (end is None or here < end) and following_in(entry, key, interval) is None:
+        return ReadPlan(ranges, interval.following, moved=True)
+    return ReadPlan(ranges, here)
+
+
+def _plan_at_head(streamlet: Streamlet, entry: Entry, start: Position, bytes_max: int) -> ReadPlan | None:
+    """What `plan_read` finds for who follows the appends: all that is readable of the open segment, if it fits.
+
+    None in all other cases. An open segment is of the last interval, and that is here; there is nothing behind it.
+    """
+    segment = entry.head
+    if segment is None or start[:2] != segment.key or segment.holes or entry.gaps_behind(start) or start < entry.start:
+        return None
+    offset, durable_head = start.offset, segment.durable_head
+    if not (offset < durable_head <= offset + bytes_max and segment.is_boundary(offset)):
+        return None
+    if interval_of(streamlet.intervals, start.group_id) is None:
+        return None
+    return ReadPlan([Range(segment, offset, durable_head)], Position(*segment.key, durable_head))
+
+
+def interval_at(streamlet: Streamlet, group_id: int) -> Interval:
+    """The interval of this broker that a group belongs to. Raises `NotOwner`."""
+    interval = interval_of(streamlet.intervals, group_id)
+    if interval is None:
+        what = f"group {group_id}" if group_id else "the oldest group"
+        raise NotOwner(
+            f"{what} of streamlet {streamlet.streamlet_id} is at another broker",
+            streamlet_id=streamlet.streamlet_id,
+            group_id=group_id,
+        )
+    return interval
+
+
+def following_in(entry: Entry, key: Key, interval: Interval) -> tuple[Key, Segment | SegmentRecord] | None:
+    """The segment behind `key` in its interval."""
+    following = entry.following(key)
+    return following if following is not None and following[0][0] < interval.end_group_id else None
+
+
+def _readable(
+    streamlet: Streamlet, segment: Segment, offset: int, budget: int, end: Position | None, *, alone: bool, strict: bool
+) -> int:
+    """Up to where to read in a segment from `offset` on. Raises `DataLost` for damage that comes first of all."""
+    limit = _limit(streamlet, segment, end)
+    hole = segment.hole_at(offset)
+    if hole is not None:
+        if hole.start <= offset < limit and alone:
+            raise _damaged(streamlet, segment, hole)
+        limit = min(limit, max(hole.start, offset))
+    if offset >= limit:
+        return offset
+    stop = segment.boundary_within(offset, budget, limit)
+    return segment.chunk_end_after(offset) if stop == offset and alone and not strict else stop
+
+
+def resolve(streamlet: Streamlet, entry: Entry, position: Position) -> tuple[Key, int]:
+    """The segment and offset that `position` means. Raises `NotOwner`, `InvalidCursor` or `DataLost`."""
+    return _resolve(streamlet, entry, interval_at(streamlet, position.group_id), position)
+
+
+def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: Position) -> tuple[Key, int]:
+    check_possible(position)
+    begins = interval.inherits and position == interval.start
+    if begins and entry.start > position and not interval.lost_before(entry.index, entry.start, entry.start_record):
+        if entry.start.group_id >= interval.end_group_id:
+            return position[:2], 0  # the entry has nothing in it
+        position = entry.start  # the entry's first group in it is a later one
+    if position < entry.start:
+        available = min(entry.start, interval.following) if interval.closed else entry.start
+        raise _lost(streamlet, entry, position, available, "it was removed by retention or truncation")
+    gap = entry.gap_at(position)
+    if gap is not None:
+        following = entry.following((gap.end.group_id, gap.end.segment_id - 1))
+        after = Position(*following[0], 0) if following is not None else gap.end
+        after = min(after, interval.following) if interval.closed else after
+        raise _lost(streamlet, entry, position, after, "it was lost with the memory of the broker's host")
+    key, offset = (position.group_id, position.segment_id), position.offset
+    found = entry.find(key)
+    if found is not None:
+        if isinstance(found, Segment) and not found.loading:
+            if offset <= found.durable_head and found.is_boundary(offset):
+                return key, offset
+            hole = found.hole_at(offset)
+            if hole is not None and hole.start < offset:
+                raise _lost(streamlet, entry, position, Position(*key, hole.end), f"it is damaged ({hole.reason})")
+        elif offset <= length_of(found):
+            return key, offset
+        raise no_boundary(streamlet, position)
+    # An interval may begin with a group of another entry, or have none yet; and it may have been joined with the one
+    # before it since a reader was sent there.
+    begins = begins or (position[1:] == (1, 0) and position.group_id <= streamlet.next_group_id)
+    if begins or position == entry.start or any(position == gap.end for gap in entry.gaps):
+        following = following_in(entry, (key[0], key[1] - 1), interval)
+        return (key, offset) if following is None or is_to_come(following[1]) else (following[0], 0)
+    raise InvalidCursor(
+        f"entry {entry.index} of streamlet {streamlet.streamlet_id} has no segment {key[1]} of group {key[0]}",
+        streamlet_id=streamlet.streamlet_id,
+        entry=entry.index,
+        position=list(position),
+    )
+
+
+def check_possible(position: Position) -> None:
+    """Raise `InvalidCursor` for what no entry ever had as a position: it must not be taken for one that is gone."""
+    if position.group_id and not position.segment_id:
+        raise InvalidCursor(
+            f"{tuple(position)} is no position: segments are counted from 1, and a group starts at"
+            f" {(position.group_id, 1, 0)}",
+            position=list(position),
+        )
+
+
+def is_to_come(found: Segment | SegmentRecord) -> bool:
+    """Nothing of a segment is durable: it may be lost yet, with the host, so no reader is sent there."""
+    return isinstance(found, Segment) and not found.durable_head
+
+
+def lag_records(entry: Entry, position: Position) -> int:
+    """Records between `position` and the durable head."""
+    end = entry.end
+    if position >= end or end == EARLIEST:
+        return 0
+    return ordinal_of(entry, end) - ordinal_of(entry, max(position, entry.start))
+
+
+def first_record(entry: Entry) -> int:
+    """Ordinal of the oldest record that is there."""
+    return ordinal_of(entry, entry.start)
+
+
+def end_record(entry: Entry) -> int:
+    """Ordinal one past the last record that readers can see."""
+    return ordinal_of(entry, entry.end)
+
+
+def ordinal_of(entry: Entry, position: Position) -> int:
+    """Ordinal of the first record at or after `position`.
+
+    Within a segment that is on disk only it is estimated, from how far into the segment the position is.
+    """
+    if position == entry.start:
+        return entry.start_record
+    if position == entry.stored_end and not entry.tail:
+        return entry.next_record
+    key, offset = (position.group_id, position.segment_id), position.offset
+    found = entry.find(key)
+    if found is not None and offset < length_of(found):
+        if isinstance(found, Segment) and not found.loading:
+            hole = found.hole_at(offset)
+            return (
+                found.first_record
+                if hole is not None and hole.start <= offset
+                else found.header_at(offset).first_record
+            )
+        return found.first_record + found.record_count * offset // max(1, length_of(found))
+    following = entry.following(key)
+    return following[1].first_record if following is not None else entry.next_record
+
+
+def group_entry(streamlet: Streamlet, group_id: int) -> Entry:
+    """The entry of a group. Raises `NotOwner`, `DataLost` or `UnknownGroup`."""
+    if group_id:
+        interval_at(streamlet, group_id)
+    entry = streamlet.entry_of(group_id)
+    if entry is not None:
+        return entry
+    if 0 < group_id < streamlet.next_group_id:
+        following = min((found for entry in streamlet.entries if (found := entry.next_group(group_id))), default=0)
+        raise DataLost(
+            f"group {group_id} of streamlet {streamlet.streamlet_id} is gone",
+            streamlet_id=streamlet.streamlet_id,
+            lost_from=[group_id, 1, 0],
+            available_from=[following or streamlet.next_group_id, 1, 0],
+        )
+    raise UnknownGroup(
+        f"streamlet {streamlet.streamlet_id} has no group {group_id}",
+        streamlet_id=streamlet.streamlet_id,
+        group_id=group_id,
+    )
+
+
+def _limit(streamlet: Streamlet, segment: Segment, end: Position | None) -> int:
+    """Up to where a reader who stops at `end` may read `segment`. Raises `InvalidCursor`."""
+    here = segment.key
+    if end is None or here < end[:2] or (here == end[:2] and end.offset >= segment.durable_head):
+        return segment.durable_head
+    if here > end[:2]:
+        return 0
+    if not segment.is_boundary(end.offset):
+        raise no_boundary(streamlet, end)
+    return end.offset
+
+
+def no_boundary(streamlet: Streamlet, position: Position) -> InvalidCursor:
+    """The error for a position that is no chunk boundary."""
+    return InvalidCursor(
+        f"{tuple(position)} is no chunk boundary behind the durable head of streamlet {streamlet.streamlet_id}",
+        streamlet_id=streamlet.streamlet_id,
+        position=list(position),
+    )
+
+
+def _lost(streamlet: Streamlet, entry: Entry, position: Position, available: Position, why: str) -> DataLost:
+    return DataLost(
+        f"streamlet {streamlet.streamlet_id}, entry {entry.index}: what was from {tuple(position)} up to"
+        f" {tuple(available)} is gone: {why}; read on from there",
+        streamlet_id=streamlet.streamlet_id,
+        entry=entry.index,
+        lost_from=list(position),
+        available_from=list(available),
+        available_record=_record_from(streamlet, entry, position, available),
+    )
+
+
+def _record_from(streamlet: Streamlet, entry: Entry, position: Position, available: Position) -> int:
+    """Ordinal of the record at `available`, for a reader who comes from `position`."""
+    interval = interval_of(streamlet.intervals, position.group_id)
+    if interval is not None and interval.closed and available >= interval.following:
+        return interval.end_record(entry.index)  # the rest is at another broker
+    return ordinal_of(entry, available)
+
+
+def _damaged(streamlet: Streamlet, segment: Segment, hole: Hole) -> DataLost:
+    start, end = Position(*segment.key, hole.start), Position(*segment.key, hole.end)
+    return _lost(streamlet, segment.entry, start, end, f"it is damaged ({hole.reason})")

@@ -1,0 +1,125 @@
+"""Retention: which segments go, by age, by size, and by consumption. Pure.
+
+Whole closed segments go, oldest first. A rule that is not set removes nothing. Applications that are named hold back
+all rules: what one of them has yet to read stays, whatever its age and size. Age is counted from when the last chunk of
+a segment was appended, by the broker's clock; what producers say does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from kera.broker.log.entry import Entry, length_of
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.records import Key, SegmentRecord
+from kera.core.ids import Position
+from kera.v1 import common_pb2
+
+SEGMENTS_MAX = 4096
+"""Looked at in one pass over a streamlet; the next pass goes on."""
+
+
+class Rules(NamedTuple):
+    """Retention of a stream."""
+
+    age_us: int = 0
+    bytes_max: int = 0
+    """Per streamlet."""
+    applications: tuple[str, ...] = ()
+    consumed: bool = False
+
+    @classmethod
+    def of(cls, config: common_pb2.StreamConfig) -> Rules:
+        """The rules in a stream's configuration."""
+        return cls(
+            config.retention_ms * 1000,
+            config.retention_bytes,
+            tuple(config.retention_applications),
+            config.retention_consumed,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.age_us or self.bytes_max or (self.consumed and self.applications))
+
+
+class Start(NamedTuple):
+    """Where an entry is to start from now on."""
+
+    entry: Entry
+    position: Position
+    record: int
+    """Ordinal of the first record there."""
+
+
+class _Aged(NamedTuple):
+    """A segment that may go."""
+
+    key: Key
+    segment: Segment | SegmentRecord
+    newest_us: int
+    """When its last chunk was appended, as far as can be believed."""
+
+
+def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[Start]:
+    """The entries that have something to lose, and where they are to start; `now_us` is the broker's time of day."""
+    if not rules:
+        return []
+    walks = {entry: _with_age(_removable(entry, rules), now_us) for entry in streamlet.entries.made}
+    heads = {entry: found for entry, walk in walks.items() if (found := next(walk, None)) is not None}
+    surplus = streamlet.length_bytes - rules.bytes_max if rules.bytes_max else 0
+    starts: dict[Entry, Start] = {}
+    for _ in range(SEGMENTS_MAX):
+        if not heads:
+            break
+        entry = min(heads, key=lambda candidate: heads[candidate].newest_us)  # the oldest of all entries
+        key, segment, newest_us = heads[entry]
+        size = length_of(segment)
+        too_old = bool(rules.age_us) and newest_us < now_us - rules.age_us
+        too_much = bool(rules.bytes_max) and surplus >= size
+        read = rules.consumed and bool(rules.applications)
+        if not (too_old or too_much or read):
+            del heads[entry]
+            continue
+        starts[entry] = _behind(entry, key, segment)
+        surplus -= size
+        following = next(walks[entry], None)
+        if following is None:
+            del heads[entry]
+        else:
+            heads[entry] = following
+    return list(starts.values())
+
+
+def _with_age(segments: Iterator[tuple[Key, Segment | SegmentRecord]], now_us: int) -> Iterator[_Aged]:
+    """Segments from the future are as old as the first one behind them that is not: they were appended before it."""
+    odd: list[tuple[Key, Segment | SegmentRecord]] = []
+    for key, segment in islice(segments, SEGMENTS_MAX):
+        if segment.newest_us > now_us:
+            odd.append((key, segment))
+            continue
+        for each in odd:
+            yield _Aged(*each, segment.newest_us)
+        odd.clear()
+        yield _Aged(key, segment, segment.newest_us)
+    for key, segment in odd:
+        yield _Aged(key, segment, segment.newest_us)
+
+
+def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
+    """Closed segments that nothing holds back, in order."""
+    limit = entry.end
+    for application in rules.applications:
+        limit = min(limit, entry.committed.get(application, entry.start))
+    for key, segment in entry.segments():
+        closed = segment.closed if isinstance(segment, Segment) else not segment.open
+        if not closed or Position(*key, length_of(segment)) > limit:
+            return
+        yield key, segment
+
+
+def _behind(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> Start:
+    # Its end, not the start of the next one: who has read it to its end has missed nothing.
+    return Start(entry, Position(*key, length_of(segment)), segment.first_record + segment.record_count)

@@ -1,0 +1,310 @@
+"""A segment in memory: a slot of the arena that fills from its start.
+
+    0              durable_head       head                  capacity
+    ├── readable ──┼── being made ────┼── free ─────────────┤
+                       durable
+
+Invariants: durable_head ≤ head ≤ capacity, neither goes back, both are ends of chunks (or 0). Behind the head nothing
+ever changes. A closed segment takes no more appends.
+
+A segment on disk has a record in the index, and is an object of this kind only while it is in memory as well. Its
+states, with the thesis's names (7.2.1):
+
+    HEAD ──closed──► GROUP ──read by all readers──► PROCESSED
+                       └──────────┬────────────────────┘
+                       on disk, slot given to another segment
+                                  ▼
+                               CLOSED ──a reader wants it──► LOADING ──► GROUP
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from kera.broker.log.arena import Slot, SlotContent
+from kera.broker.log.scan import SegmentScan
+from kera.broker.records import Hole, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.core.chunk import ChunkHeader, place_chunk, read_header
+from kera.core.errors import KeraError, invariant
+
+if TYPE_CHECKING:
+    from kera.broker.log.entry import Entry
+
+_as_record = tuple.__new__
+"""Makes a `NamedTuple` of its fields in a third of the time that its constructor takes: one is made for each chunk."""
+_NO_MIN = (1 << 63) - 1
+_NO_MAX = -(1 << 63)
+
+
+class SegmentState(enum.Enum):
+    """Where in its life a segment is."""
+
+    HEAD = "head"
+    """Open, in memory."""
+    GROUP = "group"
+    """Closed, in memory; some reader has yet to read it, or there is none."""
+    PROCESSED = "processed"
+    """Closed, in memory, and behind all readers."""
+    CLOSED = "closed"
+    """On disk only."""
+    LOADING = "loading"
+    """On its way back into memory."""
+
+
+class Segment:
+    """One logical segment of a group, in a slot of the arena."""
+
+    __slots__ = (
+        "abandoned",
+        "address",
+        "busy",
+        "chunk_ends",
+        "closed",
+        "crc32c",
+        "dropped",
+        "durable_head",
+        "entry",
+        "first_record",
+        "head",
+        "holes",
+        "in_index",
+        "loading",
+        "max_timestamp_us",
+        "min_timestamp_us",
+        "newest_us",
+        "on_loaded",
+        "opened_ms",
+        "physical_id",
+        "producers",
+        "record_count",
+        "slot",
+        "stored",
+        "touched_ms",
+    )
+
+    def __init__(self, entry: Entry, address: SegmentAddress, slot: Slot, first_record: int) -> None:
+        self.entry = entry
+        self.address = address
+        self.slot = slot
+        self.first_record = first_record
+        """Ordinal of its first record within the entry."""
+        self.head = 0
+        """Where the next chunk goes: bytes from the start of the slot."""
+        self.durable_head = 0
+        """Up to where readers may read."""
+        self.closed = False
+        self.record_count = 0
+        self.min_timestamp_us = _NO_MIN
+        self.max_timestamp_us = _NO_MAX
+        self.newest_us = 0
+        """When the newest chunk was appended here, by the broker's clock."""
+        self.chunk_ends = array("I")
+        """Where each chunk ends, ascending: 4 bytes per chunk, and a read need not walk headers."""
+        self.holes: list[Hole] = []
+        """Damage that was found when it was loaded."""
+        self.producers: dict[int, ProducerRecord] = {}
+        """Who has appended, and up to which sequence: goes into the index with the segment."""
+        self.physical_id = 0
+        """Of its file; 0: none yet."""
+        self.stored = 0
+        """Up to where its file is durable."""
+        self.crc32c = 0
+        """Over what is stored."""
+        self.abandoned: list[int] = []
+        """Files that failed, which go when another one has what they had."""
+        self.in_index = False
+        """Closed, on disk and in the index: the slot can be given away."""
+        self.busy = False
+        """Being written to disk."""
+        self.loading = False
+        self.on_loaded: list[Callable[[KeraError | None], None]] = []
+        self.dropped = False
+        """Removed while it was busy."""
+        self.opened_ms = 0
+        """When it was opened, on the monotonic clock."""
+        self.touched_ms = 0
+        """When something was last appended, on the monotonic clock."""
+
+    @classmethod
+    def open(cls, entry: Entry, address: SegmentAddress, slot: Slot, first_record: int) -> Segment:
+        """A new segment in `slot`."""
+        slot.assign(SlotContent(*address, first_record, 0, 0, closed=False))
+        return cls(entry, address, slot, first_record)
+
+    @classmethod
+    def found(cls, entry: Entry, slot: Slot, content: SlotContent, scan: SegmentScan) -> Segment:
+        """What the last launch left in `slot`."""
+        segment = cls(entry, SegmentAddress(*content[:5]), slot, content.first_record)
+        for header in scan.headers:
+            segment._count(header)
+        if scan.headers:  # damaged chunks had records, too
+            last = scan.headers[-1]
+            segment.record_count = last.first_record + last.record_count - segment.first_record
+        segment.chunk_ends, segment.holes = scan.chunk_ends, scan.holes
+        segment.head = scan.end
+        segment.durable_head = min(content.durable_head, scan.end)
+        segment.closed = content.closed
+        slot.assign(SlotContent(*segment.address, segment.first_record, scan.end, segment.durable_head, content.closed))
+        return segment
+
+    @classmethod
+    def stub(cls, entry: Entry, address: SegmentAddress, slot: Slot, record: SegmentRecord) -> Segment:
+        """A segment that is about to be loaded into `slot`."""
+        segment = cls(entry, address, slot, record.first_record)
+        segment.head = segment.durable_head = segment.stored = record.length
+        segment.closed = segment.in_index = segment.loading = True
+        segment.record_count = record.record_count
+        segment.min_timestamp_us, segment.max_timestamp_us = record.min_timestamp_us, record.max_timestamp_us
+        segment.newest_us, segment.physical_id, segment.crc32c = record.newest_us, record.physical_id, record.crc32c
+        return segment
+
+    def loaded(self, chunk_ends: array[int], holes: list[Hole]) -> None:
+        """Its bytes are in the slot now."""
+        self.loading = False
+        self.chunk_ends, self.holes = chunk_ends, holes
+        self.slot.assign(SlotContent(*self.address, self.first_record, self.head, self.head, closed=True))
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Group and segment: its place in the entry."""
+        return self.address.group_id, self.address.segment_id
+
+    def takes(self, chunk_bytes: int) -> bool:
+        """Whether a chunk of this size can be appended."""
+        return not self.closed and self.head + chunk_bytes <= len(self.slot.view)
+
+    def append(self, chunk: memoryview, header: ChunkHeader, broker_epoch: int, first_record: int) -> int:
+        """Copy `chunk` to the head and place it; returns its position. The caller has made sure that it fits."""
+        position = self.head
+        end = position + len(chunk)
+        slot = self.slot
+        view = slot.view
+        invariant(not self.closed and end <= len(view), "append to a closed or full segment")
+        view[position:end] = chunk
+        _, _, entry, group_id, segment_id = self.address
+        place_chunk(view, position, (group_id, segment_id, entry, first_record, broker_epoch, self.durable_head))
+        self.chunk_ends.append(end)
+        self.head = end
+        self._count(header)
+        slot.write_head(end)  # last: who finds the head finds the chunk
+        return position
+
+    def _count(self, header: ChunkHeader) -> None:
+        self.record_count += header.record_count
+        # Done for each chunk, and calls of `min` and `max` would be the larger part of it.
+        if header.min_timestamp_us < self.min_timestamp_us:  # noqa: PLR1730
+            self.min_timestamp_us = header.min_timestamp_us
+        if header.max_timestamp_us > self.max_timestamp_us:  # noqa: PLR1730
+            self.max_timestamp_us = header.max_timestamp_us
+        self.producers[header.producer_id] = _as_record(ProducerRecord, (header.producer_epoch, header.sequence + 1))
+
+    def close(self) -> None:
+        """Take no more appends."""
+        self.closed = True
+        self.slot.write_closed()
+
+    def advance_durable_head(self, to: int) -> None:
+        """Let readers read up to `to`."""
+        invariant(self.durable_head <= to <= self.head, "the durable head stays behind the head and never goes back")
+        self.durable_head = to
+        self.slot.write_durable_head(to)
+
+    def replicated(self, to: int) -> None:
+        """All backups have the chunks up to `to`: readers may read them, if that is what they wait for."""
+        for hole in self.holes:
+            if hole.start == to:
+                to = hole.end  # damage is on no backup, and nothing to wait for
+        if self.entry.by_replicas and to > self.durable_head and not self.dropped:
+            self.advance_durable_head(to)
+            self.entry.wake()
+
+    @property
+    def waits_for_replicas(self) -> bool:
+        """Whether it must not go to disk yet: whatever is there counts as durable, and readers see it."""
+        return self.entry.by_replicas and self.durable_head < self.head
+
+    def intact(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of `start`..`end` that are not damaged."""
+        for hole in self.holes:
+            if start <= hole.start < end:
+                if start < hole.start:
+                    yield start, hole.start
+                start = hole.end
+        if start < end:
+            yield start, end
+
+    def is_boundary(self, offset: int) -> bool:
+        """Whether `offset` is the start of a chunk, or the end of the last one."""
+        if offset == 0:
+            return True
+        at = bisect_left(self.chunk_ends, offset)
+        return at < len(self.chunk_ends) and self.chunk_ends[at] == offset
+
+    def boundary_within(self, start: int, bytes_max: int, end: int) -> int:
+        """End of the last whole chunk of `start`..`end` that keeps within `bytes_max`; `start` when none does."""
+        limit = min(end, start + bytes_max)
+        at = bisect_right(self.chunk_ends, limit)
+        return max(start, self.chunk_ends[at - 1]) if at else start
+
+    def pieces(self, start: int, end: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+        """`start`..`end` in parts of whole chunks that take at most so much, or are a single one."""
+        while start < end:
+            stop = self.boundary_within(start, bytes_max, end)
+            if stop == start:
+                stop = self.chunk_end_after(start)
+            yield start, stop
+            start = stop
+
+    def chunk_end_after(self, start: int) -> int:
+        """End of the chunk that starts at `start`."""
+        return self.chunk_ends[bisect_right(self.chunk_ends, start)]
+
+    def hole_at(self, offset: int) -> Hole | None:
+        """The damage that `offset` is in, or the next one behind it."""
+        return next((hole for hole in self.holes if hole.end > offset), None)
+
+    def chunk_of(self, producer_id: int, wanted: tuple[int, int]) -> int | None:
+        """Which chunk has this epoch and sequence of a producer; None: none here.
+
+        A producer's chunks are in their order, with others' between them.
+        """
+        low, high = 0, len(self.chunk_ends)
+        while low < high:
+            middle = at = (low + high) // 2
+            found = None
+            while at < high and found is None:
+                header = self.header_at(self.chunk_ends[at - 1] if at else 0)
+                if header.producer_id == producer_id:
+                    found = (header.producer_epoch, header.sequence)
+                else:
+                    at += 1
+            if found == wanted:
+                return at
+            if found is None or found > wanted:
+                high = middle
+            else:
+                low = at + 1
+        return None
+
+    def header_at(self, offset: int) -> ChunkHeader:
+        """Header of the chunk that starts at `offset`."""
+        return read_header(self.slot.view, offset)
+
+    def record(self) -> SegmentRecord:
+        """What the index is to have of it."""
+        return SegmentRecord(
+            physical_id=self.physical_id,
+            length=self.head if self.closed else 0,
+            open=not self.closed,
+            chunk_count=len(self.chunk_ends),
+            crc32c=self.crc32c,
+            first_record=self.first_record,
+            record_count=self.record_count,
+            min_timestamp_us=self.min_timestamp_us,
+            max_timestamp_us=self.max_timestamp_us,
+            newest_us=self.newest_us,
+        )

@@ -1,0 +1,409 @@
+"""A streamlet: Q entries, each a log of segments in groups; appending with deduplication (thesis 6.2.1).
+
+Appending decides, in this order: is the chunk the next of its producer (sequence), does it fit, where does it go. Until
+all three are answered nothing has changed, so a refused chunk leaves no trace.
+
+Reading is ``kera.broker.log.read_plan``; what is in memory and what on disk, ``kera.broker.storage.persistence``.
+
+A streamlet that has moved is partly at other brokers: ``kera.broker.log.intervals`` says which of its groups are here.
+
+Invariants: group ids grow by one over all entries of the streamlet, and are never used again; per producer and epoch,
+stored sequences have no gap and no repeat; ordinals of records have no gap within an interval of an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from kera.broker.log.arena import Slot
+from kera.broker.log.entry import Entries, Entry
+from kera.broker.log.intervals import Holding
+from kera.broker.log.segment import Segment
+from kera.broker.records import ProducerRecord, SegmentAddress
+from kera.core.chunk import ChunkHeader
+from kera.core.errors import OutOfSequence, ProducerFenced, RecordTooLarge
+from kera.core.ids import EARLIEST, PRODUCER_IDS
+
+APPLICATIONS_MAX = 1024
+"""Of whom a streamlet remembers which groups they were given; beyond that the one longest unheard of is forgotten."""
+
+
+PRODUCERS_KEPT = 32_768
+"""Of those whose ids the coordinator gave: of the others, longest unheard of, it is not remembered how far they got.
+One that comes back begins a new epoch, as after any loss of that. So many do not come and go within the time for which
+a chunk is sent again."""
+PRODUCERS_SPARE = PRODUCERS_KEPT // 16
+"""So many more are remembered before any is forgotten: it takes a look at all of them."""
+PRODUCERS_IN_ORDER = 1024
+"""With more than so many, each is put behind the others when it is heard of; with fewer nobody asks for their order."""
+
+
+class Appended(NamedTuple):
+    """Where a chunk is."""
+
+    entry: int
+    group_id: int
+    segment_id: int
+    position: int
+    first_record: int
+    duplicate: bool
+    segment: Segment | None
+    """None for a repeat of a chunk that is not in memory any more."""
+    end: int
+
+
+_as_appended = tuple.__new__
+"""What `Appended._make` does, in half the time: one is made for each chunk."""
+
+
+class Memory(Protocol):
+    """Who gives slots and learns what becomes of them: see ``kera.broker.storage.persistence``."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of a segment."""
+        ...
+
+    def allocate(self) -> Slot:
+        """A slot for a new segment. Raises `ArenaFull` or `DiskFull`."""
+        ...
+
+    def opened(self, segment: Segment) -> None:
+        """A segment takes appends from now on."""
+        ...
+
+    def closed(self, segment: Segment) -> None:
+        """It takes none any more."""
+        ...
+
+    def dropped(self, streamlet: Streamlet) -> None:
+        """All of a streamlet goes."""
+        ...
+
+    @property
+    def now_ms(self) -> int:
+        """Monotonic, and coarse."""
+        ...
+
+    @property
+    def now_us(self) -> int:
+        """The time of day, as coarse."""
+        ...
+
+
+class Streamlet:
+    """One partition of a stream on this broker."""
+
+    def __init__(
+        self,
+        stream_id: int,
+        streamlet_id: int,
+        *,
+        entries: Entries,
+        group_segments: int,
+        next_group_id: int,
+        producers: dict[int, ProducerRecord],
+        memory: Memory,
+        held: Holding,
+    ) -> None:
+        self.stream_id = stream_id
+        self.streamlet_id = streamlet_id
+        self.entries = entries
+        self.given_groups: dict[str, int] = {}
+        """Last group given to each application (thesis table 6.1, getNextGroups)."""
+        self.next_group_id = next_group_id
+        self.producers = producers
+        """How far each got, the one longest unheard of first, see `PRODUCERS_IN_ORDER`."""
+        self._producers_max = PRODUCERS_KEPT + PRODUCERS_SPARE
+        self.first_epochs: Mapping[int, int] = {}
+        """By producer, the first epoch of which its broker takes chunks: see
+        ``kera.broker.ownership.producer_fences``."""
+        self._group_segments = group_segments
+        self._memory = memory
+        self.sealed = False
+        """It is about to move: nothing more is taken, though nobody else owns it yet."""
+        self.takes_chunks = True
+        """It is owned, and not sealed."""
+        self.bytes_appended = self.records_appended = self.bytes_read = 0
+        """Since the last report to the coordinator."""
+        self.broker_epoch = held.broker_epoch
+        """Of the launch that took, or takes, its chunks."""
+        self.hold(held)
+
+    # -- ownership -------------------------------------------------------------------------------------------------
+
+    def hold(self, held: Holding) -> None:
+        """Take note of which intervals are here; an owner takes chunks from now on, and others do not any more."""
+        self.intervals = held.intervals
+        self.owned = held.owned
+        self.sealed = False
+        self.takes_chunks = held.owned
+        last = held.intervals[-1]
+        if held.owned:
+            self.broker_epoch = held.broker_epoch
+            self.next_group_id = max(self.next_group_id, last.first_group_id)
+        goes_on = last.inherits or last.closed
+        for entry in self.entries if goes_on else self.entries.made:
+            if goes_on:
+                self._go_on_from_others(entry)
+                self._begin_with_the_first(entry)
+            head = entry.head
+            if head is not None and (last.closed or head.address.group_id < last.first_group_id):
+                self.close_segment(head)
+            entry.wake()
+
+    def _go_on_from_others(self, entry: Entry) -> None:
+        """Let ordinals go on where the last interval here begins, or where it ended."""
+        last = self.intervals[-1]
+        here = last.following if last.closed else last.start
+        record = last.end_record(entry.index) if last.closed else last.first_record(entry.index)
+        first = self.intervals[0]
+        if entry.start == EARLIEST:
+            if first.inherits:  # else nothing was before it: there is no start before there is a first segment
+                entry.start, entry.start_record = first.start, first.first_record(entry.index)
+        elif entry.start >= here:
+            entry.start_record = max(entry.start_record, record)
+        entry.next_record = max(entry.next_record, record)
+        if not entry.tail and not entry.stored_segments:
+            entry.stored_record = entry.next_record
+
+    def _begin_with_the_first(self, entry: Entry) -> None:
+        """An entry of which nothing was removed begins where the first interval does, whatever its first group is.
+
+        After a crash that is not known of one that had nothing on disk: then the start is that of its first segment.
+        """
+        first = self.intervals[0]
+        lost = entry.start < first.start or any(
+            interval.lost_before(entry.index, entry.start, entry.start_record)
+            for interval in self.intervals
+            if interval.first_group_id <= entry.start.group_id
+        )
+        if not lost and (entry.tail or entry.stored_segments):
+            entry.start, entry.start_record = first.start, first.first_record(entry.index)
+
+    def seal(self) -> None:
+        """Take no more chunks, so that what there is can become durable and another broker go on from there."""
+        self.sealed, self.takes_chunks = True, False
+        for entry in self.entries.made:
+            head = entry.head
+            if head is not None:
+                self.close_segment(head)
+
+    def unseal(self) -> None:
+        """Take chunks again, in new groups."""
+        self.sealed, self.takes_chunks = False, self.owned
+
+    def learn(self, producers: dict[int, ProducerRecord]) -> None:
+        """Producers had got so far at the broker that this streamlet comes from.
+
+        What of them is not in the index yet, with their older chunks here, must not undo what was written down of that.
+        """
+        for producer_id, record in producers.items():
+            self.producers[producer_id] = max(self.producers.get(producer_id, record), record)
+        for entry in self.entries.made:
+            for segment in entry.tail:
+                for producer_id, record in segment.producers.items():
+                    segment.producers[producer_id] = max(record, producers.get(producer_id, record))
+        self.forget_producers()
+
+    def forget_producers(self) -> list[int]:
+        """If there are too many, forget those longest unheard of that can begin anew; returns them.
+
+        Who chose its id and counts its chunks itself could not, and is remembered for ever.
+        """
+        producers = self.producers
+        if len(producers) <= self._producers_max:
+            return []
+        given = [producer_id for producer_id in producers if producer_id not in PRODUCER_IDS]
+        forgotten = given[: max(0, len(given) - PRODUCERS_KEPT)]
+        for producer_id in forgotten:
+            del producers[producer_id]
+        self._producers_max = len(producers) + PRODUCERS_SPARE
+        return forgotten
+
+    # -- appending -------------------------------------------------------------------------------------------------
+
+    def append(self, chunk: memoryview, header: ChunkHeader) -> Appended:
+        """Append a verified chunk of this streamlet; a repeat returns where it is already.
+
+        Raises `OutOfSequence` (with `expected_sequence`), `ProducerFenced`, `RecordTooLarge`, `ArenaFull`, `DiskFull`;
+        then nothing has changed.
+        """
+        producer_id, producer_epoch, sequence = header.producer_id, header.producer_epoch, header.sequence
+        entries = self.entries
+        entry = entries[producer_id % entries.count]
+        state = self.producers.get(producer_id)
+        known_epoch, expected = state if state is not None else (producer_epoch, 0)
+        if producer_epoch > known_epoch:
+            expected = 0
+        elif producer_epoch < known_epoch:
+            raise _fenced(producer_id, producer_epoch, known_epoch)
+        if self.first_epochs and producer_epoch < self.first_epochs.get(producer_id, 0):
+            raise _fenced(producer_id, producer_epoch, self.first_epochs[producer_id])
+        if sequence < expected:
+            return self._find_duplicate(entry, header)
+        if sequence > expected:
+            raise OutOfSequence(
+                f"producer {producer_id} sent sequence {sequence} to streamlet {self.streamlet_id},"
+                f" expected {expected}",
+                producer_id=producer_id,
+                streamlet_id=self.streamlet_id,
+                sequence=sequence,
+                expected_sequence=expected,
+            )
+        tail, chunk_bytes = entry.tail, len(chunk)
+        segment = tail[-1] if tail and tail[-1].takes(chunk_bytes) else self._next_segment(entry, chunk_bytes)
+        first_record = entry.next_record
+        position = segment.append(chunk, header, self.broker_epoch, first_record)
+        segment.touched_ms, segment.newest_us = self._memory.now_ms, self._memory.now_us
+        entry.next_record = first_record + header.record_count
+        producers = self.producers
+        if len(producers) > PRODUCERS_IN_ORDER:
+            producers.pop(producer_id, None)
+        producers[producer_id] = segment.producers[producer_id]
+        if state is None:
+            self.forget_producers()
+        _, _, _, group_id, segment_id = segment.address
+        return _as_appended(
+            Appended, (entry.index, group_id, segment_id, position, first_record, False, segment, segment.head)
+        )
+
+    def publish(self, appended: Appended) -> None:
+        """Let readers see everything up to the end of `appended`, which has reached its level.
+
+        Chunks of one entry are published in the order in which they were appended.
+        """
+        segment, end = appended.segment, appended.end
+        if segment is not None and end > segment.durable_head:
+            segment.advance_durable_head(end)
+            segment.entry.wake()
+
+    def _next_segment(self, entry: Entry, chunk_bytes: int) -> Segment:
+        """A new segment, which takes the next chunk of `entry`: the open one, if there is one, has no room for it."""
+        slot_bytes = self._memory.slot_bytes
+        if chunk_bytes > slot_bytes:
+            raise RecordTooLarge(
+                f"chunk of {chunk_bytes} bytes is larger than a segment ({slot_bytes} bytes)",
+                chunk_bytes=chunk_bytes,
+                limit=slot_bytes,
+            )
+        slot = self._memory.allocate()  # before anything is closed: it may raise
+        head = entry.head  # which may have been closed to make room
+        if head is not None and head.address.segment_id < self._group_segments:
+            key = (head.address.group_id, head.address.segment_id + 1)
+        else:
+            key = (self.next_group_id, 1)
+            self.next_group_id += 1
+        if head is not None:
+            self.close_segment(head)
+        segment = Segment.open(entry, SegmentAddress(*entry.log_id, *key), slot, entry.next_record)
+        entry.add(segment)
+        self._memory.opened(segment)
+        return segment
+
+    def close_segment(self, segment: Segment) -> None:
+        """Take no more appends in the open segment of an entry; its group ends, too, unless another segment follows."""
+        segment.close()
+        self._memory.closed(segment)
+
+    def _find_duplicate(self, entry: Entry, header: ChunkHeader) -> Appended:
+        """Where the chunk with this producer, epoch and sequence is.
+
+        Repeats are rare: look instead of remembering. But whoever repeats may repeat thousands, so look into one
+        segment, the first one at whose end the producer was beyond it, and halve what is left.
+        """
+        wanted = (header.producer_epoch, header.sequence)
+        for _, segment in sorted(entry.resident.items()):
+            state = segment.producers.get(header.producer_id)
+            if segment.loading or (not segment.in_index and state is None):
+                continue
+            if state is not None and state <= wanted:
+                continue
+            index = segment.chunk_of(header.producer_id, wanted)
+            if index is not None:
+                offset = segment.chunk_ends[index - 1] if index else 0
+                stored = segment.header_at(offset)
+                _refuse_impostor(stored, header)
+                return Appended(
+                    entry.index,
+                    *segment.key,
+                    offset,
+                    stored.first_record,
+                    True,  # noqa: FBT003 - a field of a tuple
+                    segment,
+                    segment.chunk_ends[index],
+                )
+            if state is not None:
+                break  # it was before this one
+        # It was acknowledged and is on disk, or has been removed since: still a repeat, with no place to tell.
+        return Appended(entry.index, 0, 0, 0, 0, True, None, 0)  # noqa: FBT003 - a field of a tuple
+
+    def is_active(self, group_id: int, entry: Entry) -> bool:
+        """Whether more segments may come to a group."""
+        head = entry.head
+        return head is not None and head.address.group_id == group_id
+
+    @property
+    def length_bytes(self) -> int:
+        """Of what readers can see, over all entries."""
+        return sum(entry.length_bytes for entry in self.entries.made)
+
+    def next_groups(self, application_id: str, groups_max: int) -> list[tuple[int, Entry]]:
+        """The next groups that this application was not given yet, at most `groups_max`, in order."""
+        last = self.given_groups.pop(application_id, 0)
+        found: list[tuple[int, Entry]] = []
+        while len(found) < groups_max:
+            candidates = [
+                (group_id, entry.index)
+                for entry in self.entries.made
+                if (group_id := entry.next_group(last)) is not None
+            ]
+            if not candidates:
+                break
+            last, index = min(candidates)
+            found.append((last, self.entries[index]))
+        self.given_groups[application_id] = last
+        if len(self.given_groups) > APPLICATIONS_MAX:
+            del self.given_groups[next(iter(self.given_groups))]
+        return found
+
+    def entry_of(self, group_id: int) -> Entry | None:
+        """The entry that a group belongs to, if anything is left of it."""
+        return next((entry for entry in self.entries.made if entry.next_group(group_id - 1) == group_id), None)
+
+    def available_groups(self) -> tuple[int, int]:
+        """First and last group id; (0, 0) when there is none."""
+        first = [group_id for entry in self.entries.made if (group_id := entry.next_group(0)) is not None]
+        return (min(first), self.next_group_id - 1) if first else (0, 0)
+
+    def drop(self) -> None:
+        """Free all memory and wake all readers; the streamlet is not used any more."""
+        self.entries.drop()
+        self._memory.dropped(self)
+        for entry in self.entries.made:
+            entry.wake()
+
+
+def _refuse_impostor(stored: ChunkHeader, header: ChunkHeader) -> None:
+    """Raise `ProducerFenced` for a chunk that is no repeat, though another with its sequence is stored.
+
+    To call it a repeat would acknowledge records that are nowhere. Those who choose their ids themselves send other
+    records with the same sequence on purpose, and look at what is there: see ``kera.client.appender``.
+    """
+    if stored.payload_crc32c != header.payload_crc32c and header.producer_id not in PRODUCER_IDS:
+        raise ProducerFenced(
+            f"another writer uses producer id {header.producer_id}: what is stored in streamlet {header.streamlet_id}"
+            f" with sequence {header.sequence} are other records; each producer needs an id of its own (InitProducer)",
+            producer_id=header.producer_id,
+            streamlet_id=header.streamlet_id,
+            sequence=header.sequence,
+        )
+
+
+def _fenced(producer_id: int, producer_epoch: int, by_epoch: int) -> ProducerFenced:
+    return ProducerFenced(
+        f"producer {producer_id} epoch {producer_epoch} was fenced by {by_epoch}",
+        producer_id=producer_id,
+        producer_epoch=by_epoch,
+    )

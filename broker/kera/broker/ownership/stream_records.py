@@ -1,0 +1,48 @@
+"""What the index has of a stream as such: its description, as the coordinator told it when the stream was opened here.
+
+A coordinator whose metadata were put back to an older copy may not know the stream any more, or an older version of it.
+The broker then still knows what its data is, and whether the coordinator's word on it is older than what is here.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from google.protobuf.message import DecodeError
+
+from kera.broker.records import Change
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import sealed
+from kera.v1 import common_pb2
+
+_KEY = struct.Struct(">cQ")
+
+
+def put_stream(info: common_pb2.StreamInfo) -> Change:
+    """The change that writes down a stream."""
+    return sealed(_KEY.pack(b"i", info.stream_id), info.SerializeToString())
+
+
+def stream_record(index: SegmentIndex, stream_id: int) -> common_pb2.StreamInfo | None:
+    """The stream as it was written down; None: it was not, as by earlier releases, or that record was damaged."""
+    value = index.record(_KEY.pack(b"i", stream_id))
+    try:
+        return None if value is None else common_pb2.StreamInfo.FromString(value)
+    except DecodeError:
+        return None
+
+
+def assignments_version(index: SegmentIndex, stream_id: int) -> int:
+    """The latest version of the stream's assignments that was here; 0: not known."""
+    record = stream_record(index, stream_id)
+    return 0 if record is None else record.assignments_version
+
+
+def is_news(index: SegmentIndex, info: common_pb2.StreamInfo) -> bool:
+    """Whether `info` is to be written down: nothing that is newer was."""
+    record = stream_record(index, info.stream_id)
+    return record is None or (
+        record != info
+        and info.config_version >= record.config_version
+        and info.assignments_version >= record.assignments_version
+    )

@@ -1,0 +1,206 @@
+"""Segments that come from backups, on their way into files: where each chunk goes, in memory first or in its file.
+
+    chunks of an answer ──put_in_place()──► verified, in `Assembly` or in the file ──make_durable()──► a durable file
+
+Chunks of a segment come from several virtual segments, in any order, some of them twice. So a segment is put together
+in memory, of which there is `ASSEMBLED_BYTES_MAX`; chunks of others are written to their files as they come, by way of
+the page cache, which takes more time. What is done here is done on threads, and blocks; which replicas are read, and
+what becomes of a file that is complete, is decided in ``kera.broker.recovery.rebuild``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from kera.broker.log.scan import address_of
+from kera.broker.records import Key, SegmentAddress, SegmentRecord
+from kera.broker.recovery.merge import digest_of
+from kera.broker.recovery.plan import Places
+from kera.broker.recovery.scan import VirtualKey
+from kera.broker.storage.disk import Disk, block_ceiling
+from kera.core.chunk import verify_chunk
+from kera.core.errors import CorruptChunk
+
+ASSEMBLED_BYTES_MAX = 64 << 20
+"""Of segments that are put together in memory."""
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """A segment that is to come."""
+
+    address: SegmentAddress
+    record: SegmentRecord
+    places: Places
+    path: Path
+    physical_id: int
+    here: bytearray = field(default_factory=bytearray)
+    """Of each chunk, whether it has come."""
+    missing: int = 0
+    sources: list[VirtualKey] = field(default_factory=list)
+    """That have chunks of it."""
+    holes: bool = False
+    """Given up: some of it is nowhere."""
+    settling: bool = False
+    memory: memoryview | None = None
+    """What has come, if it is put together there; None: it is in the file."""
+    begun: bool = False
+    """It is decided which of these."""
+    writers: int = 0
+    """Threads that put a chunk in its place."""
+
+    @property
+    def key(self) -> Key:
+        """Group and segment."""
+        return self.address.group_id, self.address.segment_id
+
+
+class Assembly:
+    """The memory in which segments are put together, used again and again. Asked from threads."""
+
+    def __init__(self) -> None:
+        self._left_bytes = ASSEMBLED_BYTES_MAX
+        self._free: list[memoryview] = []
+        self._lock = threading.Lock()
+
+    def begin(self, target: Target) -> memoryview | None:
+        """Where chunks of a segment go, until `end`; None: into its file."""
+        with self._lock:
+            if not target.begun and not target.holes:
+                target.memory = self._take(block_ceiling(target.record.length))
+            target.begun = True
+            target.writers += 1
+            return target.memory
+
+    def end(self, target: Target) -> None:
+        """A chunk is there."""
+        with self._lock:
+            target.writers -= 1
+
+    def release(self, target: Target) -> None:
+        """A segment is in its file, or given up; may be repeated."""
+        with self._lock:
+            memory, target.memory, target.begun = target.memory, None, True
+            if memory is None:
+                return
+            if target.writers:  # the same chunk comes once more just now: what takes it belongs to nobody else
+                self._left_bytes += len(memory)
+            else:
+                self._free.append(memory)
+
+    def clear(self) -> None:
+        """Nothing is to be put together any more, for now."""
+        with self._lock:
+            self._drop_free()
+
+    def _drop_free(self) -> None:
+        self._left_bytes += sum(len(memory) for memory in self._free)
+        self._free.clear()
+
+    def _take(self, size: int) -> memoryview | None:
+        for number, memory in enumerate(self._free):
+            if len(memory) >= size:
+                del self._free[number]
+                np.frombuffer(memory, np.uint8).fill(0)
+                return memory
+        if size > self._left_bytes:
+            self._drop_free()
+        if size > self._left_bytes:
+            return None
+        self._left_bytes -= size
+        return memoryview(mmap.mmap(-1, size))
+
+
+class Taken(NamedTuple):
+    """What came of an answer."""
+
+    chunks: list[tuple[Target, int]]
+    """That were written, with their numbers in their targets."""
+    wrong: str
+
+
+def put_in_place(chunks: memoryview, targets: Mapping[SegmentAddress, Target], assembly: Assembly) -> Taken:
+    """Put the chunks of an answer in their places. Raises ``OSError``."""
+    taken: list[tuple[Target, int]] = []
+    pieces: list[tuple[Target, int, int, int]] = []
+    wrong, at = "", 0
+    while at < len(chunks):
+        try:
+            header = verify_chunk(chunks, at)
+        except CorruptChunk as error:
+            wrong = error.message
+            break
+        end = at + header.chunk_bytes
+        target = targets.get(address_of(header))
+        number = target.places.find(header.first_record, digest_of(header)) if target is not None else None
+        if target is not None and number is not None and not target.here[number] and not target.settling:
+            position = target.places.positions[number]
+            last = pieces[-1] if pieces else None
+            if last is not None and last[0] is target and last[2] == at and last[3] + at - last[1] == position:
+                pieces[-1] = (target, last[1], end, last[3])
+            else:
+                pieces.append((target, at, end, position))
+            taken.append((target, number))
+        at = end
+    for target, start, end, position in pieces:
+        memory = assembly.begin(target)
+        try:
+            if memory is None:
+                _write(target.path, chunks[start:end], position)
+            else:
+                memory[position : position + end - start] = chunks[start:end]
+        finally:
+            assembly.end(target)
+    return Taken(taken, wrong)
+
+
+def _write(path: Path, data: memoryview, position: int) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while data:
+            count = os.pwrite(fd, data, position)
+            data, position = data[count:], position + count
+    finally:
+        os.close(fd)
+
+
+def make_durable(targets: Iterable[Target], disk: Disk) -> list[int]:
+    """Make files durable; returns their checksums. Raises ``OSError``."""
+    checksums = []
+    for target in targets:
+        memory, length = target.memory, target.record.length
+        target.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(target.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if memory is not None:
+                checksum = crc32c(memory[:length])
+                disk.write(target.path, 0, memory[: block_ceiling(length)])
+            else:
+                os.ftruncate(fd, block_ceiling(length))
+                checksum = _checksum(fd, length)
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        checksums.append(int(checksum))
+    return checksums
+
+
+def _checksum(fd: int, length: int) -> int:
+    checksum, left = 0, length
+    while left:
+        data = os.pread(fd, min(left, 1 << 20), length - left)
+        checksum, left = crc32c(data, checksum), left - len(data)
+    return int(checksum)

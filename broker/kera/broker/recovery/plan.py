@@ -1,0 +1,452 @@
+"""What a streamlet is to be, from what backups have of it and what is here already: segments, ends, producers. Pure.
+
+    headers of chunks ──StreamletMerge──► chunks that count, by segment ──plan()──► StreamletPlan
+    what the index has ──────────────────────────────────────────────────┘
+
+Chunks keep their places: group and segment they know themselves, and where in the segment they are follows from the
+chunks before them. Where chunks are missing, what is behind them in the same segment comes behind a hole, at the first
+place where it may have been; readers are told of holes as of any damage. Missing chunks between segments are a `Gap`.
+
+What is missing counts as lost if it may have been acknowledged: between two things that are there, or before the end of
+an interval. What is missing before everything else is lost only if nothing is ever removed from the stream: else its
+start has moved since it was last told.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+from kera.broker.log.intervals import Interval
+from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.recovery.merge import Merge, Origin, Run, digests_of
+from kera.core.chunk import ALIGNMENT_BYTES
+from kera.core.header_table import (
+    Column,
+    Headers,
+    chunk_bytes,
+    column,
+    differs_from_before,
+    end_records,
+)
+from kera.core.ids import EARLIEST, EntryId, Position
+
+HOLE_BYTES = ALIGNMENT_BYTES
+"""Of a hole where nobody knows how much is missing: less than any chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an entry starts, as far as that is known."""
+
+    position: Position
+    first_record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a streamlet before any chunk is."""
+
+    stream_id: int
+    streamlet_id: int
+    entries: int
+    intervals: tuple[Interval, ...]
+    """That are to be here."""
+    starts: Mapping[int, Start] = field(default_factory=dict)
+    """By entry."""
+    next_records: tuple[int, ...] = ()
+    """By entry: it ends there or later."""
+    next_group_id: int = 1
+    producers: Mapping[int, ProducerRecord] = field(default_factory=dict)
+    keeps_all: bool = True
+    """Nothing is ever removed from the stream."""
+    may_lose: bool = False
+    """Readers may have seen what no backup ever had: the level of the stream does not wait for them."""
+    lost_groups: int = 0
+    """If so: so many groups may have been given that nobody knows of."""
+
+    def entry(self, index: int) -> EntryId:
+        """One of its entries."""
+        return EntryId(self.stream_id, self.streamlet_id, index)
+
+
+@dataclass(slots=True)
+class SegmentPlan:
+    """A segment that backups have."""
+
+    address: SegmentAddress
+    chunks: Headers
+    record: SegmentRecord
+    """With physical id 0."""
+    records_lost: int
+    """In holes, except what would be before it."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Group and segment."""
+        return self.address.group_id, self.address.segment_id
+
+
+@dataclass(slots=True)
+class EntryPlan:
+    """What an entry is to be, with what the index has of it."""
+
+    record: EntryRecord
+    new: dict[SegmentAddress, SegmentRecord] = field(default_factory=dict)
+    """That the index does not have, or not as much of."""
+    replaced: list[int] = field(default_factory=list)
+    """Files of segments of which backups have more, or that are gone."""
+    gone: list[SegmentAddress] = field(default_factory=list)
+    """Segments that the index has, and that are before the start of the entry."""
+    gaps: tuple[Gap, ...] = ()
+    """That are new."""
+
+
+@dataclass(slots=True)
+class StreamletPlan:
+    """What a streamlet is to be."""
+
+    entries: list[EntryPlan]
+    producers: dict[int, ProducerRecord]
+    next_group_id: int
+    records_lost: int
+    bytes_new: int
+    chunks_cut: int
+
+
+class StreamletMerge:
+    """The chunks that backups have of a streamlet, in any order, each perhaps more than once."""
+
+    def __init__(
+        self,
+        known: Known,
+        present: Mapping[int, Sequence[tuple[SegmentAddress, SegmentRecord]]],
+        entries: Sequence[EntryRecord | None] = (),
+    ) -> None:
+        """`present`: the segments that the index has, by entry, in order; `entries`: what it has of these."""
+        self.known = known
+        self.present = present
+        self._known_starts = dict(known.starts)
+        for index, old in enumerate(entries):
+            # Where an entry starts here is newer than what others were told of it.
+            if old is not None and any(interval.has(old.start.group_id) for interval in known.intervals):
+                start = self._known_starts.get(index)
+                if old.start != EARLIEST and (start is None or old.start > start.position):
+                    self._known_starts[index] = Start(old.start, old.start_record)
+        self.groups_max = 0
+        self._firsts = [interval.first_group_id for interval in known.intervals]
+        self._merges = [Merge(self._starts(interval)) for interval in known.intervals]
+
+    def _starts(self, interval: Interval) -> dict[EntryId, int]:
+        """Ordinals at which chunks of an interval begin to count: what is here before them need not come."""
+        starts = {}
+        for index in range(self.known.entries):
+            first = interval.first_record(index)
+            start = self._known_starts.get(index)
+            if start is not None and start.position.group_id < interval.end_group_id:
+                first = max(first, start.first_record)
+            for address, record in self.present.get(index, ()):
+                if (
+                    record.physical_id
+                    and not record.open
+                    and interval.has(address.group_id)
+                    and record.first_record <= first
+                ):
+                    first = max(first, record.first_record + record.record_count)
+            starts[self.known.entry(index)] = first
+        return starts
+
+    def add(self, headers: Headers, *, closed: bool, source: int = 0) -> None:
+        """See `Merge.add`. Chunks of groups that are to be elsewhere do not count."""
+        groups = headers["group_id"]
+        for interval, merge in zip(self.known.intervals, self._merges, strict=True):
+            mine = groups >= (0 if interval.leads else interval.first_group_id)
+            if interval.closed:
+                mine &= groups < interval.end_group_id
+            self.groups_max = max(self.groups_max, int(groups[mine].max(initial=0)))
+            merge.add(headers[mine & (headers["entry"] < self.known.entries)], closed=closed, source=source)
+
+    def origins(self) -> set[Origin]:
+        """See `Merge.origins`."""
+        return {origin for merge in self._merges for origin in merge.origins()}
+
+    def chunks(self) -> dict[SegmentAddress, Headers]:
+        """All that have come, by segment, in the order of their ordinals."""
+        return {address: chunks for merge in self._merges for address, chunks in merge.segments().items()}
+
+    def plan(self, entries: Sequence[EntryRecord | None], producers: Mapping[int, ProducerRecord]) -> StreamletPlan:
+        """What the streamlet is to be; `entries` and `producers`: what the index has of it."""
+        known = self.known
+        found = [merge.finish() for merge in self._merges]
+        segments: dict[int, list[SegmentPlan]] = {index: [] for index in range(known.entries)}
+        chunks_cut = sum(len(cut.chunks) for each in found for cut in each.cuts)
+        result = StreamletPlan([], dict(producers), 0, 0, 0, chunks_cut)
+        for producer_id, state in known.producers.items():
+            result.producers[producer_id] = max(result.producers.get(producer_id, state), state)
+        for interval, each in zip(known.intervals, found, strict=True):
+            for chunks in each.removed:
+                _note_producers(chunks, result.producers)
+            starts = self._starts(interval) if known.keeps_all else {}
+            for plan in _segments(each.runs, starts):
+                _note_producers(plan.chunks, result.producers)
+                start = self._known_starts.get(plan.address.entry)
+                if start is not None and plan.key < start.position[:2]:
+                    continue  # retention has removed it; it was left on backups for the sake of others
+                segments[plan.address.entry].append(plan)
+        groups = [self.groups_max, known.next_group_id - 1, *(first - 1 for first in self._firsts)]
+        groups += [address.group_id for items in self.present.values() for address, _ in items]
+        groups += [start.position.group_id - 1 for start in self._known_starts.values()]
+        result.next_group_id = max(groups) + 1 + (known.lost_groups if known.may_lose else 0)
+        for index in range(known.entries):
+            self._entry(index, segments[index], entries[index], result)
+        return result
+
+    def _entry(self, index: int, found: list[SegmentPlan], old: EntryRecord | None, result: StreamletPlan) -> None:
+        """Put together what is here and what backups have of an entry."""
+        union: dict[SegmentAddress, SegmentRecord] = {
+            address: record for address, record in self.present.get(index, ()) if not record.open
+        }
+        plan = EntryPlan(old or EntryRecord())
+        lost = 0
+        start = self._known_starts.get(index)
+        for address in list(union):
+            ours = any(each.has(address.group_id) for each in self.known.intervals)
+            if start is not None and ours and address[3:] < start.position[:2]:
+                plan.gone.append(address)  # the broker that is lost had removed it
+                plan.replaced += [union[address].physical_id] if union[address].physical_id else []
+                del union[address]
+        for segment in found:
+            here = union.get(segment.address)
+            if here is not None and here.length >= segment.record.length:
+                continue
+            if here is not None and here.physical_id:
+                plan.replaced.append(here.physical_id)
+            union[segment.address] = plan.new[segment.address] = segment.record
+            lost += segment.records_lost
+            result.bytes_new += segment.record.length
+        ordered = sorted(union.items())
+        gaps, missing = self._gaps(index, ordered, result.next_group_id)
+        result.records_lost += lost + missing
+        plan.gaps = tuple(gaps)
+        plan.record = self._record(index, ordered, plan, old, result.next_group_id)
+        result.entries.append(plan)
+
+    def _gaps(
+        self, index: int, ordered: list[tuple[SegmentAddress, SegmentRecord]], next_group_id: int
+    ) -> tuple[list[Gap], int]:
+        """What is missing in the intervals, outside of segments; and how many records that is, as far as is known."""
+        gaps: list[Gap] = []
+        lost = 0
+        for interval in self.known.intervals:
+            mine = [(address, record) for address, record in ordered if interval.has(address.group_id)]
+            at, position = interval.first_record(index), interval.start
+            start = self._known_starts.get(index)
+            if start is not None and start.position.group_id < interval.end_group_id and start.first_record > at:
+                at, position = start.first_record, start.position
+            if mine and not self.known.keeps_all:
+                at = max(at, mine[0][1].first_record)
+            for address, record in mine:
+                if record.first_record > at:
+                    gaps.append(Gap(position, Position(address.group_id, address.segment_id, 0)))
+                    lost += record.first_record - at
+                at, position = max(at, record.first_record + record.record_count), _end(address, record)
+            if interval.closed:
+                if at < interval.end_record(index) and (mine or self.known.keeps_all):
+                    gaps.append(Gap(position, interval.following))
+                    lost += interval.end_record(index) - at
+            elif self.known.may_lose and mine:
+                gaps.append(Gap(position, Position(next_group_id, 1, 0)))
+        return gaps, lost
+
+    def _record(
+        self,
+        index: int,
+        ordered: list[tuple[SegmentAddress, SegmentRecord]],
+        plan: EntryPlan,
+        old: EntryRecord | None,
+        next_group_id: int,
+    ) -> EntryRecord:
+        known = self.known
+        last_interval = known.intervals[-1]
+        next_record = known.next_records[index] if index < len(known.next_records) else 0
+        next_record = max(next_record, last_interval.end_record(index), last_interval.first_record(index))
+        if not ordered:
+            start = self._known_starts.get(index)
+            position, first = (start.position, start.first_record) if start is not None else (EARLIEST, 0)
+            if old is not None and old.start > position and not known.may_lose:
+                position, first = old.start, old.start_record
+            next_record = max(next_record, first, old.next_record if old is not None else 0)
+            if known.may_lose and not last_interval.closed:
+                position = Position(next_group_id, 1, 0)
+            first = next_record if position != EARLIEST else 0
+            return EntryRecord(position, first, next_record)
+        (first_address, first_segment), (last_address, last_segment) = ordered[0], ordered[-1]
+        start = self._known_starts.get(index)
+        first_key = (first_address.group_id, first_address.segment_id)
+        if old is not None and old.stored_segments and first_address not in plan.new and old.start[:2] >= first_key:
+            position, first = old.start, old.start_record
+        elif start is not None and start.position[:2] == first_key:
+            position, first = start.position, start.first_record
+        else:
+            position, first = Position(*first_key, 0), first_segment.first_record
+        older = () if old is None else old.gaps
+        gaps = [*plan.gaps, *(gap for gap in older if _still(gap, ordered, may_lose=known.may_lose))]
+        return EntryRecord(
+            start=position,
+            start_record=first,
+            next_record=last_segment.first_record + last_segment.record_count,
+            stored_bytes=sum(record.length for _, record in ordered),
+            stored_segments=len(ordered),
+            last_group_id=last_address.group_id,
+            last_segment_id=last_address.segment_id,
+            gaps=tuple(sorted(set(gaps))),
+        )
+
+
+def _end(address: SegmentAddress, record: SegmentRecord) -> Position:
+    return Position(address.group_id, address.segment_id, record.length)
+
+
+def _still(gap: Gap, ordered: Sequence[tuple[SegmentAddress, SegmentRecord]], *, may_lose: bool) -> bool:
+    """Whether nothing is in a gap that was known before, and something behind it.
+
+    A start without memory takes everything behind what is on disk for lost. Backups may have had no more of it, but
+    what came later: nothing is missing when its ordinals follow, or when it is the first that there is. Unless what
+    backups never had may be missing, too.
+    """
+    if not may_lose:
+        before = [record for address, record in ordered if address[3:] <= gap.start[:2]]
+        after = [record for address, record in ordered if address[3:] >= gap.end[:2]]
+        if after and (not before or before[-1].first_record + before[-1].record_count == after[0].first_record):
+            return False
+    inside = any(
+        gap.start[:2] < (address.group_id, address.segment_id) < gap.end[:2]
+        or (gap.start[:2] == (address.group_id, address.segment_id) and record.length > gap.start.offset)
+        for address, record in ordered
+    )
+    return not inside and (ordered[-1][0].group_id, ordered[-1][0].segment_id) >= gap.end[:2]
+
+
+def _note_producers(chunks: Headers, producers: dict[int, ProducerRecord]) -> None:
+    """How far producers got with these chunks."""
+    chunks = chunks[np.lexsort((chunks["sequence"], chunks["producer_epoch"], chunks["producer_id"]))]
+    last = np.flatnonzero(np.roll(differs_from_before(chunks, "producer_id"), -1))
+    fields = (chunks[name][last].tolist() for name in ("producer_id", "producer_epoch", "sequence"))
+    for producer_id, epoch, sequence in zip(*fields, strict=True):
+        state = ProducerRecord(epoch, sequence + 1)
+        producers[producer_id] = max(producers.get(producer_id, state), state)
+
+
+def _segments(runs: Iterable[Run], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:
+    """The segments of runs in the order of the log, of one entry after the other.
+
+    `starts`: ordinals at which entries begin; of others, the first chunk is where a segment begins, unless it knows.
+    """
+    plans: list[SegmentPlan] = []
+    for address, its in groupby(runs, key=lambda run: run.address):
+        pieces = [run.chunks for run in its]
+        chunks = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        first_record = int(chunks["first_record"][0])
+        before = plans[-1] if plans and plans[-1].address[:3] == address[:3] else None
+        if before is None:
+            start = starts.get(EntryId(*address[:3]), first_record)
+            from_start = not chunks["durable_head"][0] and first_record <= start
+        else:
+            from_start = before.record.first_record + before.record.record_count == first_record
+        plans.append(_segment(address, chunks, from_start=from_start))
+    return plans
+
+
+def _segment(address: SegmentAddress, chunks: Headers, *, from_start: bool) -> SegmentPlan:
+    _, end = lay_out(chunks, from_start=from_start)
+    first_record, end_record = int(chunks["first_record"][0]), int(end_records(chunks[-1:])[0])
+    there = int(column(chunks, "record_count").sum())
+    record = SegmentRecord(
+        physical_id=0,
+        length=end,
+        open=False,
+        chunk_count=len(chunks),
+        crc32c=0,
+        first_record=first_record,
+        record_count=end_record - first_record,
+        min_timestamp_us=int(chunks["min_timestamp_us"].min()),
+        max_timestamp_us=int(chunks["max_timestamp_us"].max()),
+        newest_us=int(chunks["created_us"].max()),
+    )
+    return SegmentPlan(address, chunks, record, record.record_count - there)
+
+
+def lay_out(chunks: Headers, *, from_start: bool) -> tuple[Column, int]:
+    """Where the chunks of a segment are, and where the last one ends; `from_start`: none is missing before them.
+
+    What is missing before the first one may all have been in the segment before.
+    """
+    sizes = chunk_bytes(chunks)
+    packed = np.cumsum(sizes) - sizes
+    behind_hole = np.zeros(len(chunks), dtype=np.bool_)
+    behind_hole[0] = not from_start
+    behind_hole[1:] = end_records(chunks)[:-1] != column(chunks, "first_record")[1:]
+    holes = np.zeros(len(chunks), dtype=np.int64)
+    shift = 0
+    for row in np.flatnonzero(behind_hole).tolist():
+        at = int(packed[row]) + shift
+        holes[row] = max(at + HOLE_BYTES if row else 0, int(chunks["durable_head"][row])) - at
+        shift += int(holes[row])
+    positions = packed + np.cumsum(holes)
+    return positions, int(positions[-1] + sizes[-1])
+
+
+@dataclass(slots=True)
+class Places:
+    """Where the chunks of a segment go that is to come: 21 bytes a chunk."""
+
+    first_records: array[int] = field(default_factory=lambda: array("Q"))
+    positions: array[int] = field(default_factory=lambda: array("I"))
+    digests: array[int] = field(default_factory=lambda: array("Q"))
+
+    def find(self, first_record: int, digest: int) -> int | None:
+        """Which chunk this is; None: none of them."""
+        at = bisect_left(self.first_records, first_record)
+        while at < len(self.first_records) and self.first_records[at] == first_record:  # several: some have no records
+            if self.digests[at] == digest:
+                return at
+            at += 1
+        return None
+
+
+def places(record: SegmentRecord, chunks: Headers) -> Places:
+    """Where the chunks of a segment go of which `record` says what it is to be.
+
+    Chunks may be missing that were there when the record was made. Those before the first that is missing count from
+    the start of the segment then, and those behind the last from its end; nobody knows of others where they were.
+    """
+    end_record = record.first_record + record.record_count
+    within = column(chunks, "first_record") >= record.first_record
+    within &= end_records(chunks) <= end_record
+    mine, positions = _positions(record, chunks[within])
+    return Places(
+        array("Q", mine["first_record"].tobytes()),
+        array("I", positions.astype(np.uint32).tobytes()),
+        array("Q", digests_of(mine).tobytes()),
+    )
+
+
+def _positions(record: SegmentRecord, chunks: Headers) -> tuple[Headers, Column]:
+    """The chunks of which it is known where they are, and where that is."""
+    if len(chunks) and len(chunks) == record.chunk_count:
+        for from_start in (True, False):
+            positions, end = lay_out(chunks, from_start=from_start)
+            if end == record.length:
+                return chunks, positions
+    sizes, firsts, ends = chunk_bytes(chunks), column(chunks, "first_record"), end_records(chunks)
+    end_record = record.first_record + record.record_count
+    holes = np.flatnonzero(np.append(record.first_record, ends) != np.append(firsts, end_record))
+    head, tail = (int(holes[0]), int(holes[-1])) if len(holes) else (len(chunks), len(chunks))
+    before = np.cumsum(sizes[:head]) - sizes[:head]
+    behind = record.length - np.cumsum(sizes[tail:][::-1])[::-1]
+    return np.concatenate((chunks[:head], chunks[tail:])), np.concatenate((before, behind))

@@ -1,0 +1,147 @@
+"""How backups are asked for what they have of a broker that is gone, and which of their replicas to read (thesis 6.6).
+
+    lists of replicas ──choose()──► per virtual segment the replicas, best first ──`BackupLink`──► headers, or chunks
+
+A replica that is closed is as long as it should be; of others the longest has all that was acknowledged, and may have
+more. When a backup fails, or has damage in its replica, the next one is read, and what each of them has counts.
+
+Promises nothing while the broker still writes: who recovers has backups refuse it first (``FenceBroker``). The reading
+is in ``kera.broker.recovery.scan`` (headers) and ``kera.broker.recovery.rebuild`` (all of it); how it goes together, in
+``kera.broker.recovery.merge``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kera.core.errors import KeraError, Unavailable, Uncertain
+from kera.core.rpc import api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.telemetry import get_logger
+from kera.v1 import backup_pb2, common_pb2
+
+log = get_logger("kera.recovery")
+
+MESSAGE_BYTES_MAX = 1 << 30
+"""A chunk may fill a segment, and goes as one piece."""
+
+
+class Source(NamedTuple):
+    """The replicas of one virtual segment."""
+
+    virtual_segment_id: int
+    replicas: tuple[tuple[int, backup_pb2.ReplicaInfo], ...]
+    """By backup, the best first."""
+    wanted_bytes: int
+    """A replica with so many undamaged bytes has all that was acknowledged."""
+    disagree: bool
+    """Closed replicas differ: what each of them has is looked at."""
+
+
+def choose(lists: Mapping[int, Iterable[backup_pb2.ReplicaInfo]]) -> list[Source]:
+    """What to read of what backups (by id) have of one broker, in the order of virtual segments' ids.
+
+    Of replicas that are as good as each other, that comes first whose backup has least to do so far.
+    """
+    found: dict[int, list[tuple[int, backup_pb2.ReplicaInfo]]] = {}
+    for backup_id, infos in lists.items():
+        for info in infos:
+            found.setdefault(info.virtual_segment_id, []).append((backup_id, info))
+    load = dict.fromkeys(lists, 0)
+    sources = []
+    for virtual_segment_id, replicas in sorted(found.items()):
+        replicas.sort(
+            key=lambda item: (item[1].chunks_damaged > 0, not item[1].closed, -item[1].length, load[item[0]], item[0])
+        )
+        load[replicas[0][0]] += replicas[0][1].length
+        closed = {(info.length, info.checksum) for _, info in replicas if info.closed}
+        lengths = [length for length, _ in closed] or [info.length for _, info in replicas]
+        sources.append(Source(virtual_segment_id, tuple(replicas), max(lengths), len(closed) > 1))
+    return sources
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """What bounds reading from a backup: so many answers of `read_bytes_max` (or of one larger chunk) are in memory."""
+
+    per_backup_max: int = 2
+    """Replicas that are read at the same time."""
+    read_bytes_max: int = 1 << 20
+    connect_timeout_s: float = 2.0
+    timeout_s: float = 10.0
+    """For one answer. A backup that takes longer has failed."""
+
+
+class BackupLink:
+    """The connection to one backup; it is not made again when it was lost."""
+
+    def __init__(self, info: common_pb2.BackupInfo, node_id: str, limits: ReadLimits) -> None:
+        self.failed = ""
+        """Why it is of no use any more."""
+        self.turns = asyncio.Semaphore(limits.per_backup_max)
+        self._info = info
+        self._local = bool(node_id) and info.node_id == node_id and bool(info.frames_unix_path)
+        self._limits = limits
+        self._channel: FrameChannel | None = None
+        self._connecting = asyncio.Lock()
+
+    async def list_replicas(self, broker_id: int) -> list[backup_pb2.ReplicaInfo]:
+        """What the backup has of a broker; nothing when it fails."""
+        replicas: list[backup_pb2.ReplicaInfo] = []
+        request = backup_pb2.ListReplicasRequest(broker_id=broker_id)
+        if not await self.connect():
+            return replicas
+        try:
+            while self._channel is not None:
+                future = self._channel.submit(api.LIST_REPLICAS, request, timeout_s=self._limits.timeout_s)
+                message = (await future).message
+                replicas += message.replicas
+                if message.complete or not message.replicas:
+                    return replicas
+                request.after_virtual_segment_id = replicas[-1].virtual_segment_id
+        except KeraError as error:
+            self.failed = error.message
+        return []
+
+    async def connect(self) -> bool:
+        """Connect, if that was not done yet; False when the backup has failed."""
+        async with self._connecting:
+            if self._channel is None and not self.failed:
+                try:
+                    self._channel = await self._connect()
+                except KeraError as error:
+                    self.failed = error.message
+        return not self.failed
+
+    async def read(self, request: backup_pb2.ReadReplicaRequest) -> tuple[backup_pb2.ReadReplicaResponse, memoryview]:
+        """A piece of a replica. Raises what the backup answers, or why it cannot be asked."""
+        if self._channel is None or self.failed:
+            raise Unavailable(f"backup {self._info.backup_id} has failed: {self.failed}")
+        try:
+            future = self._channel.submit(api.READ_REPLICA, request, timeout_s=self._limits.timeout_s)
+            reply = await future
+        except (Unavailable, Uncertain) as error:
+            self.failed = error.message
+            raise
+        pieces = reply.bulk
+        return reply.message, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _connect(self) -> FrameChannel:
+        timeout_s = self._limits.connect_timeout_s
+        if self._local:
+            with contextlib.suppress(Unavailable):
+                return await FrameChannel.connect_unix(
+                    self._info.frames_unix_path, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX
+                )
+        return await FrameChannel.connect_tcp(
+            self._info.frames_address, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX
+        )

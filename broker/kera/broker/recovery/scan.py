@@ -1,0 +1,248 @@
+"""Looks through the replicas of launches that are gone, for what there is of some streamlets: headers of chunks only.
+
+    backups ──list──► replicas of the sources' launches ──choose()──► per virtual segment the best first
+            ──headers──► a `Taker` per streamlet, and where each chunk can be read (`Replicas`)
+
+Of a virtual segment one replica is read, and the next one if that is not whole. All backups side by side, a few
+replicas of each at a time. Nobody is fenced here: launches that are gone were, by the coordinator, at the backups that
+it calls alive; a broker that is being emptied lives.
+
+It costs 128 bytes of network per chunk, and as much memory until the places of the chunks are known and their headers
+forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kera.broker.records import SegmentAddress
+from kera.broker.recovery.merge import Origin
+from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, choose
+from kera.core.chunk import HEADER_BYTES
+from kera.core.errors import CorruptChunk, KeraError
+from kera.core.header_table import Headers, verify_headers
+from kera.core.telemetry import get_logger
+from kera.v1 import backup_pb2, common_pb2
+
+log = get_logger("kera.recovery")
+
+HEADERS_BYTES_MAX = 128 << 10
+"""In one answer: the loop has other things to do than to look at them."""
+PARALLEL_PER_BACKUP = 3
+
+Ref = tuple[int, int]
+"""A stream and one of its streamlets."""
+Launches = tuple[int, int]
+"""A broker, and the epoch before which its launches were."""
+
+
+class Taker(Protocol):
+    """Takes note of chunks of one streamlet."""
+
+    def add(self, headers: Headers, *, closed: bool, source: int) -> None:
+        """Chunks that were found; `closed`: they were surely acknowledged. `source`: a number, see `origins`."""
+        ...
+
+    def origins(self) -> Iterable[Origin]:
+        """Which sources have what, of those chunks that count."""
+        ...
+
+
+class VirtualKey(NamedTuple):
+    """Names a virtual segment."""
+
+    broker_id: int
+    virtual_segment_id: int
+
+
+@dataclass(slots=True)
+class Replicas:
+    """Where a virtual segment can be read, and what for."""
+
+    key: VirtualKey
+    number: int
+    """In the order in which they were found."""
+    stream_id: int
+    length: int
+    backup_ids: tuple[int, ...]
+    """The best first."""
+    first: set[SegmentAddress] = field(default_factory=set)
+    """Segments of which it has chunks that came from no other before."""
+    also: set[SegmentAddress] = field(default_factory=set)
+    """Segments of which it has chunks that others have, too."""
+
+
+@dataclass(slots=True)
+class Scanned:
+    """What there is."""
+
+    replicas: dict[VirtualKey, Replicas] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    """Virtual segments of which no replica could be read whole, in words."""
+    away: dict[int, str] = field(default_factory=dict)
+    """Backups that did not answer (any more), or could not read what they have, and why."""
+
+
+async def scan(
+    backups: Iterable[common_pb2.BackupInfo],
+    wanted: Mapping[Launches, Mapping[Ref, Taker]],
+    *,
+    node_id: str = "",
+    limits: ReadLimits | None = None,
+) -> Scanned:
+    """Look for chunks of streamlets, by the launches that may have had them.
+
+    Failures of backups are in the result.
+    """
+    limits = limits or ReadLimits(per_backup_max=PARALLEL_PER_BACKUP, read_bytes_max=HEADERS_BYTES_MAX)
+    result = Scanned()
+    links: dict[int, BackupLink] = {}
+    for info in backups:
+        if info.alive:
+            links[info.backup_id] = BackupLink(info, node_id, limits)
+        else:
+            result.away[info.backup_id] = "it is not alive"
+    try:
+        await asyncio.gather(*(link.connect() for link in links.values()))
+        for launches, takers in sorted(wanted.items()):
+            if takers:
+                await _Scan(links, launches, takers, result, limits).run()
+        every = {id(taker): taker for takers in wanted.values() for taker in takers.values()}
+        for taker in every.values():
+            await asyncio.to_thread(_note_origins, taker, list(result.replicas.values()))
+        result.away.update((backup_id, link.failed) for backup_id, link in links.items() if link.failed)
+        return result
+    finally:
+        for link in links.values():
+            await link.close()
+
+
+def _note_origins(taker: Taker, replicas: Sequence[Replicas]) -> None:
+    for origin in taker.origins():
+        its = replicas[origin.source]
+        (its.first if origin.taken else its.also).add(origin.address)
+
+
+class _Scan:
+    """The scan of one broker's launches."""
+
+    def __init__(
+        self,
+        links: Mapping[int, BackupLink],
+        launches: Launches,
+        takers: Mapping[Ref, Taker],
+        result: Scanned,
+        limits: ReadLimits,
+    ) -> None:
+        self._links = links
+        self._launches = launches
+        self._takers = takers
+        self._result = result
+        self._limits = limits
+        self._streamlets: dict[int, list[int]] = {}
+        for stream_id, streamlet_id in sorted(takers):
+            self._streamlets.setdefault(stream_id, []).append(streamlet_id)
+
+    async def run(self) -> None:
+        lists = await asyncio.gather(*(self._list(link) for link in self._links.values()))
+        todo = iter(choose(dict(zip(self._links, lists, strict=True))))
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(max(1, len(self._links)) * self._limits.per_backup_max):
+                tasks.create_task(self._work(todo))
+
+    async def _list(self, link: BackupLink) -> list[backup_pb2.ReplicaInfo]:
+        broker_id, before_epoch = self._launches
+        return wanted_replicas(await link.list_replicas(broker_id), before_epoch, self._streamlets)
+
+    async def _work(self, todo: Iterable[Source]) -> None:
+        for source in todo:
+            await self._source(source)
+
+    async def _source(self, source: Source) -> None:
+        infos = source.replicas
+        key = VirtualKey(self._launches[0], source.virtual_segment_id)
+        found = self._result.replicas
+        if key not in found:  # or it was looked through for another source, of a later launch
+            backup_ids = tuple(each for each, _ in infos)
+            found[key] = Replicas(key, len(found), infos[0][1].stream_id, source.wanted_bytes, backup_ids)
+        number = found[key].number
+        reasons = []
+        whole = False
+        for backup_id, info in infos:
+            try:
+                async with self._links[backup_id].turns:
+                    missing = await self._replica(self._links[backup_id], info, number)
+            except KeraError as error:  # that is no damage: it may well be able to later
+                missing = error.message
+                self._result.away[backup_id] = f"it cannot read a replica: {missing}"
+            if not missing and info.length < source.wanted_bytes:
+                missing = f"it has {info.length} of {source.wanted_bytes} bytes"
+            if missing:
+                reasons.append(f"backup {backup_id}: {missing}")
+            else:
+                whole = True
+                if not source.disagree:
+                    break
+        if not whole:
+            self._result.unread.append(
+                f"virtual segment {source.virtual_segment_id:#x} of broker {key.broker_id} ({'; '.join(reasons)})"
+            )
+
+    async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo, number: int) -> str:
+        """Look through a replica; returns what is wrong with it, if anything. Raises errors of the backup."""
+        request = backup_pb2.ReadReplicaRequest(
+            broker_id=self._launches[0],
+            virtual_segment_id=info.virtual_segment_id,
+            bytes_max=self._limits.read_bytes_max,
+            headers_only=True,
+        )
+        add_streamlets(request, {info.stream_id: self._streamlets[info.stream_id]})
+        wrong = ""
+        while request.offset < info.length:
+            answer, headers = await link.read(request)
+            if answer.next_offset <= request.offset:
+                return f"it answers nothing at offset {request.offset}"
+            if answer.replica.chunks_damaged:
+                wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
+            wrong = self._take(headers, info, number) or wrong
+            request.offset = answer.next_offset
+        return wrong
+
+    def _take(self, buffer: memoryview, info: backup_pb2.ReplicaInfo, number: int) -> str:
+        """Pass on the headers of an answer, up to one that should not be there; returns what is wrong with that."""
+        wrong = ""
+        try:
+            headers = verify_headers(buffer)
+        except CorruptChunk as error:
+            wrong = error.message
+            headers = verify_headers(buffer[: error.attributes["offset"]])
+        numbers = np.unique(headers["streamlet_id"]).tolist()
+        takers = {each: self._takers.get((info.stream_id, each)) for each in numbers}
+        ours = (headers["stream_id"] == info.stream_id) & (headers["group_id"] != 0)
+        ours &= np.isin(headers["streamlet_id"], [each for each, taker in takers.items() if taker is not None])
+        if not ours.all():
+            at = int(np.argmin(ours))
+            wrong = f"the chunk at offset {at * HEADER_BYTES} of an answer belongs to another replica"
+            headers = headers[:at]
+        for each, taker in takers.items():
+            if taker is not None:
+                taker.add(headers[headers["streamlet_id"] == each], closed=info.closed, source=number)
+        return wrong
+
+
+def wanted_replicas(
+    infos: Iterable[backup_pb2.ReplicaInfo], before_epoch: int, streams: Collection[int]
+) -> list[backup_pb2.ReplicaInfo]:
+    """Those of launches before an epoch, and of some streams."""
+    return [info for info in infos if info.broker_epoch < before_epoch and info.stream_id in streams]
+
+
+def add_streamlets(request: backup_pb2.ReadReplicaRequest, streamlets: Mapping[int, Iterable[int]]) -> None:
+    """Ask for chunks of these streamlets only."""
+    for stream_id, streamlet_ids in streamlets.items():
+        request.streamlets.add(stream_id=stream_id, streamlet_ids=sorted(streamlet_ids))

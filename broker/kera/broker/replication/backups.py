@@ -1,0 +1,181 @@
+"""The backups that a broker may use: which there are, which can be reached, which have room. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+from kera.broker.replication.placement import Candidate, place
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2
+
+log = get_logger("kera.replication")
+
+FULL_MS = 250
+"""How long a backup that had no room is not asked again."""
+FAILED_MS = 1_000
+"""How long one that failed, or refused something, is not used."""
+
+
+class _Backup:
+    __slots__ = ("full_until_ms", "info", "last_id", "up", "usable_ms")
+
+    def __init__(self, info: common_pb2.BackupInfo) -> None:
+        self.info = info
+        self.up = False
+        """Connected, and our older launches are fenced."""
+        self.last_id = 0
+        """The newest virtual segment when it came up: of later ones, what it tells may be older than what we know."""
+        self.full_until_ms = 0
+        self.usable_ms = 0
+        """From when on it may be used again."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether nothing more is to go there."""
+        return self.info.draining or self.info.restarting
+
+
+class Backups:
+    """See the head of this module."""
+
+    def __init__(self, *, segment_bytes: int, node_id: str, random: Random) -> None:
+        """`segment_bytes`: what a replica must have room for. `node_id`: of the broker."""
+        self.up_count = 0
+        """How many can be reached, and are of use."""
+        self._segment_bytes = segment_bytes
+        self._node_id = node_id
+        self._random = random
+        self._backups: dict[int, _Backup] = {}
+        self._absent: dict[int, int] = {}
+        """Those with replicas of ours that are away, since when."""
+        self.unneeded: frozenset[int] = frozenset()
+        """Those of which the coordinator was told, or is being told, that nothing of ours is there: not to be used."""
+
+    def are(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
+        """What the coordinator knows. One that it has forgotten is gone for good."""
+        infos = list(infos)
+        known_ids = {info.backup_id for info in infos}
+        self._backups = {id_: each for id_, each in self._backups.items() if id_ in known_ids or each.up}
+        for info in infos:
+            known = self._backups.get(info.backup_id)
+            if known is not None:
+                known.info = info
+            else:
+                self._backups[info.backup_id] = _Backup(info)
+
+    def is_up(self, backup_id: int) -> bool:
+        """Whether it can be reached."""
+        backup = self._backups.get(backup_id)
+        return backup is not None and backup.up
+
+    def up(self, backup_id: int, last_id: int) -> None:
+        """It is connected; `last_id` is the newest virtual segment now. One that is too small stays of no use."""
+        backup = self._backups[backup_id]
+        if backup.info.segment_bytes < self._segment_bytes:
+            log.warning(
+                "a backup is of no use: its segments are smaller than the broker's; start it with a larger"
+                " --segment-bytes",
+                backup_id=backup_id,
+                segment_bytes=backup.info.segment_bytes,
+                needed_bytes=self._segment_bytes,
+            )
+        elif not backup.up:
+            backup.up, backup.last_id = True, last_id
+            self.up_count += 1
+
+    def down(self, backup_id: int, now_ms: int) -> bool:
+        """It has failed. Returns whether it was up."""
+        self.expect(backup_id, now_ms)
+        backup = self._backups.get(backup_id)
+        if backup is None:
+            return False
+        was_up, backup.up = backup.up, False
+        self.up_count -= was_up
+        backup.usable_ms = now_ms + FAILED_MS
+        return was_up
+
+    def refused(self, backup_id: int, now_ms: int, *, full: bool) -> None:
+        """It has no room, or is no place for something for another reason: asking again at once does not help."""
+        backup = self._backups.get(backup_id)
+        if backup is None:
+            return
+        if full:
+            backup.full_until_ms = now_ms + FULL_MS
+        else:
+            backup.usable_ms = now_ms + FAILED_MS
+
+    def choose(self, replication: int, now_ms: int) -> list[int] | None:
+        """Backups for a virtual segment; None when there are too few.
+
+        One that is drained, or about to stop, is better than none.
+        """
+        for leaving in (False, True):
+            candidates = self._candidates(now_ms, leaving=leaving)
+            chosen = place(replication, candidates, node_id=self._node_id, random=self._random)
+            if chosen is not None:
+                return chosen
+        return None
+
+    def usable(self, now_ms: int) -> int:
+        """How many can be chosen for what is to stay there."""
+        return sum(1 for _ in self._candidates(now_ms))
+
+    def full(self, now_ms: int) -> list[int]:
+        """Those that can be reached and have no room."""
+        return [backup_id for backup_id, each in self._backups.items() if each.up and each.full_until_ms > now_ms]
+
+    @property
+    def dead(self) -> set[int]:
+        """Those that neither the coordinator nor we have heard of lately, nor expect back."""
+        return {
+            backup_id
+            for backup_id, each in self._backups.items()
+            if not (each.up or each.info.alive or each.info.restarting)
+        }
+
+    @property
+    def draining(self) -> set[int]:
+        """Those that are to be empty, as long as they can be reached."""
+        return {backup_id for backup_id, each in self._backups.items() if each.info.draining}
+
+    @property
+    def restarting(self) -> set[int]:
+        """Those that stop in order to start again: what they have is there, and nothing more is to go there."""
+        return {backup_id for backup_id, each in self._backups.items() if each.info.restarting}
+
+    @property
+    def lasting_count(self) -> int:
+        """How many can be reached, and are neither being drained nor about to stop."""
+        return sum(each.up and not each.leaves for each in self._backups.values())
+
+    def _candidates(self, now_ms: int, *, leaving: bool = False) -> Iterable[Candidate]:
+        for backup_id, each in self._backups.items():
+            if backup_id in self.unneeded or (each.leaves and not leaving):
+                continue
+            usable = each.up and now_ms >= max(each.full_until_ms, each.usable_ms)
+            if usable:
+                yield Candidate(backup_id, each.info.node_id, each.info.rack, each.info.free_memory_bytes)
+
+    # -- those that are away ---------------------------------------------------------------------------------------
+
+    def expect(self, backup_id: int, now_ms: int) -> None:
+        """It has replicas of ours and is away."""
+        self._absent.setdefault(backup_id, now_ms)
+
+    def listed(self, backup_id: int) -> int:
+        """It has told what it has. Returns the newest virtual segment that this is about."""
+        self._absent.pop(backup_id, None)
+        return self._backups[backup_id].last_id
+
+    def given_up(self, before_ms: int) -> list[int]:
+        """Those that are away since before then, and not expected back; they are told once."""
+        expected = self.restarting
+        found = [
+            backup_id
+            for backup_id, since_ms in self._absent.items()
+            if since_ms <= before_ms and backup_id not in expected
+        ]
+        for backup_id in found:
+            del self._absent[backup_id]
+        return found

@@ -1,0 +1,143 @@
+"""Covers again, in the background, what has too few replicas: slowly, so that writers and readers do not notice.
+
+One virtual segment (or piece of the backlog) after the other, a piece at a time: its chunks are brought back from disk
+if they are not in memory, appended to the stream's repair log, and waited for. How fast that goes at most is a setting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from kera.broker.log.entry import Entry
+from kera.broker.log.segment import Segment
+from kera.broker.records import Done, SegmentAddress
+from kera.broker.replication.manager import Replication
+from kera.broker.replication.virtual_log import Extent, VirtualSegment
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.errors import KeraError
+from kera.core.repeated import Repeated
+from kera.core.rpc.limits import REPLICATED_BYTES_MAX
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.repair")
+
+REST_S = 0.1
+"""Between looks whether there is anything to do."""
+FAILED_REST_S = 1.0
+"""After a failure: of the disk, or because backups did not take a piece."""
+
+
+class Repair:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        replication: Replication,
+        memory: PersistenceManager,
+        *,
+        find: Callable[[SegmentAddress], Entry | None],
+        pump: Callable[[], None],
+        bytes_per_s: Callable[[], int],
+    ) -> None:
+        self._replication = replication
+        self._memory = memory
+        self._find = find
+        self._pump = pump
+        self._bytes_per_s = bytes_per_s
+        self._loop = asyncio.get_running_loop()
+        self._free_s = 0.0
+        """When the next piece may go."""
+        self._failing = Repeated(log)
+
+    async def run(self) -> None:
+        """Repair for ever."""
+        while True:
+            try:
+                found = await self._next()
+                self._failing.over("repair goes on")
+                if not found:
+                    self._replication.repair_rests()
+                    await asyncio.sleep(REST_S)
+            except KeraError as error:
+                self._failing.goes_on("cannot repair now; it is tried again", error=str(error))
+                self._replication.backlog.rotate(-1)  # what cannot be read does not hold up the others
+                await asyncio.sleep(FAILED_REST_S)
+            except Exception as error:  # a defect must not end all repair
+                log.error("repair failed", exc_info=error)
+                await asyncio.sleep(FAILED_REST_S)
+
+    async def _next(self) -> bool:
+        """Do one thing; False when there is nothing to do."""
+        replication = self._replication
+        if replication.repairing:
+            return False  # with a piece that took too long
+        old = replication.next_deficient()
+        if old is not None:
+            new = await self._cover(old.extents)
+            replication.coverage.replaced(old, new)
+            return True
+        if replication.backlog and replication.backups.up_count:
+            extent = replication.backlog[0]
+            await self._cover([extent])
+            if replication.backlog and replication.backlog[0] is extent:
+                replication.backlog.popleft()
+            return True
+        return False
+
+    async def _cover(self, extents: Iterable[Extent]) -> set[VirtualSegment]:
+        """Have everything that is left of `extents` replicated; returns the virtual segments that have it."""
+        places: set[VirtualSegment] = set()
+        for extent in extents:
+            segment = await self._in_memory(extent.address)
+            if segment is not None:
+                for start, end in segment.intact(extent.start, min(extent.end, segment.head)):
+                    await self._cover_part(segment, start, end, places)
+        return places
+
+    async def _cover_part(self, segment: Segment, start: int, end: int, places: set[VirtualSegment]) -> None:
+        segment.slot.pin()
+        try:
+            for first, last in segment.pieces(start, end, REPLICATED_BYTES_MAX):
+                await self._wait_for_turn(last - first)
+                outcome: asyncio.Future[KeraError | None] = self._loop.create_future()
+                batch = self._replication.cover(segment, first, last, _once(outcome))
+                if batch is None:
+                    return  # the stream is gone
+                self._pump()
+                error = await outcome
+                if error is not None:
+                    raise error
+                if batch.place is not None:
+                    places.add(batch.place)
+        finally:
+            segment.slot.unpin()
+
+    async def _in_memory(self, address: SegmentAddress) -> Segment | None:
+        """The segment, brought back from disk if need be; None when it is gone. Raises `DiskFailed`."""
+        while True:
+            entry = self._find(address)
+            found = entry.find((address.group_id, address.segment_id)) if entry is not None else None
+            if entry is None or found is None:
+                return None
+            if isinstance(found, Segment) and not found.loading:
+                return found
+            outcome: asyncio.Future[KeraError | None] = self._loop.create_future()
+            self._memory.load(entry, (address.group_id, address.segment_id), _once(outcome))
+            error = await outcome
+            if error is not None:
+                raise error
+
+    async def _wait_for_turn(self, size: int) -> None:
+        now_s = self._loop.time()
+        if self._free_s > now_s:
+            await asyncio.sleep(self._free_s - now_s)
+        self._free_s = max(self._free_s, self._loop.time()) + size / self._bytes_per_s()
+
+
+def _once(outcome: asyncio.Future[KeraError | None]) -> Done:
+    def done(error: KeraError | None) -> None:
+        if not outcome.done():
+            outcome.set_result(error)
+
+    return done

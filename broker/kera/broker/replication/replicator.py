@@ -1,0 +1,318 @@
+"""Carries out what replication decides: connections to backups, requests to them, and their answers.
+
+A connection to each backup that the coordinator knows is kept, and made again when it is lost. Before a backup counts
+as up, it has been told to refuse older launches of this broker; then it is asked what it has of it.
+
+A request that is not answered in time, or a connection that breaks, fails the backup as a whole: the connection is
+aborted, so that nothing of our memory is sent any more, and everything in flight goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from kera.broker.replication.manager import Replication
+from kera.broker.replication.virtual_log import Close, Free, Send
+from kera.core.errors import BackupFull, DiskFull, KeraError, NotReplicated, StaleEpoch, Unavailable, Uncertain
+from kera.core.rpc import Reply, api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.telemetry import get_logger
+from kera.v1 import backup_pb2, common_pb2
+
+log = get_logger("kera.replicator")
+
+CONNECT_TIMEOUT_S = 2.0
+RECONNECT_S = 0.2
+ASK_TIMEOUT_S = 5.0
+"""For what is not on the way of writes."""
+FREED_MAX = 1_000
+"""Replicas that one request deletes."""
+MESSAGE_BYTES_MAX = 1 << 30
+
+
+class Replicator:
+    """See the head of this module. Belongs to one event loop."""
+
+    def __init__(self, replication: Replication, *, node_id: str, timeout_ms: int) -> None:
+        """`timeout_ms`: a backup that does not answer for so long has failed."""
+        self._replication = replication
+        self._node_id = node_id
+        self._timeout_s = timeout_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[int, _Link] = {}
+        self._pumping = self._pumping_soon = self._closed = False
+        self._broker_id = self._broker_epoch = 0
+        self._known: list[common_pb2.BackupInfo] = []
+        self._fenced: asyncio.Future[None] = self._loop.create_future()
+        replication.on_work = self.pump_soon
+
+    def begin(self, broker_id: int, broker_epoch: int) -> None:
+        """The broker is registered."""
+        self._broker_id, self._broker_epoch = broker_id, broker_epoch
+        self.backups_are(self._known)
+
+    async def until_fenced(self) -> None:
+        """Wait until a backup knows a newer launch of this broker, for ever if there is none. Raises `StaleEpoch`."""
+        await asyncio.shield(self._fenced)
+
+    def backups_are(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
+        """What the coordinator knows: connect to those that are new."""
+        infos = self._known = list(infos)
+        if not self._broker_epoch:
+            return
+        self._replication.backups.are(infos)
+        for backup_id in self._links.keys() - {info.backup_id for info in infos}:
+            if not self._replication.backups.is_up(backup_id):
+                self._links.pop(backup_id).give_up()
+        for info in infos:
+            link = self._links.get(info.backup_id)
+            if link is None:
+                self._links[info.backup_id] = _Link(self, info)
+            else:
+                link.info_is(info)
+
+    @property
+    def known_backups(self) -> list[common_pb2.BackupInfo]:
+        """What the coordinator has told last."""
+        return self._known
+
+    @property
+    def broker_id(self) -> int:
+        """Of this broker; 0 before it is registered."""
+        return self._broker_id
+
+    async def close(self) -> None:
+        """Close all connections; what is in flight stays undecided."""
+        self._closed = True
+        self._replication.on_work = lambda: None
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.close()
+        if self._fenced.done():
+            self._fenced.exception()
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    def pump_soon(self) -> None:
+        """Do what is to be done as soon as the loop has time."""
+        if not self._pumping_soon:
+            self._pumping_soon = True
+            self._loop.call_soon(self._pump_later)
+
+    def _pump_later(self) -> None:
+        self._pumping_soon = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Do what is to be done now."""
+        if self._closed:
+            return
+        if self._pumping:
+            self.pump_soon()
+            return
+        self._pumping = True
+        try:
+            while effects := self._replication.pump():
+                freed: dict[int, list[int]] = {}
+                for effect in effects:
+                    if isinstance(effect, Free):
+                        freed.setdefault(effect.backup_id, []).extend(effect.virtual_segment_ids)
+                    else:
+                        self._perform(effect)
+                for backup_id, ids in freed.items():
+                    self._free(backup_id, ids)
+        finally:
+            self._pumping = False
+
+    def _perform(self, effect: Send | Close) -> None:
+        link = self._links.get(effect.backup_id)
+        channel = link.channel if link is not None else None
+        place = effect.place
+        request = backup_pb2.ReplicateRequest(
+            broker_id=self._broker_id,
+            broker_epoch=self._broker_epoch,
+            stream_id=place.stream_id,
+            virtual_log_id=place.log_id,
+            virtual_segment_id=place.virtual_segment_id,
+        )
+        bulk: list[memoryview] = []
+        if isinstance(effect, Send):
+            batch = effect.batch
+            request.offset, request.persist = batch.offset, batch.persist
+            request.checksum = batch.checksum_after
+            bulk = batch.views()
+        else:
+            request.offset, request.checksum, request.close = place.head, place.checksum, True
+        if channel is None:
+            self._loop.call_soon(self._refused, effect, Unavailable("the backup is not connected"))
+            return
+        future = channel.submit(api.REPLICATE, request, bulk, timeout_s=self._timeout_s)
+        future.when_done(partial(self._answered, link, effect))
+
+    def _answered(
+        self, link: _Link | None, effect: Send | Close, future: asyncio.Future[Reply[backup_pb2.ReplicateResponse]]
+    ) -> None:
+        error = future.exception()
+        if error is None:
+            if isinstance(effect, Send):
+                self._replication.acknowledged(effect)
+            else:
+                self._replication.closed_replica(effect)
+        elif link is not None and isinstance(error, Unavailable | Uncertain):
+            link.fail(str(error))
+        else:
+            self._refused(effect, error)
+            return
+        self.pump()
+
+    def _refused(self, effect: Send | Close, error: BaseException) -> None:
+        if isinstance(error, StaleEpoch):
+            self._fence(error)
+            return
+        full = isinstance(error, BackupFull | DiskFull)
+        if not full:
+            log.error(
+                "a backup refuses a replica",
+                backup_id=effect.backup_id,
+                virtual_segment_id=effect.place.virtual_segment_id,
+                error=str(error),
+            )
+        self._replication.refused(effect, full=full)
+        self.pump()
+
+    def _fence(self, error: StaleEpoch) -> None:
+        """A newer launch has taken over: nothing more is acknowledged."""
+        self._replication.fail(NotReplicated("a newer launch of this broker has taken over; ask the coordinator"))
+        if not self._fenced.done():
+            log.error("a backup knows a newer launch of this broker", error=str(error))
+            self._fenced.set_exception(error)
+
+    def _free(self, backup_id: int, virtual_segment_ids: list[int]) -> None:
+        link = self._links.get(backup_id)
+        if link is None or link.channel is None:
+            return  # one that is away is told when it is back, and says what it has
+        for first in range(0, len(virtual_segment_ids), FREED_MAX):
+            request = backup_pb2.FreeReplicasRequest(
+                broker_id=self._broker_id,
+                broker_epoch=self._broker_epoch,
+                virtual_segment_ids=virtual_segment_ids[first : first + FREED_MAX],
+            )
+            future = link.channel.submit(api.FREE_REPLICAS, request, timeout_s=ASK_TIMEOUT_S)
+            future.add_done_callback(partial(self._freed, backup_id))
+
+    def _freed(self, backup_id: int, future: asyncio.Future[Any]) -> None:
+        error = future.exception()
+        if isinstance(error, StaleEpoch):
+            self._fence(error)
+        elif error is not None and not self._closed:
+            log.warning("a backup keeps a replica until it connects again", backup_id=backup_id, error=str(error))
+
+    # -- for links -------------------------------------------------------------------------------------------------
+
+    async def introduce(self, channel: FrameChannel, backup_id: int) -> None:
+        """Fence our older launches on a backup, and let it be used."""
+        fence = backup_pb2.FenceBrokerRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch)
+        try:
+            await channel.submit(api.FENCE_BROKER, fence, timeout_s=ASK_TIMEOUT_S)
+        except StaleEpoch as error:
+            self._fence(error)
+            raise
+        self._replication.backup_up(backup_id)
+        log.info("backup connected", backup_id=backup_id, transport=channel.transport)
+        self.pump()
+
+    async def ask_what_it_has(self, channel: FrameChannel, backup_id: int) -> None:
+        """Let replication know what a backup has of this broker."""
+        replicas: list[backup_pb2.ReplicaInfo] = []
+        request = backup_pb2.ListReplicasRequest(broker_id=self._broker_id)
+        while True:
+            reply = await channel.submit(api.LIST_REPLICAS, request, timeout_s=ASK_TIMEOUT_S)
+            replicas += reply.message.replicas
+            if reply.message.complete or not reply.message.replicas:
+                break
+            request.after_virtual_segment_id = reply.message.replicas[-1].virtual_segment_id
+        self._replication.listed(backup_id, replicas)
+        self.pump()
+
+    def lost(self, backup_id: int, reason: str) -> None:
+        """A backup has failed."""
+        log.warning("backup lost", backup_id=backup_id, reason=reason)
+        self._replication.backup_down(backup_id)
+        self.pump()
+
+    @property
+    def node_id(self) -> str:
+        """Of this broker: backups of the same one are reached through their unix sockets."""
+        return self._node_id
+
+
+class _Link:
+    """The connection to one backup."""
+
+    def __init__(self, replicator: Replicator, info: common_pb2.BackupInfo) -> None:
+        self.channel: FrameChannel | None = None
+        """Set while the backup can be used."""
+        self._replicator = replicator
+        self._info = info
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def info_is(self, info: common_pb2.BackupInfo) -> None:
+        """News of the coordinator: where the backup is, if it is somewhere else now."""
+        self._info = info
+
+    def fail(self, reason: str) -> None:
+        """The backup is of no use any more; it is connected anew."""
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            channel.abort()
+            self._replicator.lost(self._info.backup_id, reason)
+
+    def give_up(self) -> None:
+        """The backup is gone for good."""
+        self._task.cancel()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            channel: FrameChannel | None = None
+            try:
+                channel = await self._connect()
+                await self._use(channel)
+            except KeraError as error:
+                if isinstance(error, StaleEpoch):
+                    return
+                self.fail(error.message)
+            except Exception as error:  # a defect must not cost a backup for good
+                log.error("the connection to a backup failed", backup_id=self._info.backup_id, exc_info=error)
+                self.fail("of a defect")
+            finally:
+                self.channel = None
+                if channel is not None:
+                    await channel.close()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _connect(self) -> FrameChannel:
+        info = self._info
+        if info.node_id == self._replicator.node_id and info.frames_unix_path:
+            with contextlib.suppress(Unavailable):
+                return await FrameChannel.connect_unix(
+                    info.frames_unix_path, timeout_s=CONNECT_TIMEOUT_S, bulk_bytes_max=MESSAGE_BYTES_MAX
+                )
+        return await FrameChannel.connect_tcp(
+            info.frames_address, timeout_s=CONNECT_TIMEOUT_S, bulk_bytes_max=MESSAGE_BYTES_MAX
+        )
+
+    async def _use(self, channel: FrameChannel) -> None:
+        backup_id = self._info.backup_id
+        self.channel = channel
+        await self._replicator.introduce(channel, backup_id)
+        await self._replicator.ask_what_it_has(channel, backup_id)
+        await channel.wait_closed()
+        self.fail("the connection was closed")

@@ -1,0 +1,7 @@
+"""Remote calls: what a broker is asked, over frames, gRPC and the push channel.
+
+``service`` has all methods; ``write`` appends, ``fetch`` and ``read_sessions`` answer pulling readers (``outgoing``
+bounds what of the memory their answers hold), ``lookups`` finds places, ``push`` and ``push_server`` tell readers on
+this host where chunks lie (``following`` is what both ways of reading share). Transports are ``kera.core.rpc``'s
+business.
+"""

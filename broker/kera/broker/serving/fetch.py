@@ -1,0 +1,238 @@
+"""multiReadChunks: whole chunks from each range, as bytes.
+
+Readers of the same node need no copies: they are served by ``kera.broker.serving.push``.
+
+What a reader asks for is where it is: the persistence manager goes by that. A range that is on disk only is loaded
+first; a request of which another range has something does not wait for that, and finds it in memory the next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Generator
+from typing import NamedTuple
+
+from kera.broker.counters import Counters
+from kera.broker.log.bounds import lag_records
+from kera.broker.log.entry import Entry
+from kera.broker.log.read_plan import ReadPlan, entry_of, plan_read
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.log.waiting import FORGOTTEN_AT_ONCE, EntriesWaiter
+from kera.broker.ownership.streams import Streams
+from kera.broker.records import Key
+from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
+from kera.broker.slices import Slices
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.errors import InvalidArgument, KeraError, NotOwner
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import Call, Reply
+from kera.core.rpc.method import Peer
+from kera.core.rpc.wire import error_to_message
+from kera.core.turns import Turns, at_once
+from kera.v1 import broker_pb2, common_pb2
+
+READ_BYTES_MAX = 16 << 20
+"""Bound on one response, whatever the reader asks for."""
+READ_RANGES_MAX = 65536
+READ_RANGES_AT_ONCE = 32
+"""A request with more of them is handled in slices, and others in between."""
+READ_WAIT_MS_MAX = 60_000
+LOAD_WAIT_MS_MAX = 5_000
+"""How long a reader waits for the disk, and for room in memory to load to."""
+_ENTRIES = "entries"
+
+ReadCall = Call[broker_pb2.MultiReadChunksRequest]
+ReadReply = Reply[broker_pb2.MultiReadChunksResponse]
+
+
+class _Look(NamedTuple):
+    """A reply as of now."""
+
+    reply: ReadReply
+    found: bool
+    """It has something to tell."""
+    missing: list[tuple[Entry, Key]]
+    """What has to be loaded for more."""
+
+
+class Fetches:
+    """Handles reads for the service."""
+
+    def __init__(
+        self, streams: Streams, memory: PersistenceManager, counters: Counters, turns: Turns, *, read_bytes_max: int
+    ) -> None:
+        self._streams = streams
+        self._memory = memory
+        self._counters = counters
+        self._turns = turns
+        self._slices = Slices(asyncio.get_running_loop())
+        self.outgoing = Outgoing(memory.slot_count)
+        self.read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
+
+    def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
+        """Read from each range; when all are at their ends, wait for the first that is not."""
+        self._counters.read_requests += 1
+        request = call.message
+        if len(request.ranges) > READ_RANGES_MAX:
+            raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
+        if len(request.ranges) > READ_RANGES_AT_ONCE:
+            return self._read_in_slices(call)
+        return self._answer(call, at_once(self._look(call, {})))
+
+    async def _read_in_slices(self, call: ReadCall) -> ReadReply:
+        answer = self._answer(call, await self._turns.run(self._look(call, {}), id(call.peer)))
+        return answer if isinstance(answer, Reply) else await answer
+
+    def _answer(self, call: ReadCall, look: _Look) -> ReadReply | Awaitable[ReadReply]:
+        request = call.message
+        if look.found or not (request.wait_ms or look.missing):
+            for entry, key in look.missing:
+                self._memory.load(entry, key)
+            return look.reply
+        return self._read_later(call)
+
+    async def _read_later(self, call: ReadCall) -> ReadReply:
+        loop = asyncio.get_running_loop()
+        wait_until = loop.time() + min(call.message.wait_ms, READ_WAIT_MS_MAX) / 1000
+        load_until = loop.time() + LOAD_WAIT_MS_MAX / 1000
+        errors: dict[tuple[Entry, Key], KeraError] = {}
+        waiter = EntriesWaiter(self._slices)
+        try:
+            while True:
+                waiter.again()
+                # Other requests were handled since the last look: whom they woke was not us.
+                look = await self._look_again(call, errors, waiter)
+                if look.found:
+                    return look.reply
+                if look.missing:
+                    if not await self._loaded(look.missing[0], errors, load_until):
+                        entry, key = look.missing[0]
+                        errors[entry, key] = self._memory.not_loaded(entry, key)
+                elif loop.time() >= wait_until or not await waiter.woken(wait_until):
+                    return (await self._look_again(call, errors, waiter)).reply
+        finally:
+            waiter.close()
+
+    async def _look_again(
+        self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError], waiter: EntriesWaiter
+    ) -> _Look:
+        steps = self._look(call, errors, waiter)
+        if len(call.message.ranges) > READ_RANGES_AT_ONCE:
+            return await self._turns.run(steps, id(call.peer))
+        return at_once(steps)
+
+    async def _loaded(
+        self, wanted: tuple[Entry, Key], errors: dict[tuple[Entry, Key], KeraError], until: float
+    ) -> bool:
+        """Wait until a segment is in memory, or has failed to be; False when time ran out."""
+        future: asyncio.Future[KeraError | None] = asyncio.get_running_loop().create_future()
+        self._memory.load(*wanted, lambda error: None if future.done() else future.set_result(error))
+        try:
+            async with asyncio.timeout_at(until):
+                error = await future
+        except TimeoutError:
+            return False
+        if error is not None:
+            errors[wanted] = error
+        return True
+
+    def _look(
+        self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError], waiter: EntriesWaiter | None = None
+    ) -> Generator[None, None, _Look]:
+        """Yields after each range, of which nothing is remembered but what the reply has. `waiter`: for the entries."""
+        request = call.message
+        response = broker_pb2.MultiReadChunksResponse()
+        bulk: list[memoryview] = []
+        missing: list[tuple[Entry, Key]] = []
+        budget = bytes_max = min(request.bytes_max or self.read_bytes_max, self.read_bytes_max)
+        found = False
+        for wanted in request.ranges:
+            yield
+            result = response.results.add()
+            start = wanted.start
+            result.next.CopyFrom(start)
+            try:
+                streamlet = self._streams.get(start.stream_id).streamlet(start.streamlet_id)
+                entry = entry_of(streamlet, start.entry)
+                if waiter is not None:
+                    waiter.add(entry)
+                stop = position_of(wanted.end) if wanted.HasField("end") else None
+                # A response whose budget is used up still says where its other ranges stand, at no cost.
+                if budget <= 0:
+                    continue
+                plan = plan_read(streamlet, start.entry, position_of(start), stop, budget, strict=budget < bytes_max)
+                if plan.missing is not None:
+                    if (entry, plan.missing) in errors and not plan.ranges:
+                        raise errors[entry, plan.missing]
+                    missing.append((entry, plan.missing))
+                length = self._give(call.peer, streamlet, entry, plan, result, bulk)
+            except KeraError as error:
+                self._counters.not_owner += isinstance(error, NotOwner)
+                result.error.CopyFrom(error_to_message(error))
+                found = True
+                if isinstance(error, AnswersNotTaken):
+                    budget = 0  # nor would there be room for what the others have
+                continue
+            streamlet.bytes_read += length
+            budget -= length
+            found = found or length > 0 or plan.moved  # who is at the end of an interval goes on elsewhere at once
+            self._counters.bytes_read += length
+        return _Look(Reply(response, bulk), found, missing)
+
+    def _give(
+        self,
+        peer: Peer,
+        streamlet: Streamlet,
+        entry: Entry,
+        plan: ReadPlan,
+        result: broker_pb2.ReadResult,
+        bulk: list[memoryview],
+    ) -> int:
+        """Put the plan's ranges into the result; returns their length."""
+        views = [
+            self.outgoing.give(peer, segment.slot, begin, end, lend=self._memory.may_lease(segment))
+            for segment, begin, end in plan.ranges
+        ]
+        bulk += views  # all of them or none
+        length = sum(map(len, views))
+        for segment, _, _ in plan.ranges:
+            self._memory.touched(segment)
+        result.length_bytes = length
+        result.next.group_id, result.next.segment_id, result.next.position = plan.next
+        result.lag_records = lag_records(streamlet, entry, plan.next)
+        self._note(peer, entry, plan.next)
+        return length
+
+    def _note(self, peer: Peer, entry: Entry, position: Position) -> None:
+        """Remember where a reader is, until its connection is gone."""
+        entries: set[Entry] | None = peer.state.get(_ENTRIES)
+        if entries is None:
+            entries = peer.state[_ENTRIES] = set()
+            peer.on_close.append(lambda: self._forget(peer))
+        entries.add(entry)
+        entry.readers[id(peer)] = place_of(entry, position)
+
+    def _forget(self, peer: Peer) -> None:
+        """A connection is gone."""
+        entries: set[Entry] = peer.state.pop(_ENTRIES, set())
+
+        def forget_some() -> bool:
+            for _ in range(min(len(entries), FORGOTTEN_AT_ONCE)):
+                entries.pop().readers.pop(id(peer), None)
+            return bool(entries)
+
+        if forget_some():
+            self._slices.add(forget_some)
+
+
+def place_of(entry: Entry, position: Position) -> Key:
+    """The segment that a reader at `position` reads next, which need not exist yet."""
+    key = (position.group_id, position.segment_id)
+    segment = entry.resident.get(key)
+    done = segment is not None and segment.closed and position.offset >= segment.head
+    return (key[0], key[1] + 1) if done else key
+
+
+def position_of(cursor: common_pb2.Cursor) -> Position:
+    """A cursor's position in its entry."""
+    return Position(cursor.group_id, cursor.segment_id, cursor.position) if cursor.group_id else EARLIEST

@@ -1,0 +1,227 @@
+"""Ranges of entries that a reader follows: woken by what happens to their entries, and in line for the disk.
+
+    append, load, move ──wake()──► the entry's followers, marked ──► each one's reader looks what there is for it
+
+What pushes (``kera.broker.serving.push``) and what keeps the ranges of those who pull
+(``kera.broker.serving.read_sessions``) have this in common. An append wakes the entry's followers, few at once and many
+in slices; who reads looks at what is marked, and at nothing else. Who is marked is not woken again before it was looked
+at.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from kera.broker.log.entry import Entry, Waiter
+from kera.broker.records import Key
+from kera.broker.serving.fetch import LOAD_WAIT_MS_MAX, place_of, position_of
+from kera.broker.slices import Loop, Slices, Timer
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.errors import KeraError
+from kera.core.ids import Position
+from kera.v1 import common_pb2
+
+WOKEN_AT_ONCE = 1024
+"""Followers of an entry; more than that are woken in slices."""
+LOADING_MAX = 4
+"""Of one reader, that wait for the disk at once. What is loaded for more of them would only push each other out."""
+
+
+class Follower:
+    """A range of an entry, as far as it has been given."""
+
+    __slots__ = ("address", "end", "error", "mark", "marked", "missing", "place", "position", "timer", "watched")
+
+    def __init__(self, start: common_pb2.Cursor, end: common_pb2.Cursor | None, mark: Callable[[Any], object]) -> None:
+        """`mark`: called with the follower when there may be something for it."""
+        self.address = (start.stream_id, start.streamlet_id, start.entry)
+        self.position = position_of(start)
+        """What comes next."""
+        self.end = None if end is None else position_of(end)
+        self.mark = mark
+        self.watched: _Watched | None = None
+        """What wakes it; None before the first look."""
+        self.place: Key | None = None
+        """The segment that it reads next."""
+        self.marked = False
+        """There may be something for it."""
+        self.missing: Key | None = None
+        """It waits for this segment to be loaded, or for its turn to wait."""
+        self.timer: Timer | None = None
+        """Ends that wait."""
+        self.error: KeraError | None = None
+        """Why it cannot be loaded."""
+
+    @property
+    def entry(self) -> Entry | None:
+        """That wakes it."""
+        return None if self.watched is None else self.watched.entry
+
+    def wake(self) -> None:
+        """There may be something for it."""
+        if not self.marked and self.missing is None:
+            self.mark(self)
+
+    def unwatch(self) -> None:
+        """Be woken no more, and be no reader."""
+        if self.watched is not None:
+            self.watched.remove(self)
+
+    def reads_at(self, entry: Entry, position: Position) -> None:
+        """Have what comes next kept in memory, if it can be; it is of the entry that is watched."""
+        if self.watched is not None:
+            self.watched.move(self, place_of(entry, position))
+
+    def cursor(self, at: Position) -> common_pb2.Cursor:
+        """A position as it travels."""
+        stream_id, streamlet_id, entry = self.address
+        return common_pb2.Cursor(
+            stream_id=stream_id,
+            streamlet_id=streamlet_id,
+            entry=entry,
+            group_id=at.group_id,
+            segment_id=at.segment_id,
+            position=at.offset,
+        )
+
+
+class _Watched(Waiter):
+    """An entry with followers, of whichever readers: what an append wakes, and has to pay for, is this alone."""
+
+    __slots__ = ("__weakref__", "_asleep", "_followers", "_places", "_slices", "_waking", "entry")
+
+    def __init__(self, entry: Entry, slices: Slices) -> None:
+        self.entry = entry
+        self._slices = slices
+        self._followers = 0
+        self._asleep: dict[Follower, None] = {}
+        """Not looked at since they found nothing more."""
+        self._waking: deque[Follower] = deque()
+        """Whose turn it is to be woken."""
+        self._places: dict[Key, list[int]] = {}
+        """How many read each segment next. An entry knows where it is read, and not how often."""
+
+    def add(self, follower: Follower) -> None:
+        """It follows the entry from now on."""
+        self._followers += 1
+        self.entry.waiters.add(self)
+        follower.watched = self
+        self._asleep[follower] = None
+
+    def sleep(self, follower: Follower) -> None:
+        """It is being looked at, and wants to know what happens from now on."""
+        self._asleep[follower] = None
+
+    def remove(self, follower: Follower) -> None:
+        """It follows the entry no more."""
+        self._asleep.pop(follower, None)
+        self.move(follower, None)
+        follower.watched = None
+        self._followers -= 1
+        if not self._followers:
+            self.entry.waiters.discard(self)
+
+    def move(self, follower: Follower, place: Key | None) -> None:
+        """It reads another segment next; None: none."""
+        before, follower.place = follower.place, place
+        if before == place:
+            return
+        if place is not None:
+            count = self._places.setdefault(place, [0])
+            count[0] += 1
+            self.entry.readers[id(count)] = place
+        if before is not None:
+            count = self._places[before]
+            count[0] -= 1
+            if not count[0]:
+                del self._places[before]
+                del self.entry.readers[id(count)]
+
+    def wake(self) -> None:
+        """See `Waiter`. Few are woken at once, many in the loop's next rounds."""
+        if self._asleep:
+            self._waking.extend(self._asleep)
+            self._asleep = {}
+            if self._wake_some():
+                self._slices.add(self._wake_some)
+
+    def _wake_some(self) -> bool:
+        waking = self._waking
+        for _ in range(min(len(waking), WOKEN_AT_ONCE)):
+            follower = waking.popleft()
+            if follower.watched is self:  # if not, it has ended, or follows another entry
+                follower.wake()
+        return bool(waking)
+
+
+class Watches:
+    """The entries that are followed. Belongs to one event loop."""
+
+    def __init__(self, slices: Slices) -> None:
+        self.slices = slices
+        self._watched: WeakValueDictionary[Entry, _Watched] = WeakValueDictionary()
+
+    def watch(self, follower: Follower, entry: Entry) -> None:
+        """Have a follower woken by an entry: call this before each look."""
+        watched = follower.watched
+        if watched is not None and watched.entry is entry:
+            watched.sleep(follower)
+            return
+        follower.unwatch()
+        watched = self._watched.get(entry)
+        if watched is None:
+            watched = self._watched[entry] = _Watched(entry, self.slices)
+        watched.add(follower)
+
+
+class Loading:
+    """The followers of one reader that wait for the disk: few at once, the others in line."""
+
+    def __init__(self, memory: PersistenceManager, loop: Loop) -> None:
+        self._memory = memory
+        self._loop = loop
+        self._loading = 0
+        self._in_line: OrderedDict[Follower, None] = OrderedDict()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anybody waits."""
+        return self._loading > 0
+
+    def load(self, follower: Follower, entry: Entry, key: Key) -> None:
+        """Mark `follower` when the segment is in memory, or is known not to come: then its `error` says why."""
+        follower.missing = key
+        if self._loading >= LOADING_MAX:
+            self._in_line[follower] = None
+            return
+        self._loading += 1
+        follower.timer = self._loop.call_later(
+            LOAD_WAIT_MS_MAX / 1000, lambda: self._loaded(follower, key, self._memory.not_loaded(entry, key))
+        )
+        self._memory.load(entry, key, lambda error: self._loaded(follower, key, error))
+
+    def stop(self, follower: Follower) -> None:
+        """It waits no more."""
+        follower.missing = None
+        self._in_line.pop(follower, None)
+        if follower.timer is not None:
+            follower.timer.cancel()
+            follower.timer = None
+            self._loading -= 1
+            self.next()
+
+    def next(self) -> None:
+        """Let those whose turn it is look again what they need of the disk; who finds it taken gets in line again."""
+        for _ in range(min(len(self._in_line), LOADING_MAX - self._loading)):
+            follower, _ = self._in_line.popitem(last=False)
+            follower.missing = None
+            follower.mark(follower)
+
+    def _loaded(self, follower: Follower, key: Key, error: KeraError | None) -> None:
+        if follower.missing == key:  # if not, it has ended, or waits no more
+            self.stop(follower)
+            follower.error = error
+            follower.mark(follower)

@@ -1,0 +1,209 @@
+"""locateChunks and listSegments: what ``kera.broker.log.locate`` finds, and loading the segments that it looks into.
+
+Loads are those of readers (``kera.broker.serving.fetch``): as long to wait for, and with the same errors. A request
+looks into one segment after the other, so it holds one of them in memory at a time, however little there is. Other
+requests are handled in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from kera.broker.log.entry import Entry
+from kera.broker.log.locate import Progress, Query, Step, list_segments, locate
+from kera.broker.log.read_plan import entry_of
+from kera.broker.log.segment import Segment
+from kera.broker.log.waiting import until_done
+from kera.broker.ownership.streams import Streams
+from kera.broker.records import Key
+from kera.broker.serving import fetch as fetching
+from kera.broker.serving.fetch import position_of
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.errors import InvalidArgument, KeraError, Unavailable
+from kera.core.rpc import Call, Reply
+from kera.core.rpc.wire import error_to_message
+from kera.core.turns import Pace, Turns
+from kera.v1 import broker_pb2, common_pb2
+
+QUERIES_MAX = 1024
+"""In one request."""
+LOADS_MAX = 256
+"""For one request; queries that need more are to be asked again."""
+WALK_SEGMENTS = 16384
+"""A request may walk through about so many; queries that have to go further are answered with how far they got."""
+WALK_SEGMENTS_MIN = 64
+"""What each query may walk through, however many there are."""
+TURN_SEGMENTS = 32
+"""After so many it is looked whether others have their turn."""
+LIST_SEGMENTS_MAX = 256
+"""Told of in one answer."""
+
+
+class _Lookup(NamedTuple):
+    """A query as it came, and where its answer goes."""
+
+    wanted: broker_pb2.ChunkQuery
+    query: Query
+    place: broker_pb2.ChunkPlace
+
+
+class _Waiting(NamedTuple):
+    """A query that needs a segment that is on disk only."""
+
+    lookup: _Lookup
+    entry: Entry
+    step: Step
+
+
+class _Turn:
+    """Lets other requests be handled whenever this one has walked through `TURN_SEGMENTS`."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self.left = TURN_SEGMENTS
+
+    async def took(self, segments: int) -> None:
+        """It has walked through so many more."""
+        self.left -= segments
+        if self.left <= 0:
+            self.left = TURN_SEGMENTS
+            await self._pace.step()
+
+
+class Lookups:
+    """Handles locateChunks and listSegments for the service."""
+
+    def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns) -> None:
+        self._streams = streams
+        self._memory = memory
+        self._turns = turns
+
+    async def locate(self, call: Call[broker_pb2.LocateChunksRequest]) -> Reply[broker_pb2.LocateChunksResponse]:
+        """One place, or error, per query."""
+        queries = call.message.queries
+        if len(queries) > QUERIES_MAX:
+            raise InvalidArgument(f"at most {QUERIES_MAX} queries in a request", limit=QUERIES_MAX)
+        response = broker_pb2.LocateChunksResponse()
+        segments_max = max(WALK_SEGMENTS_MIN, WALK_SEGMENTS // max(1, len(queries)))
+        load_until = asyncio.get_running_loop().time() + fetching.LOAD_WAIT_MS_MAX / 1000
+        waiting: list[_Waiting] = []
+        await self._turns.turn(id(call.peer))  # of many that came together, not all begin at once
+        turn = _Turn(self._turns.pace(id(call.peer)))
+        for wanted in queries:
+            place = response.places.add()
+            try:
+                lookup = _Lookup(wanted, _query(wanted), place)
+                entry, step = await self._go_on(lookup, Progress(position_of(wanted.start)), segments_max, turn)
+            except KeraError as error:
+                place.error.CopyFrom(error_to_message(error))
+                continue
+            if step.missing is not None:
+                waiting.append(_Waiting(lookup, entry, step))
+        # Those last that wait for a recovery, which takes its time: what the others need is on this broker's disk.
+        waiting.sort(key=lambda each: each.step.missing is not None and each.entry.recovering(each.step.missing))
+        loads = 0
+        for each in waiting:
+            try:
+                loads += await self._look_into(each, LOADS_MAX - loads, load_until, segments_max, turn)
+            except KeraError as error:
+                each.lookup.place.error.CopyFrom(error_to_message(error))
+        return Reply(response)
+
+    async def _go_on(self, lookup: _Lookup, begun: Progress, segments_max: int, turn: _Turn) -> tuple[Entry, Step]:
+        """Go on with a query, through at most so many segments, and fill in its answer if it has one."""
+        while True:
+            entry, step = self._step(lookup, begun, min(segments_max, turn.left))
+            segments_max -= step.walked
+            await turn.took(step.walked)
+            if not step.cut or segments_max <= 0:
+                return entry, step
+            begun = step.progress
+
+    def _step(self, lookup: _Lookup, begun: Progress, segments_max: int) -> tuple[Entry, Step]:
+        """Go on with a query, and fill in how far it got."""
+        start = lookup.wanted.start
+        streamlet = self._streams.get(start.stream_id).streamlet(start.streamlet_id)
+        entry = entry_of(streamlet, start.entry)
+        step = locate(streamlet, start.entry, lookup.query, begun, segments_max)
+        if step.place is not None:
+            answer = lookup.place
+            _fill(answer.place, start, step.place.position)
+            answer.record, answer.bytes, answer.moved = step.place.record, step.place.bytes, step.place.moved
+        return entry, step
+
+    async def _look_into(
+        self, waiting: _Waiting, loads_max: int, until_s: float, segments_max: int, turn: _Turn
+    ) -> int:
+        """Load what a query needs until it is answered; returns how many segments these were."""
+        lookup, entry, step = waiting
+        loads = 0
+        while step.missing is not None:
+            if loads == loads_max:
+                raise Unavailable(
+                    f"at most {LOADS_MAX} segments are loaded for one request; ask again for the rest", limit=LOADS_MAX
+                )
+            loads += 1
+            key = step.missing
+            await self._load(entry, key, until_s)
+            segment = entry.resident.get(key)
+            entry, step = await self._go_on(lookup, step.progress, segments_max, turn)
+            self._let_go(segment)
+        return loads
+
+    async def _load(self, entry: Entry, key: Key, until_s: float) -> None:
+        """Wait until a segment is in memory, or is not to be found any more."""
+        try:
+            async with asyncio.timeout_at(until_s):
+                await until_done(lambda done: self._memory.load(entry, key, done, ahead=False))
+        except TimeoutError:
+            raise self._memory.not_loaded(entry, key) from None
+
+    def _let_go(self, segment: Segment | None) -> None:
+        """It was looked into: it need not be kept for that any more."""
+        if segment is not None:
+            self._memory.touched(segment)
+
+    async def list_segments(self, call: Call[broker_pb2.ListSegmentsRequest]) -> Reply[broker_pb2.ListSegmentsResponse]:
+        """Segments of a range of one entry, as far as they are here."""
+        request = call.message
+        start, end = position_of(request.start), position_of(request.end) if request.HasField("end") else None
+        segments_max = min(request.segments_max or LIST_SEGMENTS_MAX, LIST_SEGMENTS_MAX)
+        load_until = asyncio.get_running_loop().time() + fetching.LOAD_WAIT_MS_MAX / 1000
+        loaded: Segment | None = None
+        await self._turns.turn(id(call.peer))
+        while True:
+            streamlet = self._streams.get(request.start.stream_id).streamlet(request.start.streamlet_id)
+            listing = list_segments(streamlet, request.start.entry, start, end, segments_max)
+            self._let_go(loaded)
+            if listing.missing is None or listing.segments:
+                break
+            entry = streamlet.entries[request.start.entry]
+            await self._load(entry, listing.missing, load_until)
+            loaded = entry.resident.get(listing.missing)
+        response = broker_pb2.ListSegmentsResponse(complete=listing.complete)
+        _fill(response.next, request.start, listing.next)
+        for each in listing.segments:
+            row = response.segments.add(
+                first_record=each.first_record,
+                next_record=each.next_record,
+                length_bytes=each.end.offset - each.start.offset,
+                resident=each.resident,
+            )
+            _fill(row.start, request.start, each.start)
+            _fill(row.end, request.start, each.end)
+        return Reply(response)
+
+
+def _query(wanted: broker_pb2.ChunkQuery) -> Query:
+    """A query from its wire form. Raises `InvalidArgument` for one that looks for nothing."""
+    limit = wanted.WhichOneof("limit")
+    if limit is None:
+        raise InvalidArgument("a query looks for records, bytes or a time")
+    return Query(position_of(wanted.end) if wanted.HasField("end") else None, **{limit: getattr(wanted, limit)})
+
+
+def _fill(cursor: common_pb2.Cursor, where: common_pb2.Cursor, position: tuple[int, int, int]) -> None:
+    """Make `cursor` stand for a position in the entry of `where`."""
+    cursor.stream_id, cursor.streamlet_id, cursor.entry = where.stream_id, where.streamlet_id, where.entry
+    cursor.group_id, cursor.segment_id, cursor.position = position

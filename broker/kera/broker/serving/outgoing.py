@@ -1,0 +1,101 @@
+"""The memory that answers hold while they are being sent: slots of the arena, and copies.
+
+An answer refers to the bytes of a segment where they are, so its slot cannot be used again until the reader has taken
+them. Readers who do not take their answers would stop the writers in that way. Promises:
+
+* Answers hold at most one slot of `ARENA_SHARE`, those to one connection at most one of `CONNECTION_SHARE`.
+* What would go beyond that is copied, and so is what readers may not hold (``PersistenceManager.may_lease``). All
+  copies together have at most `COPIED_BYTES_MAX` bytes, those for one connection a part of that; whoever has none gets
+  one answer, however large.
+* What would go beyond that, too, is refused with `AnswersNotTaken`, and the reader asks again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kera.broker.log.arena import Slot
+from kera.core.errors import Unavailable
+from kera.core.rpc.method import Peer
+
+
+class AnswersNotTaken(Unavailable):
+    """There is no memory for another answer. Whoever gets it need not ask for more within the same answer."""
+
+
+ARENA_SHARE = 4
+"""One slot of so many may be held by answers."""
+CONNECTION_SHARE = 16
+"""One slot of so many may be held by the answers to one connection; but always `CONNECTION_SLOTS_MIN`."""
+CONNECTION_SLOTS_MIN = 2
+COPIED_BYTES_MAX = 64 << 20
+COPIES_SHARE = 4
+"""One byte of so many of the copies may be for one connection."""
+_HELD = "memory held by answers"
+
+
+@dataclass(slots=True)
+class _Held:
+    """By the answers to one connection."""
+
+    slots: Counter[int] = field(default_factory=Counter)
+    """How often each is held."""
+    copied_bytes: int = 0
+
+
+class Outgoing:
+    """Of one broker. Everything happens on its loop."""
+
+    def __init__(self, slot_count: int, *, copied_bytes_max: int = COPIED_BYTES_MAX) -> None:
+        self._slots_max = max(1, slot_count // ARENA_SHARE)
+        self._connection_slots_max = max(CONNECTION_SLOTS_MIN, slot_count // CONNECTION_SHARE)
+        self._copied_bytes_max = copied_bytes_max
+        self._slots: Counter[int] = Counter()
+        """How often each slot is held."""
+        self.copied_bytes = 0
+
+    @property
+    def slots(self) -> int:
+        """That answers hold now."""
+        return len(self._slots)
+
+    def give(self, peer: Peer, slot: Slot, begin: int, end: int, *, lend: bool = True) -> memoryview:
+        """Bytes of a slot, for an answer to `peer`; `lend`: the slot may be held. Raises `AnswersNotTaken`."""
+        held: _Held | None = peer.state.get(_HELD)
+        if held is None:
+            held = peer.state[_HELD] = _Held()
+        index = slot.index
+        known = index in self._slots or len(self._slots) < self._slots_max
+        if lend and known and (index in held.slots or len(held.slots) < self._connection_slots_max):
+            slot.lease()
+            self._slots[index] += 1
+            held.slots[index] += 1
+            view = slot.view[begin:end]
+            weakref.finalize(view, self._let_go, slot, held.slots)  # the transport lets go of it when it is sent
+            return view
+        length = end - begin
+        total, of_connection = self._copied_bytes_max, self._copied_bytes_max // COPIES_SHARE
+        if self.copied_bytes + length > total or (held.copied_bytes and held.copied_bytes + length > of_connection):
+            raise AnswersNotTaken(
+                f"readers have not taken answers of {self.copied_bytes} bytes, here {held.copied_bytes} of them;"
+                " take those, and try again",
+                limit=self._copied_bytes_max,
+            )
+        self.copied_bytes += length
+        held.copied_bytes += length
+        copy = memoryview(bytes(slot.view[begin:end]))
+        weakref.finalize(copy, self._let_go_of_copy, held, length)
+        return copy
+
+    def _let_go(self, slot: Slot, held: Counter[int]) -> None:
+        for count in (self._slots, held):
+            count[slot.index] -= 1
+            if not count[slot.index]:
+                del count[slot.index]
+        slot.release()
+
+    def _let_go_of_copy(self, held: _Held, length: int) -> None:
+        self.copied_bytes -= length
+        held.copied_bytes -= length

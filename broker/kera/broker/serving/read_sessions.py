@@ -1,0 +1,459 @@
+"""Read sessions: what a reader asks for again and again is kept, so requests and answers name only what changes.
+
+Who pulls thousands of ranges would else ask for all of them anew after each chunk. A session keeps them, each with
+where it is, as push does (``kera.broker.serving.following``): what is appended marks a range, and a request looks at
+the ranges that are marked, at no others.
+
+* **Steps.** Step 0 begins a session, or begins it anew, with all its ranges. Each later request has the step that
+  follows the one whose answer has come; so ranges have advanced by what the reader has got, and by nothing else. After
+  any other outcome the reader begins anew: it knows where it is. What does not follow is refused with `SessionLost`.
+* **Turns.** Marked ranges are looked at in the order in which they were marked; of which there is more goes behind the
+  others. A chunk that does not fit beside what an answer has already keeps its range in front.
+* **Bounds.** A session has at most `SESSION_RANGES_MAX` ranges, those of a connection at most `CONNECTION_RANGES_MAX`,
+  and all of them at most `RANGES_MAX`. A session beyond these is not kept: it is answered, and begins anew each time.
+  Sessions end with their connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Generator
+from typing import NamedTuple
+
+from kera.broker.counters import Counters
+from kera.broker.log.bounds import lag_records
+from kera.broker.log.entry import Entry
+from kera.broker.log.read_plan import ReadPlan, entry_of, plan_read
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.streams import Streams
+from kera.broker.serving.fetch import (
+    READ_RANGES_AT_ONCE,
+    READ_RANGES_MAX,
+    READ_WAIT_MS_MAX,
+    ReadCall,
+    ReadReply,
+)
+from kera.broker.serving.following import Follower, Loading, Watches
+from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
+from kera.broker.slices import Slices
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.errors import InvalidArgument, KeraError, NotOwner, SessionLost
+from kera.core.rpc import Reply
+from kera.core.rpc.method import Peer
+from kera.core.rpc.wire import error_to_message
+from kera.core.turns import Turns, at_once
+from kera.v1 import broker_pb2
+
+SESSION_RANGES_MAX = READ_RANGES_MAX
+CONNECTION_RANGES_MAX = 2 * SESSION_RANGES_MAX
+RANGES_MAX = 2 * CONNECTION_RANGES_MAX
+"""About half a kilobyte of memory each."""
+SESSIONS_MAX = 4096
+"""Of a connection: a reader has one for each stream."""
+RESULTS_MAX = 4096
+"""In one answer: when a stream is dropped, each of its ranges has an error to tell."""
+FORGOTTEN_AT_ONCE = 32
+"""Ranges of sessions that have ended; then it is looked whether others have their turn."""
+ROUSED_AT_ONCE = 8
+"""Requests that wait, in a round of the loop."""
+_SESSIONS = "read sessions"
+
+
+class _Range(Follower):
+    """One range of a session."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, wanted: broker_pb2.ReadRange, session: _Session) -> None:
+        super().__init__(wanted.start, wanted.end if wanted.HasField("end") else None, session.mark)
+        self.handle = wanted.handle
+
+
+class _Session:
+    """One reader's ranges. See the head of this module."""
+
+    def __init__(self, session_id: int, loading: Loading, rouse: Callable[[_Session], None], *, kept: bool) -> None:
+        """`rouse`: has `roused` called, at once or soon."""
+        self.session_id = session_id
+        self.loading = loading
+        self._rouse = rouse
+        self.kept = kept
+        """It goes on behind the answer."""
+        self.ranges: dict[int, _Range] = {}
+        """By handle."""
+        self.marked: OrderedDict[_Range, None] = OrderedDict()
+        """Whose turn it is, in this order."""
+        self.step = 0
+        """Of the request that was taken last."""
+        self.busy = False
+        """That request has not been answered."""
+        self.closed = False
+        self._woken: asyncio.Future[None] | None = None
+
+    def mark(self, item: _Range) -> None:
+        """There may be something for a range."""
+        if not self.closed:
+            item.marked = True
+            self.marked[item] = None
+            self._wake()
+
+    def remove(self, item: _Range) -> None:
+        """A range is wanted no more."""
+        self.ranges.pop(item.handle, None)
+        self.marked.pop(item, None)
+        self.loading.stop(item)
+        item.unwatch()
+
+    def close(self) -> None:
+        """Who waits is told."""
+        self.closed = True
+        self._wake()
+
+    async def woken(self, until_s: float | None) -> None:
+        """Wait until a range is marked or the session is closed, up to a time of the loop."""
+        if self.marked or self.closed:
+            return
+        self._woken = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._woken
+        except TimeoutError:
+            pass
+        finally:
+            self._woken = None
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._rouse(self)
+
+    def roused(self) -> None:
+        """Its request goes on."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+
+class _Kept:
+    """The sessions that are kept of one connection."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, _Session] = {}
+        self.ranges = 0
+        """Of all of them."""
+
+
+class _Answer:
+    """What an answer has so far."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.response = broker_pb2.MultiReadChunksResponse()
+        self.bulk: list[memoryview] = []
+        self.bytes_max = bytes_max
+        self.left = bytes_max
+
+    @property
+    def used(self) -> bool:
+        """Something goes with it already."""
+        return self.left < self.bytes_max
+
+
+class _Place(NamedTuple):
+    """What a range is of, as it is now."""
+
+    streamlet: Streamlet
+    entry: Entry
+
+
+class ReadSessions:
+    """Handles reads that are part of a session. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        memory: PersistenceManager,
+        counters: Counters,
+        turns: Turns,
+        outgoing: Outgoing,
+        *,
+        read_bytes_max: int,
+    ) -> None:
+        self._streams = streams
+        self._memory = memory
+        self._counters = counters
+        self._turns = turns
+        self._outgoing = outgoing
+        self._read_bytes_max = read_bytes_max
+        self.ranges = 0
+        """Of all sessions that are kept."""
+        self._slices = Slices(asyncio.get_running_loop())
+        self._watches = Watches(self._slices)
+        self._ended: deque[_Session] = deque()
+        """To be forgotten."""
+        self._to_rouse: dict[_Session, None] = {}
+        self._roused = 0
+        """In this round of the loop."""
+
+    def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
+        """Take one step of a session. Raises `SessionLost` and `InvalidArgument`."""
+        self._counters.read_requests += 1
+        request = call.message
+        if len(request.ranges) > READ_RANGES_MAX:
+            raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
+        if len(request.removed) > SESSION_RANGES_MAX:
+            raise InvalidArgument(f"a session has at most {SESSION_RANGES_MAX} ranges", limit=SESSION_RANGES_MAX)
+        session = self._session_of(call)
+        session.busy = True
+        if len(request.ranges) + len(request.removed) + len(session.marked) > READ_RANGES_AT_ONCE:
+            return self._step_later(call, session)
+        try:
+            at_once(self._change(call, session))
+            answer = at_once(self._look(call, session))
+        except BaseException:
+            self._end(call.peer, session)
+            raise
+        if answer.response.results or not (request.wait_ms or session.loading.waiting):
+            return self._reply(call, session, answer)
+        return self._step_later(call, session, changed=True)
+
+    async def _step_later(self, call: ReadCall, session: _Session, *, changed: bool = False) -> ReadReply:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(call.message.wait_ms, READ_WAIT_MS_MAX) / 1000
+        try:
+            if not changed:
+                await self._turns.run(self._change(call, session), id(call.peer))
+            while True:
+                answer = await self._turns.run(self._look(call, session), id(call.peer))
+                if session.closed:
+                    raise SessionLost("the read session has been begun anew meanwhile")
+                loading = session.loading.waiting
+                if answer.response.results or (loop.time() >= until and not loading):
+                    return self._reply(call, session, answer)
+                await session.woken(None if loading else until)  # what is loaded has a time limit of its own
+        except BaseException:
+            self._end(call.peer, session)
+            raise
+
+    def _reply(self, call: ReadCall, session: _Session, answer: _Answer) -> ReadReply:
+        session.busy = False
+        answer.response.session_kept = session.kept
+        if not session.kept:
+            self._end(call.peer, session)
+        return Reply(answer.response, answer.bulk)
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def _session_of(self, call: ReadCall) -> _Session:
+        """The session of a request. Raises `SessionLost`."""
+        request, peer = call.message, call.peer
+        sessions = self._kept_of(peer)
+        session = sessions.by_id.get(request.session_id)
+        if session is not None and (request.step == 0 or session.busy or request.step != session.step + 1):
+            self._end(peer, session)
+        if request.step == 0:
+            return self._begun(sessions, request)
+        if session is None or session.closed:
+            at = "there is none" if session is None else f"it was at step {session.step}"
+            raise SessionLost(
+                f"step {request.step} of read session {request.session_id}: {at}; begin it anew with step 0",
+                session_id=request.session_id,
+                step=request.step,
+            )
+        session.step = request.step
+        return session
+
+    def _begun(self, sessions: _Kept, request: broker_pb2.MultiReadChunksRequest) -> _Session:
+        added = len(request.ranges)
+        kept = (
+            len(sessions.by_id) < SESSIONS_MAX
+            and sessions.ranges + added <= CONNECTION_RANGES_MAX
+            and self.ranges + added <= RANGES_MAX
+        )
+        loading = Loading(self._memory, asyncio.get_running_loop())
+        session = _Session(request.session_id, loading, self._rouse, kept=kept)
+        if kept:
+            sessions.by_id[session.session_id] = session
+        return session
+
+    def _kept_of(self, peer: Peer) -> _Kept:
+        sessions: _Kept | None = peer.state.get(_SESSIONS)
+        if sessions is None:
+            sessions = peer.state[_SESSIONS] = _Kept()
+            peer.on_close.append(lambda: self._lost(peer))
+        return sessions
+
+    def _change(self, call: ReadCall, session: _Session) -> Generator[None, None, None]:
+        """Add and remove ranges; yields after each. Raises `InvalidArgument` and `SessionLost`."""
+        request, peer = call.message, call.peer
+        for handle in request.removed:
+            yield
+            gone = session.ranges.get(handle)
+            if gone is not None:  # if not, it has ended
+                self._remove(peer, session, gone)
+        for wanted in request.ranges:
+            yield
+            if session.closed:
+                return
+            if wanted.handle in session.ranges:
+                raise InvalidArgument(f"two ranges of a session have the handle {wanted.handle}", handle=wanted.handle)
+            self._add(peer, session, wanted)
+
+    def _add(self, peer: Peer, session: _Session, wanted: broker_pb2.ReadRange) -> None:
+        if session.kept:
+            sessions = self._kept_of(peer)
+            if (
+                len(session.ranges) >= SESSION_RANGES_MAX
+                or sessions.ranges >= CONNECTION_RANGES_MAX
+                or self.ranges >= RANGES_MAX
+            ):
+                raise SessionLost(
+                    f"the broker does not keep so many ranges: at most {SESSION_RANGES_MAX} of a session,"
+                    f" {CONNECTION_RANGES_MAX} of a connection and {RANGES_MAX} of all",
+                    limit=SESSION_RANGES_MAX,
+                )
+            sessions.ranges += 1
+            self.ranges += 1
+        item = session.ranges[wanted.handle] = _Range(wanted, session)
+        session.mark(item)
+
+    def _remove(self, peer: Peer, session: _Session, item: _Range) -> None:
+        session.remove(item)
+        if session.kept and not session.closed:
+            self._kept_of(peer).ranges -= 1
+            self.ranges -= 1
+
+    def _end(self, peer: Peer, session: _Session) -> None:
+        """A session is over; may be repeated."""
+        self._close(peer, session)
+        if self._forget():
+            self._slices.add(self._forget)
+
+    def _close(self, peer: Peer, session: _Session) -> None:
+        """Have a session forgotten; may be repeated."""
+        if session.closed:
+            return
+        session.close()
+        if session.kept:
+            sessions = self._kept_of(peer)
+            del sessions.by_id[session.session_id]
+            sessions.ranges -= len(session.ranges)
+            self.ranges -= len(session.ranges)
+        self._ended.append(session)
+
+    def _forget(self) -> bool:
+        """Take ranges of ended sessions away, a few; returns whether there are more."""
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if not self._ended:
+                return False
+            session = self._ended[0]
+            if session.ranges:
+                session.remove(session.ranges.popitem()[1])
+            else:
+                self._ended.popleft()
+        return bool(self._ended)
+
+    def _lost(self, peer: Peer) -> None:
+        """A connection is gone."""
+        sessions = self._kept_of(peer)
+
+        def close_some() -> bool:
+            for session in list(itertools.islice(sessions.by_id.values(), FORGOTTEN_AT_ONCE)):
+                self._close(peer, session)
+            return bool(sessions.by_id)
+
+        if close_some():
+            self._slices.add(close_some)
+        if self._forget():
+            self._slices.add(self._forget)
+
+    # -- waking --------------------------------------------------------------------------------------------------
+
+    def _rouse(self, session: _Session) -> None:
+        """Let a request that waits go on: a few in each round of the loop, as each has something to do then."""
+        if self._roused < ROUSED_AT_ONCE:
+            session.roused()
+        else:
+            self._to_rouse[session] = None
+        if not self._roused:
+            asyncio.get_running_loop().call_soon(self._rouse_more)
+        self._roused = min(self._roused + 1, ROUSED_AT_ONCE)
+
+    def _rouse_more(self) -> None:
+        self._roused = 0
+        waiting = list(itertools.islice(self._to_rouse, ROUSED_AT_ONCE))
+        for session in waiting:
+            del self._to_rouse[session]
+            self._rouse(session)
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def _look(self, call: ReadCall, session: _Session) -> Generator[None, None, _Answer]:
+        """What there is for the ranges that are marked now, in turn; yields after each."""
+        answer = _Answer(min(call.message.bytes_max or self._read_bytes_max, self._read_bytes_max))
+        for _ in range(len(session.marked)):
+            yield
+            full = answer.left <= 0 or len(answer.response.results) >= RESULTS_MAX
+            if full or session.closed or not session.marked:
+                break
+            item, _ = session.marked.popitem(last=False)
+            item.marked = False
+            try:
+                if not self._advance(call.peer, session, item, answer):
+                    session.mark(item)
+                    session.marked.move_to_end(item, last=False)
+                    break
+            except KeraError as error:
+                self._counters.not_owner += isinstance(error, NotOwner)
+                result = answer.response.results.add(handle=item.handle, error=error_to_message(error))
+                result.next.CopyFrom(item.cursor(item.position))
+                result.ended = True
+                self._remove(call.peer, session, item)
+                if isinstance(error, AnswersNotTaken):
+                    break  # nor would there be room for what the others have
+        session.loading.next()
+        return answer
+
+    def _advance(self, peer: Peer, session: _Session, item: _Range, answer: _Answer) -> bool:
+        """Take the next step of a range; False when it does not fit into what is left. Raises as `plan_read`."""
+        if item.error is not None:
+            raise item.error
+        stream_id, streamlet_id, index = item.address
+        streamlet = self._streams.get(stream_id).streamlet(streamlet_id)
+        here = _Place(streamlet, entry_of(streamlet, index))
+        self._watches.watch(item, here.entry)
+        plan = plan_read(streamlet, index, item.position, item.end, answer.left, strict=answer.used)
+        item.reads_at(here.entry, plan.next)
+        behind = plan.next < here.entry.end
+        over = plan.moved or (item.end is not None and plan.next >= item.end)
+        if plan.ranges or over:
+            self._give(peer, here, item, plan, answer)
+        if over:
+            answer.response.results[-1].ended = True
+            self._remove(peer, session, item)
+        elif plan.missing is not None:
+            session.loading.load(item, here.entry, plan.missing)
+        elif behind or (here.entry.gaps and here.entry.gap_at(plan.next) is not None):
+            if plan.ranges:
+                session.mark(item)
+            elif answer.used:
+                return False
+        return True
+
+    def _give(self, peer: Peer, here: _Place, item: _Range, plan: ReadPlan, answer: _Answer) -> None:
+        """Put what a plan has found into an answer, and advance the range by it."""
+        views = [
+            self._outgoing.give(peer, segment.slot, begin, end, lend=self._memory.may_lease(segment))
+            for segment, begin, end in plan.ranges
+        ]
+        answer.bulk += views  # all of them or none
+        length = sum(map(len, views))
+        for segment, _, _ in plan.ranges:
+            self._memory.touched(segment)
+        result = answer.response.results.add(
+            handle=item.handle, length_bytes=length, lag_records=lag_records(here.streamlet, here.entry, plan.next)
+        )
+        result.next.CopyFrom(item.cursor(plan.next))
+        item.position = plan.next
+        answer.left -= length
+        here.streamlet.bytes_read += length
+        self._counters.bytes_read += length

@@ -1,0 +1,452 @@
+"""multiWriteChunks: verified chunks go to their streamlets, and are acknowledged when they reach their level.
+
+Chunks of one connection are appended in the order in which they arrive. A request is decided within the call of its
+handler; only its answer may come later, when it waits for backups (level `replicated`, and `persisted` of a stream that
+is replicated) or for the disk (`persisted` of one that is not).
+
+Back-pressure: when the memory is full, or backups are too far behind, a request waits for room, with a copy of what is
+left of it, and all later ones wait behind it. How much waits, and for how long, is bounded; beyond that writers are
+told (`ArenaFull`, `DiskFull`).
+
+A streamlet takes chunks while this broker owns it and it is not about to move; those of replicated streams, while the
+broker has its lease. When the broker learns that it was replaced (`fence`), nothing is acknowledged any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from kera.broker.counters import Counters
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.ownership.lease import Lease
+from kera.broker.ownership.streams import Stream, Streams
+from kera.broker.records import nothing
+from kera.broker.replication.manager import Replication, StreamLogs
+from kera.broker.replication.virtual_log import Batch, VirtualLog
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
+from kera.core.errors import (
+    ArenaFull,
+    CorruptChunk,
+    InvalidArgument,
+    KeraError,
+    NotOwner,
+    NotReplicated,
+    SchemaMismatch,
+    Unavailable,
+)
+from kera.core.record_batch import check_payload
+from kera.core.rpc import Answer, Call, Reply
+from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
+from kera.core.rpc.wire import error_to_message
+from kera.v1 import broker_pb2, common_pb2
+
+WAITING_BYTES_MAX = 64 << 20
+"""Of requests that wait for room in memory, all together."""
+WAIT_MS_MAX = 5_000
+"""How long one of them waits."""
+
+_LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED
+_REPLICATED = common_pb2.DURABILITY_REPLICATED
+_KNOWN_LEVELS = (common_pb2.DURABILITY_UNSPECIFIED, _LEADER, _REPLICATED, _PERSISTED)
+
+_REPLACED = "a newer launch of this broker has taken over; ask the coordinator"
+
+WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
+PayloadCheck = Callable[[memoryview, int, ChunkHeader], None]
+"""Looks at the payload of the chunk that begins there, whose checksums were verified; raises what is wrong with it."""
+WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
+
+
+def _too_many() -> InvalidArgument:
+    return InvalidArgument(
+        f"at most {REQUEST_CHUNKS_MAX} chunks in a request; send the others in the next", limit=REQUEST_CHUNKS_MAX
+    )
+
+
+class _Lagging(ArenaFull):
+    """There is memory, but backups have to catch up first."""
+
+
+class _Write:
+    """A request: decided chunk by chunk, then answered when what it promises holds.
+
+    What most requests leave as it is, is not set in each of them but in the class.
+    """
+
+    at = 0
+    """Where the next chunk to decide starts."""
+    decided = False
+    """Each chunk has a status."""
+    pump = False
+    """Replication may have something to do, now that chunks were decided."""
+    batches = 0
+    """How many of those in `placed` are not on backups yet."""
+    error: KeraError | None = None
+    """Why they are not."""
+    done = False
+    future: Answer[WriteReply] | None = None
+    """Of the reply, if that is not there at once."""
+    deadline_s = 0.0
+    """For room in memory."""
+
+    def __init__(
+        self, request: broker_pb2.MultiWriteChunksRequest, bulk: memoryview, go_on: Callable[[_Write], None]
+    ) -> None:
+        """`go_on` is called when it waits for backups no longer."""
+        self.request = request
+        self.level = request.durability
+        """To acknowledge at; 0: each chunk at that of its stream."""
+        self.bulk = bulk
+        self.go_on = go_on
+        self.response = broker_pb2.MultiWriteChunksResponse()
+        self.statuses = self.response.statuses
+        self.placed: list[tuple[int, Batch]] = []
+        """Statuses that wait for backups, each with what goes there."""
+        self.wanted: list[tuple[Segment, int]] = []
+        """What has to be on disk before the answer."""
+        self.waiting: list[int] = []
+        """The statuses that it concerns."""
+
+    def wait_for(self, index: int, batch: Batch) -> None:
+        """The status with this index is not an answer before backups have `batch`."""
+        self.placed.append((index, batch))
+        waiters, replicated = batch.waiters, self._replicated
+        if not waiters or waiters[-1] != replicated:
+            waiters.append(replicated)
+            self.batches += 1
+
+    def _replicated(self, error: KeraError | None) -> None:
+        self.batches -= 1
+        self.error = self.error or error
+        if not self.batches and self.decided:
+            self.go_on(self)
+
+
+class Writer:
+    """Handles writes for the service."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        memory: PersistenceManager,
+        replication: Replication,
+        counters: Counters,
+        pump: Callable[[], None],
+        lease: Lease,
+        *,
+        check_payload: PayloadCheck = check_payload,
+    ) -> None:
+        """`pump`: has carried out what replication wants to be done."""
+        self._streams = streams
+        self._memory = memory
+        self._replication = replication
+        self._counters = counters
+        self._pump_replication = pump
+        self._lease = lease
+        self._check_payload = check_payload
+        self._fenced = False
+        """Nothing is acknowledged any more."""
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[_Write] = deque()
+        """Requests that wait for room, in the order in which they came."""
+        self._queued_bytes = 0
+        self._pump: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()
+        memory.on_room = replication.on_room = self._room.set
+
+    def write(self, call: WriteCall) -> WriteReply | asyncio.Future[WriteReply]:
+        """Append the chunks of a request; each has a status of its own."""
+        self._counters.write_requests += 1
+        request = call.message
+        if request.durability not in _KNOWN_LEVELS:
+            raise InvalidArgument(
+                f"level {level_name(request.durability)} is not known to this version",
+                durability=level_name(request.durability),
+            )
+        if request.chunk_count > REQUEST_CHUNKS_MAX:
+            raise _too_many()
+        write = _Write(request, call.bulk, self._go_on)
+        if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
+            self._go_on(write)
+        if write.done:
+            return Reply(write.response)
+        write.future = Answer(loop=self._loop)
+        return write.future
+
+    def _wait_for_room(self, write: _Write) -> bool:
+        """Queue a write for which there is no room; False when enough wait already, and it is refused."""
+        rest = len(write.bulk) - write.at
+        if self._queued_bytes + rest > WAITING_BYTES_MAX:
+            self._refuse_rest(write, ArenaFull("the broker's memory is full, and enough requests wait for it already"))
+            return False
+        write.bulk, write.at = memoryview(bytes(write.bulk[write.at :])), 0  # the transport's buffer is used again
+        write.deadline_s = self._loop.time() + WAIT_MS_MAX / 1000
+        self._queue.append(write)
+        self._queued_bytes += rest
+        if self._pump is None:
+            self._pump = self._loop.create_task(self._decide_queue())
+        return True
+
+    async def _decide_queue(self) -> None:
+        """Decide the requests that wait, one after the other: nobody overtakes."""
+        while self._queue:
+            write = self._queue[0]
+            if write.future is None or not write.future.cancelled():  # else its connection is gone
+                try:
+                    await self._decide_when_there_is_room(write)
+                    self._go_on(write)
+                except Exception as error:  # noqa: BLE001 - a defect: told like any other, and those behind it go on
+                    if write.future is not None and not write.future.done():
+                        write.future.set_exception(error)
+            self._queue.popleft()
+            self._queued_bytes -= len(write.bulk)
+        self._pump = None
+
+    async def _decide_when_there_is_room(self, write: _Write) -> None:
+        while True:
+            self._room.clear()
+            if self._decide(write):
+                return
+            try:
+                async with asyncio.timeout_at(write.deadline_s):
+                    await self._room.wait()
+            except TimeoutError:
+                if not self._decide(write):
+                    self._refuse_rest(write, None)
+                return
+
+    def fence(self) -> None:
+        """This launch was replaced: nothing is taken any more, and what still waits is not acknowledged."""
+        self._fenced = True
+        self._room.set()  # who waits for room is refused
+        self._replication.fail(_replaced())
+
+    def _decide(self, write: _Write) -> bool:
+        """Append what can be; False when there is no room for the next chunk, True when all are decided."""
+        if self._fenced:
+            self._refuse_rest(write, NotOwner(_REPLACED))
+            return True
+        try:
+            write.decided = self._decide_chunks(write)
+        finally:
+            if write.pump:
+                self._pump_replication()
+        return write.decided
+
+    def _decide_chunks(self, write: _Write) -> bool:
+        bulk = write.bulk
+        end = len(bulk)
+        while (at := write.at) < end:
+            if len(write.statuses) >= REQUEST_CHUNKS_MAX:
+                self._refuse_rest(write, _too_many())
+                return True
+            try:
+                header = verify_header(bulk, at)
+                chunk_end = at + HEADER_BYTES + padded(header.payload_bytes)
+                if chunk_end > end:
+                    raise _cut_short(header, at, end)
+            except CorruptChunk as error:
+                # Where the next chunk starts is not known: this one and all that follow it are refused.
+                self._refuse_rest(write, error)
+                return True
+            try:
+                verify_payload(bulk, at, header)
+                check_sent(header)
+                self._check_payload(bulk, at, header)
+                stream, streamlet = self._owner(header)
+                self._append(write, stream, streamlet, bulk[at:chunk_end], header)
+            except ArenaFull:
+                write.pump = True
+                if self._replication.make_room():
+                    continue
+                return False
+            except KeraError as error:
+                self._counters.chunks_refused += 1
+                self._counters.not_owner += isinstance(error, NotOwner)
+                write.statuses.add(error=error_to_message(error))
+            write.at = chunk_end
+        return True
+
+    def _owner(self, header: ChunkHeader) -> tuple[Stream, Streamlet]:
+        stream = self._streams.get(header.stream_id)
+        streamlet = stream.streamlet(header.streamlet_id)
+        if not streamlet.takes_chunks:
+            raise stream.not_owner(header.streamlet_id)
+        if header.schema_id not in stream.schema_ids:
+            if header.schema_id > max(stream.schema_ids, default=0):
+                # The coordinator has yet to tell us: it could not when columns were added.
+                raise Unavailable(
+                    f"this broker does not know schema {header.schema_id} of stream {stream.name!r} yet",
+                    stream=stream.name,
+                    schema_id=header.schema_id,
+                )
+            raise SchemaMismatch(
+                f"stream {stream.name!r} has no schema {header.schema_id}",
+                stream=stream.name,
+                schema_id=header.schema_id,
+            )
+        return stream, streamlet
+
+    def _append(
+        self, write: _Write, stream: Stream, streamlet: Streamlet, chunk: memoryview, header: ChunkHeader
+    ) -> None:
+        stream_level = stream.durability
+        level = write.level or stream_level
+        to_disk = stream.by_disk and _PERSISTED in (level, stream_level)
+        if to_disk:
+            self._memory.check_disk()
+        log = None
+        if stream.logs is not None:
+            write.pump = True
+            log = stream.logs.of(header.streamlet_id, header.producer_id % len(streamlet.entries))
+            self._check_backups(stream, stream.logs, log, level)
+        elif level == _REPLICATED:
+            raise InvalidArgument(f"stream {stream.name!r} is not replicated: it has no backups", stream=stream.name)
+        appended = streamlet.append(chunk, header)
+        entry, group_id, segment_id, position, first_record, duplicate, segment, end = appended
+        counters = self._counters
+        if duplicate:
+            counters.chunks_duplicate += 1
+        else:
+            size, records = len(chunk), header.record_count
+            counters.chunks_appended += 1
+            counters.records_appended += records
+            counters.bytes_appended += size
+            streamlet.records_appended += records
+            streamlet.bytes_appended += size
+        if stream_level == _LEADER:
+            streamlet.publish(appended)
+        if log is not None:
+            self._replicate(write, stream, log, appended, level)
+        if to_disk and segment is not None:
+            if level == _PERSISTED:
+                write.wanted.append((segment, end))
+                write.waiting.append(len(write.statuses))
+            else:
+                self._memory.persist([(segment, end)], nothing)
+        status = write.statuses.add()  # and field by field, which takes half as long as keyword arguments
+        status.entry = entry
+        status.group_id = group_id
+        status.segment_id = segment_id
+        status.position = position
+        status.first_record = first_record
+        status.durability = level
+        if duplicate:
+            status.duplicate = True
+
+    def _check_backups(self, stream: Stream, logs: StreamLogs, log: VirtualLog, level: int) -> None:
+        """Raise `Unavailable`, `TooFewBackups` or `_Lagging` before anything is appended that must not or cannot be."""
+        if not self._lease.holds:
+            self._counters.writes_without_lease += 1
+            raise Unavailable(
+                f"the broker cannot reach the coordinator, and streamlets of stream {stream.name!r} may be given to"
+                " another broker; it goes on by itself when the coordinator answers",
+                stream=stream.name,
+            )
+        if level > _LEADER:
+            self._replication.check(logs, stream.name)
+        if not self._replication.lags(log):
+            return
+        if logs.by_replicas or level > _LEADER or not self._replication.shed(logs):
+            raise _Lagging("backups are too far behind")
+
+    def _replicate(self, write: _Write, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
+        """Refer to a chunk in its virtual log, and have the answer wait if its level asks for that."""
+        segment, persist = appended.segment, _PERSISTED in (level, stream.durability)
+        batch: Batch | None = None
+        if appended.duplicate and level <= stream.durability:
+            if segment is None or level == _LEADER or appended.end <= segment.durable_head:
+                return  # it has reached its level, or nobody waits for that
+            batch = log.last()
+        elif segment is None:
+            raise NotReplicated("the chunk is on the broker's disk; whether backups have it is not known any more")
+        if batch is None:
+            batch = self._replication.append(log, segment, appended.position, appended.end, persist=persist)
+        if level > _LEADER:
+            write.wait_for(len(write.statuses), batch)
+
+    def _refuse_rest(self, write: _Write, error: KeraError | None) -> None:
+        """Refuse all chunks from `write.at` on; without `error`, for want of room."""
+        if error is None:
+            error = ArenaFull(
+                f"the broker's memory was full for {WAIT_MS_MAX} ms: its disk, backups or readers are slower than its"
+                " writers",
+                slot_bytes=self._memory.slot_bytes,
+            )
+        # How many there are is only claimed, so no more are answered than the bytes have room for.
+        claimed = min(write.request.chunk_count, len(write.statuses) + len(write.bulk) // HEADER_BYTES)
+        missing = max(1, claimed - len(write.statuses))
+        self._counters.chunks_refused += missing
+        message = error_to_message(error)
+        for _ in range(missing):
+            write.statuses.add(error=message)
+        write.at, write.decided = len(write.bulk), True
+
+    def _go_on(self, write: _Write) -> None:
+        """Answer a write that is decided, or wait for the next thing that it promises."""
+        if write.batches:
+            return
+        if write.placed:
+            self._say_where(write)
+        if write.wanted:
+            wanted, write.wanted = write.wanted, []
+            self._memory.persist(wanted, partial(self._persisted, write))
+        else:
+            self._answer(write)
+
+    def _answer(self, write: _Write) -> None:
+        if self._fenced:
+            acknowledged = [index for index, each in enumerate(write.statuses) if not each.HasField("error")]
+            self._tell(write, acknowledged, _replaced())
+        write.done = True
+        future = write.future
+        if future is not None and not future.done():
+            future.set_result(Reply(write.response))
+
+    def _persisted(self, write: _Write, error: KeraError | None) -> None:
+        self._tell(write, write.waiting, error)
+        self._answer(write)
+
+    def _say_where(self, write: _Write) -> None:
+        """On which backups each chunk is; or that it is not known."""
+        statuses, told = write.statuses, set[int]()
+        for index, batch in write.placed:
+            place = batch.place
+            if not batch.completed or place is None:
+                self._tell(write, [index], write.error or NotReplicated("the chunk could not be replicated"))
+                continue
+            virtual_segment_id = place.virtual_segment_id
+            statuses[index].virtual_segment_id = virtual_segment_id
+            if virtual_segment_id not in told:
+                told.add(virtual_segment_id)
+                segment = write.response.virtual_segments.add()
+                segment.virtual_segment_id = virtual_segment_id
+                segment.backup_ids.extend(place.backups)
+
+    @staticmethod
+    def _tell(write: _Write, indexes: list[int], error: KeraError | None) -> None:
+        if error is None:
+            return
+        for index in indexes:
+            status = write.statuses[index]
+            status.Clear()
+            status.error.CopyFrom(error_to_message(error))
+
+
+def _replaced() -> NotReplicated:
+    return NotReplicated(_REPLACED)
+
+
+def _cut_short(header: ChunkHeader, at: int, end: int) -> CorruptChunk:
+    return CorruptChunk(f"chunk at offset {at} is cut short: {end - at} of {header.chunk_bytes} bytes", offset=at)
+
+
+def level_name(durability: int) -> str:
+    """The name of a level, or the number of one that only newer clients know."""
+    known = common_pb2.Durability.DESCRIPTOR.values_by_number.get(durability)
+    return str(known.name) if known is not None else str(durability)

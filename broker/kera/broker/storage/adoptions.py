@@ -1,0 +1,152 @@
+"""What comes to the log from elsewhere: records of segments that are to come, and then their files. Part of the
+persistence manager; pure.
+
+    graft     entries get segments that this broker has not written: records with physical id 0, all in one change
+    settle    the file of such a segment is complete and durable: it gets its name, and the record its physical id
+
+One job at a time. Entries that it touches are locked meanwhile, as for any change of their records. A job that failed
+is done again before any other; what it does can be done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kera.broker.log.entry import Entry
+from kera.broker.records import Change, Done, Graft, Key, SegmentRecord
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import put_entry, put_segment
+from kera.broker.storage.jobs import RETRY_MS, ArriveJob, Totals
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.persistence")
+
+SETTLED_MAX = 64
+"""Segments in one job."""
+
+
+class _Settling(NamedTuple):
+    record: SegmentRecord
+    done: Done
+
+
+class Arrivals:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        index: SegmentIndex,
+        totals: Totals,
+        *,
+        locked: set[Entry],
+        unsettled: set[int],
+        meta: Callable[[], dict[str, Any]],
+        on_arrived: Callable[[ArriveJob], None],
+    ) -> None:
+        """`locked`, `unsettled` and `meta` are the persistence manager's; `on_arrived`: memory follows the index."""
+        self._index = index
+        self._totals = totals
+        self._locked = locked
+        self._unsettled = unsettled
+        self._meta = meta
+        self._on_arrived = on_arrived
+        self._grafts: list[tuple[dict[Entry, Graft], list[Change], Done]] = []
+        self._settle: dict[tuple[Entry, Key], _Settling] = {}
+        self._failed: ArriveJob | None = None
+        self._retry_ms = 0
+        self._busy = False
+
+    def graft(self, grafts: dict[Entry, Graft], changes: list[Change], done: Done) -> None:
+        """Have entries grow by segments whose records are among `changes`; `done` when memory and index have them."""
+        self._grafts.append((grafts, changes, done))
+
+    def settle(self, entry: Entry, key: Key, record: SegmentRecord, done: Done) -> None:
+        """The file of a segment is complete: `record` is what the index is to have of it.
+
+        `done` is called when it has; or, without that, when the segment is gone or was dropped.
+        """
+        self._settle[entry, key] = _Settling(record, done)
+
+    def cancel(self, entry: Entry) -> None:
+        """The entry is gone."""
+        for item in [item for item in self._settle if item[0] is entry]:
+            self._settle.pop(item).done(None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do, except what only time will bring."""
+        return not (self._grafts or self._settle or self._busy)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is to be done again."""
+        return self._failed is not None
+
+    def plan(self, now_ms: int) -> ArriveJob | None:
+        """What to do next, if anything; it must be performed and then given to `finished`."""
+        if self._busy or not (self._grafts or self._settle or self._failed):
+            return None
+        if self._failed is not None:
+            if now_ms < self._retry_ms:
+                return None
+            job, self._failed = self._failed, None
+            self._busy = True
+            return job
+        job = ArriveJob([], {}, [], [], [])
+        for item in [item for item in self._grafts if not self._locked.intersection(item[0])]:
+            grafts, changes, done = item
+            if self._locked.intersection(grafts):
+                continue  # with one that is in this job already
+            self._grafts.remove(item)
+            job.changes += changes + [put_entry(entry.log_id, entry.grafted(graft)) for entry, graft in grafts.items()]
+            job.grafts += grafts.items()
+            job.done.append(done)
+            self._lock(job, *grafts)
+        for entry, key in [item for item in self._settle if item[0] not in self._locked or item[0] in job.entries]:
+            if len(job.settled) == SETTLED_MAX:
+                break
+            self._settle_one(entry, key, job)
+        if not job.done:
+            return None
+        job.meta = self._meta()
+        self._busy = True
+        return job
+
+    def _lock(self, job: ArriveJob, *entries: Entry) -> None:
+        new = [entry for entry in entries if entry not in job.entries]
+        self._locked.update(new)
+        job.entries += new
+
+    def _settle_one(self, entry: Entry, key: Key, job: ArriveJob) -> None:
+        settling = self._settle.pop((entry, key))
+        address = entry.address(key)
+        known = self._index.segment(address)
+        if known is None or known.physical_id:
+            settling.done(None)
+            return
+        job.changes.append(put_segment(address, settling.record))
+        job.physical_ids.append(settling.record.physical_id)
+        job.settled.append((entry, key))
+        job.done.append(settling.done)
+        self._unsettled.add(settling.record.physical_id)
+        self._lock(job, entry)
+
+    def finished(self, job: ArriveJob, now_ms: int) -> None:
+        """The job was performed: take note, tell who waits."""
+        self._busy = False
+        if job.error is not None:
+            self._totals.disk_errors += 1
+            log.error("cannot take in segments; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            # Its entries stay locked: what is to be written of them has been decided.
+            self._failed = replace(job, error=None)
+            self._retry_ms = now_ms + RETRY_MS
+            return
+        self._locked.difference_update(job.entries)
+        self._unsettled.difference_update(job.physical_ids)
+        for entry, graft in job.grafts:
+            entry.graft(graft)
+        self._on_arrived(job)
+        for done in job.done:
+            done(None)

@@ -1,0 +1,320 @@
+"""The index of what is on the broker's disk, in LMDB: which segments there are, in which files, and what they hold.
+
+The index is never evidence. Chunks say themselves where they belong, so whatever of the index is damaged or gone is
+made anew from the segment files (``kera.broker.storage.restart``). It is what makes a start cheap: nothing of it but
+one record per entry is looked at, however long the history is, and a segment that is on disk only takes no memory but
+its record here.
+
+How keys and values look is said in ``kera.broker.storage.index_format``.
+
+One thread writes (`commit`, durable when it returns), any thread reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from kera.broker.records import Change, EntryRecord, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.storage.index_format import (
+    CRC,
+    ENTRY_KEY,
+    ORIGIN_KEY,
+    POSITION,
+    PRODUCER,
+    PRODUCER_KEY,
+    REMOVAL_KEY,
+    SEGMENT_KEY,
+    entry_record,
+    intact,
+    origin_record,
+    sealed,
+    segment_key,
+    segment_record,
+    stream_of,
+)
+from kera.core.errors import StartError
+from kera.core.ids import EntryId, Position
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.index")
+
+_META = b"m"
+
+FORMAT = 1
+MAP_BYTES = 64 << 30
+"""Of address space, not of memory: the index of half a billion segments."""
+LOCK_BYTES = 16 << 10
+"""More than LMDB's lock file takes with `READERS_MAX` readers."""
+READERS_MAX = 64
+CHECK_TIMEOUT_S = 300.0
+
+
+class SegmentIndex:
+    """The index of one broker; see the head of this module. `open` makes it."""
+
+    def __init__(self, path: Path, environment: lmdb.Environment) -> None:
+        self.path = path
+        self._environment = environment
+        self.was_closed = False
+        """There is a checksum of the last launch, which it writes last of all: it ended in good order."""
+
+    @classmethod
+    def open(cls, path: Path, *, durable: bool = True) -> SegmentIndex:
+        """Open the index in `path`, or make it. Raises `StartError`."""
+        path.mkdir(parents=True, exist_ok=True)
+        _reserve(path / "lock.mdb")
+        try:
+            environment = lmdb.open(
+                str(path), map_size=MAP_BYTES, mode=0o600, sync=durable, metasync=durable, max_readers=READERS_MAX
+            )
+        except lmdb.Error as error:
+            raise StartError(f"cannot open the index in {path}: {error}; remove it, it is made anew") from error
+        return cls(path, environment)
+
+    @classmethod
+    def open_checked(cls, path: Path) -> tuple[SegmentIndex, bool]:
+        """Open the index in `path` after making sure that nothing in it can harm; and whether all of it was there.
+
+        After a clean stop its checksum is compared. Otherwise a process of its own copies what is intact: damaged pages
+        of LMDB can crash whoever follows them. False when records were damaged or are gone: then it must be repaired.
+        """
+        data, checksum = path / "data.mdb", path / "data.crc32"
+        whole = True
+        was_closed = checksum.exists()
+        if data.exists():
+            expected = checksum.read_bytes() if checksum.exists() else b""
+            checksum.unlink(missing_ok=True)
+            if expected != file_checksum(data).encode():
+                whole = _copy_intact(path)
+        elif checksum.exists():
+            checksum.unlink()
+            whole = False
+        index = cls.open(path)
+        index.was_closed = was_closed
+        return index, whole
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def meta(self) -> dict[str, Any]:
+        """What the broker remembers of itself; empty for a new index."""
+        value = self._get(_META)
+        return {} if value is None else dict(json.loads(value))
+
+    def segment(self, address: SegmentAddress) -> SegmentRecord | None:
+        """The record of a segment, None when it is not on disk."""
+        value = self._get(segment_key(address))
+        return None if value is None else segment_record(value)
+
+    def following(self, address: SegmentAddress) -> tuple[SegmentAddress, SegmentRecord] | None:
+        """The first segment of the same entry behind `address`, which need not exist itself."""
+        return next(self.segments(address[:3], after=address), None)
+
+    def segments(
+        self, entry: tuple[int, int, int], *, after: SegmentAddress | None = None
+    ) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
+        """The segments of an entry in order, those behind `after` if it is given.
+
+        Each is looked up anew: between two of them the index may change.
+        """
+        prefix = ENTRY_KEY.pack(b"s", *entry)
+        key = prefix if after is None else segment_key(after) + b"\0"
+        while (found := self._at_or_after(key, prefix)) is not None:
+            yield SegmentAddress(*SEGMENT_KEY.unpack(found[0])[1:]), segment_record(found[1])
+            key = found[0] + b"\0"
+
+    def entry(self, entry: EntryId) -> EntryRecord | None:
+        """The record of an entry, None when nothing of it was ever stored."""
+        value = self._get(ENTRY_KEY.pack(b"e", *entry))
+        return None if value is None else entry_record(value)
+
+    def entries(self) -> Iterator[EntryId]:
+        """All entries that have a record."""
+        for key, _ in self.records(b"e"):
+            yield EntryId(*ENTRY_KEY.unpack(key)[1:])
+
+    def producers(self, stream_id: int, streamlet_id: int) -> dict[int, ProducerRecord]:
+        """The producers of a streamlet."""
+        prefix = struct.pack(">cQI", b"p", stream_id, streamlet_id)
+        return {
+            PRODUCER_KEY.unpack(key)[3]: ProducerRecord(*PRODUCER.unpack(value)) for key, value in self.records(prefix)
+        }
+
+    def cursors(self, entry: EntryId) -> dict[str, Position]:
+        """How far applications have read an entry."""
+        prefix = ENTRY_KEY.pack(b"c", *entry)
+        return {key[len(prefix) :].decode(): Position(*POSITION.unpack(value)) for key, value in self.records(prefix)}
+
+    def removals(self) -> list[int]:
+        """Physical ids of files that are to be removed."""
+        return [REMOVAL_KEY.unpack(key)[1] for key, _ in self.records(b"r")]
+
+    def stream_ids(self) -> set[int]:
+        """Streams of which there is anything."""
+        keys = (key for kind in (b"e", b"v", b"i") for key, _ in self.records(kind))
+        return {stream_id for key in keys if (stream_id := stream_of(key)) is not None}
+
+    def keys_of_stream(self, stream_id: int) -> list[bytes]:
+        """All keys that have to do with a stream."""
+        kinds = (b"e", b"s", b"p", b"c", b"v", b"o", b"h", b"i")
+        return [key for kind in kinds for key, _ in self.records(struct.pack(">cQ", kind, stream_id))]
+
+    def keys_of_streamlet(self, stream_id: int, streamlet_id: int) -> list[bytes]:
+        """All keys that have to do with one streamlet only."""
+        kinds = (b"e", b"s", b"p", b"c", b"o", b"h")
+        return [key for kind in kinds for key, _ in self.records(ORIGIN_KEY.pack(kind, stream_id, streamlet_id))]
+
+    def origin(self, stream_id: int, streamlet_id: int) -> OriginRecord | None:
+        """What was taken over of a streamlet; None: nothing, or it is all here for good."""
+        value = self._get(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id))
+        return None if value is None else origin_record(value)
+
+    def segments_of_streamlet(
+        self, stream_id: int, streamlet_id: int
+    ) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
+        """All segments of a streamlet, entry by entry."""
+        for key, value in self.records(ORIGIN_KEY.pack(b"s", stream_id, streamlet_id)):
+            yield SegmentAddress(*SEGMENT_KEY.unpack(key)[1:]), segment_record(value)
+
+    def segments_of_stream(self, stream_id: int) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
+        """All segments of a stream."""
+        for key, value in self.records(struct.pack(">cQ", b"s", stream_id)):
+            yield SegmentAddress(*SEGMENT_KEY.unpack(key)[1:]), segment_record(value)
+
+    def all_segments(self) -> Iterator[tuple[SegmentAddress, SegmentRecord]]:
+        """All segments of all streams."""
+        for key, value in self.records(b"s"):
+            yield SegmentAddress(*SEGMENT_KEY.unpack(key)[1:]), segment_record(value)
+
+    def open_segments(self, entry: EntryId) -> list[tuple[SegmentAddress, SegmentRecord]]:
+        """Segments of an entry whose files are still written to: they are its last ones."""
+        prefix = ENTRY_KEY.pack(b"s", *entry)
+        found = []
+        with self._environment.begin() as transaction:
+            cursor = transaction.cursor()
+            there = (cursor.set_range(prefix + b"\xff" * 12) and cursor.prev()) or cursor.last()
+            while there and cursor.key().startswith(prefix):
+                record = segment_record(cursor.value())
+                if not record.open:
+                    break
+                found.append((SegmentAddress(*SEGMENT_KEY.unpack(cursor.key())[1:]), record))
+                there = cursor.prev()
+        return found[::-1]
+
+    def _get(self, key: bytes) -> bytes | None:
+        with self._environment.begin() as transaction:
+            value = transaction.get(key)
+        return None if value is None or not intact(key, value) else value[: -CRC.size]
+
+    def _at_or_after(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
+        with self._environment.begin() as transaction:
+            cursor = transaction.cursor()
+            if not cursor.set_range(key) or not cursor.key().startswith(prefix):
+                return None
+            return cursor.key(), cursor.value()
+
+    def record(self, key: bytes) -> bytes | None:
+        """The value of a key without its checksum; None when there is none that is intact."""
+        return self._get(key)
+
+    def records(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All keys with this prefix, and their values without the checksum."""
+        with self._environment.begin() as transaction:
+            cursor = transaction.cursor()
+            there = cursor.set_range(prefix)
+            while there and cursor.key().startswith(prefix):
+                yield cursor.key(), cursor.value()[: -CRC.size]
+                there = cursor.next()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Iterable[Change], meta: dict[str, Any] | None = None) -> None:
+        """Make all changes, or none. Raises ``OSError`` when the disk does not take them."""
+        try:
+            with self._environment.begin(write=True) as transaction:
+                for key, value in changes:
+                    if value is None:
+                        transaction.delete(key)
+                    else:
+                        transaction.put(key, value)
+                if meta is not None:
+                    # Jobs end in any order: a number that was given once must not be given again.
+                    old = transaction.get(_META)
+                    known = json.loads(old[: -CRC.size])["next_physical_id"] if old is not None else 1
+                    meta = dict(meta, next_physical_id=max(known, meta["next_physical_id"]))
+                    key, value = sealed(_META, json.dumps(meta).encode())
+                    transaction.put(key, value or b"")
+        except lmdb.Error as error:
+            raise OSError(getattr(error, "code", 0), f"index {self.path}: {error}") from error
+
+    def close(self, *, clean: bool = False) -> None:
+        """Close the environment; `clean`: leave a checksum, which spares the next start its check."""
+        self._environment.sync(True)  # noqa: FBT003 - lmdb's own signature
+        self._environment.close()
+        if clean:
+            (self.path / "data.crc32").write_text(file_checksum(self.path / "data.mdb"))
+
+
+def file_checksum(path: Path) -> str:
+    """A checksum over a file, in hexadecimal digits. Not crc32c: to that, records ending with theirs all look alike."""
+    checksum = 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(8 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return f"{checksum:08x}"
+
+
+def _reserve(path: Path) -> None:
+    """Make LMDB's lock file: LMDB maps it without room for it, and on a full disk the first access would kill us."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, LOCK_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _copy_intact(path: Path) -> bool:
+    """Replace the index by a copy of its intact records; returns whether that was all of it."""
+    copy = path.with_name(path.name + ".copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    command = [sys.executable, "-m", "kera.broker.storage.index_copy", str(path), str(copy)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False)  # noqa: S603 - ourselves
+        report = json.loads(done.stdout) if done.returncode == 0 else None
+        reason = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        report, reason = None, str(error)
+    if report is None:
+        log.error("index is damaged; it is made anew from the segments", path=str(path), reason=reason)
+        shutil.rmtree(copy, ignore_errors=True)
+        (path / "data.mdb").unlink()
+        return False
+    whole = not (report["damaged"] or report["missing"])
+    if not report["written"]:
+        shutil.rmtree(copy, ignore_errors=True)
+        if whole:
+            return True
+        raise StartError(
+            f"the index in {path} is damaged, and there is no room for a copy without the damage; make room",
+            path=str(path),
+        )
+    (copy / "data.mdb").replace(path / "data.mdb")
+    shutil.rmtree(copy, ignore_errors=True)
+    if not whole:
+        log.error(
+            "index has damaged records; they are made anew from the segments",
+            path=str(path / "data.mdb"),
+            damaged=report["damaged"],
+            missing=report["missing"],
+        )
+    return whole

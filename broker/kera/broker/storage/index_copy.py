@@ -1,0 +1,90 @@
+"""Copy the intact records of an index: ``python -m kera.broker.storage.index_copy FROM TO``, a process of its own.
+
+LMDB has no checksums of its own, and trusts its pages. Whoever reads a damaged one may crash, which is why this is not
+done where anything could be lost. Prints, as JSON, how many records are intact, damaged, and missing from the tree, and
+whether the copy could be written: on a full disk it is only looked at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import lmdb
+
+from kera.broker.storage.index import MAP_BYTES
+from kera.broker.storage.index_format import intact
+
+BATCH_RECORDS = 10_000
+
+
+def copy_intact(source: Path, target: Path) -> dict[str, int]:
+    """Copy record by record; see the head of this module."""
+    with lmdb.open(str(source), map_size=MAP_BYTES, readonly=True, lock=False) as old:
+        expected = old.stat()["entries"]
+        records: list[tuple[bytes, bytes]] = []
+        copied = damaged = 0
+        copy = _Copy(target)
+        last = b""
+        with old.begin() as reading:
+            for key, value in reading.cursor():
+                if key <= last or copied + damaged > expected:
+                    damaged += 1
+                    break
+                last = key
+                if not intact(key, value):
+                    damaged += 1
+                    continue
+                copied += 1
+                records.append((key, value))
+                if len(records) == BATCH_RECORDS:
+                    copy.add(records)
+                    records = []
+        copy.add(records)
+        written = copy.close()
+    return {
+        "copied": copied,
+        "damaged": damaged,
+        "missing": max(0, expected - copied - damaged),
+        "written": written,
+    }
+
+
+class _Copy:
+    """The copy, as long as the disk takes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._environment: lmdb.Environment | None = None
+        with contextlib.suppress(OSError, lmdb.Error):
+            path.mkdir(parents=True)
+            self._environment = lmdb.open(str(path), map_size=MAP_BYTES, sync=False, lock=False, mode=0o600)
+
+    def add(self, records: list[tuple[bytes, bytes]]) -> None:
+        """In order: these come behind those that are there."""
+        if self._environment is None:
+            return
+        try:
+            with self._environment.begin(write=True) as writing:
+                for key, value in records:
+                    writing.put(key, value, append=True)
+        except lmdb.Error:
+            self._environment.close()
+            self._environment = None
+
+    def close(self) -> bool:
+        """Whether all of it is on disk."""
+        if self._environment is None:
+            return False
+        try:
+            self._environment.sync(True)  # noqa: FBT003 - lmdb's own signature
+        except lmdb.Error:
+            return False
+        finally:
+            self._environment.close()
+        return True
+
+
+if __name__ == "__main__":
+    json.dump(copy_intact(Path(sys.argv[1]), Path(sys.argv[2])), sys.stdout)

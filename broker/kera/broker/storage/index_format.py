@@ -1,0 +1,186 @@
+"""How what is known of the log is written down in the index: keys and values. Pure: bytes in and out.
+
+key (big-endian, so that LMDB's order is the order of the log)       value (ends with a crc32c over key and value)
+"m"                                                                  JSON: format, whether the broker runs, counters
+"e" stream u64, streamlet u32, entry u32                             EntryRecord
+"s" stream u64, streamlet u32, entry u32, group u64, segment u32     SegmentRecord
+"p" stream u64, streamlet u32, producer u64                          epoch u32, next sequence u64
+"c" stream u64, streamlet u32, entry u32, application text           committed cursor: group, segment, offset
+"r" physical id u64                                                  empty: file to be removed
+"v" stream u64, virtual segment u64                                  see ``kera.broker.replication.virtual_index``
+"o" stream u64, streamlet u32                                        OriginRecord
+"h" stream u64, streamlet u32                                        see ``kera.broker.ownership.handover``
+"i" stream u64                                                       see ``kera.broker.ownership.stream_records``
+"""
+
+from __future__ import annotations
+
+import struct
+
+from crc32c import crc32c
+
+from kera.broker.records import Change, EntryRecord, Gap, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.core.ids import EntryId, Position
+
+GAPS_MAX = 64
+"""Of an entry: each is one loss of the host's memory."""
+
+CRC = struct.Struct("<I")
+ENTRY_KEY = struct.Struct(">cQII")
+SEGMENT_KEY = struct.Struct(">cQIIQI")
+PRODUCER_KEY = struct.Struct(">cQIQ")
+REMOVAL_KEY = struct.Struct(">cQ")
+_SEGMENT = struct.Struct("<QIIIIQQqqq")
+_ENTRY = struct.Struct("<QIIQQQQQII")
+_GAP = struct.Struct("<QIIQII")
+PRODUCER = struct.Struct("<IQ")
+POSITION = struct.Struct("<QII")
+ORIGIN_KEY = struct.Struct(">cQI")
+_ORIGIN = struct.Struct("<QQI")
+_SOURCE = struct.Struct("<IQ")
+
+
+def put_segment(address: SegmentAddress, record: SegmentRecord) -> Change:
+    """The change that writes `record`."""
+    value = _SEGMENT.pack(
+        record.physical_id,
+        record.length,
+        record.open,
+        record.chunk_count,
+        record.crc32c,
+        record.first_record,
+        record.record_count,
+        record.min_timestamp_us,
+        record.max_timestamp_us,
+        record.newest_us,
+    )
+    return sealed(segment_key(address), value)
+
+
+def delete_segment(address: SegmentAddress) -> Change:
+    """The change that forgets a segment."""
+    return segment_key(address), None
+
+
+def put_entry(entry: EntryId, record: EntryRecord) -> Change:
+    """The change that writes `record`."""
+    value = _ENTRY.pack(
+        *record.start,
+        record.start_record,
+        record.next_record,
+        record.stored_bytes,
+        record.stored_segments,
+        record.last_group_id,
+        record.last_segment_id,
+        len(record.gaps),
+    )
+    gaps = b"".join(_GAP.pack(*gap.start, *gap.end) for gap in record.gaps)
+    return sealed(ENTRY_KEY.pack(b"e", *entry), value + gaps)
+
+
+def put_producer(stream_id: int, streamlet_id: int, producer_id: int, record: ProducerRecord) -> Change:
+    """The change that writes `record`."""
+    return sealed(PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), PRODUCER.pack(*record))
+
+
+def no_producer(stream_id: int, streamlet_id: int, producer_id: int) -> Change:
+    """The change that deletes the record of a producer."""
+    return PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), None
+
+
+def put_cursor(entry: EntryId, application_id: str, position: Position) -> Change:
+    """The change that writes how far an application has read."""
+    return sealed(ENTRY_KEY.pack(b"c", *entry) + application_id.encode(), POSITION.pack(*position))
+
+
+def put_origin(stream_id: int, streamlet_id: int, record: OriginRecord) -> Change:
+    """The change that writes `record`."""
+    value = _ORIGIN.pack(record.next_group_id, record.records_lost, len(record.sources))
+    value += b"".join(_SOURCE.pack(*source) for source in sorted(record.sources))
+    return sealed(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), value)
+
+
+def delete_origin(stream_id: int, streamlet_id: int) -> Change:
+    """The change that forgets where a streamlet came from."""
+    return ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), None
+
+
+def put_removal(physical_id: int) -> Change:
+    """The change that remembers a file to be removed."""
+    return sealed(REMOVAL_KEY.pack(b"r", physical_id), b"")
+
+
+def delete_removal(physical_id: int) -> Change:
+    """The change that says that the file is gone."""
+    return REMOVAL_KEY.pack(b"r", physical_id), None
+
+
+def stream_of(key: bytes) -> int | None:
+    """The stream that a key belongs to."""
+    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcvohi" and len(key) > 1 else None
+
+
+def streamlet_of(key: bytes) -> tuple[int, int] | None:
+    """The stream and streamlet that a key belongs to, if it belongs to one streamlet."""
+    if key[:1] not in b"espcoh" or len(key) <= 1:
+        return None
+    return int.from_bytes(key[1:9], "big"), int.from_bytes(key[9:13], "big")
+
+
+def with_gap(gaps: tuple[Gap, ...], gap: Gap) -> tuple[Gap, ...]:
+    """One gap more; the oldest are joined when they are too many."""
+    gaps = (*gaps, gap)
+    if len(gaps) <= GAPS_MAX:
+        return gaps
+    return (Gap(gaps[0].start, gaps[1].end), *gaps[2:])
+
+
+def segment_key(address: SegmentAddress) -> bytes:
+    """Key of a segment's record."""
+    return SEGMENT_KEY.pack(b"s", *address)
+
+
+def sealed(key: bytes, value: bytes) -> Change:
+    """The change that writes `value`, with its checksum."""
+    return key, value + CRC.pack(crc32c(value, crc32c(key)))
+
+
+def intact(key: bytes, value: bytes) -> bool:
+    """Whether a record is what was written."""
+    if len(value) < CRC.size:
+        return False
+    (checksum,) = CRC.unpack_from(value, len(value) - CRC.size)
+    return bool(checksum == crc32c(value[: -CRC.size], crc32c(key)))
+
+
+def segment_record(value: bytes) -> SegmentRecord:
+    """What `put_segment` has written."""
+    physical_id, length, is_open, chunks, crc, first, count, low, high, newest = _SEGMENT.unpack_from(value)
+    return SegmentRecord(physical_id, length, bool(is_open), chunks, crc, first, count, low, high, newest)
+
+
+def entry_record(value: bytes) -> EntryRecord:
+    """What `put_entry` has written."""
+    group, segment, offset, start_record, next_record, size, count, last_group, last_segment, gaps = _ENTRY.unpack_from(
+        value
+    )
+    return EntryRecord(
+        Position(group, segment, offset),
+        start_record,
+        next_record,
+        size,
+        count,
+        last_group,
+        last_segment,
+        tuple(
+            Gap(Position(*numbers[:3]), Position(*numbers[3:]))
+            for numbers in _GAP.iter_unpack(value[_ENTRY.size : _ENTRY.size + gaps * _GAP.size])
+        ),
+    )
+
+
+def origin_record(value: bytes) -> OriginRecord:
+    """What `put_origin` has written."""
+    next_group_id, records_lost, count = _ORIGIN.unpack_from(value)
+    sources = _SOURCE.iter_unpack(value[_ORIGIN.size : _ORIGIN.size + count * _SOURCE.size])
+    return OriginRecord(frozenset((broker_id, epoch) for broker_id, epoch in sources), next_group_id, records_lost)

@@ -1,0 +1,524 @@
+"""What a broker finds when it starts: in the arena of its last launch, and on its disk.
+
+    arena of the last launch (killed)  ──► tails of all entries, as they were: nothing that was appended is lost
+    no arena, last launch not stopped  ──► the disk has all that was persisted; what is behind it is a gap
+    no arena, last launch stopped      ──► everything was flushed
+    index damaged or gone              ──► made anew from the segment files
+
+The arena wins over the disk: it has all that a segment's file has, and maybe more. What is read is the arena, and the
+files of segments that were open: not the history. Blocks; runs on a thread before anything is served.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kera.broker.log.arena import Arena, Slot, SlotContent
+from kera.broker.log.entry import Entries, Entry
+from kera.broker.log.scan import SegmentScan, scan_segment
+from kera.broker.log.segment import Segment
+from kera.broker.records import Change, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.storage.disk import block_ceiling
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import delete_segment, put_entry, put_producer, put_removal, put_segment, with_gap
+from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
+from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader
+from kera.core.errors import StartError
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.restart")
+
+_ENTRIES_KEY = struct.Struct(">cQI")
+"""How the keys of a streamlet's entries begin in the index; the entry's number follows."""
+LOST_GROUPS_MAX = 1 << 24
+"""More groups than any memory holds: so far ids jump when the memory is lost, as nobody knows which were given."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What the start has found, for the log and the metrics."""
+
+    attached: bool = False
+    """The arena of the last launch."""
+    lost_memory: bool = False
+    """The last launch did not stop by itself, and its arena is gone."""
+    repaired: bool = False
+    """The index was made anew, in whole or in part."""
+    segments_in_memory: int = 0
+    bytes_in_memory: int = 0
+    open_files: int = 0
+    torn_tails: int = 0
+    torn_bytes: int = 0
+    chunks_damaged: int = 0
+
+
+class _InSlot(NamedTuple):
+    slot: Slot
+    content: SlotContent
+    scan: SegmentScan
+
+
+class Unserved(NamedTuple):
+    """How much is here of a stream that is not open."""
+
+    bytes: int = 0
+    records: int = 0
+    """Where its entries end, all ordinals added up."""
+
+
+@dataclass(slots=True)
+class RestoredStreamlet:
+    """A streamlet's state, to go on from."""
+
+    entries: Entries
+    producers: dict[int, ProducerRecord]
+    next_group_id: int
+    segments: list[Segment]
+    """The tails, in memory."""
+    moved: list[Entry]
+    """Entries that the index has to be told of."""
+
+
+@dataclass(slots=True)
+class Restart:
+    """Finds, and then gives each streamlet what is its own."""
+
+    arena: Arena | None
+    """Of the last launch; None when there is none."""
+    index: SegmentIndex
+    store: SegmentStore
+    found: Found = field(default_factory=Found)
+    taken_over: set[tuple[int, int]] = field(default_factory=set)
+    """Streams and streamlets of which the index has since got all that there is to know."""
+    _in_slots: dict[EntryId, list[_InSlot]] = field(default_factory=lambda: defaultdict(list))
+    _fresh: bool = True
+    """There was no index, or not all of it: of what was here before, something may not be known."""
+    _open_files: dict[SegmentAddress, int] = field(default_factory=dict)
+    """Files of segments that are in memory as well: abandoned when those are stored anew."""
+
+    def look(self, *, index_whole: bool, slot_bytes: int) -> None:
+        """Read the arena and the open files, and bring the index up to date with them. Raises `StartError`."""
+        meta = self.index.meta()
+        self._fresh = not meta or not index_whole
+        if not index_whole or (not meta and any(True for _ in self.store.physical_ids())):
+            repair_index(self.store, self.found, self._in_memory())
+            self.found.repaired = True
+            meta = self.index.meta()  # not `clean`: nobody knows how the last launch ended
+        largest = max(meta.get("slot_bytes", 0), self.arena.slot_bytes if self.arena else 0)
+        if largest > slot_bytes:
+            raise StartError(
+                f"the data directory has segments of {largest} bytes, which do not fit into segments of {slot_bytes};"
+                f" start the broker with --segment-bytes {largest}, or more",
+                segment_bytes=largest,
+            )
+        self.found.attached = self.arena is not None
+        ended_well = meta.get("clean", False) or self.index.was_closed
+        self.found.lost_memory = self.arena is None and bool(meta) and not ended_well
+        self.store.remove_files(self.index.removals())
+        self.store.clear_arriving()
+        self._look_at_arena()
+        self._look_at_open_files()
+        self._adopt_strays(meta)
+        if self.found.lost_memory:
+            self._remember_loss()
+
+    def _adopt_strays(self, meta: dict[str, Any]) -> None:
+        """Take files that the index does not know into it, as far as they go on where it ends; remove the others.
+
+        A job that was cut off by a crash leaves such files: written, and not in the index yet.
+        """
+        scans: dict[SegmentAddress, tuple[int, SegmentScan]] = {}
+        first = meta.get("first_unsettled_id", meta.get("next_physical_id", 1))
+        strays = []
+        for physical_id in self.store.physical_ids(first=first):
+            try:
+                scan = self.store.scan_file(physical_id, finished=False)
+            except OSError as error:
+                log.error("cannot read a segment file", path=str(self.store.path(physical_id)), error=str(error))
+                continue
+            record = self.index.segment(scan.address) if scan.address is not None else None
+            if record is not None and record.physical_id == physical_id:
+                continue
+            strays.append(physical_id)
+            if scan.address is not None and scan.headers:
+                known = scans.get(scan.address)
+                if known is None or scan.end > known[1].end:
+                    scans[scan.address] = (physical_id, scan)
+        changes: list[Change] = []
+        adopted: set[int] = set()
+        entries: dict[EntryId, EntryRecord] = {}
+        for address, (physical_id, scan) in sorted(scans.items()):
+            entry_id = EntryId(*address[:3])
+            entry = entries.get(entry_id) or self.index.entry(entry_id) or EntryRecord()
+            if entry_id in self._in_slots or not _goes_on(entry, address, scan):
+                continue  # memory has it, and all that follows
+            record = record_of(physical_id, scan, _UNKNOWN_CRC, self.store.written_us(physical_id))
+            entries[entry_id] = entry_with(entry, address, record)
+            changes.append(put_segment(address, record))
+            changes += [
+                put_producer(*address[:2], producer_id, state)
+                for producer_id, state in producers_of(scan.headers, {}).items()
+            ]
+            adopted.add(physical_id)
+        if not strays:
+            return
+        changes += [put_entry(entry_id, entry) for entry_id, entry in entries.items()]
+        next_id = max(strays[-1] + 1, meta.get("next_physical_id", 1))
+        self.index.commit(changes, dict(meta, next_physical_id=next_id, first_unsettled_id=next_id))
+        for physical_id in strays:
+            if physical_id not in adopted:
+                self.store.disk.remove(self.store.path(physical_id))
+
+    def _in_memory(self) -> set[SegmentAddress]:
+        slots = self.arena.slots() if self.arena is not None else ()
+        return {
+            SegmentAddress(*content[:5]) for slot in slots if (content := slot.content) is not None and content.head
+        }
+
+    def _look_at_arena(self) -> None:
+        if self.arena is None:
+            return
+        for slot in self.arena.slots():
+            content = slot.content
+            if content is None:
+                continue
+            address = SegmentAddress(*content[:5])
+            record = self.index.segment(address)
+            scan = None
+            if (record is None or record.open) and content.head:
+                scan = scan_segment(slot.view, address=address, length=content.head)
+            if scan is None or not scan.headers:
+                slot.retire()  # it is on disk, or was never written to
+                continue
+            self.found.segments_in_memory += 1
+            self.found.bytes_in_memory += scan.end
+            self.found.chunks_damaged += len(scan.holes)
+            report_damage(self.arena.path, scan)
+            self._in_slots[EntryId(*address[:3])].append(_InSlot(slot, content, scan))
+
+    def _look_at_open_files(self) -> None:
+        changes: list[Change] = []
+        for entry in list(self.index.entries()):
+            in_memory = {SegmentAddress(*item.content[:5]) for item in self._in_slots.get(entry, [])}
+            record = self.index.entry(entry) or EntryRecord()
+            for address, open_record in self.index.open_segments(entry):
+                if address in in_memory:
+                    self._open_files[address] = open_record.physical_id
+                    continue
+                self.found.open_files += 1
+                record = self._finish_file(address, open_record, record, changes)
+            if record != self.index.entry(entry):
+                changes.append(put_entry(entry, record))
+        if changes:
+            self.index.commit(changes)
+
+    def _finish_file(
+        self, address: SegmentAddress, open_record: SegmentRecord, entry: EntryRecord, changes: list[Change]
+    ) -> EntryRecord:
+        """Close the file of a segment that was open when its memory was lost; returns the entry with it."""
+        physical_id = open_record.physical_id
+        path = self.store.path(physical_id)
+        try:
+            scan = self.store.scan_file(physical_id, address=address, durable=open_record.length)
+        except OSError as error:
+            log.error("cannot read the file of an open segment", path=str(path), error=str(error))
+            return entry
+        if scan.torn_bytes:
+            self.found.torn_tails += 1
+            self.found.torn_bytes += scan.torn_bytes
+            log.warning(
+                "cut a torn tail, of a write that was not finished",
+                path=str(path),
+                offset=scan.end,
+                length_bytes=scan.torn_bytes,
+            )
+        self.found.chunks_damaged += len(scan.holes)
+        report_damage(path, scan)
+        if not scan.headers:
+            changes += [delete_segment(address), put_removal(physical_id)]
+            return entry
+        record = record_of(physical_id, scan, _UNKNOWN_CRC, self.store.written_us(physical_id))
+        changes.append(put_segment(address, record))
+        changes += [
+            put_producer(*address[:2], producer_id, state)
+            for producer_id, state in producers_of(scan.headers, {}).items()
+        ]
+        self.store.disk.truncate(path, block_ceiling(scan.end))
+        return entry_with(entry, address, record)
+
+    def _remember_loss(self) -> None:
+        """Write down that nobody knows what was behind the stored part of each entry."""
+        last_groups: dict[tuple[int, int], int] = defaultdict(int)
+        records = {entry: self.index.entry(entry) or EntryRecord() for entry in self.index.entries()}
+        for entry, record in records.items():
+            known = max(record.last_group_id, record.start.group_id, *(gap.end.group_id for gap in record.gaps), 0)
+            last_groups[entry[:2]] = max(last_groups[entry[:2]], known)
+        changes = []
+        for entry, record in records.items():
+            end = EARLIEST
+            if record.last_group_id:
+                last = self.index.segment(SegmentAddress(*entry, record.last_group_id, record.last_segment_id))
+                end = Position(record.last_group_id, record.last_segment_id, last.length if last else 0)
+            gap = Gap(max(record.start, end), Position(last_groups[entry[:2]] + LOST_GROUPS_MAX, 1, 0))
+            changes.append(put_entry(entry, record._replace(gaps=with_gap(record.gaps, gap))))
+        self.index.commit(changes)
+
+    # -- handing over ----------------------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        stream_id: int,
+        streamlet_id: int,
+        entries: int,
+        first_group_id: int,
+        *,
+        persisted: bool = False,
+        fresh: bool = False,
+    ) -> RestoredStreamlet:
+        """The state of a streamlet: of one that is new, or was lost with everything, an empty one.
+
+        `persisted`: readers of the stream see only what is on disk, so who was at the end has missed nothing.
+        `fresh`: it was handed over to this launch, which cannot have lost anything of it.
+        Groups of a streamlet that was lost start at `first_group_id`, and what may have been before is known as lost.
+        """
+        producers = self.index.producers(stream_id, streamlet_id)
+        numbers = sorted(self._entries_there(stream_id, streamlet_id, entries))
+        ids = [EntryId(stream_id, streamlet_id, number) for number in numbers]
+        there = [Entry(entry_id, self.index, self.index.entry(entry_id)) for entry_id in ids]
+        all_entries = Entries(stream_id, streamlet_id, entries, self.index, there)
+        result = RestoredStreamlet(all_entries, producers, 1, [], [])
+        origin = self.index.origin(stream_id, streamlet_id)
+        if origin is not None:
+            result.next_group_id = origin.next_group_id
+        known = False
+        for entry in there:
+            known = known or self.index.entry(entry.log_id) is not None
+            entry.committed = self.index.cursors(entry.log_id)
+            result.segments += self._restore_tail(entry, producers)
+            for gap in entry.gaps:
+                result.next_group_id = max(result.next_group_id, gap.end.group_id)
+            last = max(entry.last_stored[0], entry.start.group_id, entry.tail[-1].key[0] if entry.tail else 0)
+            result.next_group_id = max(result.next_group_id, last + 1)
+        known_by_all = fresh or (stream_id, streamlet_id) in self.taken_over
+        unsure = (self.found.lost_memory or self._fresh) and not known_by_all
+        if unsure or (not known and not result.segments):
+            result.next_group_id = max(result.next_group_id, first_group_id)
+        for entry in there:
+            self._settle_gaps(entry, result, unsure=unsure, persisted=persisted)
+        if unsure and result.next_group_id > 1:
+            for entry in result.entries:
+                if entry.start == EARLIEST:
+                    entry.start = Position(result.next_group_id, 1, 0)
+                    if not persisted:
+                        entry.gaps = [Gap(EARLIEST, entry.start)]
+                    result.moved.append(entry)
+        return result
+
+    def _entries_there(self, stream_id: int, streamlet_id: int, entries: int) -> set[int]:
+        """Entries of a streamlet of which anything is in the index or in memory."""
+        prefixes = (_ENTRIES_KEY.pack(kind, stream_id, streamlet_id) for kind in (b"e", b"c"))
+        keys = (key for prefix in prefixes for key, _ in self.index.records(prefix))
+        there = {int.from_bytes(key[_ENTRIES_KEY.size : _ENTRIES_KEY.size + 4], "big") for key in keys}
+        if self._in_slots:
+            there.update(n for n in range(entries) if EntryId(stream_id, streamlet_id, n) in self._in_slots)
+        return {number for number in there if number < entries}
+
+    def _settle_gaps(self, entry: Entry, result: RestoredStreamlet, *, unsure: bool, persisted: bool) -> None:
+        """Let what was lost end where the new launch begins, and begin behind what readers of the stream could see."""
+        gaps = list(entry.gaps)
+        if self.found.lost_memory and unsure and gaps:
+            gaps[-1] = Gap(gaps[-1].start, Position(result.next_group_id, 1, 0))
+        if persisted:
+            # The end of the last chunk, which is at a multiple of the alignment, becomes a place to go on from.
+            gaps = [Gap(_behind(gap.start), gap.end) for gap in gaps]
+        if gaps != entry.gaps:
+            entry.gaps = gaps
+            result.moved.append(entry)
+
+    def _restore_tail(self, entry: Entry, producers: dict[int, ProducerRecord]) -> list[Segment]:
+        tail: list[Segment] = []
+        for item in sorted(self._in_slots.pop(entry.log_id, []), key=lambda item: item.content[3:5]):
+            key = (item.content.group_id, item.content.segment_id)
+            if key <= entry.last_stored or Position(*key, item.scan.end) <= entry.start:
+                item.slot.retire()  # removed, and its slot was just to be freed
+                continue
+            segment = Segment.found(entry, item.slot, item.content, item.scan)
+            if segment.address in self._open_files:
+                segment.abandoned.append(self._open_files.pop(segment.address))
+            producers_of(item.scan.headers, producers)
+            tail.append(segment)
+        for segment in tail:
+            if segment is not tail[-1] and not segment.closed:
+                segment.close()
+            entry.add(segment)
+        if tail:
+            entry.next_record = max(entry.next_record, tail[-1].first_record + tail[-1].record_count)
+        return tail
+
+    def leftovers(self) -> set[EntryId]:
+        """Entries with segments in memory that were not restored yet."""
+        return set(self._in_slots)
+
+    def restore_entry(self, entry_id: EntryId) -> list[Segment]:
+        """The tail of an entry, without its streamlet."""
+        return self._restore_tail(Entry(entry_id, self.index, self.index.entry(entry_id)), {})
+
+    def unserved(self, stream_id: int) -> Unserved:
+        """What is here of a stream that is not open."""
+        ends: dict[EntryId, int] = {}
+        size = sum(record.length for _, record in self.index.segments_of_stream(stream_id) if not record.open)
+        for entry_id in self.index.entries():
+            record = self.index.entry(entry_id) if entry_id.stream_id == stream_id else None
+            if record is not None:
+                ends[entry_id] = record.next_record
+        for entry_id, items in self._in_slots.items():
+            for item in items if entry_id.stream_id == stream_id else ():
+                size += item.scan.end
+                last = item.scan.headers[-1]
+                ends[entry_id] = max(ends.get(entry_id, 0), last.first_record + last.record_count)
+        return Unserved(size, sum(ends.values()))
+
+    def drop_leftovers(self, is_gone: Callable[[int, int], bool]) -> None:
+        """Free what is in memory of each streamlet, named by stream and its own id, that `is_gone`."""
+        for entry_id in [entry_id for entry_id in self._in_slots if is_gone(*entry_id[:2])]:
+            for item in self._in_slots.pop(entry_id):
+                item.slot.retire()
+
+
+_UNKNOWN_CRC = 0
+"""Makes a load look at each chunk: right for a file that a crash has cut."""
+
+
+def producers_of(headers: list[ChunkHeader], known: dict[int, ProducerRecord]) -> dict[int, ProducerRecord]:
+    """Bring `known` up to date with chunks; returns it."""
+    for header in headers:
+        state = ProducerRecord(header.producer_epoch, header.sequence + 1)
+        known[header.producer_id] = max(known.get(header.producer_id, state), state)
+    return known
+
+
+def entry_with(entry: EntryRecord, address: SegmentAddress, record: SegmentRecord) -> EntryRecord:
+    """`entry` with one more stored segment behind its others."""
+    start, start_record = entry.start, entry.start_record
+    if start == EARLIEST:
+        start, start_record = Position(address.group_id, address.segment_id, 0), record.first_record
+    return entry._replace(
+        start=start,
+        start_record=start_record,
+        next_record=record.first_record + record.record_count,
+        stored_bytes=entry.stored_bytes + record.length,
+        stored_segments=entry.stored_segments + 1,
+        last_group_id=address.group_id,
+        last_segment_id=address.segment_id,
+    )
+
+
+def _behind(position: Position) -> Position:
+    return position if position.offset % ALIGNMENT_BYTES else position._replace(offset=position.offset + 1)
+
+
+def _goes_on(entry: EntryRecord, address: SegmentAddress, scan: SegmentScan) -> bool:
+    """Whether a segment is the next one behind the stored part of its entry."""
+    return (entry.last_group_id, entry.last_segment_id) < (address.group_id, address.segment_id) and (
+        scan.headers[0].first_record == entry.next_record
+    )
+
+
+def repair_index(store: SegmentStore, found: Found, in_memory: set[SegmentAddress]) -> None:
+    """Make records anew for all segment files that have none, and then the entries' from all segments.
+
+    The newest segments of an entry, as far as they are `in_memory`, count as unfinished on disk: memory may have more.
+    """
+    index = store.index
+    known = {record.physical_id for _, record in index.all_segments()}
+    removals = set(index.removals())
+    changes: list[Change] = []
+    last_id = max(known, default=0)
+    segments: dict[SegmentAddress, SegmentRecord] = dict(index.all_segments())
+    producers: dict[tuple[int, int], dict[int, ProducerRecord]] = defaultdict(dict)
+    for physical_id in store.physical_ids():
+        last_id = max(last_id, physical_id)
+        if physical_id in known or physical_id in removals:
+            continue
+        path = store.path(physical_id)
+        try:
+            scan = store.scan_file(physical_id)
+        except OSError as error:
+            log.error("cannot read a segment file", path=str(path), error=str(error))
+            continue
+        if scan.address is None or not scan.headers:
+            log.warning("a segment file has no chunk", path=str(path))
+            continue
+        if scan.torn_bytes:
+            found.torn_tails += 1
+            found.torn_bytes += scan.torn_bytes
+            log.warning("cut a torn tail", path=str(path), offset=scan.end, length_bytes=scan.torn_bytes)
+        found.chunks_damaged += len(scan.holes)
+        report_damage(path, scan)
+        record = record_of(physical_id, scan, _UNKNOWN_CRC, store.written_us(physical_id))
+        older = segments.get(scan.address)
+        if older is not None and older.length >= record.length:
+            continue  # an abandoned file of the same segment
+        segments[scan.address] = record
+        changes.append(put_segment(scan.address, record))
+        producers_of(scan.headers, producers[scan.address[:2]])
+    for address in _newest_in_memory(segments, in_memory):
+        segments[address] = segments[address]._replace(open=True, length=0)
+        changes.append(put_segment(address, segments[address]))
+    changes += _entries_anew(index, segments)
+    # Segments that had yet to come from backups may be among what was lost: they are looked for again.
+    changes += [(key, None) for key, _ in index.records(b"o")]
+    for (stream_id, streamlet_id), states in producers.items():
+        stored = index.producers(stream_id, streamlet_id)
+        for producer_id, state in states.items():
+            newest = max(state, stored.get(producer_id, state))
+            changes.append(put_producer(stream_id, streamlet_id, producer_id, newest))
+    meta = index.meta()
+    meta["next_physical_id"] = meta["first_unsettled_id"] = max(last_id + 1, meta.get("next_physical_id", 1))
+    meta["clean"] = False
+    index.commit(changes, meta)
+    log.warning("made the index anew from the segment files", segments=len(segments))
+
+
+def _newest_in_memory(
+    segments: dict[SegmentAddress, SegmentRecord], in_memory: set[SegmentAddress]
+) -> list[SegmentAddress]:
+    found: list[SegmentAddress] = []
+    finished: set[EntryId] = set()
+    for address in sorted(segments, reverse=True):
+        entry = EntryId(*address[:3])
+        if entry in finished:
+            continue
+        if address in in_memory:
+            found.append(address)
+        else:
+            finished.add(entry)
+    return found
+
+
+def _entries_anew(index: SegmentIndex, segments: dict[SegmentAddress, SegmentRecord]) -> list[Change]:
+    by_entry: dict[EntryId, list[tuple[SegmentAddress, SegmentRecord]]] = defaultdict(list)
+    for address, record in sorted(segments.items()):
+        by_entry[EntryId(*address[:3])].append((address, record))
+    changes = []
+    for entry_id, items in by_entry.items():
+        old = index.entry(entry_id) or EntryRecord()
+        entry = EntryRecord(gaps=old.gaps)
+        for address, record in items:
+            if not record.open:
+                entry = entry_with(entry, address, record)
+        if entry.start < old.start:
+            entry = entry._replace(start=old.start, start_record=old.start_record)
+        if (old.last_group_id, old.last_segment_id) > (entry.last_group_id, entry.last_segment_id):
+            entry = entry._replace(
+                last_group_id=old.last_group_id,
+                last_segment_id=old.last_segment_id,
+                next_record=max(entry.next_record, old.next_record),
+            )
+        changes.append(put_entry(entry_id, entry))
+    return changes

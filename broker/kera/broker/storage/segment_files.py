@@ -1,0 +1,235 @@
+"""Does what the persistence manager plans: writes, reads and removes segment files, and changes the index.
+
+    <root>/index/                    see ``kera.broker.storage.index``
+    <root>/segments/00000a/000000002b1f.segment
+    <root>/arriving/000000002b1f.segment             of what is being recovered: not complete, removed by a start
+
+A segment file has the chunks of one segment from its first byte on, and zeros up to the end of the last block. Its name
+is the physical id of the segment within its broker, given once; 1,024 of them are in a directory.
+
+Everything here blocks and runs on threads. Of one segment there is never more than one job under way. A job that fails
+has its error in `error`; none is raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import re
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+from crc32c import crc32c
+
+from kera.broker.log.scan import SegmentScan, scan_segment
+from kera.broker.records import Change, SegmentAddress, SegmentRecord
+from kera.broker.storage.disk import BLOCK_BYTES, Disk, block_ceiling
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import delete_removal, put_segment
+from kera.broker.storage.jobs import ArriveJob, Job, LoadJob, RemoveJob, WriteJob
+from kera.core.blocks import sync_directory
+from kera.core.chunk import HEADER_BYTES, padded
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.store")
+
+FILES_PER_DIRECTORY = 1024
+SUFFIX = ".segment"
+_NAME = re.compile(r"([0-9a-f]{12})\.segment")
+_PLACE = struct.Struct("<8xI4xQI60xQII")
+"""Of a header: length of the payload, stream, streamlet, group, segment, entry."""
+
+
+class SegmentStore:
+    """See the head of this module."""
+
+    def __init__(self, root: Path, disk: Disk, index: SegmentIndex) -> None:
+        self.root = root
+        self.disk = disk
+        self.index = index
+
+    def path(self, physical_id: int) -> Path:
+        """The file with this id."""
+        return segment_path(self.root, physical_id)
+
+    def written_us(self, physical_id: int) -> int:
+        """When the file was written to last, in microseconds since the Unix epoch."""
+        return self.disk.modified_us(self.path(physical_id))
+
+    def perform(self, job: Job) -> None:
+        """Do a job; its result and error are in it afterwards."""
+        try:
+            match job:
+                case WriteJob():
+                    self._write(job)
+                case LoadJob():
+                    self._load(job)
+                case RemoveJob():
+                    self._remove(job)
+                case ArriveJob():
+                    self._arrive(job)
+        except OSError as error:
+            job.error = error
+
+    def _write(self, job: WriteJob) -> None:
+        changes: list[Change] = list(job.changes)
+        for part in job.parts:
+            path = self.path(part.physical_id)
+            if part.create:
+                self.disk.create(path, part.reserve_bytes)
+            if len(part.view):
+                self.disk.write(path, part.offset, part.view)
+            start = part.offset
+            part.crc32c = crc32c(part.view[part.begin - start : part.end - start], part.crc32c)
+            if part.final and not part.create:
+                self.disk.truncate(path, block_ceiling(part.end))
+            if part.final or part.create:
+                segment = part.segment
+                record = segment.record()._replace(
+                    length=part.end if part.final else 0, open=not part.final, crc32c=part.crc32c
+                )
+                changes.append(put_segment(segment.address, record))
+        if changes or job.meta is not None:
+            self.index.commit(changes, job.meta)
+
+    def _load(self, job: LoadJob) -> None:
+        segment = job.segment
+        view = segment.slot.view
+        wanted = view[: block_ceiling(segment.head)]
+        path = self.path(segment.physical_id)
+        try:
+            count = self.disk.read(path, 0, wanted)
+        except FileNotFoundError:
+            count = 0
+        wanted[count:] = bytes(len(wanted) - count)
+        if crc32c(view[: segment.head]) == segment.crc32c:
+            ends = chunk_ends(view, segment.head, segment.address)
+            if ends is not None:
+                job.chunk_ends = ends
+                return
+        scan = scan_segment(view, address=segment.address, length=segment.head)
+        job.chunk_ends, job.holes = scan.chunk_ends, scan.holes
+        report_damage(path, scan)
+
+    def _remove(self, job: RemoveJob) -> None:
+        if job.changes:
+            self.index.commit(job.changes)
+        self.remove_files(job.physical_ids)
+
+    def arriving_path(self, physical_id: int) -> Path:
+        """The file with this id, as long as it is not complete."""
+        return self.root / "arriving" / f"{physical_id:012x}{SUFFIX}"
+
+    def _arrive(self, job: ArriveJob) -> None:
+        if job.physical_ids:
+            self.index.commit([], job.meta)  # a start looks for these files, should the index not get to know them
+            directories = set()
+            for physical_id in job.physical_ids:
+                path = self.path(physical_id)
+                if not path.parent.is_dir():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    sync_directory(path.parent.parent)
+                with contextlib.suppress(FileNotFoundError):  # the job is done again
+                    self.arriving_path(physical_id).replace(path)
+                directories.add(path.parent)
+            for directory in directories:
+                sync_directory(directory)
+        self.index.commit(job.changes, job.meta)
+
+    def clear_arriving(self) -> None:
+        """Remove what was not complete when the last launch ended. Raises ``OSError``."""
+        for path in sorted((self.root / "arriving").glob("*")):
+            path.unlink(missing_ok=True)
+
+    def remove_files(self, physical_ids: list[int]) -> None:
+        """Remove files that the index has marked for removal, and the marks."""
+        for physical_id in physical_ids:
+            self.disk.remove(self.path(physical_id))
+        if physical_ids:
+            self.index.commit([delete_removal(physical_id) for physical_id in physical_ids])
+
+    # -- for the start, and offline --------------------------------------------------------------------------------
+
+    def scan_file(
+        self,
+        physical_id: int,
+        *,
+        address: SegmentAddress | None = None,
+        length: int | None = None,
+        durable: int = 0,
+        finished: bool = True,
+    ) -> SegmentScan:
+        """Look at all chunks of a file, see `scan_segment`. Raises ``OSError``."""
+        path = self.path(physical_id)
+        expected = block_ceiling(durable)  # a file that was cut short misses what was there, and not what never was
+        buffer = memoryview(mmap.mmap(-1, max(BLOCK_BYTES, expected, block_ceiling(self.disk.length(path)))))
+        size = max(expected, self.disk.read(path, 0, buffer))
+        view = buffer if length is not None else buffer[:size]
+        return scan_segment(view, address=address, length=length, durable=durable, finished=finished)
+
+    def physical_ids(self, *, first: int = 0) -> Iterator[int]:
+        """The files that are there, from `first` on, ascending."""
+        segments = self.root / "segments"
+        for directory in self.disk.names(segments):
+            try:
+                if (int(directory, 16) + 1) * FILES_PER_DIRECTORY <= first:
+                    continue
+            except ValueError:
+                continue
+            for name in self.disk.names(segments / directory):
+                match = _NAME.fullmatch(name)
+                if match and int(match[1], 16) >= first:
+                    yield int(match[1], 16)
+
+
+def segment_path(root: Path, physical_id: int) -> Path:
+    """The file with this id under `root`."""
+    return root / "segments" / f"{physical_id // FILES_PER_DIRECTORY:06x}" / f"{physical_id:012x}{SUFFIX}"
+
+
+def chunk_ends(view: memoryview, length: int, address: SegmentAddress) -> array[int] | None:
+    """Where each chunk ends, in bytes whose checksum has been compared; None if they are not this segment's.
+
+    The checksum does not tell: a crc32c over what ends with its own crc32c, as headers do, is always the same.
+    """
+    ends = array("I")
+    at = 0
+    while at < length:
+        payload_bytes, stream_id, streamlet_id, group_id, segment_id, entry = _PLACE.unpack_from(view, at)
+        if (stream_id, streamlet_id, entry, group_id, segment_id) != address:
+            return None
+        at += HEADER_BYTES + padded(payload_bytes)
+        ends.append(at)
+    return ends
+
+
+def report_damage(path: Path, scan: SegmentScan) -> None:
+    """Say what is wrong with a file, chunk by chunk."""
+    for hole in scan.holes:
+        log.error(
+            "a chunk is damaged and will not be served",
+            path=str(path),
+            offset=hole.start,
+            length_bytes=hole.end - hole.start,
+            reason=hole.reason,
+        )
+
+
+def record_of(physical_id: int, scan: SegmentScan, crc: int, written_us: int) -> SegmentRecord:
+    """The index record of a closed segment, from its chunks and when its file was written. There is at least one."""
+    headers = scan.headers
+    first, last = headers[0], headers[-1]
+    return SegmentRecord(
+        physical_id=physical_id,
+        length=scan.end,
+        open=False,
+        chunk_count=len(scan.chunk_ends),
+        crc32c=crc,
+        first_record=first.first_record,
+        record_count=last.first_record + last.record_count - first.first_record,
+        min_timestamp_us=min(header.min_timestamp_us for header in headers),
+        max_timestamp_us=max(header.max_timestamp_us for header in headers),
+        newest_us=written_us,
+    )
