@@ -15,10 +15,10 @@ import pytest
 
 from kera.client import Client, ClientSettings
 from kera.client.local_cluster import LocalCluster
-from kera.coordinator.leadership import LEADER
-from kera.coordinator.metadata import Record
-from kera.coordinator.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
-from kera.coordinator.zookeeper_store import ZooKeeperStore
+from kera.coordinator.store.leadership import LEADER
+from kera.coordinator.store.metadata import Record
+from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
+from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.errors import KeraError, NotLeader, StreamExists, Uncertain, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel

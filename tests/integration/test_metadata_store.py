@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kazoo.protocol.serialization import Transaction
 
-from kera.coordinator import zookeeper_election, zookeeper_session, zookeeper_store
-from kera.coordinator.metadata import (
+from kera.coordinator.store import zookeeper_election, zookeeper_session, zookeeper_store
+from kera.coordinator.store.metadata import (
     Check,
     MetadataStore,
     MetadataStoreFailed,
@@ -22,16 +22,16 @@ from kera.coordinator.metadata import (
     VersionConflict,
     Write,
 )
-from kera.coordinator.metadata_copy import RESTORED, pack, put_back
-from kera.coordinator.zookeeper_election import ZooKeeperElection
-from kera.coordinator.zookeeper_session import (
+from kera.coordinator.store.metadata_copy import RESTORED, pack, put_back
+from kera.coordinator.store.zookeeper_election import ZooKeeperElection
+from kera.coordinator.store.zookeeper_session import (
     Lost,
     ZooKeeperAddress,
     ZooKeeperSession,
     ZooKeeperUnreachable,
     put,
 )
-from kera.coordinator.zookeeper_store import ZooKeeperStore
+from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.errors import InternalError, KeraError
 from tests.integration.zookeeper import TICK_MS, ZooKeeper, zookeeper
 from tests.unit.coordinator.test_metadata_store import (
@@ -402,7 +402,7 @@ async def test_metadata_of_another_version_are_not_touched(zookeeper: ZooKeeper)
 
 
 async def test_a_zookeeper_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.coordinator.zookeeper_session.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("kera.coordinator.store.zookeeper_session.CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(ZooKeeperUnreachable, match=r"127\.0\.0\.1:1 .*--zookeeper"):
         await ZooKeeperSession.connect(ZooKeeperAddress.parse("127.0.0.1:1"), session_timeout_ms=400)
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from kera.coordinator.metadata import Check, MetadataStoreFailed, Record, Write
-from kera.coordinator.zookeeper_election import ZooKeeperElection
-from kera.coordinator.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
-from kera.coordinator.zookeeper_store import ZooKeeperStore
+from kera.coordinator.store.metadata import Check, MetadataStoreFailed, Record, Write
+from kera.coordinator.store.zookeeper_election import ZooKeeperElection
+from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
+from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from tests.integration.zookeeper import Ensemble
 
 SESSION_TIMEOUT_MS = 2000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kera.coordinator.application_members import leases_of
-from kera.coordinator.application_progress import key_of, position_of
-from kera.coordinator.applications import Application, StreamShape
+from kera.coordinator.consumer_groups.application import Application, StreamShape
+from kera.coordinator.consumer_groups.members import leases_of
+from kera.coordinator.consumer_groups.progress import key_of, position_of
 from kera.core.turns import at_once
 from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2

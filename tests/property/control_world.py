@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kera.coordinator.cluster.intervals import intervals_of
 from kera.coordinator.coordinator import Coordinator
-from kera.coordinator.intervals import intervals_of
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import Record, VersionConflict
-from kera.coordinator.recovery import DRAINED
+from kera.coordinator.recovery.decide import DRAINED
 from kera.coordinator.settings import CoordinatorSettings
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import Record, VersionConflict
 from kera.core.clock import FakeClock
 from kera.core.errors import KeraError, StaleEpoch, Unavailable, Uncertain
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2

@@ -20,10 +20,10 @@ from kera.broker.counters import Counters
 from kera.broker.engine import LogEngine
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.serving.service import BrokerService
+from kera.coordinator.cluster.intervals import broker_ids_of, index_of_group, intervals_of
 from kera.coordinator.coordinator import Coordinator
-from kera.coordinator.intervals import broker_ids_of, index_of_group, intervals_of
-from kera.coordinator.memory_store import MemoryStore
 from kera.coordinator.settings import CoordinatorSettings
+from kera.coordinator.store.memory_store import MemoryStore
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, iterate_chunks, verify_header
 from kera.core.clock import FakeClock
 from kera.core.errors import KeraError, StaleEpoch, Unavailable, Uncertain

@@ -18,8 +18,8 @@ from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.serving.service import BrokerService
 from kera.coordinator.coordinator import Coordinator
-from kera.coordinator.metadata import Record
-from kera.coordinator.numbers import SINCE_US, next_epoch
+from kera.coordinator.store.metadata import Record
+from kera.coordinator.store.numbers import SINCE_US, next_epoch
 from kera.core.clock import FakeClock
 from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
 from kera.v1 import common_pb2, coordinator_pb2
@@ -155,7 +155,7 @@ class World(ownership_world.World):
     async def begin_launch(self, node: Node) -> Launch:
         """A process that has yet to register."""
         self.started += 1
-        self.clock.advance(1.0)  # epochs are given once a second at most, see ``kera.coordinator.numbers``
+        self.clock.advance(1.0)  # epochs are given once a second at most, see ``kera.coordinator.store.numbers``
         directory = node.settings.data_dir
         directory.mkdir(parents=True, exist_ok=True)
         launch = Launch(node, f"launch-{self.started}")

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator.intervals import broker_of_group, emptied, intervals_of, moved, taken_over
+from kera.coordinator.cluster.intervals import broker_of_group, emptied, intervals_of, moved, taken_over
 from kera.v1.common_pb2 import StreamletAssignment
 
 GROUPS = 40

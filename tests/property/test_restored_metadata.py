@@ -28,8 +28,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from kera.coordinator.intervals import index_of_group, intervals_of
-from kera.coordinator.metadata import Record
+from kera.coordinator.cluster.intervals import index_of_group, intervals_of
+from kera.coordinator.store.metadata import Record
 from kera.core.chunk import HEADER_BYTES, iterate_chunks
 from kera.core.errors import UnknownStream
 from kera.core.ids import EARLIEST, Position

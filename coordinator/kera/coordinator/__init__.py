@@ -1,6 +1,16 @@
 """The coordinator: which streams there are, who owns their streamlets, who is alive (thesis 6.3.1).
 
-Reading order: ``coordinator`` (what each operation does, and when it counts), ``catalog`` and ``membership`` (what it
-knows), ``placement`` and ``validation`` (what it decides), ``ledger``, ``metadata`` and ``lmdb_store`` (what survives
-it), ``brokers`` (what it tells others), ``service`` and ``__main__`` (the process).
+From the bottom up, and nothing imports what is above it:
+
+    ids               what others are called by
+    store/            what survives a coordinator: metadata in LMDB or ZooKeeper, who leads
+    cluster/          what a coordinator knows, and the ways to reach those that it knows
+    recovery/         what becomes of what a dead broker had
+    operations/       everything else that is done: registering, streams, moves, drains, restarts, forgetting, restoring
+    consumer_groups/  consumers that share streams
+    control           finds out what there is to do, and has it done
+    coordinator       makes all of these, and is what is asked
+    service, __main__ remote calls, and the process
+
+One event loop owns all of it. Changes are made one at a time (``cluster.changing``): written first, then acted on.
 """

@@ -13,16 +13,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from kera.coordinator.application_service import Applications
-from kera.coordinator.brokers import GrpcBrokers
+from kera.coordinator.cluster.brokers import GrpcBrokers
+from kera.coordinator.consumer_groups.service import Applications
 from kera.coordinator.coordinator import Coordinator
-from kera.coordinator.leadership import Alone, Election, Leadership
-from kera.coordinator.lmdb_store import LmdbStore
-from kera.coordinator.metadata import MetadataStore
-from kera.coordinator.metadata_copy import MetadataCopy, put_back
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
+from kera.coordinator.store.leadership import Alone, Election, Leadership
+from kera.coordinator.store.lmdb_store import LmdbStore
+from kera.coordinator.store.metadata import MetadataStore
+from kera.coordinator.store.metadata_copy import MetadataCopy, put_back
 from kera.core.clock import SystemClock
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.loop_lag import LoopLag
@@ -96,9 +96,9 @@ async def _store(
         stack.push_async_callback(lmdb_store.close)
         return lmdb_store, Alone
     # Late, as one coordinator needs no client of ZooKeeper.
-    from kera.coordinator.zookeeper_election import ZooKeeperElection  # noqa: PLC0415
-    from kera.coordinator.zookeeper_session import ZooKeeperAddress, ZooKeeperSession  # noqa: PLC0415
-    from kera.coordinator.zookeeper_store import ZooKeeperStore  # noqa: PLC0415
+    from kera.coordinator.store.zookeeper_election import ZooKeeperElection  # noqa: PLC0415
+    from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession  # noqa: PLC0415
+    from kera.coordinator.store.zookeeper_store import ZooKeeperStore  # noqa: PLC0415
 
     with setting("zookeeper"):
         where = ZooKeeperAddress.parse(settings.zookeeper)

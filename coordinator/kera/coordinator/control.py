@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from kera.coordinator.drains import Drains
-from kera.coordinator.drops import Drops
-from kera.coordinator.members import Members
-from kera.coordinator.migration import Migration
-from kera.coordinator.rebalancing import MOVES_MAX, Placed, Plan, PlannedMove, Share, rebalancing, spread
-from kera.coordinator.recoveries import Recoveries
-from kera.coordinator.recovery import DEAD, REPORTED, Launch, Streamlet
-from kera.coordinator.restarts import Restarts
-from kera.coordinator.restored import Restored
-from kera.coordinator.state import State
-from kera.coordinator.work import Work
+from kera.coordinator.cluster.state import State
+from kera.coordinator.cluster.work import Work
+from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.operations.drains import Drains
+from kera.coordinator.operations.drops import Drops
+from kera.coordinator.operations.members import Members
+from kera.coordinator.operations.migration import Migration
+from kera.coordinator.operations.rebalancing import MOVES_MAX, Placed, Plan, PlannedMove, Share, rebalancing, spread
+from kera.coordinator.operations.restarts import Restarts
+from kera.coordinator.operations.restored import Restored
+from kera.coordinator.recovery.carry_out import Recoveries
+from kera.coordinator.recovery.decide import DEAD, REPORTED
 from kera.core.errors import KeraError, Unavailable
 from kera.core.rpc.wire import error_to_message
 from kera.core.telemetry import get_logger

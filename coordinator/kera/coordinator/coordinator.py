@@ -33,27 +33,27 @@ import asyncio
 import uuid
 from collections.abc import Iterable
 
-from kera.coordinator.backups import Backups, GrpcBackups
-from kera.coordinator.brokers import Brokers
-from kera.coordinator.changing import Changing
+from kera.coordinator.cluster.backups import Backups, GrpcBackups
+from kera.coordinator.cluster.brokers import Brokers
+from kera.coordinator.cluster.changing import Changing
+from kera.coordinator.cluster.state import State
 from kera.coordinator.control import Control
-from kera.coordinator.drains import Drains
-from kera.coordinator.drops import Drops
-from kera.coordinator.forgetting import Forgetting
-from kera.coordinator.ledger import Ledger
-from kera.coordinator.members import Members
-from kera.coordinator.metadata import MetadataStore
-from kera.coordinator.metadata_copy import CLUSTER_ID, packing
-from kera.coordinator.migration import Migration, Moved, ObserveMove
-from kera.coordinator.producers import Producers
-from kera.coordinator.recoveries import CursorsOf, ObservePhase, Recoveries
-from kera.coordinator.recovery import Launch
-from kera.coordinator.restarts import Restarts
-from kera.coordinator.restored import Restored
+from kera.coordinator.ids import Launch
+from kera.coordinator.operations.drains import Drains
+from kera.coordinator.operations.drops import Drops
+from kera.coordinator.operations.forgetting import Forgetting
+from kera.coordinator.operations.members import Members
+from kera.coordinator.operations.migration import Migration, Moved, ObserveMove
+from kera.coordinator.operations.producers import Producers
+from kera.coordinator.operations.restarts import Restarts
+from kera.coordinator.operations.restored import Restored
+from kera.coordinator.operations.streams import Streams
+from kera.coordinator.operations.unknown import UnknownStreams
+from kera.coordinator.recovery.carry_out import CursorsOf, ObservePhase, Recoveries
 from kera.coordinator.settings import CoordinatorSettings
-from kera.coordinator.state import State
-from kera.coordinator.streams import Streams
-from kera.coordinator.unknown import UnknownStreams
+from kera.coordinator.store.ledger import Ledger
+from kera.coordinator.store.metadata import MetadataStore
+from kera.coordinator.store.metadata_copy import CLUSTER_ID, packing
 from kera.core.clock import Clock
 from kera.core.errors import InvalidArgument, KeraError, invariant
 from kera.core.telemetry import get_logger

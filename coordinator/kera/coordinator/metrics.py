@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from kera.coordinator.application_service import Applications
+from kera.coordinator.consumer_groups.service import Applications
 from kera.coordinator.coordinator import Coordinator
-from kera.coordinator.recovery import word
+from kera.coordinator.recovery.decide import word
 from kera.v1 import coordinator_pb2
 
 APPLICATIONS_MAX = 1000

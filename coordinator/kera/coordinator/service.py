@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from kera.coordinator.application_service import Applications
-from kera.coordinator.changing import REQUESTER
+from kera.coordinator.cluster.changing import REQUESTER
+from kera.coordinator.consumer_groups.service import Applications
 from kera.coordinator.coordinator import Coordinator
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api

@@ -16,7 +16,7 @@ from kera.broker.recovery import rebuild as recovering
 from kera.broker.recovery.rebuild import Recovering
 from kera.broker.recovery.scan import VirtualKey
 from kera.broker.replication.repair import Repair
-from kera.coordinator.intervals import taken_over
+from kera.coordinator.cluster.intervals import taken_over
 from kera.core.chunk import ChunkHeader, verify_payload
 from kera.core.errors import CorruptChunk, DataLost
 from kera.core.ids import EARLIEST, Position

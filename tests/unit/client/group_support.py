@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from kera.coordinator.application_service import Applications
+from kera.coordinator.consumer_groups.service import Applications
 from kera.core.errors import KeraError, UnknownStream
 from kera.core.rpc import Method, api
 from kera.v1 import common_pb2

@@ -13,7 +13,7 @@ from kera.client.group_discovery import GROUPS_MAX, Finds, list_groups, look_aro
 from kera.client.intervals import start_of_group
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
-from kera.coordinator.applications import LOOKS_MAX
+from kera.coordinator.consumer_groups.application import LOOKS_MAX
 from kera.core.errors import NotOwner, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kera.coordinator.coordinator import Coordinator
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import MetadataStore
 from kera.coordinator.settings import CoordinatorSettings
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import MetadataStore
 from kera.core.clock import FakeClock
 from kera.core.errors import Unavailable
 from kera.core.lineage import CHANGES_BITS

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kera.coordinator import metrics
-from kera.coordinator.application_service import APPLICATIONS, NAME_CHARS_MAX, PAUSE_S_MIN, TICK_S, Applications
-from kera.coordinator.applications import Application
-from kera.coordinator.metadata import MetadataStoreFull
+from kera.coordinator.consumer_groups.application import Application
+from kera.coordinator.consumer_groups.service import APPLICATIONS, NAME_CHARS_MAX, PAUSE_S_MIN, TICK_S, Applications
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
+from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.errors import InvalidArgument, UnknownStream
 from kera.core.rpc import api
 from kera.v1 import application_pb2 as messages
@@ -243,7 +243,7 @@ async def test_a_wait_ends_when_it_is_time_to_look(service: Service) -> None:
 
 
 async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.coordinator.application_service.TICK_S", 0.01)
+    monkeypatch.setattr("kera.coordinator.consumer_groups.service.TICK_S", 0.01)
     await service.begin(1)
     application = service.applications._applications["app"]
     async with asyncio.timeout(TIMEOUT_S):
@@ -257,7 +257,7 @@ async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service, m
 async def test_who_died_while_no_coordinator_led_is_noticed_without_anybody_asking(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.coordinator.application_service.TICK_S", 0.01)
+    monkeypatch.setattr("kera.coordinator.consumer_groups.service.TICK_S", 0.01)
     await service.begin(1)
     await service.restart()
     application = service.applications._applications["app"]
@@ -357,7 +357,7 @@ async def test_a_name_that_cannot_be_a_key_is_refused(service: Service, name: st
 async def test_there_is_a_limit_of_applications_and_a_way_out(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.coordinator.application_service.APPLICATIONS_MAX", 1)
+    monkeypatch.setattr("kera.coordinator.consumer_groups.service.APPLICATIONS_MAX", 1)
     with pytest.raises(InvalidArgument, match="between"):
         await service.round(application_id="wrong", session_timeout_ms=1)
     await service.begin(1)

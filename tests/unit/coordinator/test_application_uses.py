@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kera.coordinator.application_uses import CLOCK, NOTE_MS_MAX, USES, Uses
+from kera.coordinator.consumer_groups.uses import CLOCK, NOTE_MS_MAX, USES, Uses
 from kera.v1 import application_pb2 as messages
 
 DAY_MS = 86_400_000

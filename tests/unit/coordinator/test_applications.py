@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator import application_progress, applications
-from kera.coordinator.application_members import leases_of
-from kera.coordinator.application_progress import Streamlet, key_of, lowest, position_of
-from kera.coordinator.applications import Application, StreamShape
+from kera.coordinator.consumer_groups import application as applications
+from kera.coordinator.consumer_groups import progress as application_progress
+from kera.coordinator.consumer_groups.application import Application, StreamShape
+from kera.coordinator.consumer_groups.members import leases_of
+from kera.coordinator.consumer_groups.progress import Streamlet, key_of, lowest, position_of
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.turns import at_once

@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from kera.coordinator import catalog as catalog_module
-from kera.coordinator.catalog import GROUPS_PER_LAUNCH, Catalog, broker_ids_of
+from kera.coordinator.cluster import catalog as catalog_module
+from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH, Catalog, broker_ids_of
 from kera.core.errors import InternalError, InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.core.turns import at_once
 from kera.v1 import common_pb2

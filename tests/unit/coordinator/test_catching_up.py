@@ -2,7 +2,7 @@
 
 import pytest
 
-from kera.coordinator.catching_up import (
+from kera.coordinator.operations.catching_up import (
     CatchingUp,
     Given,
     Phase,

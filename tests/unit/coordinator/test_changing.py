@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kera.coordinator.changing import REQUESTER, Changing
+from kera.coordinator.cluster.changing import REQUESTER, Changing
 
 
 async def change(lock: Changing, requester: str, done: list[str]) -> None:

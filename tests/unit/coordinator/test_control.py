@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from kera.coordinator.metadata import VersionConflict
+from kera.coordinator.store.metadata import VersionConflict
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, Uncertain
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster

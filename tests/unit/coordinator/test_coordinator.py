@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from kera.coordinator.catalog import GROUPS_PER_LAUNCH
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import Check, MetadataStoreFailed, MetadataStoreFull, Write
+from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import Check, MetadataStoreFailed, MetadataStoreFull, Write
 from kera.core.errors import (
     InternalError,
     InvalidArgument,

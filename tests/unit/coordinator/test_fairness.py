@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.application_service import Applications
+from kera.coordinator.consumer_groups.service import Applications
 from kera.coordinator.service import coordinator_service
 from kera.core.rpc import Call, Service, api
 from kera.core.rpc.method import Method, Peer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kera.coordinator.catalog import GROUPS_PER_LAUNCH
+from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.core.errors import InvalidArgument, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster

@@ -1,6 +1,6 @@
 """What a change of intervals looks like; that no group gets lost by any is in tests/property/test_intervals.py."""
 
-from kera.coordinator.intervals import (
+from kera.coordinator.cluster.intervals import (
     broker_ids_of,
     broker_of_group,
     emptied,

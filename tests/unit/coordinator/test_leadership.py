@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator import leadership as leadership_module
-from kera.coordinator.leadership import LEADER, Alone, Leadership
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import Check, MetadataStore, MetadataStoreFailed, VersionConflict, Write
+from kera.coordinator.store import leadership as leadership_module
+from kera.coordinator.store.leadership import LEADER, Alone, Leadership
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import Check, MetadataStore, MetadataStoreFailed, VersionConflict, Write
 from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain, UnknownStream
 from kera.core.rpc import Call, Peer, Reply, Service, api
 from kera.v1 import coordinator_pb2 as messages

@@ -1,8 +1,8 @@
 import pytest
 
-from kera.coordinator.ledger import Ledger, number
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import VersionConflict, Write
+from kera.coordinator.store.ledger import Ledger, number
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import VersionConflict, Write
 
 
 async def test_what_is_written_is_in_memory_and_in_the_store() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import lmdb
 import pytest
 
-from kera.coordinator.data_dir import DataDir, DataDirInUse
-from kera.coordinator.lmdb_store import LmdbStore
-from kera.coordinator.metadata import MetadataStoreFailed, MetadataStoreFull, Record, UnknownFormat, Write
+from kera.coordinator.store.data_dir import DataDir, DataDirInUse
+from kera.coordinator.store.lmdb_store import LmdbStore
+from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, Record, UnknownFormat, Write
 from kera.core.errors import PathNotWritable, StartError
 
 MIB = 1 << 20

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.membership import BACKUP, BROKER, Kind, Membership, Registration
+from kera.coordinator.cluster.membership import BACKUP, BROKER, Kind, Membership, Registration
 from kera.core.clock import FakeClock
 from kera.core.errors import InvalidArgument, StaleEpoch
 from tests.unit.coordinator.fake_cluster import backup_registration

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kera.coordinator.leadership import LEADER
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import Check, VersionConflict, Write
-from kera.coordinator.metadata_copy import RESTORED, pack, put_back, unpack
+from kera.coordinator.store.leadership import LEADER
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import Check, VersionConflict, Write
+from kera.coordinator.store.metadata_copy import RESTORED, pack, put_back, unpack
 from kera.core.errors import InvalidArgument
 from tests.unit.coordinator.fake_cluster import Cluster
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kera.coordinator.lmdb_store import LmdbStore
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import (
+from kera.coordinator.store.lmdb_store import LmdbStore
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import (
     KEY_BYTES_MAX,
     VALUE_BYTES_MAX,
     Check,

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from kera.coordinator import migration as migration_module
+from kera.coordinator.operations import migration as migration_module
 from kera.core.errors import InvalidArgument, StreamletOutOfRange, Unavailable, Uncertain, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster

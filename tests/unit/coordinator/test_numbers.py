@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator.numbers import INSTANCE_S, SINCE_US, instances_by, next_epoch, next_id
+from kera.coordinator.store.numbers import INSTANCE_S, SINCE_US, instances_by, next_epoch, next_id
 from kera.core.ids import PRODUCER_EPOCHS
 
 DAY_US = 86_400_000_000

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.backups import GrpcBackups
-from kera.coordinator.brokers import GrpcBrokers
+from kera.coordinator.cluster.backups import GrpcBackups
+from kera.coordinator.cluster.brokers import GrpcBrokers
 from kera.core.errors import InvalidArgument, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.grpc_server import GrpcServer

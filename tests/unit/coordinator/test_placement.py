@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator.placement import place
+from kera.coordinator.cluster.placement import place
 from kera.core.errors import InvalidArgument, Unavailable
 
 LOADS = st.dictionaries(st.integers(1, 1000), st.integers(0, 50), min_size=1, max_size=12)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from kera.coordinator import producers
-from kera.coordinator.producers import Instance
+from kera.coordinator.operations import producers
+from kera.coordinator.operations.producers import Instance
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import PRODUCER_EPOCHS
 from tests.unit.coordinator.fake_cluster import Cluster

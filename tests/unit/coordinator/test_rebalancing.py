@@ -3,7 +3,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator.rebalancing import (
+from kera.coordinator.ids import Streamlet
+from kera.coordinator.operations.rebalancing import (
     LOAD_BYTES_PER_S_MIN,
     LOAD_RATIO,
     MOVES_MAX,
@@ -13,7 +14,6 @@ from kera.coordinator.rebalancing import (
     rebalanced,
     spread,
 )
-from kera.coordinator.recovery import Streamlet
 
 MB = 10**6
 Where = dict[Streamlet, Placed]

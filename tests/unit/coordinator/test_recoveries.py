@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator import recoveries as recoveries_module
-from kera.coordinator import recovery as recovery_module
-from kera.coordinator.catalog import GROUPS_PER_LAUNCH
+from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
+from kera.coordinator.recovery import carry_out as recoveries_module
+from kera.coordinator.recovery import decide as recovery_module
 from kera.core.errors import StaleEpoch, Unavailable
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster

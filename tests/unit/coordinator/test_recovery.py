@@ -4,17 +4,16 @@ import dataclasses
 
 import pytest
 
-from kera.coordinator.recovery import (
+from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.recovery.decide import (
     DEAD,
     DRAINED,
     Enter,
     Fence,
     Free,
-    Launch,
     Open,
     Owner,
     Release,
-    Streamlet,
     TakeOver,
     Unneeded,
     View,

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kera.coordinator.leadership import LEADER
-from kera.coordinator.memory_store import MemoryStore
-from kera.coordinator.metadata import Write
-from kera.coordinator.metadata_copy import RESTORED, put_back
-from kera.coordinator.recovery import LOST_MEMORY
+from kera.coordinator.recovery.decide import LOST_MEMORY
+from kera.coordinator.store.leadership import LEADER
+from kera.coordinator.store.memory_store import MemoryStore
+from kera.coordinator.store.metadata import Write
+from kera.coordinator.store.metadata_copy import RESTORED, put_back
 from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
 from kera.core.lineage import comes_from
 from kera.v1 import common_pb2, coordinator_pb2

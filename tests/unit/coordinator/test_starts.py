@@ -1,4 +1,4 @@
-from kera.coordinator.starts import merged, starts_at, without_interval
+from kera.coordinator.cluster.starts import merged, starts_at, without_interval
 from kera.v1.common_pb2 import Cursor, EntryStart, RecoverySource, StreamletAssignment
 from tests.unit.coordinator.test_intervals import assignment
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kera.coordinator.catalog import GROUPS_PER_LAUNCH
+from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.core.lineage import comes_from, new_version
 from kera.v1 import common_pb2, coordinator_pb2

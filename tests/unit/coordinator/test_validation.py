@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator.settings import REPLICATION_MAX
-from kera.coordinator.validation import (
+from kera.coordinator.cluster.validation import (
     ENTRIES_MAX,
     GROUP_SEGMENTS_MAX,
     NAME_CHARS_MAX,
@@ -22,6 +21,7 @@ from kera.coordinator.validation import (
     config_of_store,
     extended_schema,
 )
+from kera.coordinator.settings import REPLICATION_MAX
 from kera.core.errors import InvalidArgument, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2

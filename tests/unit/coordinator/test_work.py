@@ -2,7 +2,7 @@ import asyncio
 
 import structlog
 
-from kera.coordinator.work import Work
+from kera.coordinator.cluster.work import Work
 from kera.core.errors import Unavailable
 
 

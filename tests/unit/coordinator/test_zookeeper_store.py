@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator import zookeeper_session
-from kera.coordinator.zookeeper_layout import key_of, may_have, path_of
-from kera.coordinator.zookeeper_session import ZooKeeperAddress
+from kera.coordinator.store import zookeeper_session
+from kera.coordinator.store.zookeeper_layout import key_of, may_have, path_of
+from kera.coordinator.store.zookeeper_session import ZooKeeperAddress
 from kera.core.errors import InvalidArgument
 
 REPOSITORY = Path(__file__).parents[3]

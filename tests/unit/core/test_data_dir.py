@@ -7,7 +7,7 @@ import pytest
 
 from kera.backup import registration as backup
 from kera.broker import registration as broker
-from kera.coordinator.data_dir import DataDir, DataDirInUse
+from kera.coordinator.store.data_dir import DataDir, DataDirInUse
 from kera.core.data_dir import LOCK_NAME, DataDirectory
 from kera.core.errors import StartError
 

@@ -1,0 +1,143 @@
+"""What the coordinator asks of brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from kera.coordinator.cluster.peers import Peers, cannot_be_reached
+from kera.core.rpc import api
+from kera.core.rpc.address import split_address
+from kera.v1 import broker_pb2, common_pb2
+
+__all__ = ["TAKE_OVER_TIMEOUT_S", "Brokers", "GrpcBrokers", "cannot_be_reached"]
+
+TAKE_OVER_TIMEOUT_S = 60.0
+"""A broker reads the headers of all replicas of the one that was lost. When the time is up it goes on with that, and
+the same request again joins it."""
+
+
+class Brokers(Protocol):
+    """The brokers, as the coordinator reaches them. Each call takes bounded time, and may be repeated.
+
+    All raise `Unavailable`, `Uncertain` or what the broker answers: `StaleEpoch` when it has had orders of a later
+    coordinator.
+    """
+
+    async def open_streamlets(
+        self,
+        broker: common_pb2.BrokerInfo,
+        stream: common_pb2.StreamInfo,
+        *,
+        coordinator_epoch: int,
+        handed_over: Sequence[common_pb2.StreamletState] = (),
+    ) -> None:
+        """Have `broker` serve its streamlets of `stream`, and learn where the others are."""
+        ...
+
+    async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
+        """Have `broker` forget the stream."""
+        ...
+
+    async def seal_streamlets(
+        self,
+        broker: common_pb2.BrokerInfo,
+        stream_id: int,
+        streamlet_ids: Sequence[int],
+        *,
+        wait_ms: int,
+        coordinator_epoch: int,
+        assignments_version: int,
+    ) -> list[common_pb2.StreamletState]:
+        """Have `broker` take no more chunks for streamlets, and say where they end.
+
+        It refuses that once it knows a later version of the assignments.
+        """
+        ...
+
+    async def take_over(
+        self, broker: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest
+    ) -> broker_pb2.TakeOverResponse:
+        """Have `broker` find out from backups where streamlets of a lost broker end."""
+        ...
+
+    async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
+        """Whether nobody listens at the broker's address. No answer is none: it may be slow."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class GrpcBrokers:
+    """See `Brokers`; over the brokers' open interface."""
+
+    def __init__(self, *, timeout_ms: int) -> None:
+        self._timeout_s = timeout_ms / 1000
+        self._peers = Peers(timeout_ms=timeout_ms)
+
+    async def open_streamlets(
+        self,
+        broker: common_pb2.BrokerInfo,
+        stream: common_pb2.StreamInfo,
+        *,
+        coordinator_epoch: int,
+        handed_over: Sequence[common_pb2.StreamletState] = (),
+    ) -> None:
+        """See `Brokers.open_streamlets`."""
+        request = broker_pb2.OpenStreamletsRequest(
+            stream=stream, coordinator_epoch=coordinator_epoch, handed_over=handed_over
+        )
+        await self._peers.call(broker.grpc_address, api.OPEN_STREAMLETS, request)
+
+    async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
+        """See `Brokers.drop_stream`."""
+        request = broker_pb2.DropStreamRequest(stream_id=stream_id, coordinator_epoch=coordinator_epoch)
+        await self._peers.call(broker.grpc_address, api.DROP_STREAM, request)
+
+    async def seal_streamlets(
+        self,
+        broker: common_pb2.BrokerInfo,
+        stream_id: int,
+        streamlet_ids: Sequence[int],
+        *,
+        wait_ms: int,
+        coordinator_epoch: int,
+        assignments_version: int,
+    ) -> list[common_pb2.StreamletState]:
+        """See `Brokers.seal_streamlets`."""
+        request = broker_pb2.SealStreamletsRequest(
+            coordinator_epoch=coordinator_epoch,
+            stream_id=stream_id,
+            streamlet_ids=streamlet_ids,
+            wait_ms=wait_ms,
+            assignments_version=assignments_version,
+        )
+        timeout_s = wait_ms / 1000 + self._timeout_s
+        answer = await self._peers.call(broker.grpc_address, api.SEAL_STREAMLETS, request, timeout_s=timeout_s)
+        return list(answer.states)
+
+    async def take_over(
+        self, broker: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest
+    ) -> broker_pb2.TakeOverResponse:
+        """See `Brokers.take_over`."""
+        return await self._peers.call(broker.grpc_address, api.TAKE_OVER, request, timeout_s=TAKE_OVER_TIMEOUT_S)
+
+    async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
+        """See `Brokers.refuses`."""
+        host, port = split_address(broker.grpc_address)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # TimeoutError is one
+            return False
+        writer.close()
+        return False
+
+    async def close(self) -> None:
+        """See `Brokers.close`."""
+        await self._peers.close()

@@ -1,0 +1,335 @@
+"""The streams: names, ids, and who owns which streamlet. No I/O, no waiting.
+
+Invariants:
+
+1. A stream id is given once. A stream that is deleted and created again under its name has another one.
+2. A name belongs to at most one stream, one that is just being created included.
+3. A stream that is being created is seen by the brokers that have to open it, and by nobody else.
+4. For the current launch of each broker: an assignment of one of its streamlets has that launch's epoch, and a
+   `first_group_id` above the ids of all groups of earlier launches. An assignment with an epoch before that waits for
+   a recovery, see ``recovery``.
+5. `assignments_version` of a stream grows with every change of its assignments, and is never given twice: see
+   ``kera.core.lineage``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from kera.coordinator.cluster.intervals import FIRST_GROUP_ID
+from kera.coordinator.cluster.intervals import broker_ids_of as broker_ids_of_assignment
+from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream, invariant
+from kera.core.lineage import new_version
+from kera.v1 import common_pb2
+
+__all__ = ["FIRST_GROUP_ID", "GROUPS_PER_LAUNCH", "Catalog", "broker_ids_of", "first_group_id_of", "with_assignments"]
+
+GROUPS_PER_LAUNCH = 1 << 24
+"""By how much `first_group_id` of a streamlet moves up at least when its broker starts anew; see `first_group_id_of`.
+
+A broker keeps its data over a restart: it attaches to its memory again, or reads its disk, and goes on with its own
+group ids. `first_group_id` only says where ids start if it finds nothing of the streamlet any more. Then the jump marks
+the loss: every position of an earlier launch is below, so a reader with an old cursor learns that its data is gone
+(``DataLost``, with the exact gap), and a position of lost data never names other data. The launches of a broker would
+have to write 128 TiB each to one streamlet to reach it (with a group of one segment of 8 MiB).
+"""
+
+CATALOG_BYTES_MAX = 16 << 20
+"""Of all streams together, when one is added or altered. RegisterBroker answers with them in one message, of at most
+32 MiB; the rest is for assignments, which grow with epochs and group ids."""
+
+
+@dataclass(slots=True)
+class _Brokers:
+    """Which brokers a stream's assignments name: counted, so that a change of few of thousands is cheap to follow."""
+
+    owners: Counter[int] = field(default_factory=Counter)
+    holders: Counter[int] = field(default_factory=Counter)
+    """Owners, and those that have older groups."""
+    concerned: Counter[int] = field(default_factory=Counter)
+    """Holders, and those that a streamlet is recovered from."""
+
+    @classmethod
+    def of(cls, assignments: Iterable[common_pb2.StreamletAssignment]) -> _Brokers:
+        self = cls()
+        for one in assignments:
+            self._count(one, 1)
+        return self
+
+    @classmethod
+    def of_new(cls, owners: Counter[int]) -> _Brokers:
+        """Of a stream that has never been elsewhere."""
+        return cls(Counter(owners), Counter(owners), Counter(owners))
+
+    def changed(self, before: common_pb2.StreamInfo, after: common_pb2.StreamInfo) -> _Brokers:
+        """Those of another version of the stream."""
+        if before.assignments_version == after.assignments_version:
+            return self
+        made = _Brokers(Counter(self.owners), Counter(self.holders), Counter(self.concerned))
+        for old, new in zip(before.assignments, after.assignments, strict=True):
+            if old != new:
+                made._count(old, -1)
+                made._count(new, 1)
+        return made
+
+    def _count(self, one: common_pb2.StreamletAssignment, count: int) -> None:
+        self.owners[one.broker_id] += count
+        if not (one.intervals or one.sources):
+            self.holders[one.broker_id] += count
+            self.concerned[one.broker_id] += count
+            return
+        holders = broker_ids_of_assignment(one)
+        for broker_id in holders:
+            self.holders[broker_id] += count
+        for broker_id in holders.union(source.broker_id for source in one.sources):
+            self.concerned[broker_id] += count
+
+
+class Catalog:
+    """The streams of the cluster."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, common_pb2.StreamInfo] = {}
+        self._ids: dict[str, int] = {}
+        self._names: list[str] = []
+        """In order."""
+        self._creating: dict[str, common_pb2.StreamInfo] = {}
+        # Sums over all of them, kept up to date: with many streams it takes long to add them up anew for each.
+        self._sizes: dict[int, int] = {}
+        self._bytes = 0
+        self._brokers: dict[int, _Brokers] = {}
+        self._streamlets: Counter[int] = Counter()
+        self._waited_for: Counter[str] = Counter()
+        """By applications, how many streams' retention waits for them."""
+        self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
+
+    def add(self, stream: common_pb2.StreamInfo) -> None:
+        """A stream that is stored: one from before, one that has been created, or a new version of one."""
+        invariant(self._ids.get(stream.name, stream.stream_id) == stream.stream_id, "a name belongs to one stream")
+        self._creating.pop(stream.name, None)
+        known, brokers = self._streams.get(stream.stream_id), self._brokers.get(stream.stream_id)
+        self._discount(stream)
+        if brokers is None:
+            brokers = _Brokers.of(stream.assignments)
+        elif known is not None:
+            for broker_id in +brokers.concerned:
+                self._of_broker[broker_id].discard(stream.stream_id)
+            brokers = brokers.changed(known, stream)
+        self._count(stream, brokers)
+        self._waited_for.subtract(known.config.retention_applications if known is not None else ())
+        self._waited_for.update(stream.config.retention_applications)
+        for broker_id in +brokers.concerned:
+            self._of_broker[broker_id].add(stream.stream_id)
+        self._streams[stream.stream_id] = stream
+        if stream.name not in self._ids:
+            insort(self._names, stream.name)
+        self._ids[stream.name] = stream.stream_id
+
+    def remove(self, stream: common_pb2.StreamInfo) -> None:
+        """Forget a stream that is no longer stored."""
+        known = self._streams.pop(stream.stream_id)
+        self._waited_for.subtract(known.config.retention_applications)
+        for broker_id in +self._brokers[stream.stream_id].concerned:
+            self._of_broker[broker_id].discard(stream.stream_id)
+        self._discount(stream)
+        del self._ids[stream.name]
+        del self._names[bisect_left(self._names, stream.name)]
+
+    def check_free(self, name: str) -> None:
+        """Whether a stream can be created under this name. Raises `StreamExists` or `Unavailable`."""
+        if name in self._ids:
+            raise StreamExists(f"stream {name!r} exists already", stream=name, stream_id=self._ids[name])
+        if name in self._creating:
+            raise Unavailable(f"stream {name!r} is being created by another request; ask again", stream=name)
+
+    def check_room(self, stream: common_pb2.StreamInfo) -> None:
+        """Whether there is room for the description of a new stream, or the new one of a stream that is there.
+
+        Raises `InvalidArgument`.
+        """
+        if not self.fits(stream, CATALOG_BYTES_MAX):
+            raise InvalidArgument(
+                f"the descriptions of all streams would take more than {CATALOG_BYTES_MAX} bytes;"
+                " delete streams, or create some with fewer streamlets",
+                limit_bytes=CATALOG_BYTES_MAX,
+            )
+
+    def fits(self, stream: common_pb2.StreamInfo, bytes_max: int) -> bool:
+        """Whether all descriptions take at most so much, with this one in the place of the stream's own."""
+        return self._bytes - self._sizes.get(stream.stream_id, 0) + stream.ByteSize() <= bytes_max
+
+    def reserve(self, stream: common_pb2.StreamInfo, owners: Counter[int]) -> None:
+        """Hold the name and the room of a stream that is being created, until `add` or `release`.
+
+        `owners`: how many streamlets each broker is to have.
+        """
+        self._creating[stream.name] = stream
+        self._count(stream, _Brokers.of_new(owners))
+
+    def release(self, stream: common_pb2.StreamInfo) -> None:
+        """The stream could not be created."""
+        if self._creating.pop(stream.name, None) is not None:
+            self._discount(stream)
+
+    def named(self, name: str) -> common_pb2.StreamInfo:
+        """The stream of this name. Raises `UnknownStream`."""
+        if name not in self._ids:
+            raise UnknownStream(f"there is no stream {name!r}", stream=name)
+        return self._streams[self._ids[name]]
+
+    def with_id(self, stream_id: int) -> common_pb2.StreamInfo:
+        """The stream with this id. Raises `UnknownStream`."""
+        if stream_id not in self._streams:
+            raise UnknownStream(f"there is no stream with id {stream_id}", stream_id=stream_id)
+        return self._streams[stream_id]
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._streams
+
+    def streams(self) -> list[common_pb2.StreamInfo]:
+        """All streams, by name."""
+        return [self._streams[self._ids[name]] for name in self._names]
+
+    def page(self, after: str, bytes_max: int) -> tuple[list[common_pb2.StreamInfo], bool]:
+        """By name, the streams that come after a name, as many as take so many bytes, and one at least; if there are
+        more.
+        """
+        found: list[common_pb2.StreamInfo] = []
+        left_bytes = bytes_max
+        for number in range(bisect_right(self._names, after), len(self._names)):
+            stream_id = self._ids[self._names[number]]
+            left_bytes -= self._sizes[stream_id]
+            if found and left_bytes < 0:
+                return found, True
+            found.append(self._streams[stream_id])
+        return found, False
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def holders(self, stream: common_pb2.StreamInfo) -> list[int]:
+        """As `broker_ids_of`, at once: of a stream as it is known, or is just being created."""
+        return sorted(+self._brokers[stream.stream_id].holders)
+
+    def owned(self, broker_id: int) -> Iterator[tuple[common_pb2.StreamInfo, common_pb2.StreamletAssignment]]:
+        """The streamlets that a broker owns. Who goes on later goes on in streams as they were at the beginning."""
+        for stream in self.concerning(broker_id):
+            if self.is_owner(broker_id, stream.stream_id):
+                yield from ((stream, one) for one in stream.assignments if one.broker_id == broker_id)
+
+    def owned_count(self, broker_id: int) -> int:
+        """How many streamlets a broker owns, without those of streams that are just being created."""
+        creating = sum(self._brokers[stream.stream_id].owners[broker_id] for stream in self._creating.values())
+        return self._streamlets[broker_id] - creating
+
+    def is_owner(self, broker_id: int, stream_id: int) -> bool:
+        """Whether a broker owns any streamlet of a stream."""
+        brokers = self._brokers.get(stream_id)
+        return brokers is not None and brokers.owners[broker_id] > 0
+
+    def applications_waited_for(self) -> set[str]:
+        """Applications that somebody has named in a stream's settings: they are nobody's leftovers."""
+        return set(+self._waited_for)
+
+    def streamlet_counts(self) -> Counter[int]:
+        """How many streamlets each broker has; 0 for those that have none."""
+        return +self._streamlets
+
+    def created_by(self, name: str, creation_id: str) -> common_pb2.StreamInfo | None:
+        """The stream of this name, if it is what the request with this `creation_id` made."""
+        stream = self._streams.get(self._ids.get(name, 0))
+        return stream if stream is not None and creation_id and stream.creation_id == creation_id else None
+
+    def of_launch(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
+        """The streams that this launch of a broker has to know.
+
+        Those with streamlets or older groups there, those that it is just to open, and those whose streamlets are being
+        recovered from what it had: it must keep that until they are.
+        """
+        return self.concerning(broker_id) + self.creating(broker_id, broker_epoch)
+
+    def creating(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
+        """The streams that are just being created with streamlets at this launch of a broker."""
+        return [
+            stream
+            for stream in self._creating.values()
+            if broker_id in self._brokers[stream.stream_id].owners
+            and any(owner.broker_id == broker_id and owner.broker_epoch == broker_epoch for owner in stream.assignments)
+        ]
+
+    def concerning(self, broker_id: int) -> list[common_pb2.StreamInfo]:
+        """The streams whose assignments name a broker, in whatever role, by their ids."""
+        return [self._streams[stream_id] for stream_id in sorted(self._of_broker[broker_id])]
+
+    def relaunched(
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        stays: Callable[[common_pb2.StreamInfo, common_pb2.StreamletAssignment], bool] = lambda *_: False,
+        *,
+        coordinator_epoch: int,
+        but: Container[int] = (),
+    ) -> Generator[None, None, list[common_pb2.StreamInfo]]:
+        """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
+
+        Yields between streamlets; nothing else may change anything meanwhile.
+
+        What `stays` says of an assignment keeps its epoch; the streams in `but` stay as they are. So does one that is
+        being created: its epoch is now an old one, and its creation fails on that.
+        """
+        changed = []
+        for stream in self.concerning(broker_id):
+            if stream.stream_id in but or not self.is_owner(broker_id, stream.stream_id):
+                continue
+            version: common_pb2.StreamInfo | None = None
+            for streamlet_id, owner in enumerate(stream.assignments):
+                yield
+                if owner.broker_id != broker_id or stays(stream, owner):
+                    continue
+                version = version or with_assignments(stream, [], coordinator_epoch)
+                version.assignments[streamlet_id].first_group_id = first_group_id_of(owner, broker_epoch)
+                version.assignments[streamlet_id].broker_epoch = broker_epoch
+            if version is not None:
+                changed.append(version)
+        return changed
+
+    def _count(self, stream: common_pb2.StreamInfo, brokers: _Brokers) -> None:
+        self._sizes[stream.stream_id] = stream.ByteSize()
+        self._bytes += self._sizes[stream.stream_id]
+        self._brokers[stream.stream_id] = brokers
+        self._streamlets.update(brokers.owners)
+
+    def _discount(self, stream: common_pb2.StreamInfo) -> None:
+        size = self._sizes.pop(stream.stream_id, None)
+        if size is not None:
+            self._bytes -= size
+            self._streamlets.subtract(self._brokers.pop(stream.stream_id).owners)
+
+
+def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:
+    """The brokers that have streamlets of `stream`, or older groups of some."""
+    return sorted({broker_id for one in stream.assignments for broker_id in broker_ids_of_assignment(one)})
+
+
+def first_group_id_of(owner: common_pb2.StreamletAssignment, broker_epoch: int) -> int:
+    """Where the group ids of a new launch begin that finds nothing of the streamlet.
+
+    Above those of the launch before, and, as epochs are never given twice, above those of launches that are not in the
+    metadata any more since these were put back to an older copy.
+    """
+    return max(owner.first_group_id + GROUPS_PER_LAUNCH, broker_epoch * GROUPS_PER_LAUNCH)
+
+
+def with_assignments(
+    stream: common_pb2.StreamInfo, assignments: Iterable[common_pb2.StreamletAssignment], coordinator_epoch: int
+) -> common_pb2.StreamInfo:
+    """The next version of `stream`, with these in the place of its assignments of the same streamlets."""
+    version = common_pb2.StreamInfo()
+    version.CopyFrom(stream)
+    new_version(version, coordinator_epoch)
+    for assignment in assignments:
+        version.assignments[assignment.streamlet_id].CopyFrom(assignment)
+    return version

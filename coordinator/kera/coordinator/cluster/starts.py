@@ -1,0 +1,66 @@
+"""Where the entries of streamlets start: what brokers say of it, kept for the recovery of a broker. Pure.
+
+What retention or truncation has removed may still be in replicas, since a virtual segment lives as long as anything in
+it does. A recovery that did not know where an entry starts would bring it back, or take the hole behind it for a loss.
+
+Each broker tells the starts of what it has; so an entry has one for each interval of its streamlet. When a recovery
+joins intervals, the earliest start of an entry counts until the new owner has all of them, and has told its own: one
+that is too early costs some work, one that is too late would hide what was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from kera.coordinator.cluster.intervals import index_of_group, intervals_of
+from kera.v1.common_pb2 import EntryStart, StreamletAssignment
+
+
+def merged(
+    assignment: StreamletAssignment, known: Iterable[EntryStart], told: Iterable[EntryStart]
+) -> list[EntryStart]:
+    """The starts of a streamlet after a broker told some."""
+    before, after = _by_place(assignment, known), _by_place(assignment, told)
+    kept = []
+    for place in sorted({*before, *after}):
+        old, new = before[place], after[place]
+        if not new:
+            kept += old
+        elif not old:
+            kept.append(new[-1])
+        elif assignment.sources:
+            kept += [old[0], max(old[-1], new[-1], key=_order)] if old[0] != new[-1] else [old[0]]
+        else:
+            kept.append(max(old[0], new[-1], key=_order))
+    return kept
+
+
+def without_interval(assignment: StreamletAssignment, known: Iterable[EntryStart], index: int) -> list[EntryStart]:
+    """The starts of a streamlet once nothing is left of one of its intervals."""
+    return [start for start in known if index_of_group(assignment, start.start.group_id) != index]
+
+
+def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[EntryStart]) -> list[EntryStart]:
+    """Where the entries start of what one broker has of a streamlet, as far as that is known."""
+    intervals = intervals_of(assignment)
+    first: dict[int, EntryStart] = {}
+    for start in sorted(known, key=_order):
+        if intervals[index_of_group(assignment, start.start.group_id)].broker_id == broker_id:
+            first.setdefault(start.start.entry, start)
+    return [first[entry] for entry in sorted(first)]
+
+
+def _by_place(
+    assignment: StreamletAssignment, starts: Iterable[EntryStart]
+) -> defaultdict[tuple[int, int], list[EntryStart]]:
+    """The starts of each entry in each interval, in their order."""
+    places: defaultdict[tuple[int, int], list[EntryStart]] = defaultdict(list)
+    for start in sorted(starts, key=_order):
+        places[index_of_group(assignment, start.start.group_id), start.start.entry].append(start)
+    return places
+
+
+def _order(start: EntryStart) -> tuple[int, int, int]:
+    cursor = start.start
+    return cursor.group_id, cursor.segment_id, cursor.position

@@ -1,0 +1,299 @@
+"""What all parts of the coordinator share: the metadata, the members, the ways to reach them, and how changes are made.
+
+Changes are made one at a time: whoever makes one holds `State.changing` from the decision to the end of the write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from kera.coordinator.cluster.backups import Backups
+from kera.coordinator.cluster.brokers import Brokers
+from kera.coordinator.cluster.catalog import Catalog
+from kera.coordinator.cluster.changing import REQUESTER, Changing
+from kera.coordinator.cluster.membership import BACKUP, BROKER, Membership
+from kera.coordinator.cluster.validation import config_of_store
+from kera.coordinator.settings import CoordinatorSettings
+from kera.coordinator.store.ledger import Ledger
+from kera.coordinator.store.metadata import MetadataStoreFailed, VersionConflict
+from kera.coordinator.store.numbers import instances_by, next_epoch, next_id
+from kera.core.clock import Clock
+from kera.core.errors import KeraError, Unavailable, UnknownStream
+from kera.core.telemetry import get_logger
+from kera.core.turns import Pace, Turns
+from kera.v1 import common_pb2, coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+STREAMS = "streams/"
+"""``streams/<id, 16 hexadecimal digits>`` → StreamInfo."""
+HANDOVERS = "handover/"
+"""``handover/<stream id>/<streamlet id, 8 hexadecimal digits>`` → StreamletState that its last move gave the owner."""
+STARTS = "starts/"
+"""``starts/<stream id>/<streamlet id>`` → TakeOverStream, of which only `starts`: where entries start."""
+MOVES = "moves/"
+"""``moves/<stream id>/<streamlet id>`` → Move that is under way, see ``migration``."""
+HANDED_OVER = "handed-over/"
+"""``handed-over/<broker id, 8 hexadecimal digits>`` → HandedOver: what a broker gets back, see ``restarts``."""
+RECOVERIES = "recoveries/"
+"""``recoveries/<broker id, 8 digits>/<before_epoch, 16 digits>`` → RecoveryInfo."""
+
+T = TypeVar("T")
+
+
+def stream_key(stream_id: int) -> str:
+    """Key of a stream's record."""
+    return f"{STREAMS}{stream_id:016x}"
+
+
+def streamlets_path(prefix: str, stream_id: int) -> str:
+    """What is above the keys of records about a stream's streamlets."""
+    return f"{prefix}{stream_id:016x}"
+
+
+def streamlet_key(prefix: str, stream_id: int, streamlet_id: int) -> str:
+    """Key of a record about a streamlet."""
+    return f"{streamlets_path(prefix, stream_id)}/{streamlet_id:08x}"
+
+
+def members_prefix(noun: str) -> str:
+    """Keys of the members of a kind.
+
+    ``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Registration.record`; of backups likewise.
+    """
+    return f"{noun}s/"
+
+
+def member_key(noun: str, member_id: int) -> str:
+    """Key of a member's record."""
+    return f"{members_prefix(noun)}{member_id:08x}"
+
+
+def forgotten_prefix(noun: str) -> str:
+    """Keys of what is kept of members that were forgotten; ``forgotten/<noun>s/<id>`` → JSON, see `Membership`."""
+    return f"forgotten/{members_prefix(noun)}"
+
+
+def forgotten_key(noun: str, member_id: int) -> str:
+    """Key of what is kept of one."""
+    return f"{forgotten_prefix(noun)}{member_id:08x}"
+
+
+def handed_over_key(broker_id: int) -> str:
+    """Key of what a broker gave away before it stopped."""
+    return f"{HANDED_OVER}{broker_id:08x}"
+
+
+def last_id(noun: str) -> str:
+    """Key of the last id that was given to a member of a kind."""
+    return f"last/{noun}_id"
+
+
+def last_epoch(noun: str) -> str:
+    """Key of the last epoch of any launch of a kind."""
+    return f"last/{noun}_epoch"
+
+
+class State:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        broker_calls: Brokers,
+        backup_calls: Backups,
+        clock: Clock,
+        settings: CoordinatorSettings,
+        coordinator_epoch: int,
+    ) -> None:
+        self.ledger = ledger
+        self.broker_calls = broker_calls
+        self.backup_calls = backup_calls
+        self.clock = clock
+        self.settings = settings
+        self.coordinator_epoch = coordinator_epoch
+        self.catalog = Catalog()
+        times = {
+            "heartbeat_interval_ms": settings.heartbeat_interval_ms,
+            "heartbeats_missed_max": settings.heartbeats_missed_max,
+            "restart_grace_ms": settings.restart_grace_ms,
+        }
+        self.brokers: Membership[coordinator_pb2.RegisterBrokerRequest, common_pb2.BrokerInfo]
+        self.brokers = Membership(BROKER, clock, **times)
+        self.backups: Membership[coordinator_pb2.RegisterBackupRequest, common_pb2.BackupInfo]
+        self.backups = Membership(BACKUP, clock, **times)
+        self.changing = Changing()
+        self.turns = Turns()
+        """Of what takes long: it is done in slices."""
+        self.lost: asyncio.Future[KeraError] = asyncio.get_running_loop().create_future()
+        """Done once memory may not be what is in the store, for the reason it has: another coordinator has written, or
+        nobody knows whether a write was carried out. This one must not act any more."""
+        self.catching_up = ""
+        """What is waited for, as the metadata may be older than the cluster (``restored``); empty: they are not.
+        Nothing is decided by them meanwhile of streams that may have gone on without them."""
+        self._operations: set[asyncio.Task[Any]] = set()
+        self._untold: dict[int, set[int]] = {}
+        """Brokers that have yet to hear of a stream as it is now, by its id."""
+        self._gates: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    def pace(self) -> Pace:
+        """For work that may be long: call `step` often. What was looked up before a step may not hold after it."""
+        return self.turns.pace(REQUESTER.get())
+
+    async def in_slices(self, steps: Generator[None, None, T]) -> T:
+        """Drive steps to their end, and return what they return; likewise."""
+        return await self.pace().run(steps)
+
+    def check_caught_up(self) -> None:
+        """Raise `Unavailable` while the metadata may be older than the cluster."""
+        if self.catching_up:
+            raise Unavailable(self.catching_up)
+
+    def next_id(self, counter: str) -> int:
+        """An id that was never given, see ``kera.coordinator.store.numbers``; it is taken by writing it."""
+        return next_id(self.ledger.last_number(counter), self.clock.now_us())
+
+    def next_epoch(self, noun: str) -> int:
+        """The epoch of a launch of this kind, likewise."""
+        return next_epoch(self.ledger.last_number(last_epoch(noun)), self.clock.now_us())
+
+    def number_after(self, last: int) -> int:
+        """The number of a version after the one that was given last, likewise."""
+        return next_epoch(last, self.clock.now_us())
+
+    def instances_by_now(self) -> int:
+        """See `instances_by`."""
+        return instances_by(self.clock.now_us())
+
+    def load(self) -> None:
+        """Take up what the ledger has of members and streams."""
+        for value in self.ledger.values(members_prefix("broker")):
+            self.brokers.restore(value)
+        for value in self.ledger.values(members_prefix("backup")):
+            self.backups.restore(value)
+        for members in (self.brokers, self.backups):
+            for value in self.ledger.values(forgotten_prefix(members.kind.noun)):
+                members.restore_forgotten(value)
+        for value in self.ledger.values(STREAMS):
+            stream = common_pb2.StreamInfo.FromString(value)
+            stream.config.CopyFrom(config_of_store(stream.config))
+            self.catalog.add(stream)
+
+    async def write(self, changes: Mapping[str, bytes | None], streams: Iterable[common_pb2.StreamInfo] = ()) -> None:
+        """Write `changes` and new versions of `streams`, all or none; then the streams are what is seen here.
+
+        `changing` is held. Raises what the store raises; then `lost` may be done.
+        """
+        streams, values, pace = list(streams), dict[str, bytes](), self.pace()
+        for stream in streams:
+            await pace.step()
+            values[stream_key(stream.stream_id)] = stream.SerializeToString()
+        if not changes and not values:
+            return
+        try:
+            await self.ledger.write({**changes, **values})
+        except (VersionConflict, MetadataStoreFailed) as error:
+            if not self.lost.done():
+                log.error("this coordinator stops: it may not know what is in the store", error=error.message)
+                self.lost.set_result(error)
+            raise
+        for stream in streams:
+            self.catalog.add(stream)
+            await pace.step()
+
+    async def change(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Do `operation` while nothing else changes anything, to its end."""
+
+        async def alone() -> T:
+            async with self.changing:
+                return await operation
+
+        return await self.to_the_end(alone())
+
+    async def to_the_end(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Wait for `operation`, which goes on if the wait is cancelled. gRPC cancels when a caller gives up."""
+        task = asyncio.create_task(operation)
+        self._operations.add(task)
+        task.add_done_callback(self._operations.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Let changes that have begun end, which takes bounded time."""
+        if self._operations:
+            await asyncio.wait(self._operations)
+
+    # --- telling brokers ---------------------------------------------------------------------------------------
+
+    def gate(self, stream_id: int) -> asyncio.Lock:
+        """To be held while brokers are told of a stream: a move holds it from the seal to its end.
+
+        A broker that is told that it owns a streamlet takes chunks for it, also one that it has just sealed.
+        """
+        return self._gates.setdefault(stream_id, asyncio.Lock())
+
+    def brokers_of(self, stream: common_pb2.StreamInfo) -> list[common_pb2.BrokerInfo]:
+        """The brokers that have streamlets of `stream`, or older groups of some."""
+        return [self.brokers.describe(broker_id) for broker_id in self.catalog.holders(stream)]
+
+    async def open(
+        self, broker_id: int, stream: common_pb2.StreamInfo, handed_over: Sequence[common_pb2.StreamletState] = ()
+    ) -> None:
+        """Have a broker serve its streamlets of a stream; `gate` is held. Raises what the broker answers."""
+        broker, leads = self.brokers.describe(broker_id), self.coordinator_epoch
+        await self.broker_calls.open_streamlets(broker, stream, coordinator_epoch=leads, handed_over=handed_over)
+        if stream.stream_id not in self.catalog:
+            # It was deleted meanwhile: a broker that was told to drop it before has opened it anew.
+            await self.broker_calls.drop_stream(broker, stream.stream_id, coordinator_epoch=leads)
+
+    async def tell(self, stream: common_pb2.StreamInfo, *, otherwise: str, also: Iterable[int] = ()) -> None:
+        """Tell its brokers, and those in `also`, of a stream as it is now, if it still is there.
+
+        A broker that cannot be told is told when it can be, see `tell_again`, or learns it when it registers anew.
+        """
+        failed = await self._tell(stream.stream_id, lambda now: {*self.catalog.holders(now), *also})
+        for broker_id, error in failed.items():
+            log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker_id, error=str(error))
+
+    def untold(self) -> list[int]:
+        """The streams of which somebody can be told now who could not be before."""
+        for stream_id in [stream_id for stream_id in self._untold if stream_id not in self.catalog]:
+            del self._untold[stream_id]
+        return [stream_id for stream_id, late in self._untold.items() if any(map(self.brokers.is_alive, late))]
+
+    async def tell_again(self, stream_id: int) -> None:
+        """Tell those of a stream who could not be told before. Raises `Unavailable` if one still cannot be."""
+        failed = await self._tell(
+            stream_id, lambda _: set(filter(self.brokers.is_alive, self._untold.get(stream_id, ())))
+        )
+        for broker_id, error in failed.items():
+            raise Unavailable(f"broker {broker_id} has yet to hear of a change of stream {stream_id}: {error}")
+
+    async def _tell(
+        self, stream_id: int, whom: Callable[[common_pb2.StreamInfo], set[int]]
+    ) -> dict[int, BaseException]:
+        """Tell of a stream as it is now, if it still is there; the error of each broker that could not be told."""
+        async with self.gate(stream_id):
+            try:
+                now = self.catalog.with_id(stream_id)
+            except UnknownStream:
+                return {}
+            told = [broker_id for broker_id in sorted(whom(now)) if not self.brokers.is_fenced(broker_id)]
+            results = await all_of(
+                self.broker_calls.open_streamlets(
+                    self.brokers.describe(broker_id), now, coordinator_epoch=self.coordinator_epoch
+                )
+                for broker_id in told
+            )
+            failed = {broker_id: error for broker_id, error in zip(told, results, strict=True) if error is not None}
+            late = self._untold.pop(stream_id, set()).difference(told).union(failed)
+            if late:
+                self._untold[stream_id] = late
+        return failed
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+    """Wait for all calls; the error of each, or None."""
+    return list(await asyncio.gather(*calls, return_exceptions=True))

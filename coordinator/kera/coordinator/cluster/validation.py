@@ -1,0 +1,341 @@
+"""What a stream may be: its name, configuration and schema, checked before anything is written. Pure.
+
+Each check names the limit and the reason, since the person who reads it may have chosen the value a minute ago.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from kera.coordinator.settings import REPLICATION_MAX
+from kera.coordinator.store.metadata import VALUE_BYTES_MAX
+from kera.core.errors import InvalidArgument, SchemaMismatch, invariant
+from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
+from kera.v1 import common_pb2, coordinator_pb2
+
+NAME_CHARS_MAX = 249
+"""Of a stream or an application. As in Kafka, so that a topic's name can be a stream's."""
+_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+STREAMLETS_MAX = 16_384
+"""So that a stream's record, which lists the owner of each, fits into the metadata store; see the end of this file."""
+ENTRIES_MAX = 64
+"""Each entry of each streamlet that is written to holds an open segment: more lanes would only eat memory."""
+GROUP_SEGMENTS_MAX = 1024
+"""A group is what one consumer is given at a time: larger ones would be work that cannot be shared."""
+VIRTUAL_LOGS_MAX = 1024
+"""Each has an open virtual segment on each broker of the stream, and so a replica in the memory of R backups."""
+SCHEMA_BYTES_MAX = 256 << 10
+"""Of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
+FIRST_SCHEMA_ID = 1
+RETENTION_APPLICATIONS_MAX = 64
+"""Each is asked about whenever something could go, and the names are kept in the stream's record."""
+CREATION_ID_CHARS_MAX = 64
+"""What a client calls its request to create a stream: it is kept in the stream's record."""
+RETENTION_MAX = (1 << 63) - 1
+"""Of ages in milliseconds and sizes in bytes: what brokers may add up in 64 bits with a sign."""
+
+
+def checked_name(name: str) -> str:
+    """`name`, if a stream can have it. Raises `InvalidArgument`."""
+    _check_name("a stream", name)
+    return name
+
+
+def checked_producer_name(name: str) -> str:
+    """`name`, if a producer can have it. Raises `InvalidArgument`."""
+    _check_name("a producer", name)
+    return name
+
+
+def _check_name(whose: str, name: str) -> None:
+    if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
+        raise InvalidArgument(
+            f"{whose} cannot be called {name[: NAME_CHARS_MAX + 1]!r}:"
+            f" a name has 1 to {NAME_CHARS_MAX} letters, digits, dots, underscores and hyphens, and is not . or ..",
+            name=name[: NAME_CHARS_MAX + 1],
+        )
+
+
+def checked_creation_id(creation_id: str) -> str:
+    """`creation_id`, if it is one. Raises `InvalidArgument`."""
+    if len(creation_id) > CREATION_ID_CHARS_MAX:
+        raise InvalidArgument(f"a creation_id has at most {CREATION_ID_CHARS_MAX} characters, not {len(creation_id)}")
+    return creation_id
+
+
+def checked_config(config: common_pb2.StreamConfig, *, default_replication: int = 0) -> common_pb2.StreamConfig:
+    """A copy of `config` with nothing left open. Raises `InvalidArgument`."""
+    _check_range("streamlets", config.streamlets, STREAMLETS_MAX)
+    _check_range("entries", config.entries, ENTRIES_MAX)
+    _check_range("group_segments", config.group_segments, GROUP_SEGMENTS_MAX)
+    checked = common_pb2.StreamConfig()
+    checked.CopyFrom(config)
+    if not config.HasField("replication"):
+        checked.replication = default_replication
+    _check_range("replication", checked.replication, REPLICATION_MAX, value_min=0)
+    checked.virtual_logs = config.virtual_logs or 1
+    _check_virtual_logs(checked)
+    checked.durability = _checked_durability(config.durability, checked.replication)
+    if config.codec not in common_pb2.Codec.values():
+        raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
+    _check_retention(config)
+    return checked
+
+
+def _checked_durability(
+    durability: common_pb2.Durability.ValueType, replication: int
+) -> common_pb2.Durability.ValueType:
+    match durability:
+        case common_pb2.DURABILITY_UNSPECIFIED:
+            return common_pb2.DURABILITY_REPLICATED if replication else common_pb2.DURABILITY_LEADER
+        case common_pb2.DURABILITY_LEADER | common_pb2.DURABILITY_PERSISTED:
+            return durability
+        case common_pb2.DURABILITY_REPLICATED:
+            if not replication:
+                raise InvalidArgument(
+                    'durability "replicated" needs replication of at least 1, which is fixed when a stream is created;'
+                    ' this one has 0, so use "leader" or "persisted"',
+                    durability="replicated",
+                    replication=0,
+                )
+            return durability
+        case unknown:
+            raise InvalidArgument(f"durability {unknown} is not known to this version", durability=int(unknown))
+
+
+def _check_virtual_logs(config: common_pb2.StreamConfig) -> None:
+    lanes = config.streamlets * config.entries
+    if config.virtual_logs > min(lanes, VIRTUAL_LOGS_MAX):
+        raise InvalidArgument(
+            f"virtual_logs must be between 1 and {min(lanes, VIRTUAL_LOGS_MAX)}, not {config.virtual_logs}:"
+            f" {config.streamlets} streamlets with {config.entries} entries share them, and no stream has more than"
+            f" {VIRTUAL_LOGS_MAX}",
+            field="virtual_logs",
+            value=config.virtual_logs,
+            limit=min(lanes, VIRTUAL_LOGS_MAX),
+        )
+
+
+def config_of_store(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
+    """A copy of `config`, as it is in the store, with what versions before replication did not write."""
+    complete = common_pb2.StreamConfig()
+    complete.CopyFrom(config)
+    complete.replication = config.replication
+    complete.virtual_logs = config.virtual_logs or 1
+    return complete
+
+
+def check_alteration(request: coordinator_pb2.AlterStreamRequest) -> None:
+    """Refuse a long request before it waits for others to be carried out. Raises `InvalidArgument`."""
+    _check_count(request.retention_applications.names)
+
+
+def altered_config(
+    config: common_pb2.StreamConfig, request: coordinator_pb2.AlterStreamRequest
+) -> common_pb2.StreamConfig:
+    """A copy of `config` with what `request` sets. Raises `InvalidArgument`."""
+    altered = common_pb2.StreamConfig()
+    altered.CopyFrom(config)
+    if request.durability != common_pb2.DURABILITY_UNSPECIFIED:
+        altered.durability = request.durability
+    if request.HasField("retention_ms"):
+        altered.retention_ms = request.retention_ms
+    if request.HasField("retention_bytes"):
+        altered.retention_bytes = request.retention_bytes
+    if request.HasField("retention_applications"):
+        altered.retention_applications[:] = request.retention_applications.names
+    if request.HasField("retention_consumed"):
+        altered.retention_consumed = request.retention_consumed
+    if request.HasField("virtual_logs"):
+        altered.virtual_logs = request.virtual_logs
+    if request.HasField("brokers"):
+        _check_range("brokers", request.brokers, config.streamlets, value_min=0)
+        altered.brokers = request.brokers
+    return checked_config(altered)
+
+
+def _check_range(field: str, value: int, value_max: int, *, value_min: int = 1) -> None:
+    if not value_min <= value <= value_max:
+        raise InvalidArgument(
+            f"{field} must be between {value_min} and {value_max}, not {value}",
+            field=field,
+            value=value,
+            limit=value_max,
+        )
+
+
+def _check_count(retention_applications: Sequence[str]) -> None:
+    if len(retention_applications) > RETENTION_APPLICATIONS_MAX:
+        raise InvalidArgument(
+            f"{len(retention_applications)} applications cannot hold back retention,"
+            f" the limit is {RETENTION_APPLICATIONS_MAX}",
+            limit=RETENTION_APPLICATIONS_MAX,
+        )
+
+
+def _check_retention(config: common_pb2.StreamConfig) -> None:
+    _check_range("retention_ms", config.retention_ms, RETENTION_MAX, value_min=0)
+    _check_range("retention_bytes", config.retention_bytes, RETENTION_MAX, value_min=0)
+    _check_count(config.retention_applications)
+    for name, count in Counter(config.retention_applications).items():
+        _check_name("an application", name)
+        if count > 1:
+            raise InvalidArgument(f"retention_applications names {name!r} {count} times", application=name)
+    if config.retention_consumed and not config.retention_applications:
+        raise InvalidArgument(
+            "retention_consumed needs retention_applications: what they all have read is what goes; name at least one"
+        )
+
+
+def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
+    """The first schema of a stream: the default one unless `schema` has Arrow bytes, which make the stream typed.
+
+    Raises `SchemaMismatch` when the bytes are no Arrow schema, `InvalidArgument` when it is not one for a stream.
+    """
+    if not schema.arrow_schema:
+        if schema.key_column or schema.timestamp_column:
+            raise InvalidArgument("key_column and timestamp_column need a schema; the default one has columns for both")
+        return common_pb2.StreamSchema(schema_id=FIRST_SCHEMA_ID, arrow_schema=schema_to_bytes(DEFAULT_SCHEMA))
+    if len(schema.arrow_schema) > SCHEMA_BYTES_MAX:
+        raise InvalidArgument(
+            f"the schema takes {len(schema.arrow_schema)} bytes, the limit is {SCHEMA_BYTES_MAX}",
+            limit_bytes=SCHEMA_BYTES_MAX,
+        )
+    arrow = schema_from_bytes(schema.arrow_schema)
+    _check_columns(arrow)
+    if schema.key_column:
+        _check_key(arrow, schema.key_column)
+    if schema.timestamp_column:
+        _check_timestamp(arrow, schema.timestamp_column)
+    return common_pb2.StreamSchema(
+        schema_id=FIRST_SCHEMA_ID,
+        arrow_schema=schema.arrow_schema,
+        key_column=schema.key_column,
+        timestamp_column=schema.timestamp_column,
+        typed=True,
+    )
+
+
+def extended_schema(
+    stream: common_pb2.StreamInfo, add_columns: bytes, number_after: Callable[[int], int]
+) -> list[common_pb2.StreamSchema]:
+    """The version of `stream`'s schema that has the columns of `add_columns`, too; empty if the newest one has them.
+
+    So a repeated request adds nothing. Raises `InvalidArgument`, and `SchemaMismatch` when a column of that name is
+    there with another type, or the bytes are no Arrow schema.
+    """
+    newest = max(stream.schemas, key=lambda version: version.schema_id)
+    if not newest.typed:
+        raise InvalidArgument(
+            f"stream {stream.name!r} has the default schema, to which no columns can be added: use headers, or a stream"
+            " that is created with columns of its own",
+            stream=stream.name,
+        )
+    added, there = schema_from_bytes(add_columns), schema_from_bytes(newest.arrow_schema)
+    _check_columns(added)
+    new = [field for field in added if _is_new(stream.name, field, there)]
+    if not new:
+        return []
+    version = common_pb2.StreamSchema()
+    version.CopyFrom(newest)
+    version.schema_id = number_after(newest.schema_id)  # a chunk that names it never means another one
+    version.arrow_schema = schema_to_bytes(pa.schema([*there, *new], metadata=there.metadata))
+    length = len(version.arrow_schema) + sum(len(earlier.arrow_schema) for earlier in stream.schemas)
+    if length > SCHEMA_BYTES_MAX:
+        raise InvalidArgument(
+            f"with these columns the {len(stream.schemas) + 1} versions of the schema of stream {stream.name!r} would"
+            f" take {length} bytes, the limit is {SCHEMA_BYTES_MAX}; add several columns at once, or make a new stream",
+            stream=stream.name,
+            limit_bytes=SCHEMA_BYTES_MAX,
+        )
+    return [version]
+
+
+def _is_new(stream: str, field: pa.Field, there: pa.Schema) -> bool:
+    if field.name in there.names:
+        known = there.field(field.name)
+        if known.type != field.type:
+            raise SchemaMismatch(
+                f"stream {stream!r} has a column {field.name!r} already, which is {known.type}, not {field.type}; add"
+                " it under another name",
+                stream=stream,
+                column=field.name,
+            )
+        return False
+    if not field.nullable:
+        raise InvalidArgument(
+            f"column {field.name!r} cannot be added: it must be nullable, as the records that are there have no value"
+            " for it",
+            stream=stream,
+            column=field.name,
+        )
+    return True
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    if not schema.names:
+        raise InvalidArgument("the schema has no column")
+    name, count = Counter(schema.names).most_common(1)[0]
+    if count > 1:
+        raise InvalidArgument(f"the schema has {count} columns named {name!r}", column=name)
+    for field in schema:
+        if _has_dictionary(field.type):
+            raise InvalidArgument(
+                f"column {field.name!r} is dictionary-encoded ({field.type}): a chunk has to stand alone, without a"
+                " dictionary sent earlier; use the type of its values, and a codec to save the space",
+                column=field.name,
+            )
+
+
+def _has_dictionary(data_type: pa.DataType) -> bool:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_dictionary(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return True
+    return any(_has_dictionary(data_type.field(index).type) for index in range(data_type.num_fields))
+
+
+def _column_type(schema: pa.Schema, setting: str, column: str) -> pa.DataType:
+    if column not in schema.names:
+        raise InvalidArgument(
+            f"{setting} {column!r} is not in the schema; it has {', '.join(map(repr, schema.names))}", column=column
+        )
+    return schema.field(column).type
+
+
+def _check_key(schema: pa.Schema, column: str) -> None:
+    data_type = _column_type(schema, "key_column", column)
+    if pa.types.is_nested(data_type) or pa.types.is_null(data_type) or pa.types.is_floating(data_type):
+        raise InvalidArgument(
+            f"key_column {column!r} has type {data_type}: a key partitions rows, so its values must be single ones that"
+            " are equal or not, such as integers, strings or binary",
+            column=column,
+        )
+
+
+def _check_timestamp(schema: pa.Schema, column: str) -> None:
+    data_type = _column_type(schema, "timestamp_column", column)
+    if not pa.types.is_timestamp(data_type):
+        raise InvalidArgument(
+            f"timestamp_column {column!r} has type {data_type}, it must be a timestamp", column=column
+        )
+
+
+_ASSIGNMENT_BYTES_MAX = 40
+"""Four varints of at most 3 + 5 + 10 + 10 bytes, their tags, and the tag and length around them. A streamlet that is at
+several brokers takes more; moves leave room for that (``migration``)."""
+_APPLICATION_BYTES_MAX = NAME_CHARS_MAX + 3
+"""The name, its tag and its length."""
+invariant(
+    STREAMLETS_MAX * _ASSIGNMENT_BYTES_MAX
+    + SCHEMA_BYTES_MAX
+    + RETENTION_APPLICATIONS_MAX * _APPLICATION_BYTES_MAX
+    + 4096
+    <= VALUE_BYTES_MAX,
+    "the largest stream fits into a record, whatever becomes of its assignments",
+)

@@ -1,0 +1,19 @@
+"""What others are called by: plain data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Streamlet(NamedTuple):
+    """Which streamlet of which stream."""
+
+    stream_id: int
+    streamlet_id: int
+
+
+class Launch(NamedTuple):
+    """Which launch of a broker or a backup."""
+
+    member_id: int
+    epoch: int

@@ -1,0 +1,461 @@
+"""Migration of streamlets: another broker owns a streamlet from now on (thesis 6.5). Metadata only: no record moves.
+
+    written: Move ─► old owner seals, says where it ends ─► written: assignment, and what was handed over
+                         │ fails                                  │
+                         ▼                                        ▼
+          old owner is told that nothing has changed      new owner opens ─► old owner is told
+                         │                                                        │
+                         └───────────────► the Move goes ◄────────────────────────┘
+
+A Move in the store says that somebody may be sealed, or that the new owner may not know yet what was handed over. So
+whoever finds one, this coordinator after a failure or the next one at its start, looks at the assignment: if it names
+the old owner, that one is told so, in a new version, which unseals it; else the new owner is told. Then the Move goes.
+
+No chunk is taken for a streamlet from the seal to the moment when the new owner has opened it: the *stall*. Streamlets
+of one stream that have one owner may move together, in the same steps: then the stall of all is hardly that of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kera.coordinator.cluster.catalog import CATALOG_BYTES_MAX, with_assignments
+from kera.coordinator.cluster.intervals import intervals_of, moved
+from kera.coordinator.cluster.starts import without_interval
+from kera.coordinator.cluster.state import HANDOVERS, MOVES, STARTS, State, all_of, streamlet_key
+from kera.coordinator.cluster.work import Work
+from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.recovery.carry_out import Recoveries
+from kera.coordinator.store.metadata import VALUE_BYTES_MAX
+from kera.core.errors import (
+    InvalidArgument,
+    KeraError,
+    NotAccepted,
+    StreamletOutOfRange,
+    Unavailable,
+    UnknownStream,
+    invariant,
+)
+from kera.core.telemetry import get_logger
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+MOVED_STREAM_BYTES_MAX = VALUE_BYTES_MAX * 3 // 4
+"""Of a stream's description after a move: each streamlet that is in two places makes it longer. The rest is for what
+recoveries add, which must not fail."""
+
+MOVED_CATALOG_BYTES_MAX = CATALOG_BYTES_MAX * 3 // 2
+"""Of the descriptions of all streams, likewise: brokers that register get them in one message."""
+MOVES_WAITING_MAX = 1024
+"""For their turn. Who has more to move asks for some at a time."""
+
+ObserveMove = Callable[[str, float], None]
+"""Called when a move has ended: ``ok`` or the code of the error, and for how many seconds no broker took chunks."""
+
+
+class Moved(NamedTuple):
+    """A move that was carried out."""
+
+    stream: common_pb2.StreamInfo
+    stall_us: int
+
+
+class Migration:
+    """Moves streamlets, several at a time, each streamlet once at a time."""
+
+    def __init__(self, state: State, recoveries: Recoveries, *, observe_move: ObserveMove = lambda *_: None) -> None:
+        self._state = state
+        self._recoveries = recoveries
+        self._observe_move = observe_move
+        self._moving: set[Streamlet] = set()
+        self._slots = asyncio.Semaphore(state.settings.moves_in_flight_max)
+        self._waiting = 0
+        self._closed = False
+        self._work = Work()
+        self._moved_s: dict[Streamlet, float] = {}
+        self._unresolved: set[Streamlet] = set()
+
+    def load(self) -> None:
+        """Take up what the ledger has; `advance` resolves it."""
+        for value in self._state.ledger.values(MOVES):
+            move = coordinator_pb2.Move.FromString(value)
+            try:
+                stream = self._state.catalog.named(move.stream)
+            except UnknownStream:
+                continue  # deleted meanwhile, and its records with it
+            self._unresolved.add(Streamlet(stream.stream_id, move.streamlet_id))
+
+    async def close(self) -> None:
+        """Begin no more moves, and end what is being resolved; the next coordinator resolves it."""
+        self._closed = True
+        await self._work.close()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._work.idle()
+
+    def is_moving(self, streamlet: Streamlet) -> bool:
+        """Whether a move of this streamlet is under way, or has to be resolved."""
+        return streamlet in self._moving or streamlet in self._unresolved
+
+    def rests(self, streamlet: Streamlet) -> bool:
+        """Whether the streamlet was moved, or could not be, so lately, by this coordinator, that it had better stay.
+
+        Its load is not known yet, or it would only stall again for nothing.
+        """
+        rested_s = self._state.clock.monotonic_s() - self._state.settings.move_rest_ms / 1000
+        return self._moved_s.get(streamlet, -math.inf) > rested_s
+
+    async def move(self, name: str, streamlet_id: int, broker_id: int, reason: str) -> Moved:
+        """Have `broker_id` own a streamlet; returns when it does.
+
+        Raises `UnknownStream`, `StreamletOutOfRange`; `InvalidArgument` when there is no such broker, or it is being
+        emptied; `Unavailable` when one of the two brokers is away, the streamlet is being recovered or moved, or too
+        many moves wait; what the old owner says when it cannot seal the streamlet in time. Then all is as it was.
+        """
+        return await self.move_together(name, {streamlet_id: broker_id}, reason)
+
+    async def move_together(self, name: str, targets: Mapping[int, int], reason: str) -> Moved:
+        """Have brokers own streamlets of one stream that have one owner now, as one move: all of them, or none.
+
+        `targets`: the new owner of each streamlet. Takes hardly longer than one. Raises what `move` raises.
+        """
+        return await self._state.to_the_end(self._move(name, targets, reason))
+
+    async def _move(self, name: str, targets: Mapping[int, int], reason: str) -> Moved:
+        outcome, stall_us = "internal", 0
+        try:
+            async with self._turn():
+                result = await self._move_alone(name, targets, reason)
+            outcome, stall_us = "ok", result.stall_us
+            return result
+        except KeraError as error:
+            outcome = error.code
+            raise
+        finally:
+            for _ in targets:
+                self._observe_move(outcome, stall_us / 1e6)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One of the moves that may be under way at the same time."""
+        if self._waiting >= MOVES_WAITING_MAX:
+            raise Unavailable(f"{self._waiting} moves wait for their turn; ask again when some are done")
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            if self._closed:
+                raise Unavailable("this coordinator is ending; ask the next one")
+            yield
+        finally:
+            self._slots.release()
+
+    async def _move_alone(self, name: str, targets: Mapping[int, int], reason: str) -> Moved:
+        state = self._state
+        state.check_caught_up()
+        stream = state.catalog.named(name)
+        for streamlet_id, broker_id in targets.items():
+            self._check(stream, streamlet_id, broker_id)
+        before = {
+            one.streamlet_id: one
+            for one in stream.assignments
+            if targets.get(one.streamlet_id, one.broker_id) != one.broker_id
+        }
+        if not before:
+            return Moved(stream, 0)
+        invariant(len({one.broker_id for one in before.values()}) == 1, "what moves together has one owner")
+        streamlets = [Streamlet(stream.stream_id, streamlet_id) for streamlet_id in before]
+        self._moving.update(streamlets)
+        try:
+            await state.change(state.write(self._moves(name, before, targets, streamlets, reason)))
+            self._unresolved.update(streamlets)
+            async with state.gate(stream.stream_id):
+                stream, stall_us = await self._carry_out(stream.stream_id, before, targets)
+        finally:
+            self._moving.difference_update(streamlets)
+            self._moved_s.update(dict.fromkeys(streamlets, state.clock.monotonic_s()))
+        for streamlet_id in before:
+            to = targets[streamlet_id]
+            log.info("streamlet moved", stream=name, streamlet_id=streamlet_id, to=to, stall_us=stall_us)
+        return Moved(stream, stall_us)
+
+    @staticmethod
+    def _moves(
+        name: str,
+        before: Mapping[int, common_pb2.StreamletAssignment],
+        targets: Mapping[int, int],
+        streamlets: Iterable[Streamlet],
+        reason: str,
+    ) -> dict[str, bytes | None]:
+        """The records of moves that begin."""
+        return {
+            _key(streamlet): coordinator_pb2.Move(
+                stream=name,
+                streamlet_id=streamlet.streamlet_id,
+                from_broker_id=before[streamlet.streamlet_id].broker_id,
+                to_broker_id=targets[streamlet.streamlet_id],
+                reason=reason,
+            ).SerializeToString()
+            for streamlet in streamlets
+        }
+
+    async def _carry_out(
+        self, stream_id: int, before: Mapping[int, common_pb2.StreamletAssignment], targets: Mapping[int, int]
+    ) -> tuple[common_pb2.StreamInfo, int]:
+        """The stream as it is then, and the stall in microseconds."""
+        state, owners_told = self._state, False
+        streamlets = [Streamlet(stream_id, streamlet_id) for streamlet_id in before]
+        began_s = state.clock.monotonic_s()
+        try:
+            ends = await self._seal(stream_id, before)
+            stream = await state.change(self._write_moved(stream_id, before, targets, ends))
+            try:
+                await self._open(streamlets)
+            except NotAccepted as error:
+                if not error.retriable:  # it will never take it: back to where it was
+                    now = {streamlet_id: stream.assignments[streamlet_id] for streamlet_id in before}
+                    back = {streamlet_id: one.broker_id for streamlet_id, one in before.items()}
+                    await state.change(self._write_moved(stream_id, now, back, ends, back=True))
+                raise
+            owners_told = True
+            stall_us = round((state.clock.monotonic_s() - began_s) * 1e6)
+        finally:
+            await self._settle(streamlets, owners_told=owners_told)
+        return stream, stall_us
+
+    def _check(self, stream: common_pb2.StreamInfo, streamlet_id: int, broker_id: int) -> None:
+        brokers, name = self._state.brokers, stream.name
+        if streamlet_id >= len(stream.assignments):
+            raise StreamletOutOfRange(
+                f"stream {name!r} has {len(stream.assignments)} streamlets, no {streamlet_id}", stream=name
+            )
+        if broker_id not in brokers.ids():
+            raise InvalidArgument(f"there is no broker {broker_id}", broker_id=broker_id)
+        if brokers.is_draining(broker_id):
+            raise InvalidArgument(f"broker {broker_id} is being emptied, it gets no streamlets", broker_id=broker_id)
+        owner = stream.assignments[streamlet_id]
+        for needed in (owner.broker_id, broker_id):
+            if not brokers.is_alive(needed):
+                raise Unavailable(f"broker {needed} is not alive; ask again when it is", broker_id=needed)
+            if self._recoveries.pending_of(needed):
+                raise Unavailable(f"what broker {needed} had is being taken over; ask again", broker_id=needed)
+        if brokers.is_leaving(broker_id):
+            raise Unavailable(f"broker {broker_id} is stopping; ask again when it is back", broker_id=broker_id)
+        if owner.sources or owner.broker_epoch != brokers.epoch(owner.broker_id):
+            raise Unavailable(f"streamlet {streamlet_id} of stream {name!r} is being recovered; ask again", stream=name)
+        if self.is_moving(Streamlet(stream.stream_id, streamlet_id)):
+            raise Unavailable(f"streamlet {streamlet_id} of stream {name!r} is being moved; ask again", stream=name)
+
+    async def _seal(
+        self, stream_id: int, before: Mapping[int, common_pb2.StreamletAssignment]
+    ) -> dict[int, common_pb2.StreamletState]:
+        """Where streamlets end at their owner, which takes nothing for them any more."""
+        state = self._state
+        (owner_id,) = {one.broker_id for one in before.values()}
+        states = await state.broker_calls.seal_streamlets(
+            state.brokers.describe(owner_id),
+            stream_id,
+            list(before),
+            wait_ms=state.settings.seal_wait_ms,
+            coordinator_epoch=state.coordinator_epoch,
+            assignments_version=state.catalog.with_id(stream_id).assignments_version,
+        )
+        ends = {one.streamlet_id: one for one in states}
+        for streamlet_id in before:
+            if streamlet_id not in ends:
+                raise Unavailable(f"broker {owner_id} does not say where streamlet {streamlet_id} ends")
+        return ends
+
+    async def _write_moved(
+        self,
+        stream_id: int,
+        before: Mapping[int, common_pb2.StreamletAssignment],
+        targets: Mapping[int, int],
+        ends: Mapping[int, common_pb2.StreamletState],
+        *,
+        back: bool = False,
+    ) -> common_pb2.StreamInfo:
+        """`back`: to where they were."""
+        state = self._state
+        stream = state.catalog.with_id(stream_id)
+        after: list[common_pb2.StreamletAssignment] = []
+        handed_over: dict[str, bytes | None] = {}
+        for streamlet_id, old in before.items():
+            now, target, end = stream.assignments[streamlet_id], targets[streamlet_id], ends[streamlet_id]
+            self._check_unchanged(old, now, target, back=back)
+            if end.ByteSize() > VALUE_BYTES_MAX:
+                raise InvalidArgument(
+                    f"streamlet {streamlet_id} of stream {stream.name!r} stays where it is: how far its"
+                    f" {len(end.producers)} producers got takes more than {VALUE_BYTES_MAX} bytes to hand over; those"
+                    " that chose their ids are remembered until the stream is deleted",
+                    limit_bytes=VALUE_BYTES_MAX,
+                )
+            epoch, first = state.brokers.epoch(target), list(end.next_records)
+            after.append(moved(now, target, epoch, next_group_id=end.next_group_id, first_records=first))
+            handed_over[streamlet_key(HANDOVERS, stream_id, streamlet_id)] = end.SerializeToString()
+            handed_over |= self._starts_without_empty(Streamlet(stream_id, streamlet_id), now, end)
+        version = with_assignments(stream, after, state.coordinator_epoch)
+        if version.ByteSize() > stream.ByteSize():  # else it is a way out
+            self._check_room(version)
+        await state.write(handed_over, [version])
+        return version
+
+    def _starts_without_empty(
+        self, streamlet: Streamlet, now: common_pb2.StreamletAssignment, end: common_pb2.StreamletState
+    ) -> dict[str, bytes | None]:
+        """An owner that wrote no group leaves no interval behind, and no starts: they would be the next interval's."""
+        key, last = streamlet_key(STARTS, *streamlet), intervals_of(now)[-1]
+        value = self._state.ledger.get(key)
+        if value is None or not now.intervals or last.first_group_id != end.next_group_id:
+            return {}
+        known = broker_pb2.TakeOverStream.FromString(value).starts
+        left = without_interval(now, known, len(now.intervals) - 1)
+        return {key: broker_pb2.TakeOverStream(starts=left).SerializeToString() if left else None}
+
+    def _check_unchanged(
+        self,
+        before: common_pb2.StreamletAssignment,
+        now: common_pb2.StreamletAssignment,
+        broker_id: int,
+        *,
+        back: bool,
+    ) -> None:
+        brokers = self._state.brokers
+        unchanged = (now.broker_id, now.broker_epoch, now.sources) == (
+            before.broker_id,
+            before.broker_epoch,
+            before.sources,
+        )
+        if not unchanged or not brokers.is_alive(broker_id):
+            raise Unavailable(f"streamlet {now.streamlet_id} was not moved: a broker was lost meanwhile; ask again")
+        if (brokers.is_draining(broker_id) or brokers.is_leaving(broker_id)) and not back:
+            raise Unavailable(
+                f"broker {broker_id} is to be emptied, or stops, since a moment ago; move the streamlet elsewhere"
+            )
+
+    def _check_room(self, stream: common_pb2.StreamInfo) -> None:
+        """Whether there is room for the description of a stream whose streamlets have moved."""
+        if not self._state.catalog.fits(stream, MOVED_CATALOG_BYTES_MAX):
+            raise InvalidArgument(
+                f"the descriptions of all streams would take more than {MOVED_CATALOG_BYTES_MAX} bytes: too many"
+                " streamlets have groups at several brokers; wait until retention has removed older ones",
+                limit_bytes=MOVED_CATALOG_BYTES_MAX,
+            )
+        if stream.ByteSize() > MOVED_STREAM_BYTES_MAX:
+            raise InvalidArgument(
+                f"the description of stream {stream.name!r} would take more than {MOVED_STREAM_BYTES_MAX} bytes: too"
+                " many of its streamlets have groups at several brokers; wait until retention has removed older ones",
+                limit_bytes=MOVED_STREAM_BYTES_MAX,
+            )
+
+    # --- moves that were cut short -----------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Resolve what was cut short; called every heartbeat interval."""
+        self._moved_s = {streamlet: when_s for streamlet, when_s in self._moved_s.items() if self.rests(streamlet)}
+        for streamlet in self._unresolved - self._moving:
+            self._work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
+
+    def take_up(self, streamlets: Iterable[Streamlet]) -> None:
+        """Resolve moves that somebody else has written, together with what was handed over."""
+        self._unresolved.update(streamlets)
+        self.advance()
+
+    async def _resolve(self, streamlet: Streamlet) -> None:
+        async with self._state.gate(streamlet.stream_id):
+            await self._settle([streamlet])
+
+    async def _settle(self, streamlets: Sequence[Streamlet], *, owners_told: bool = False) -> None:
+        """Tell the brokers what the assignments of a stream say, then drop the Moves.
+
+        Raises what an owner that lives answers; it is tried again later.
+        """
+        state = self._state
+        moves = self._moves_of(streamlets)
+        self._unresolved.difference_update(set(streamlets) - set(moves))  # the stream was deleted
+        if not moves or state.lost.done():
+            return
+        stream_id = streamlets[0].stream_id
+        if not owners_told:
+            if not all(self._has_moved(streamlet, move) for streamlet, move in moves.items()):
+                await state.change(self._renew(stream_id))
+            await self._open(streamlets)
+        left = {move.from_broker_id for streamlet, move in moves.items() if self._has_moved(streamlet, move)}
+        for broker_id in filter(state.brokers.is_alive, left):
+            try:
+                await state.open(broker_id, state.catalog.with_id(stream_id))
+            except KeraError as error:
+                log.warning(
+                    "broker does not know yet what moved away from it", broker_id=broker_id, error=error.message
+                )
+                return
+        await state.change(self._drop_moves(moves))
+        self._unresolved.difference_update(moves)
+
+    def _moves_of(self, streamlets: Iterable[Streamlet]) -> dict[Streamlet, coordinator_pb2.Move]:
+        """The Moves of streamlets that have not ended."""
+        values = {streamlet: self._state.ledger.get(_key(streamlet)) for streamlet in streamlets}
+        return {
+            streamlet: coordinator_pb2.Move.FromString(value)
+            for streamlet, value in values.items()
+            if value is not None
+        }
+
+    async def _open(self, streamlets: Sequence[Streamlet]) -> None:
+        """Tell the owners that they are, with what was handed over if it was not before."""
+        state = self._state
+        stream = state.catalog.with_id(streamlets[0].stream_id)
+        moves = self._moves_of(streamlets)
+        states: dict[Launch, list[common_pb2.StreamletState]] = {}
+        for streamlet, move in moves.items():
+            assignment = stream.assignments[streamlet.streamlet_id]
+            owner = Launch(assignment.broker_id, assignment.broker_epoch)
+            has_moved = self._has_moved(streamlet, move)
+            if self._is_current(owner):
+                handed_over = state.ledger.get(streamlet_key(HANDOVERS, *streamlet)) if has_moved else None
+                given = states.setdefault(owner, [])
+                if handed_over is not None:
+                    given.append(common_pb2.StreamletState.FromString(handed_over))
+            elif has_moved:
+                # What was handed over is in the store; it gets it when it is back, or whoever takes over from it does.
+                raise Unavailable(
+                    f"broker {owner.member_id} has gone before it opened streamlet {streamlet.streamlet_id}"
+                )
+        failed = await all_of(state.open(owner.member_id, stream, given) for owner, given in states.items())
+        for error in failed:
+            if error is not None:
+                raise error
+
+    def _has_moved(self, streamlet: Streamlet, move: coordinator_pb2.Move) -> bool:
+        stream = self._state.catalog.with_id(streamlet.stream_id)
+        return stream.assignments[streamlet.streamlet_id].broker_id != move.from_broker_id
+
+    async def _renew(self, stream_id: int) -> None:
+        """Write that nothing has changed, as a new version: an order from before the seal does not undo it."""
+        state = self._state
+        await state.write({}, [with_assignments(state.catalog.with_id(stream_id), [], state.coordinator_epoch)])
+
+    async def _drop_moves(self, streamlets: Iterable[Streamlet]) -> None:
+        keys = [_key(streamlet) for streamlet in streamlets]
+        await self._state.write({key: None for key in keys if self._state.ledger.get(key) is not None})
+
+    def _is_current(self, launch: Launch) -> bool:
+        brokers = self._state.brokers
+        return brokers.is_alive(launch.member_id) and brokers.epoch(launch.member_id) == launch.epoch
+
+
+def _key(streamlet: Streamlet) -> str:
+    return streamlet_key(MOVES, *streamlet)
+
+
+def move_record(streamlet: Streamlet, move: coordinator_pb2.Move) -> tuple[str, bytes]:
+    """Key and value of a Move."""
+    return _key(streamlet), move.SerializeToString()

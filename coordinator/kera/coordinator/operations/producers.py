@@ -1,0 +1,198 @@
+"""Named producers: which id a name has, where the epochs of its instances start, and that earlier ones are refused.
+
+A name keeps its id for ever, so that its chunks go to the same entries, and brokers find what they know of it. Each
+instance has a share of `PRODUCER_EPOCHS` epochs for itself, above all that were given before: whatever epoch a lane of
+an earlier instance has come to, that of a later one is above it, and brokers refuse the earlier one.
+
+A streamlet knows of an instance once it has a chunk of it, and may forget it. So brokers are told as well, from which
+epoch on they take chunks of a name (its *fence*): all fences when they register, new ones with the answers to their
+heartbeats, and their heartbeats say up to which *version* they have noted them. A version counts the fences of one
+coordinator, above its epoch; to one of another coordinator all are told. An instance is given out when all brokers that
+live have noted its fence. A broker that is away learns it before it serves again, or with its first heartbeat.
+
+Records: ``producers/<name>`` → InitProducerResponse, the id and the first epoch of the latest instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+from urllib.parse import quote
+
+from kera.coordinator.cluster.state import State
+from kera.coordinator.cluster.validation import checked_producer_name
+from kera.coordinator.ids import Launch
+from kera.coordinator.store.ledger import number
+from kera.core.errors import InvalidArgument, Unavailable
+from kera.core.ids import PRODUCER_EPOCHS
+from kera.v1 import coordinator_pb2
+
+PRODUCERS = "producers/"
+LAST_PRODUCER_ID = "last/producer_id"
+NAMES_MAX = 100_000
+"""Names are never removed, as nobody can say that one will not come back; each is kept in the coordinator's memory."""
+FIRST_EPOCH = 1
+_EPOCH_MAX = (1 << 32) - 1
+"""The field of a chunk's header."""
+_COORDINATOR_SHIFT = 32
+"""Of the coordinator's epoch in a version."""
+
+
+class Instance(NamedTuple):
+    """A producer that was given out."""
+
+    producer_id: int
+    first_epoch: int
+
+    @property
+    def record(self) -> bytes:
+        """As it is stored."""
+        message = coordinator_pb2.InitProducerResponse(producer_id=self.producer_id, producer_epoch=self.first_epoch)
+        return message.SerializeToString()
+
+
+def record_key(name: str) -> str:
+    """Where the record of a name is."""
+    return PRODUCERS + quote(name, safe="")
+
+
+def successor(name: str, record: bytes, instances: int = 0) -> Instance:
+    """The instance after the one in `record`, and behind so many `instances`.
+
+    Raises `InvalidArgument` when the name has had all that it can have.
+    """
+    last = coordinator_pb2.InitProducerResponse.FromString(record)
+    first_epoch = max(last.producer_epoch + PRODUCER_EPOCHS, FIRST_EPOCH + instances * PRODUCER_EPOCHS)
+    if first_epoch + PRODUCER_EPOCHS - 1 > _EPOCH_MAX:
+        raise InvalidArgument(
+            f"there have been {last.producer_epoch // PRODUCER_EPOCHS + 1} producers with the name {name!r}, and their"
+            " epochs are used up; take another name",
+            name=name,
+        )
+    return Instance(last.producer_id, first_epoch)
+
+
+def check_room(name: str, names: int) -> None:
+    """Raises `InvalidArgument` when there are too many names for another one."""
+    if names >= NAMES_MAX:
+        raise InvalidArgument(
+            f"no room for a producer with the new name {name!r}: there are {names} names already; a name is for a"
+            " producer that comes back, others need none",
+            name=name,
+            limit=NAMES_MAX,
+        )
+
+
+class Fence(NamedTuple):
+    """From which epoch on brokers take chunks of a producer."""
+
+    version: int
+    first_epoch: int
+
+
+class Producers:
+    """Gives out producers. Belongs to one coordinator."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._names = 0
+        self._version = state.coordinator_epoch << _COORDINATOR_SHIFT
+        self._fences: dict[int, Fence] = {}
+        """By producer, of those that have had several instances; the last one that came is the last one here."""
+        self._noted: dict[int, tuple[int, int]] = {}
+        """Of each broker, the epoch of the launch that was heard last, and its version."""
+        self._heard = asyncio.Event()
+        self._closed = False
+
+    def load(self) -> None:
+        """Take up what the ledger has."""
+        for value in self._state.ledger.values(PRODUCERS):
+            record = coordinator_pb2.InitProducerResponse.FromString(value)
+            self._names += 1
+            if record.producer_epoch > FIRST_EPOCH:
+                self._fence(record.producer_id, record.producer_epoch)
+
+    def close(self) -> None:
+        """Wait for no broker any more."""
+        self._closed = True
+        self._heard.set()
+
+    async def init(self, name: str = "") -> Instance:
+        """A producer: with a name, when no broker that lives takes anything of its earlier instances.
+
+        Raises `InvalidArgument`; `Unavailable` when a broker does not say in time that it has noted that.
+        """
+        instance = await self._state.change(self._give_out(checked_producer_name(name) if name else ""))
+        if instance.first_epoch > FIRST_EPOCH:
+            await self._noted_by_all(name, self._fences[instance.producer_id].version)
+        return instance
+
+    async def _give_out(self, name: str) -> Instance:
+        ledger = self._state.ledger
+        key = record_key(name)
+        known = ledger.get(key) if name else None
+        if known is not None:
+            instance = successor(name, known, self._state.instances_by_now())
+            await self._state.write({key: instance.record})
+            self._fence(*instance)
+            return instance
+        instance = Instance(self._state.next_id(LAST_PRODUCER_ID), FIRST_EPOCH)
+        changes = {LAST_PRODUCER_ID: number(instance.producer_id)}
+        if name:
+            check_room(name, self._names)
+            changes[key] = instance.record
+        await self._state.write(changes)
+        self._names += bool(name)
+        return instance
+
+    # --- fences ------------------------------------------------------------------------------------------------
+
+    def _fence(self, producer_id: int, first_epoch: int) -> None:
+        self._version += 1
+        self._fences.pop(producer_id, None)
+        self._fences[producer_id] = Fence(self._version, first_epoch)
+
+    def fences(self, version: int = 0) -> coordinator_pb2.ProducerFences | None:
+        """What has come since a broker noted what there was in `version`; None: nothing."""
+        if version == self._version:
+            return None
+        if version >> _COORDINATOR_SHIFT != self._state.coordinator_epoch:
+            version = 0
+        message = coordinator_pb2.ProducerFences(version=self._version)
+        for producer_id, fence in reversed(self._fences.items()):
+            if fence.version <= version:
+                break
+            message.producer_ids.append(producer_id)
+            message.first_epochs.append(fence.first_epoch)
+        return message
+
+    def noted(self, broker: Launch, version: int) -> None:
+        """A broker has all fences of a version."""
+        self._noted[broker.member_id] = (broker.epoch, version)
+        self._heard.set()
+
+    async def _noted_by_all(self, name: str, version: int) -> None:
+        settings = self._state.settings
+        try:
+            # By then a broker of which nothing was heard is dead.
+            async with asyncio.timeout(settings.heartbeat_interval_ms * (settings.heartbeats_missed_max + 1) / 1000):
+                while self._lacking(version) and not self._closed:
+                    self._heard.clear()
+                    await self._heard.wait()
+        except TimeoutError:
+            pass
+        if lacking := self._lacking(version):
+            raise Unavailable(
+                f"broker {lacking[0]} has not said yet that it refuses earlier producers with the name {name!r}; ask"
+                " again",
+                broker_ids=lacking,
+                name=name,
+            )
+
+    def _lacking(self, version: int) -> list[int]:
+        brokers = self._state.brokers
+        return [
+            broker_id
+            for broker_id in brokers.live_ids()
+            if self._noted.get(broker_id, (0, 0)) < (brokers.epoch(broker_id), version)
+        ]

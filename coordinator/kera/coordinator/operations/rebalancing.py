@@ -1,0 +1,205 @@
+"""Which streamlets should move, and why: by measured load first, then by their number. Pure.
+
+The load of a streamlet is what is appended to it and read of it, in bytes per second. A busy broker gives to the
+idlest, one streamlet at a time, the one whose move brings the two closest. It does so only while it has `LOAD_RATIO`
+times the mean, of all brokers or of the two, so that noise moves nothing. The busiest is asked first; if it can give
+nothing, as when one streamlet is all its load, the next one is.
+
+Once loads are even enough, streamlets with little load go from the broker with the most streamlets to the one with the
+fewest, while these differ by two or more, as far as that does not make the one busier than the other. A streamlet that
+may not move (it moved a while ago, is being recovered, or nobody knows its load) stays.
+
+It comes to rest: each move by load makes the sum of the squares of the loads smaller, and each by number that of the
+numbers, without making the former larger than what counts as no difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kera.coordinator.ids import Streamlet
+from kera.core.turns import at_once
+
+LOAD_RATIO = 1.25
+"""From so many times the mean on a broker counts as too busy."""
+LOAD_BYTES_PER_S_MIN = 1 << 20
+"""Differences below this are none: moving costs more than they do."""
+TARGET_SHARE_MAX = 0.95
+"""Of the load of the one that gives: a target that had more after the move would only have changed roles with it."""
+STREAMLET_SHARE_MIN = 0.05
+"""Of the usual load of a streamlet of the one that gives: what has less makes no difference, and stays."""
+MOVES_MAX = 64
+"""At once; what is left shows when the load has been measured anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A streamlet: where it is, and what is measured of it."""
+
+    broker_id: int
+    bytes_per_s: int = 0
+    may_move: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """A move, and why."""
+
+    streamlet: Streamlet
+    from_broker_id: int
+    to_broker_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a broker has."""
+
+    bytes_per_s: int
+    streamlets: int
+
+
+class Plan(NamedTuple):
+    """Moves, and what brokers have before and after them."""
+
+    moves: list[PlannedMove]
+    before: dict[int, Share]
+    after: dict[int, Share]
+
+
+class _Brokers:
+    """What each broker has, kept up to date as moves are planned: there may be a million streamlets."""
+
+    def __init__(self, broker_ids: Iterable[int]) -> None:
+        self.streamlets: defaultdict[int, dict[Streamlet, Placed]] = defaultdict(dict)
+        self.bytes_per_s = Counter(dict.fromkeys(broker_ids, 0))
+
+    def add(self, streamlet: Streamlet, one: Placed) -> None:
+        self.streamlets[one.broker_id][streamlet] = one
+        self.bytes_per_s[one.broker_id] += one.bytes_per_s
+
+    def move(self, move: PlannedMove) -> None:
+        one = self.streamlets[move.from_broker_id].pop(move.streamlet)
+        self.bytes_per_s[one.broker_id] -= one.bytes_per_s
+        self.add(move.streamlet, Placed(move.to_broker_id, one.bytes_per_s, may_move=False))
+
+    def shares(self, broker_ids: Iterable[int]) -> dict[int, Share]:
+        return {each: Share(self.bytes_per_s[each], len(self.streamlets[each])) for each in sorted(broker_ids)}
+
+
+def rebalanced(
+    broker_ids: Collection[int], placed: Mapping[Streamlet, Placed], *, moves_max: int = MOVES_MAX
+) -> list[PlannedMove]:
+    """The moves that even out the load of these brokers, which live and may be given streamlets."""
+    return at_once(rebalancing(broker_ids, placed, moves_max=moves_max)).moves
+
+
+def rebalancing(
+    broker_ids: Collection[int], placed: Mapping[Streamlet, Placed], *, moves_max: int = MOVES_MAX
+) -> Generator[None, None, Plan]:
+    """`rebalanced`, in steps: yields between streamlets."""
+    brokers = _Brokers(broker_ids)
+    for streamlet, one in placed.items():
+        brokers.add(streamlet, one)
+        yield
+    before = brokers.shares(brokers.bytes_per_s)
+    moves: list[PlannedMove] = []
+    for choose in (_by_load, _by_number):
+        while len(moves) < moves_max and len(broker_ids) > 1:
+            move = yield from choose(brokers.shares(broker_ids), brokers.streamlets)
+            if move is None:
+                break
+            brokers.move(move)
+            moves.append(move)
+    return Plan(moves, before, brokers.shares(brokers.bytes_per_s))
+
+
+def _by_load(
+    share: Mapping[int, Share], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
+) -> Generator[None, None, PlannedMove | None]:
+    idlest = min(share, key=lambda broker_id: (share[broker_id].bytes_per_s, broker_id))
+    low = share[idlest].bytes_per_s
+    mean = sum(one.bytes_per_s for one in share.values()) / len(share)
+    for busy in sorted(share, key=lambda broker_id: (-share[broker_id].bytes_per_s, broker_id)):
+        high = share[busy].bytes_per_s
+        if high - low < LOAD_BYTES_PER_S_MIN or high < LOAD_RATIO * min(mean, (high + low) / 2):
+            return None
+        # Half of the difference would make the two equal; what is as much as all of it only changes their roles.
+        least = STREAMLET_SHARE_MIN * high / share[busy].streamlets
+        most = min(high - low - 1, TARGET_SHARE_MAX * high - low)
+        best: tuple[float, Streamlet] | None = None
+        for streamlet, one in streamlets[busy].items():
+            yield
+            if one.may_move and least <= one.bytes_per_s <= most:
+                found = abs((high - low) / 2 - one.bytes_per_s), streamlet
+                best = found if best is None else min(best, found)
+        if best is not None:
+            moved = streamlets[busy][best[1]]
+            return PlannedMove(
+                best[1],
+                busy,
+                idlest,
+                f"broker {busy} carries {_rate(high)}, {high / mean:.1f} times the mean of {_rate(mean)}, broker"
+                f" {idlest} carries {_rate(low)}; this streamlet makes {_rate(moved.bytes_per_s)} of it",
+            )
+    return None
+
+
+def _by_number(
+    share: Mapping[int, Share], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
+) -> Generator[None, None, PlannedMove | None]:
+    fullest = max(share, key=lambda broker_id: (share[broker_id].streamlets, -broker_id))
+    emptiest = min(share, key=lambda broker_id: (share[broker_id].streamlets, broker_id))
+    most, fewest = share[fullest].streamlets, share[emptiest].streamlets
+    if most - fewest < 2:
+        return None
+    high, low = share[fullest].bytes_per_s, share[emptiest].bytes_per_s
+    best: tuple[int, Streamlet] | None = None
+    for streamlet, one in streamlets[fullest].items():
+        yield
+        if (
+            one.may_move
+            and one.bytes_per_s < LOAD_BYTES_PER_S_MIN
+            and (not one.bytes_per_s or low + one.bytes_per_s <= max(high - one.bytes_per_s, LOAD_BYTES_PER_S_MIN))
+        ):
+            found = one.bytes_per_s, streamlet
+            best = found if best is None else min(best, found)
+    if best is None:
+        return None
+    return PlannedMove(
+        best[1],
+        fullest,
+        emptiest,
+        f"broker {fullest} has {most} streamlets, broker {emptiest} {fewest}; this one carries {_rate(best[0])}",
+    )
+
+
+def spread(placed: Mapping[Streamlet, Placed], brokers: Mapping[int, int], count: int) -> list[PlannedMove]:
+    """The moves that spread the streamlets of one stream evenly over `count` brokers.
+
+    `brokers` are those that may have some, each with how many streamlets it has of all streams. Those that have most of
+    this stream stay; of the others the ones with the fewest streamlets join.
+    """
+    mine: dict[int, list[Streamlet]] = {broker_id: [] for broker_id in brokers}
+    leaving: list[Streamlet] = []
+    for streamlet, one in sorted(placed.items()):
+        mine.get(one.broker_id, leaving).append(streamlet)
+    chosen = sorted(mine, key=lambda broker_id: (-len(mine[broker_id]), brokers[broker_id], broker_id))[:count]
+    fair, extra = divmod(len(placed), len(chosen))
+    room = {broker_id: fair + (index < extra) for index, broker_id in enumerate(chosen)}
+    for broker_id, streamlets in mine.items():
+        leaving += streamlets[room.get(broker_id, 0) :]
+        room[broker_id] = max(0, room.get(broker_id, 0) - len(streamlets))
+    targets = [broker_id for broker_id in chosen for _ in range(room[broker_id])]
+    reason = f"the stream is spread over {count} broker{'s' if count > 1 else ''}"
+    return [
+        PlannedMove(streamlet, placed[streamlet].broker_id, target, reason)
+        for streamlet, target in zip(sorted(leaving), targets, strict=True)
+    ]
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.1f} MB/s"

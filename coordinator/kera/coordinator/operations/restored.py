@@ -1,0 +1,190 @@
+"""Catching up with a cluster that is younger than the metadata, carried out: see ``catching_up`` for what is decided.
+
+It begins with the record `RESTORED`, which `kera cluster restore` writes, or when a broker knows what it should not;
+then the record is written, so that whoever leads next goes on. While it lasts `State.catching_up` says so, and whoever
+would act on old metadata asks that.
+"""
+
+from __future__ import annotations
+
+import json
+
+from kera.coordinator.cluster.state import State, last_epoch
+from kera.coordinator.cluster.work import Work
+from kera.coordinator.ids import Launch
+from kera.coordinator.operations.catching_up import (
+    CatchingUp,
+    Given,
+    Phase,
+    is_later_coordinator,
+    is_later_launch,
+    is_later_version,
+)
+from kera.coordinator.operations.unknown import UnknownStreams
+from kera.coordinator.store.leadership import LEADER
+from kera.coordinator.store.metadata_copy import RESTORED
+from kera.core.errors import Unavailable, UnknownLaunch
+from kera.core.lineage import comes_from
+from kera.core.telemetry import get_logger
+from kera.v1 import coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+
+class Restored:
+    """See the head of this module."""
+
+    def __init__(self, state: State, unknown: UnknownStreams) -> None:
+        self._state = state
+        self._unknown = unknown
+        self._given = Given(1 << 64, 1 << 64)
+        self._catching_up: CatchingUp | None = None
+        self._asked: dict[int, dict[int, int]] = {}
+        """Brokers that would register: the streams that they hold, each with the version of its assignments."""
+        self._said = ""
+        self._work = Work()
+
+    def load(self) -> None:
+        """Take up what the ledger has."""
+        ledger = self._state.ledger
+        if self._state.brokers.ids():  # else it is a new cluster, and nobody is younger
+            leader = json.loads(ledger.get(LEADER) or b"{}")
+            self._given = Given(leader.get("previous_epoch", 0), ledger.last_number(last_epoch("broker")))
+        if ledger.get(RESTORED) is not None:
+            self._begin()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._work.close()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._work.idle()
+
+    # --- what brokers say --------------------------------------------------------------------------------------
+
+    async def registers(self, request: coordinator_pb2.RegisterBrokerRequest) -> None:
+        """A broker is about to register. Raises `Unavailable` when it has to wait: it asks again soon."""
+        launch = Launch(request.broker.broker_id, request.broker.broker_epoch)
+        if self.is_later_launch(*launch):
+            await self._notice()
+            return  # it runs, and tells of what it has with its heartbeats
+        if 0 < launch.epoch == self._state.brokers.epoch(launch.member_id):
+            return  # likewise, and repeats its registration
+        held = {one.stream_id: one.assignments_version for one in request.held_streams}
+        known = is_later_coordinator(self._given, request.known_coordinator_epoch, self._state.coordinator_epoch)
+        if known or any(self._is_evidence(*one) for one in held.items()):
+            await self._notice()
+        if self._catching_up is None:
+            return
+        broker_id = 0 if request.chosen_id else launch.member_id
+        if broker_id:
+            self._asked[broker_id] = held
+        self.advance()
+        if self._state.catching_up and (self._catching_up.phase is Phase.ASKING or not broker_id):
+            raise Unavailable(self._state.catching_up, catching_up=True)
+
+    def going_on(self) -> set[int]:
+        """The streams of which brokers know what the metadata do not: who registers gets nothing of them yet."""
+        if not self._state.catching_up:
+            return set()
+        asked = (pair for held in self._asked.values() for pair in held.items())
+        return {
+            stream_id
+            for stream_id, version in (*asked, *self._unknown.versions())
+            if self._is_later(stream_id, version)
+        }
+
+    async def beats(self, request: coordinator_pb2.HeartbeatRequest) -> None:
+        """A broker says that it lives. Raises `UnknownLaunch` if its launch is younger than the metadata."""
+        if self.is_later_launch(request.broker_id, request.broker_epoch):
+            await self._notice()
+            raise UnknownLaunch(
+                f"launch {request.broker_epoch} of broker {request.broker_id} is younger than the metadata, which may"
+                " have been restored from an older copy; it has to register again",
+                broker_id=request.broker_id,
+            )
+        if any(self._is_evidence(one.stream_id, one.assignments_version) for one in request.held_streams):
+            await self._notice()
+
+    @property
+    def takes_up(self) -> bool:
+        """Whether streams may go on as brokers know them: all that may know something later have been asked."""
+        return self._catching_up is None or self._catching_up.phase is not Phase.ASKING
+
+    def is_later_launch(self, broker_id: int, epoch: int) -> bool:
+        """Whether a launch is younger than the metadata. See `catching_up.is_later_launch`."""
+        state = self._state
+        return is_later_launch(self._given, epoch, state.brokers.epoch(broker_id), state.next_epoch("broker"))
+
+    def _is_later(self, stream_id: int, version: int) -> bool:
+        catalog = self._state.catalog
+        return stream_id in catalog and not comes_from(catalog.with_id(stream_id), version)
+
+    def _is_evidence(self, stream_id: int, version: int) -> bool:
+        news = self._is_later(stream_id, version) and not self._unknown.is_stuck(stream_id)
+        return news and is_later_version(self._given, version, self._state.coordinator_epoch)
+
+    # --- how far it is -----------------------------------------------------------------------------------------
+
+    async def _notice(self) -> None:
+        """A broker knows what the metadata do not."""
+        if self._catching_up is None:
+            self._begin()
+            await self._state.change(self._state.write({RESTORED: b"{}"}))
+
+    def _begin(self) -> None:
+        settings = self._state.settings
+        self._catching_up = CatchingUp(
+            self._state.clock.monotonic_s(),
+            least_s=settings.heartbeat_interval_ms * settings.heartbeats_missed_max / 1000,
+            grace_s=settings.restart_grace_ms / 1000,
+        )
+        self.advance()
+
+    def advance(self) -> None:
+        """Look at how far it is; called every heartbeat interval, and when something was said."""
+        catching_up, now_s = self._catching_up, self._state.clock.monotonic_s()
+        if catching_up is None:
+            return
+        if catching_up.phase is not Phase.OVER:
+            before = catching_up.phase
+            unsettled = [] if before is Phase.ASKING else self._unsettled()
+            catching_up.advance(now_s, self._silent(), unsettled)
+            if before is not catching_up.phase and catching_up.phase is Phase.TAKING_UP:
+                catching_up.advance(now_s, (), self._unsettled())
+            self._state.catching_up = catching_up.describe(now_s)
+            self._tell(catching_up)
+        if catching_up.phase is Phase.OVER:
+            self._work.start(RESTORED, self._end)
+
+    def _tell(self, catching_up: CatchingUp) -> None:
+        """Once for each thing that is waited for."""
+        said = f"{catching_up.phase.value}: {', '.join(catching_up.waits_for)}"
+        if said != self._said:
+            self._said = said
+            log.warning(self._state.catching_up or "the metadata have caught up with the cluster")
+
+    async def _end(self) -> None:
+        await self._unknown.go_on_without()
+        await self._state.change(self._state.write({RESTORED: None}))
+        self._catching_up = None
+        self._asked.clear()
+
+    def _silent(self) -> set[int]:
+        """The brokers that have not said what they hold."""
+        brokers = self._state.brokers
+        return {
+            broker_id
+            for broker_id in brokers.ids()
+            if broker_id not in self._asked and not brokers.is_fenced(broker_id) and not self._has_told(broker_id)
+        }
+
+    def _unsettled(self) -> list[str]:
+        """What is to be taken up before anything else, and who has yet to tell of it."""
+        brokers = [f"broker {one}" for one in sorted(self._asked) if not self._has_told(one)]
+        return brokers + [f"stream {name!r}" for name in self._unknown.unsettled()]
+
+    def _has_told(self, broker_id: int) -> bool:
+        brokers = self._state.brokers
+        return brokers.is_alive(broker_id) and self._unknown.has_told(Launch(broker_id, brokers.epoch(broker_id)))

@@ -1,0 +1,260 @@
+"""Creating, altering and deleting streams.
+
+Creating a stream takes three steps. See `Streams.create` for what a crash between them leaves.
+
+    take a stream id (written) ──► brokers open their streamlets ──► write the stream, answer
+                                        │ a broker fails
+                                        ▼
+                                   the name is free again, brokers drop it (see ``drops``)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import NamedTuple
+
+from kera.coordinator.cluster.brokers import cannot_be_reached
+from kera.coordinator.cluster.catalog import FIRST_GROUP_ID, broker_ids_of
+from kera.coordinator.cluster.placement import count_in_words, place
+from kera.coordinator.cluster.state import HANDOVERS, MOVES, STARTS, State, all_of, stream_key, streamlets_path
+from kera.coordinator.cluster.validation import (
+    altered_config,
+    check_alteration,
+    checked_config,
+    checked_creation_id,
+    checked_name,
+    checked_schema,
+    extended_schema,
+)
+from kera.coordinator.operations.drops import Drops
+from kera.coordinator.store.ledger import number
+from kera.coordinator.store.metadata import MetadataStoreFailed
+from kera.core.errors import KeraError, TooFewBackups, Unavailable, UnknownStream
+from kera.core.lineage import new_version
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2, coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+LAST_STREAM_ID = "last/stream_id"
+
+
+class _Placed(NamedTuple):
+    """Where the streamlets of a new stream go."""
+
+    owners: list[int]
+    """By streamlet."""
+    streamlets: Counter[int]
+    """By broker."""
+    epochs: dict[int, int]
+    """Of the launches that own them, by broker."""
+
+
+class Streams:
+    """The operations on streams."""
+
+    def __init__(self, state: State, drops: Drops) -> None:
+        self._state = state
+        self._drops = drops
+        self._creations: dict[tuple[str, str], asyncio.Task[common_pb2.StreamInfo]] = {}
+        """Those that said how they are called, by the stream's name and that."""
+        self._placing: Counter[int] = Counter()
+        """Streamlets, by broker, of streams that are being created and that the catalog does not count yet."""
+
+    async def create(
+        self,
+        name: str,
+        config: common_pb2.StreamConfig,
+        schema: common_pb2.StreamSchema,
+        creation_id: str = "",
+    ) -> common_pb2.StreamInfo:
+        """Create a stream, and return when its brokers serve it.
+
+        The id is written first and the stream last. A crash between them leaves no stream, and on some brokers
+        streamlets of an id that will never be used again: they hold no data, and whoever leads next has them dropped.
+        So there is nothing to resume: a stream is there entirely or not at all, and whoever asked may ask again: with
+        the same `creation_id` the answer is the stream that the first request has made, or is about to.
+
+        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`; `Unavailable` when there are too few brokers or one
+        of them gives no answer; `TooFewBackups`; and what a broker answers.
+        """
+        known = self._state.catalog.created_by(name, creation_id)
+        if known is not None:
+            return known
+        if under_way := self._creations.get((name, creation_id)):
+            return await asyncio.shield(under_way)
+        stream = common_pb2.StreamInfo(
+            name=checked_name(name),
+            config=checked_config(config, default_replication=self._state.settings.default_replication),
+            schemas=[checked_schema(schema)],
+            creation_id=checked_creation_id(creation_id),
+        )
+        if not creation_id:
+            return await self._state.to_the_end(self._create(stream))
+        creation = asyncio.create_task(self._state.to_the_end(self._create(stream)))
+        self._creations[name, creation_id] = creation
+        creation.add_done_callback(lambda _: self._ended(name, creation_id))
+        return await asyncio.shield(creation)
+
+    def _ended(self, name: str, creation_id: str) -> None:
+        creation = self._creations.pop((name, creation_id))
+        if not creation.cancelled():
+            creation.exception()  # whoever waited has got it; if nobody does any more, it is no defect
+
+    async def _create(self, stream: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
+        state, catalog = self._state, self._state.catalog
+        catalog.check_free(stream.name)
+        self._check_backups(stream)
+        placed = self._place(stream)
+        self._placing.update(placed.streamlets)  # before anything is waited for: who comes next sees it
+        try:
+            await self._assign(stream, placed)
+            async with state.changing:
+                catalog.check_free(stream.name)
+                catalog.check_room(stream)
+                self._check_epochs(stream, placed)
+                stream.stream_id = state.next_id(LAST_STREAM_ID)
+                stream.created_us = state.clock.now_us()
+                new_version(stream, state.coordinator_epoch)
+                needed = self._drops.needed(stream, placed.epochs)
+                await state.write({LAST_STREAM_ID: number(stream.stream_id), **needed})
+                catalog.reserve(stream, placed.streamlets)
+        finally:
+            self._placing.subtract(placed.streamlets)
+        try:
+            await self._open(stream)
+            async with state.changing:
+                self._check_epochs(stream, placed)
+                await state.write(self._drops.not_needed(stream), [stream])
+        except MetadataStoreFailed:
+            # The stream may be there after a restart; then its brokers had better have it. The store takes no further
+            # write until then, so the name cannot be given to another stream.
+            catalog.release(stream)
+            raise
+        except BaseException:
+            catalog.release(stream)
+            await self._drops.carry_out(stream)
+            raise
+        log.info("stream created", stream=stream.name, stream_id=stream.stream_id, streamlets=stream.config.streamlets)
+        return stream
+
+    def _place(self, stream: common_pb2.StreamInfo) -> _Placed:
+        brokers = self._state.brokers
+        counts = self._state.catalog.streamlet_counts() + self._placing
+        load = {broker_id: counts[broker_id] for broker_id in brokers.open_ids()}
+        owners = place(stream.config.streamlets, stream.config.brokers, load)
+        streamlets = Counter(owners)
+        return _Placed(owners, streamlets, {broker_id: brokers.epoch(broker_id) for broker_id in streamlets})
+
+    async def _assign(self, stream: common_pb2.StreamInfo, placed: _Placed) -> None:
+        pace = self._state.pace()
+        for streamlet_id, broker_id in enumerate(placed.owners):
+            await pace.step()
+            stream.assignments.add(
+                streamlet_id=streamlet_id,
+                broker_id=broker_id,
+                broker_epoch=placed.epochs[broker_id],
+                first_group_id=FIRST_GROUP_ID,
+            )
+
+    def _check_backups(self, stream: common_pb2.StreamInfo) -> None:
+        # Nothing could be written to such a stream; whoever creates it should hear it, and not whoever writes first.
+        needed, alive = stream.config.replication, len(self._state.backups.open_ids())
+        if alive < needed:
+            raise TooFewBackups(
+                f"stream {stream.name!r} needs {needed} live backup{'s' if needed > 1 else ''} (its replication),"
+                f" there {count_in_words(alive)}; start more, or ask for less replication",
+                stream=stream.name,
+                replication=needed,
+                live_backups=alive,
+            )
+
+    async def _open(self, stream: common_pb2.StreamInfo) -> None:
+        state = self._state
+        brokers = state.brokers_of(stream)
+        results = await all_of(
+            state.broker_calls.open_streamlets(broker, stream, coordinator_epoch=state.coordinator_epoch)
+            for broker in brokers
+        )
+        for broker, error in zip(brokers, results, strict=True):
+            if error is None:
+                continue
+            if isinstance(error, KeraError) and cannot_be_reached(error):
+                raise Unavailable(
+                    f"stream {stream.name!r} was not created: broker {broker.broker_id} at {broker.grpc_address} gives"
+                    f" no answer ({error}); ask again when it is back or counts as dead",
+                    stream=stream.name,
+                    broker_id=broker.broker_id,
+                ) from error
+            raise error
+
+    def _check_epochs(self, stream: common_pb2.StreamInfo, placed: _Placed) -> None:
+        # A broker that was started anew while we waited has opened nothing; one that is fenced never will.
+        for broker_id, epoch in placed.epochs.items():
+            if self._state.brokers.epoch(broker_id) != epoch:
+                raise Unavailable(
+                    f"stream {stream.name!r} was not created: broker {broker_id} was restarted meanwhile; ask again",
+                    stream=stream.name,
+                    broker_id=broker_id,
+                )
+
+    async def alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
+        """Change what `request` sets of a stream's configuration, and add columns to it; returns the stream.
+
+        When it returns, the brokers that could be told go by the new configuration; others when they can be told.
+        A request that changes nothing writes nothing, but the brokers are told again: it may be a repeated one.
+
+        Raises `UnknownStream`, also when the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`, and
+        `Unavailable` while the metadata may be older than the cluster.
+        """
+        check_alteration(request)
+        return await self._state.to_the_end(self._alter(request))
+
+    async def _alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
+        state = self._state
+        async with state.changing:
+            state.check_caught_up()
+            known = state.catalog.named(request.name)
+            stream = common_pb2.StreamInfo()
+            stream.CopyFrom(known)
+            stream.config.CopyFrom(altered_config(known.config, request))
+            if request.add_columns:
+                stream.schemas.extend(extended_schema(known, request.add_columns, state.number_after))
+            if stream != known:
+                # Above what brokers know, also when that was altered since a copy that our metadata were restored from.
+                stream.config_version = state.number_after(stream.config_version)
+                state.catalog.check_room(stream)
+                await state.write({}, [stream])
+                log.info("stream altered", stream=stream.name, config_version=stream.config_version)
+        await state.tell(stream, otherwise="broker goes by an older configuration of a stream until it can be told")
+        try:
+            return state.catalog.with_id(stream.stream_id)
+        except UnknownStream:
+            # A broker that was told to drop it before may have opened it anew.
+            await state.change(state.write(self._drops.needed(stream, broker_ids_of(stream))))
+            await self._drops.carry_out(stream)
+            raise
+
+    async def delete(self, name: str) -> int:
+        """Delete a stream; returns its id.
+
+        When it returns, the brokers that could be told have dropped it; others do later.
+
+        Raises `UnknownStream`, and `Unavailable` while the metadata may be older than the cluster.
+        """
+        return await self._state.to_the_end(self._delete(name))
+
+    async def _delete(self, name: str) -> int:
+        state = self._state
+        async with state.changing:
+            state.check_caught_up()
+            stream = state.catalog.named(name)
+            about_streamlets = (streamlets_path(prefix, stream.stream_id) for prefix in (STARTS, HANDOVERS, MOVES))
+            gone = [key for path in about_streamlets for key in state.ledger.children(path)]
+            changes = dict.fromkeys([stream_key(stream.stream_id), *gone])
+            await state.write({**changes, **self._drops.needed(stream)})
+            state.catalog.remove(stream)
+        log.info("stream deleted", stream=name, stream_id=stream.stream_id)
+        await self._drops.carry_out(stream)
+        return stream.stream_id

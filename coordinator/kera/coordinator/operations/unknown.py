@@ -1,0 +1,387 @@
+"""What brokers know of streams and this coordinator does not, since its metadata were restored from an older copy.
+
+What a broker was told of a stream it has written down, and a new leader hears of it. So nothing of this is stored.
+
+* **A stream that is not in the metadata** is dropped by nobody (see ``drops``); an operator sees it in ``kera cluster
+  describe``, and has it adopted, with its old id and as the brokers knew it last (`UnknownStreams.adopt`): when each
+  broker that has a part of it has told of it, and is alive, for what the latest of them knows is what counts.
+* **A stream that was moved, recovered or altered since the copy** goes on as brokers know it, by itself
+  (`UnknownStreams.advance`), if that comes from what is in the metadata. If both have gone on (the metadata of a
+  coordinator that acted before it had heard of it), none of both is destroyed: brokers refuse what does not come from
+  what they know (``kera.core.lineage``), and an operator sees the problem, and may have it adopted, too: then the
+  stream is what its brokers know, and what was written to it elsewhere since the metadata were restored is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from kera.coordinator.cluster.catalog import broker_ids_of, first_group_id_of
+from kera.coordinator.cluster.state import State
+from kera.coordinator.cluster.validation import checked_name
+from kera.coordinator.cluster.work import Work
+from kera.coordinator.ids import Launch
+from kera.coordinator.operations.drops import is_to_be_dropped
+from kera.coordinator.operations.streams import LAST_STREAM_ID
+from kera.coordinator.recovery.carry_out import Recoveries
+from kera.coordinator.store.ledger import number
+from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
+from kera.core.lineage import comes_from, join, new_version
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2, coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+
+class UnknownStreams:
+    """See the head of this module."""
+
+    def __init__(self, state: State, recoveries: Recoveries) -> None:
+        self._state = state
+        self._recoveries = recoveries
+        self._told: dict[int, dict[Launch, coordinator_pb2.UnknownStream]] = {}
+        """What launches told, by stream."""
+        self._named: dict[Launch, set[int]] = {}
+        """By launches that have yet to name all that they hold: what was news of it."""
+        self._awaited: dict[Launch, set[int]] = {}
+        """The launches that have said what they hold; of these streams they have yet to tell."""
+        self._stuck: set[int] = set()
+        """Streams that do not go on as brokers know them, whatever else these tell."""
+        self._work = Work()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._work.close()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._work.idle()
+
+    def note(self, launch: Launch, told: Iterable[coordinator_pb2.UnknownStream]) -> None:
+        """A broker tells of streams that we do not know."""
+        for one in told:
+            stream_id = one.stream.stream_id
+            self._awaited.get(launch, set()).discard(stream_id)
+            if not self._is_news(stream_id, one.stream.assignments_version, one.stream.config_version):
+                continue
+            if stream_id not in self._told and stream_id not in self._state.catalog:
+                log.warning(
+                    "a broker holds a stream that is not in the metadata, which may have been restored from an older"
+                    " copy; kera cluster adopt takes it up again",
+                    stream=one.stream.name,
+                    stream_id=stream_id,
+                    broker_id=launch.member_id,
+                    bytes=one.bytes,
+                )
+            self._told.setdefault(stream_id, {})[launch] = one
+
+    async def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
+        """Of which of the streams that a broker holds we do not know what it knows."""
+        news, pace = [], self._state.pace()
+        for one in request.held_streams:
+            await pace.step()
+            if self._is_news(one.stream_id, one.assignments_version, one.config_version):
+                news.append(one.stream_id)
+        if news or request.held_streams_told:
+            self._named.setdefault(launch, set()).update(news)
+        if request.held_streams_told:
+            self._awaited[launch] = self._named.pop(launch)
+        return news
+
+    def has_told(self, launch: Launch) -> bool:
+        """Whether a launch has said what it holds, and told of all that is news."""
+        return self._awaited.get(launch) == set()
+
+    def versions(self) -> list[tuple[int, int]]:
+        """What launches know that we do not: ids of streams, each with a version of its assignments."""
+        return [
+            (stream_id, one.stream.assignments_version)
+            for stream_id, told in self._told.items()
+            for one in told.values()
+        ]
+
+    def is_stuck(self, stream_id: int) -> bool:
+        """Whether a stream cannot go on as brokers know it: somebody has to decide."""
+        return stream_id in self._stuck
+
+    def unsettled(self) -> list[str]:
+        """Names of the streams that are about to go on as brokers know them."""
+        self._forget()
+        catalog = self._state.catalog
+        return [catalog.with_id(one).name for one in self._told if one in catalog and one not in self._stuck]
+
+    def advance(self) -> None:
+        """Have streams that we know go on as brokers know them, as far as that comes from what we know."""
+        for stream_id in self._told:
+            if stream_id in self._state.catalog:
+                self._work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
+
+    async def go_on_without(self) -> None:
+        """Have the brokers own what the metadata say of streams that cannot go on as others know them."""
+        for stream_id in sorted(self._stuck):
+            stream = await self._state.change(self._write_without(stream_id))
+            if stream is not None:
+                await self._state.tell(stream, otherwise="broker does not know yet what it owns of a stream")
+
+    async def _write_without(self, stream_id: int) -> common_pb2.StreamInfo | None:
+        self._forget()
+        if stream_id not in self._told or stream_id not in self._state.catalog:
+            return None
+        stream = common_pb2.StreamInfo()
+        stream.CopyFrom(self._state.catalog.with_id(stream_id))
+        knows_later = {launch.member_id for launch in self._told[stream_id]}
+        if not self._renew_launches(stream, knows_later, recovers=True):
+            return None
+        new_version(stream, self._state.coordinator_epoch)
+        await self._state.write({}, [stream])
+        return stream
+
+    async def _take_up(self, stream_id: int) -> None:
+        try:
+            stream = await self._state.change(self._write_later(stream_id))
+        except InvalidArgument:
+            self._stuck.add(stream_id)
+            raise
+        self._stuck.discard(stream_id)
+        if stream is not None:
+            log.warning(
+                "a stream goes on as its brokers know it: the metadata may have been restored from an older copy",
+                stream=stream.name,
+                stream_id=stream_id,
+            )
+            await self._state.tell(stream, otherwise="broker does not know yet how a stream goes on")
+
+    async def _write_later(self, stream_id: int) -> common_pb2.StreamInfo | None:
+        self._forget()
+        if stream_id not in self._told or stream_id not in self._state.catalog:
+            return None
+        known, later = self._state.catalog.with_id(stream_id), [one.stream for one in self._told[stream_id].values()]
+        self._check_told(known, *later)
+        stream = _later_version(known, later)
+        lost: list[coordinator_pb2.RecoveryInfo] = []
+        if stream.assignments_version != known.assignments_version:
+            self._check_recovered(stream)
+            self._check_members(stream)
+            lost = self._recoveries.of_lost_memory(stream)
+            if self._renew_launches(stream, recovers=True):
+                new_version(stream, self._state.coordinator_epoch)
+        await self._state.write(self._recoveries.records(lost), [stream])
+        self._recoveries.admitted(lost)
+        del self._told[stream_id]
+        return stream
+
+    def _check_told(self, *versions: common_pb2.StreamInfo) -> None:
+        """Raise `Unavailable` while a broker that lives and has a part may yet tell of something later."""
+        brokers, stream = self._state.brokers, versions[0]
+        for broker_id in {broker_id for one in versions for broker_id in broker_ids_of(one)}:
+            awaited = self._awaited.get(Launch(broker_id, brokers.epoch(broker_id)))
+            if brokers.is_alive(broker_id) and (awaited is None or stream.stream_id in awaited):
+                raise Unavailable(f"broker {broker_id} has yet to tell what it knows of stream {stream.name!r}")
+
+    def describe_all(self) -> list[coordinator_pb2.UnknownStream]:
+        """One description of each, by their ids: as the latest of the brokers knows it, with what all of them hold."""
+        self._forget()
+        return [self._described(stream_id) for stream_id in sorted(self._told)]
+
+    async def adopt(self, which: str, name: str = "") -> common_pb2.StreamInfo:
+        """Take up again a stream, called by its name or its id, under `name` or its own; returns when brokers serve it.
+
+        Raises `UnknownStream`, `StreamExists`, `InvalidArgument`, and `Unavailable` while a broker that has a part of
+        it has not told of it.
+        """
+        return await self._state.to_the_end(self._adopt(which, name))
+
+    async def _adopt(self, which: str, name: str) -> common_pb2.StreamInfo:
+        state = self._state
+        async with state.changing:
+            stream_id = self._find(which)
+            if stream_id in state.catalog:
+                stream = self._version_of_brokers(stream_id)
+                name = name or stream.name
+                if name != stream.name:
+                    raise InvalidArgument(f"stream {stream.name!r} is in the metadata, and keeps its name")
+                await state.write({}, [stream])
+            else:
+                stream = await self._adopt_unknown(stream_id, name)
+            del self._told[stream_id]
+        log.warning("stream adopted", stream=stream.name, stream_id=stream.stream_id)
+        await state.tell(stream, otherwise="broker does not serve an adopted stream until it can be told")
+        return stream
+
+    async def _adopt_unknown(self, stream_id: int, name: str) -> common_pb2.StreamInfo:
+        state, stream = self._state, self._version(stream_id)
+        stream.name = checked_name(name or stream.name)
+        try:
+            state.catalog.check_free(stream.name)
+        except StreamExists as error:
+            raise StreamExists(
+                f"{error.message}; choose another one for the stream that is adopted, with --name",
+                stream=stream.name,
+            ) from error
+        state.catalog.check_room(stream)
+        last = max(stream.stream_id, state.ledger.next_number(LAST_STREAM_ID) - 1)
+        await state.write({LAST_STREAM_ID: number(last)}, [stream])
+        return stream
+
+    def _version_of_brokers(self, stream_id: int) -> common_pb2.StreamInfo:
+        """A stream that is in the metadata, as the latest of its brokers knows it."""
+        known, told = self._state.catalog.with_id(stream_id), [one.stream for one in self._told[stream_id].values()]
+        latest = max(told, key=lambda one: one.assignments_version)
+        self._check_told(known, latest)
+        stream = common_pb2.StreamInfo()
+        stream.CopyFrom(latest)
+        stream.name = known.name
+        if known.config_version > latest.config_version:
+            stream.config.CopyFrom(known.config)
+            stream.config_version = known.config_version
+            del stream.schemas[:]
+            stream.schemas.extend(known.schemas)
+        join(stream, known)
+        self._check_recovered(stream)
+        self._check_members(stream)
+        self._renew_launches(stream)
+        new_version(stream, self._state.coordinator_epoch)
+        return stream
+
+    def _find(self, which: str) -> int:
+        known = self.describe_all()
+        found = [one.stream.stream_id for one in known if which == str(one.stream.stream_id)]
+        found = found or [one.stream.stream_id for one in known if which and which == one.stream.name]
+        if len(found) > 1:
+            raise InvalidArgument(f"several streams that brokers hold are called {which!r}; name its id: {found}")
+        if not found:
+            raise UnknownStream(
+                f"no broker has told of a stream {which!r} that is not in the metadata; see kera cluster describe",
+                stream=which,
+            )
+        return found[0]
+
+    def _version(self, stream_id: int) -> common_pb2.StreamInfo:
+        """The stream as it is from now on."""
+        stream = common_pb2.StreamInfo()
+        stream.CopyFrom(self._described(stream_id).stream)
+        if not stream.name:
+            raise InvalidArgument(
+                f"stream {stream_id} cannot be adopted: no broker has written down what it is", stream_id=stream_id
+            )
+        brokers = self._state.brokers
+        told = {launch.member_id for launch in self._told[stream_id]}
+        missing = [one for one in broker_ids_of(stream) if one not in told or not brokers.is_alive(one)]
+        if missing:
+            raise Unavailable(
+                f"stream {stream.name!r} has a part at broker {missing[0]}, which has not told of it; start the broker,"
+                " and ask again after its next heartbeats",
+                stream=stream.name,
+                broker_ids=missing,
+            )
+        self._check_recovered(stream)
+        self._renew_launches(stream)
+        new_version(stream, self._state.coordinator_epoch)
+        stream.config_version += 1
+        return stream
+
+    def _check_members(self, stream: common_pb2.StreamInfo) -> None:
+        members = self._state.brokers.ids()
+        missing = [one for one in broker_ids_of(stream) if one not in members]
+        if missing:
+            raise Unavailable(
+                f"stream {stream.name!r} has a part at broker {missing[0]}, which is not in the metadata; start it",
+                stream=stream.name,
+                broker_ids=missing,
+            )
+
+    @staticmethod
+    def _check_recovered(stream: common_pb2.StreamInfo) -> None:
+        if any(one.sources for one in stream.assignments):
+            raise InvalidArgument(
+                f"stream {stream.name!r} cannot be taken up: it was being recovered from a lost broker when its brokers"
+                " last heard of it",
+                stream=stream.name,
+            )
+
+    def _renew_launches(
+        self, stream: common_pb2.StreamInfo, but: Container[int] = (), *, recovers: bool = False
+    ) -> bool:
+        """Have the current launches of its brokers, `but` these, own what earlier ones did; whether there is any.
+
+        `recovers`: what is replicated, and was in the memory that a broker has lost, is not its own: it is recovered.
+        """
+        brokers, renewed = self._state.brokers, False
+        for one in stream.assignments:
+            epoch = brokers.epoch(one.broker_id)
+            lost = recovers and stream.config.replication and brokers.has_lost_memory(one.broker_id)
+            if one.broker_epoch < epoch and not (brokers.is_fenced(one.broker_id) or lost or one.broker_id in but):
+                one.first_group_id = first_group_id_of(one, epoch)
+                one.broker_epoch = epoch
+                renewed = True
+        return renewed
+
+    def _described(self, stream_id: int) -> coordinator_pb2.UnknownStream:
+        told = self._told[stream_id]
+        latest = max(told.values(), key=lambda one: (one.stream.assignments_version, one.stream.config_version))
+        problem = ""
+        if stream_id in self._state.catalog:
+            problem = (
+                self._work.failure(stream_id)
+                or self._state.catching_up
+                or "it is about to go on as these brokers know it"
+            )
+        return coordinator_pb2.UnknownStream(
+            stream=latest.stream,
+            problem=problem,
+            bytes=sum(one.bytes for one in told.values()),
+            records=sum(one.records for one in told.values()),
+            broker_ids=sorted(launch.member_id for launch in told),
+        )
+
+    def _is_news(self, stream_id: int, assignments_version: int, config_version: int) -> bool:
+        """Whether these versions of a stream, which a broker knows, are not in the metadata."""
+        state = self._state
+        if stream_id not in state.catalog:
+            return not is_to_be_dropped(state, stream_id)
+        known = state.catalog.with_id(stream_id)
+        return config_version > known.config_version or not comes_from(known, assignments_version)
+
+    def _forget(self) -> None:
+        """Drop what launches told that are not current any more, and what is known by now."""
+        brokers = self._state.brokers
+        for stream_id in list(self._told):
+            told = {
+                launch: one
+                for launch, one in self._told[stream_id].items()
+                if brokers.epoch(launch.member_id) == launch.epoch
+                and self._is_news(stream_id, one.stream.assignments_version, one.stream.config_version)
+            }
+            if told:
+                self._told[stream_id] = told
+            else:
+                del self._told[stream_id]
+        for awaited in (self._named, self._awaited):
+            for launch in [one for one in awaited if brokers.epoch(one.member_id) != one.epoch]:
+                del awaited[launch]
+
+
+def _later_version(known: common_pb2.StreamInfo, told: Iterable[common_pb2.StreamInfo]) -> common_pb2.StreamInfo:
+    """What brokers know later of a stream than the metadata do. Raises `InvalidArgument` if both have gone on."""
+    stream = common_pb2.StreamInfo()
+    stream.CopyFrom(known)
+    for one in told:
+        if not comes_from(stream, one.assignments_version):
+            if not comes_from(one, stream.assignments_version):
+                raise InvalidArgument(
+                    f"stream {known.name!r}: brokers know assignments that do not come from those in the metadata;"
+                    f" both are kept, and what these brokers have is not served. kera cluster adopt {known.name} has it"
+                    " go on as these brokers know it, and gives up what was written to it elsewhere since the metadata"
+                    " were restored",
+                    stream=known.name,
+                )
+            del stream.assignments[:]
+            stream.assignments.extend(one.assignments)
+            stream.assignments_version = one.assignments_version
+            stream.assignments_lineage[:] = one.assignments_lineage
+        if one.config_version > stream.config_version:
+            stream.config.CopyFrom(one.config)
+            del stream.schemas[:]
+            stream.schemas.extend(one.schemas)
+            stream.config_version = one.config_version
+    return stream

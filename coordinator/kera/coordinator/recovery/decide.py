@@ -1,0 +1,483 @@
+"""Crash recovery, decided: what a recovery does next, given all that is so now (thesis 6.6). Pure.
+
+A recovery is about a *source*: all that launches of one broker before an epoch had of replicated streams.
+
+    FENCING ──► TAKING_OVER ──► RECOVERING ──► RESTORING ──► DONE
+       │             │          new owners     all can be    sources are gone from the
+       └─────────────┴────►     take chunks    read again    assignments, replicas freed
+              CANCELLED: the broker came back with its memory, and nothing of it had a new owner yet
+
+Of each streamlet it is written in the assignment how far it is, and nowhere else:
+
+* *lost*: the broker owns it with an epoch before the source's, or has older groups of it;
+* *taken over*: its `sources` have the source; another broker (or a later launch of the same) owns it;
+* neither: it is restored, or never was concerned.
+
+`decide` looks at that and names what is missing. It is asked again after whatever it named has been done, has failed,
+or after some time, by this coordinator or by the next one; so nothing is lost if any of it is cut short.
+
+A broker that is emptied (cause `DRAINED`) lives, and nobody is fenced: it loses only older groups, which do not change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kera.coordinator.cluster.intervals import broker_ids_of, taken_over
+from kera.coordinator.ids import Launch, Streamlet
+from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1.coordinator_pb2 import (
+    RECOVERY_PHASE_CANCELLED,
+    RECOVERY_PHASE_DONE,
+    RECOVERY_PHASE_FENCING,
+    RECOVERY_PHASE_RECOVERING,
+    RECOVERY_PHASE_RESTORING,
+    RECOVERY_PHASE_TAKING_OVER,
+    RecoveryInfo,
+    RecoveryPhase,
+    RecoveryProgress,
+)
+
+DEAD = "dead"
+REPORTED = "reported"
+LOST_MEMORY = "lost memory"
+DRAINED = "drained"
+
+WAITS_MAX = 20
+"""Of what a recovery waits for, so much is told."""
+LAUNCHES_MAX = 4
+"""Of a broker: whose word about backups is remembered."""
+ENDED = frozenset({RECOVERY_PHASE_DONE, RECOVERY_PHASE_CANCELLED})
+PENDING = frozenset({RECOVERY_PHASE_FENCING, RECOVERY_PHASE_TAKING_OVER})
+"""Phases in which something may still be lost that has no new owner."""
+
+_ENDS_OF_PHASES = {
+    RECOVERY_PHASE_TAKING_OVER: "fenced_us",
+    RECOVERY_PHASE_RECOVERING: "opened_us",
+    RECOVERY_PHASE_RESTORING: "readable_us",
+    RECOVERY_PHASE_DONE: "restored_us",
+}
+"""What each phase, when it begins, says of the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A broker that lives, as far as it matters to who gets a streamlet."""
+
+    epoch: int
+    segment_bytes: int
+    streamlets: int
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that decides what a recovery does next."""
+
+    streams: Sequence[common_pb2.StreamInfo]
+    owners: Mapping[int, Owner]
+    """The brokers that live."""
+    backups: frozenset[Launch] = frozenset()
+    """The backups that live."""
+    segment_bytes: int = 0
+    """Of the broker that was lost: its segments are put back byte by byte, in segments no smaller."""
+    fenced: frozenset[Launch] = frozenset()
+    """Backups that have answered that they refuse the source."""
+    freed: frozenset[Launch] = frozenset()
+    """Backups that have answered that they have nothing of the source any more."""
+    planned: Mapping[Streamlet, Launch] = field(default_factory=dict)
+    """Who was asked to take over before; it stays so while that broker lives."""
+    opened: frozenset[tuple[Streamlet, Launch]] = frozenset()
+    """What owners have answered that they serve."""
+    readable: frozenset[Streamlet] = frozenset()
+    """What its present owner says that all of it can be read."""
+    restored: frozenset[Streamlet] = frozenset()
+    """What its present owner says that all of it has its replicas again."""
+    older: tuple[int, ...] = ()
+    """`before_epoch` of the recoveries of earlier launches of the same broker that have not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Have a backup refuse the source."""
+
+    backup: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Have a broker find out where streamlets end, then write that it owns them."""
+
+    owner: Launch
+    streamlets: tuple[Streamlet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Tell an owner, again if need be, what it owns of a stream."""
+
+    owner: Launch
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Write that streams have nothing of the source any more, and tell their brokers."""
+
+    stream_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Have a backup delete the replicas of the source."""
+
+    backup: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Write that the next phase has begun."""
+
+    phase: RecoveryPhase.ValueType
+
+
+Action = Fence | TakeOver | Open | Release | Free | Enter
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do next, side by side, and what cannot be done now."""
+
+    actions: tuple[Action, ...]
+    waits_for: tuple[str, ...] = ()
+
+
+class Unneeded:
+    """Which backups have nothing that brokers need, as these said last: nobody who takes over from one waits for them.
+
+    In memory only: a new coordinator waits rather than believes.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[int, dict[int, frozenset[int]]] = {}
+        """By broker and epoch, of its last launches."""
+
+    def note(self, broker: Launch, backup_ids: Iterable[int]) -> None:
+        """What a launch of a broker says."""
+        told = self._told.setdefault(broker.member_id, {})
+        told[broker.epoch] = frozenset(backup_ids)
+        while len(told) > LAUNCHES_MAX:
+            del told[min(told)]
+
+    def by_all(self, sources: Iterable[common_pb2.RecoverySource], backup_id: int) -> bool:
+        """Whether the last launch of each source has said so of a backup."""
+        return all(backup_id in self._last(source) for source in sources)
+
+    def of(self, broker_id: int, epoch: int, backup_id: int) -> bool:
+        """Whether this launch of a broker has said so of a backup."""
+        return backup_id in self._told.get(broker_id, {}).get(epoch, frozenset())
+
+    def _last(self, source: common_pb2.RecoverySource) -> frozenset[int]:
+        told = self._told.get(source.broker_id, {})
+        return told.get(max((epoch for epoch in told if epoch < source.before_epoch), default=0), frozenset())
+
+
+def source_of(recovery: RecoveryInfo) -> common_pb2.RecoverySource:
+    """The source that a recovery is about."""
+    return common_pb2.RecoverySource(broker_id=recovery.broker_id, before_epoch=recovery.before_epoch)
+
+
+def is_lost(recovery: RecoveryInfo, stream: common_pb2.StreamInfo, assignment: common_pb2.StreamletAssignment) -> bool:
+    """Whether the streamlet has something at the broker that was lost, and no new owner of it yet."""
+    if not stream.config.replication or source_of(recovery) in assignment.sources:
+        return False
+    if assignment.broker_id == recovery.broker_id:
+        # What a broker owns that is being emptied moves away from it, and then is no business of a recovery.
+        return recovery.cause != DRAINED and assignment.broker_epoch < recovery.before_epoch
+    return recovery.broker_id in broker_ids_of(assignment)
+
+
+def is_taken_over(recovery: RecoveryInfo, assignment: common_pb2.StreamletAssignment) -> bool:
+    """Whether a new owner has the streamlet, and not yet all of it again."""
+    return source_of(recovery) in assignment.sources
+
+
+def recovered(
+    recovery: RecoveryInfo,
+    assignment: common_pb2.StreamletAssignment,
+    owner: Launch,
+    state: common_pb2.StreamletState,
+    own_losses: Iterable[RecoveryInfo] = (),
+) -> common_pb2.StreamletAssignment:
+    """The assignment of a lost streamlet once `owner` has taken it over.
+
+    `own_losses`: recoveries of earlier launches of the owner. What those had of the streamlet, older groups, is its own
+    from now on, so their recoveries will not look at it any more: it has to be recovered with the rest.
+    """
+    changed = taken_over(
+        assignment, recovery.broker_id, owner.member_id, owner.epoch, next_group_id=state.next_group_id
+    )
+    also = [one for one in own_losses if one.broker_id in broker_ids_of(assignment)]
+    changed.sources.extend(source for source in map(source_of, (recovery, *also)) if source not in assignment.sources)
+    return changed
+
+
+def released(recovery: RecoveryInfo, assignment: common_pb2.StreamletAssignment) -> common_pb2.StreamletAssignment:
+    """The assignment of a streamlet that is restored."""
+    changed = common_pb2.StreamletAssignment()
+    changed.CopyFrom(assignment)
+    changed.sources.remove(source_of(recovery))
+    return changed
+
+
+def decide(recovery: RecoveryInfo, view: View) -> Decision:
+    """What `recovery` needs next. Nothing, and nothing to wait for: others are at work, or it has ended."""
+    match recovery.phase:
+        case phase if phase == RECOVERY_PHASE_FENCING:
+            unfenced = _unfenced(recovery, view)
+            return Decision(unfenced or (Enter(RECOVERY_PHASE_TAKING_OVER),))
+        case phase if phase == RECOVERY_PHASE_TAKING_OVER:
+            return _take_over(recovery, view)
+        case phase if phase == RECOVERY_PHASE_RECOVERING:
+            left = _taken_over(recovery, view)
+            done = all(streamlet in view.readable for streamlet, _ in left)
+            step = (Enter(RECOVERY_PHASE_RESTORING),) if done else ()
+            return Decision((*_unfenced(recovery, view), *step), () if done else _orphans(view, left))
+        case phase if phase == RECOVERY_PHASE_RESTORING:
+            return _restore(recovery, view)
+        case phase if phase == RECOVERY_PHASE_DONE:
+            # A backup that was away learns it when it is back.
+            return Decision((*_unfenced(recovery, view), *_unfreed(recovery, view)))
+    return Decision(())
+
+
+def enter(recovery: RecoveryInfo, phase: RecoveryPhase.ValueType, now_us: int) -> RecoveryInfo:
+    """The record of a recovery whose next phase begins."""
+    changed = RecoveryInfo()
+    changed.CopyFrom(recovery)
+    changed.phase = phase
+    del changed.waits_for[:]
+    if phase in _ENDS_OF_PHASES:
+        setattr(changed, _ENDS_OF_PHASES[phase], now_us)
+    if phase == RECOVERY_PHASE_DONE:
+        changed.bytes_recovered = changed.bytes_restored = changed.bytes_total
+        changed.streamlets_readable = changed.streamlets_restored = changed.streamlets_opened
+    return changed
+
+
+def _unfenced(recovery: RecoveryInfo, view: View) -> tuple[Action, ...]:
+    """Also of later phases: a backup that was away meanwhile must not take anything from the broker either."""
+    if recovery.cause == DRAINED:
+        return ()
+    return tuple(Fence(backup) for backup in sorted(view.backups - view.fenced))
+
+
+def _unfreed(recovery: RecoveryInfo, view: View) -> tuple[Action, ...]:
+    # A broker that lives frees its replicas itself, once it hears that it has no groups of the stream any more.
+    if recovery.cause == DRAINED:
+        return ()
+    return tuple(Free(backup) for backup in sorted((view.backups & view.fenced) - view.freed))
+
+
+def _taken_over(recovery: RecoveryInfo, view: View) -> list[tuple[Streamlet, common_pb2.StreamletAssignment]]:
+    return [
+        (Streamlet(stream.stream_id, one.streamlet_id), one)
+        for stream in view.streams
+        for one in stream.assignments
+        if is_taken_over(recovery, one)
+    ]
+
+
+def _take_over(recovery: RecoveryInfo, view: View) -> Decision:
+    plan, waits_for = plan_owners(recovery, view)
+    taken = _taken_over(recovery, view)
+    orphans = _orphans(view, taken)
+    by_owner: dict[Launch, list[Streamlet]] = {}
+    for streamlet, owner in plan.items():
+        by_owner.setdefault(owner, []).append(streamlet)
+    unopened = {
+        Open(owner, streamlet.stream_id)
+        for streamlet, one in taken
+        if (streamlet, owner := Launch(one.broker_id, one.broker_epoch)) not in view.opened and _lives(view, owner)
+    }
+    actions: list[Action] = [
+        *_unfenced(recovery, view),
+        *(TakeOver(owner, tuple(streamlets)) for owner, streamlets in sorted(by_owner.items())),
+        *sorted(unopened, key=lambda action: (action.stream_id, action.owner)),
+    ]
+    if not actions and not waits_for and not orphans:
+        actions.append(Enter(RECOVERY_PHASE_RECOVERING))
+    return Decision(tuple(actions), (*waits_for, *orphans))
+
+
+def _orphans(view: View, taken: Iterable[tuple[Streamlet, common_pb2.StreamletAssignment]]) -> tuple[str, ...]:
+    """What holds up streamlets whose new owner is gone, too: it comes back, or is recovered itself."""
+    gone = {one.broker_id for _, one in taken if not _lives(view, Launch(one.broker_id, one.broker_epoch))}
+    return tuple(f"broker {broker_id}, which had taken over streamlets, or its recovery" for broker_id in sorted(gone))
+
+
+def _restore(recovery: RecoveryInfo, view: View) -> Decision:
+    left = _taken_over(recovery, view)
+    if not all(streamlet in view.restored for streamlet, _ in left):
+        return Decision(_unfenced(recovery, view), _orphans(view, left))
+    if left:
+        return Decision((Release(tuple(sorted({one.stream_id for one, _ in left}))),))
+    if view.older:  # they may still have to read what would be freed with ours
+        waits_for = f"the recovery of broker {recovery.broker_id} before launch {max(view.older)}"
+        return Decision(_unfenced(recovery, view), (waits_for,))
+    return Decision((*_unfenced(recovery, view), *_unfreed(recovery, view)) or (Enter(RECOVERY_PHASE_DONE),))
+
+
+def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[Streamlet, Launch], tuple[str, ...]]:
+    """Who is to take over what is lost, and why not, for what nobody can.
+
+    A streamlet of which the lost broker had older groups stays with its owner. Others are spread evenly over the
+    brokers that live, so that all of them recover; whoever has the fewest streamlets gets the first one.
+    """
+    given = Counter(owner.member_id for owner in view.planned.values() if _lives(view, owner))
+    plan: dict[Streamlet, Launch] = {}
+    waits_for: set[str] = set()
+    for stream in view.streams:
+        for one in stream.assignments:
+            if not is_lost(recovery, stream, one):
+                continue
+            streamlet = Streamlet(stream.stream_id, one.streamlet_id)
+            if one.broker_id != recovery.broker_id:
+                owner = Launch(one.broker_id, one.broker_epoch)
+                if _lives(view, owner):
+                    plan[streamlet] = owner
+                else:
+                    waits_for.add(f"broker {one.broker_id}, which owns streamlets of which it had older groups")
+                continue
+            before = view.planned.get(streamlet)
+            if before is not None and _lives(view, before):
+                plan[streamlet] = before
+                continue
+            chosen = choose(view.owners, given, view.segment_bytes)
+            if chosen is None:
+                waits_for.add(f"a live broker with segments of at least {view.segment_bytes} bytes")
+                continue
+            given[chosen] += 1
+            plan[streamlet] = Launch(chosen, view.owners[chosen].epoch)
+    return plan, tuple(sorted(waits_for))
+
+
+def choose(owners: Mapping[int, Owner], given: Mapping[int, int], segment_bytes: int) -> int | None:
+    """The broker that gets the next streamlet; one that is being emptied only if there is no other."""
+
+    def order(broker_id: int) -> tuple[bool, int, int, int]:
+        owner = owners[broker_id]
+        return owner.draining, given.get(broker_id, 0), owner.streamlets, broker_id
+
+    fitting = [broker_id for broker_id, owner in owners.items() if owner.segment_bytes >= segment_bytes]
+    return min(fitting, key=order, default=None)
+
+
+def _lives(view: View, launch: Launch) -> bool:
+    owner = view.owners.get(launch.member_id)
+    return owner is not None and owner.epoch == launch.epoch
+
+
+# --- progress ----------------------------------------------------------------------------------------------------
+
+
+class Reports(NamedTuple):
+    """What owners say of one source."""
+
+    readable: frozenset[Streamlet]
+    restored: frozenset[Streamlet]
+    bytes_total: int
+    bytes_recovered: int
+    bytes_restored: int
+    records_lost: int
+    waits_for: tuple[str, ...]
+
+
+def gather(
+    recovery: RecoveryInfo,
+    streams: Iterable[common_pb2.StreamInfo],
+    progress: Mapping[Launch, Iterable[RecoveryProgress]],
+) -> Reports:
+    """What the present owners say of a recovery; what others said counts no more."""
+    source = source_of(recovery)
+    told = {owner: [one for one in reports if one.source == source] for owner, reports in progress.items()}
+    owners = {
+        Streamlet(stream.stream_id, one.streamlet_id): Launch(one.broker_id, one.broker_epoch)
+        for stream in streams
+        for one in stream.assignments
+        if is_taken_over(recovery, one)
+    }
+
+    def of_owners(refs: Callable[[RecoveryProgress], Iterable[common_pb2.StreamletRef]]) -> frozenset[Streamlet]:
+        return frozenset(
+            streamlet
+            for owner, reports in told.items()
+            for one in reports
+            for ref in refs(one)
+            if owners.get(streamlet := Streamlet(ref.stream_id, ref.streamlet_id)) == owner
+        )
+
+    every = [one for reports in told.values() for one in reports]
+    return Reports(
+        readable=of_owners(lambda one: one.readable),
+        restored=of_owners(lambda one: one.restored),
+        bytes_total=sum(one.bytes_total for one in every),
+        bytes_recovered=sum(one.bytes_recovered for one in every),
+        bytes_restored=sum(one.bytes_restored for one in every),
+        records_lost=sum(one.records_lost for one in every),
+        waits_for=tuple(
+            f"broker {owner.member_id}: {reason}"
+            for owner, reports in told.items()
+            for one in reports
+            for reason in one.waits_for
+        ),
+    )
+
+
+def with_progress(
+    recovery: RecoveryInfo, streams: Iterable[common_pb2.StreamInfo], reports: Reports, waits_for: Iterable[str]
+) -> RecoveryInfo:
+    """`recovery` with all that is known of how far it is. Numbers do not go back: an owner may die with what it did."""
+    shown = RecoveryInfo()
+    shown.CopyFrom(recovery)
+    if recovery.phase in ENDED:
+        return shown
+    taken = [one for stream in streams for one in stream.assignments if is_taken_over(recovery, one)]
+    lost = [one for stream in streams for one in stream.assignments if is_lost(recovery, stream, one)]
+    shown.bytes_total = max(shown.bytes_total, reports.bytes_total)
+    shown.bytes_recovered = max(shown.bytes_recovered, reports.bytes_recovered)
+    shown.bytes_restored = max(shown.bytes_restored, reports.bytes_restored)
+    shown.records_lost = max(shown.records_lost, reports.records_lost)
+    shown.streamlets_total = max(shown.streamlets_total, len(taken) + len(lost))
+    shown.streamlets_opened = max(shown.streamlets_opened, len(taken))
+    shown.streamlets_readable = max(shown.streamlets_readable, len(reports.readable))
+    shown.streamlets_restored = max(shown.streamlets_restored, len(reports.restored))
+    shown.owner_ids[:] = sorted({*shown.owner_ids, *(one.broker_id for one in taken)})
+    reasons = sorted({*waits_for, *reports.waits_for})
+    left = len(reasons) - WAITS_MAX
+    shown.waits_for[:] = [*reasons[:WAITS_MAX], f"and for {left} things more"] if left > 0 else reasons
+    return shown
+
+
+def key_of(recovery: RecoveryInfo) -> tuple[int, int]:
+    """What tells one recovery from another."""
+    return recovery.broker_id, recovery.before_epoch
+
+
+def begun(broker_id: int, before_epoch: int, cause: str, now_us: int) -> RecoveryInfo:
+    """The record of a new recovery."""
+    fencing = RECOVERY_PHASE_TAKING_OVER if cause == DRAINED else RECOVERY_PHASE_FENCING
+    recovery = coordinator_pb2.RecoveryInfo(
+        broker_id=broker_id, before_epoch=before_epoch, cause=cause, phase=fencing, detected_us=now_us
+    )
+    if cause == DRAINED:
+        recovery.fenced_us = now_us  # nobody is
+    return recovery
+
+
+def word(phase: RecoveryPhase.ValueType) -> str:
+    """A phase in lower case, as people are told it."""
+    return RecoveryPhase.Name(phase).removeprefix("RECOVERY_PHASE_").lower()

@@ -1,0 +1,342 @@
+"""Which coordinator leads: election, proof, and what the others answer.
+
+    follow ──win──► write the record `LEADER` ──► load what the store has ──► lead
+      ▲                                                                       │ the proof has run out, another one
+      └────────────── close what was loaded, resign ◄─────────────────────────┘ leads, or a write has failed
+
+Promises:
+
+1. **Of all that believe to lead, one gets its changes through.** Each term writes the record `LEADER` (address, and an
+   epoch one higher than the last) before it loads anything, and each write of the term depends on that very version
+   (`TermStore`). So a coordinator that was asleep while another one took over cannot change anything any more.
+2. **Who answers, leads.** A request is handled, and its answer given, only while the term is proven by our own clock:
+   the election was asked less than its lease ago whether we lead. What ends later is answered with `Uncertain`, and who
+   asks when nobody is proven with `NotLeader`.
+3. **What is in memory is what is in the store.** A write that was refused, or whose outcome is not known, ends the
+   term; the next one loads anew.
+
+An embedded store takes the same way with an election of one (`Alone`): so its epoch, too, grows with each start.
+
+What is served while leading, and how it is loaded, is left to who makes the `Leadership`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any, NoReturn, Protocol
+
+from kera.coordinator.store.metadata import (
+    Check,
+    MetadataStore,
+    MetadataStoreFailed,
+    Record,
+    VersionConflict,
+    Write,
+)
+from kera.coordinator.store.numbers import next_epoch
+from kera.core.clock import SystemClock, boottime_s
+from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain
+from kera.core.rpc import api
+from kera.core.rpc.method import Call, Method, Reply, Service
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.leadership")
+
+LEADER = "leader"
+"""Key of the record: JSON with ``address`` and ``epoch`` of who led last, and ``previous_epoch``: of who led before."""
+PROOFS_PER_LEASE = 4
+"""So often the election is asked while a proof lasts: a slow answer, and the one after it, may be late."""
+PROOF_INTERVAL_S_MAX = 1.0
+PAUSE_S = 0.2
+"""Between a term and the next try: what ended it may last."""
+
+Office = Callable[[MetadataStore, int], AbstractAsyncContextManager[Service]]
+"""Loads what leads from the store, in this epoch; gives what it serves, and closes it at the end."""
+Observe = Callable[[str, str], None]
+"""Called for each request that nobody leading has seen: the method's name, and the code of the error."""
+
+
+class Election(Protocol):
+    """Who of several coordinators may lead."""
+
+    alone: bool
+    """There is one only: what keeps it from leading ends it, as no other one would lead instead."""
+
+    @property
+    def lease_s(self) -> float:
+        """How long nobody else wins, from when a proof was asked for that succeeded."""
+        ...
+
+    @property
+    def leader(self) -> str:
+        """Address of who leads or is about to; empty when that is not known."""
+        ...
+
+    @property
+    def coordinators(self) -> list[str]:
+        """Addresses of the coordinators that run, as far as is known; the first one leads."""
+        ...
+
+    async def win(self) -> None:
+        """Wait until this one may lead."""
+        ...
+
+    async def prove(self, guard: Check) -> bool:
+        """Whether this one may still lead, and the record of `guard` is as it says.
+
+        Raises `MetadataStoreFailed` or `TimeoutError` when that cannot be found out now.
+        """
+        ...
+
+    async def resign(self) -> None:
+        """Let others win. Takes bounded time, and raises nothing."""
+        ...
+
+
+class Alone:
+    """The election of a coordinator without company: its store's lock keeps others away."""
+
+    alone = True
+    lease_s = math.inf
+
+    def __init__(self, address: str) -> None:
+        self.leader = address
+        self.coordinators = [address]
+
+    async def win(self) -> None:
+        """See `Election.win`."""
+
+    async def prove(self, guard: Check) -> bool:
+        """See `Election.prove`."""
+        del guard
+        return True
+
+    async def resign(self) -> None:
+        """See `Election.resign`."""
+
+
+class _Term:
+    """A time of leading. It ends once, and stays ended."""
+
+    def __init__(self, epoch: int, version: int, now: Callable[[], float]) -> None:
+        self.epoch = epoch
+        self.guard = Check(LEADER, version)
+        self.over = asyncio.Event()
+        self.reason = ""
+        self._now = now
+        self._proven_until_s = -math.inf
+
+    @property
+    def proven(self) -> bool:
+        return not self.over.is_set() and self._now() < self._proven_until_s
+
+    def prove(self, until_s: float) -> None:
+        self._proven_until_s = max(self._proven_until_s, until_s)
+
+    def end(self, reason: str) -> None:
+        if not self.over.is_set():
+            self.reason = reason
+            self.over.set()
+
+
+class TermStore:
+    """The store as who leads sees it: each write counts only in its term, and one that fails ends the term."""
+
+    def __init__(self, store: MetadataStore, term: _Term) -> None:
+        self._store = store
+        self._term = term
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        return await self._store.get(key)
+
+    async def list(self, prefix: str) -> dict[str, Record]:
+        """See `MetadataStore.list`."""
+        return await self._store.list(prefix)
+
+    async def write(self, *writes: Write | Check) -> None:
+        """See `MetadataStore.write`. Raises `VersionConflict`, too, when another one has begun to lead."""
+        if self._term.over.is_set():
+            raise VersionConflict(f"this coordinator leads no more: {self._term.reason}")
+        try:
+            await self._store.write(self._term.guard, *writes)
+        except (VersionConflict, MetadataStoreFailed) as error:
+            self._term.end(error.message)
+            raise
+
+    async def close(self) -> None:
+        """The store outlives the term."""
+
+
+def _wall_us() -> int:
+    return SystemClock().now_us()
+
+
+class Leadership:
+    """One coordinator's part in the election, and the door to what it serves while it leads."""
+
+    def __init__(
+        self,
+        office: Office,
+        *,
+        now: Callable[[], float] = boottime_s,
+        wall_us: Callable[[], int] = _wall_us,
+    ) -> None:
+        """`now` is a clock in seconds that never goes back, and goes on while the host is suspended; `wall_us` tells
+        the time, for numbers only.
+        """
+        self._office = office
+        self._now = now
+        self._wall_us = wall_us
+        self._election: Election | None = None
+        self._address = ""
+        self._term: _Term | None = None
+        self._served: Service = {}
+        self._led = asyncio.Event()
+        self._said = ""
+
+    @property
+    def leading(self) -> bool:
+        """Whether this coordinator leads, and can prove it."""
+        return self._term is not None and self._term.proven
+
+    async def until_first_term(self) -> None:
+        """Wait until this coordinator has begun to lead for the first time."""
+        await self._led.wait()
+
+    async def run(self, store: MetadataStore, election: Election, address: str) -> NoReturn:
+        """Run for leader, lead, and so on; `address` is where this coordinator is reached.
+
+        Defects come out; and of a coordinator that is alone also what keeps it from leading.
+        """
+        self._election, self._address = election, address
+        while True:
+            await election.win()
+            try:
+                await self._lead(store, election)
+            except InternalError:
+                raise
+            except KeraError as error:
+                if election.alone:
+                    raise  # it would last: a store that was opened once, and cannot be used now, has to be opened anew
+                self._tell(error.message)
+            except TimeoutError:
+                self._tell("no proof of it in time")
+            finally:
+                await election.resign()
+            await asyncio.sleep(PAUSE_S)
+
+    def _tell(self, reason: str) -> None:
+        """Once for each reason: it may last, and is tried again several times in a second."""
+        if reason != self._said:
+            self._said = reason
+            log.warning("cannot lead", error=reason)
+
+    async def _lead(self, store: MetadataStore, election: Election) -> None:
+        term = await self._begin(store)
+        asked_s = self._now()
+        if not await election.prove(term.guard):
+            return
+        term.prove(asked_s + election.lease_s)
+        proving = asyncio.create_task(self._keep_proving(term, election))
+        proving.add_done_callback(lambda _: term.end("nobody proves it any more"))
+        try:
+            async with self._office(TermStore(store, term), term.epoch) as served:
+                self._term, self._served = term, served
+                self._led.set()
+                self._said = ""
+                log.info("leading", epoch=term.epoch, address=self._address)
+                await term.over.wait()
+                log.warning("leading no more", epoch=term.epoch, reason=term.reason)
+                self._term, self._served = None, {}
+        finally:
+            self._term, self._served = None, {}
+            term.end("it stops")
+            proving.cancel()
+            await asyncio.wait([proving])
+        if not proving.cancelled():
+            proving.result()  # a defect, if any
+
+    async def _begin(self, store: MetadataStore) -> _Term:
+        last = await store.get(LEADER)
+        previous_epoch = int(json.loads(last.value)["epoch"]) if last else 0
+        epoch = next_epoch(previous_epoch, self._wall_us())
+        version = last.version if last else 0
+        record = json.dumps({"address": self._address, "epoch": epoch, "previous_epoch": previous_epoch}).encode()
+        await store.write(Write(LEADER, record, version))
+        return _Term(epoch, version + 1, self._now)
+
+    async def _keep_proving(self, term: _Term, election: Election) -> None:
+        if math.isinf(election.lease_s):
+            await term.over.wait()
+            return
+        interval_s = min(election.lease_s / PROOFS_PER_LEASE, PROOF_INTERVAL_S_MAX)
+        try:
+            async with asyncio.TaskGroup() as asking:
+                # The next question does not wait for an answer that is late: each counts from when it was asked.
+                while not term.over.is_set():
+                    await asyncio.sleep(interval_s)
+                    asking.create_task(self._ask_for_proof(term, election))
+        except ExceptionGroup as defects:
+            raise defects.exceptions[0] from None
+
+    async def _ask_for_proof(self, term: _Term, election: Election) -> None:
+        asked_s, reason = self._now(), ""
+        try:
+            async with asyncio.timeout(election.lease_s):
+                if await election.prove(term.guard):
+                    term.prove(asked_s + election.lease_s)
+                else:
+                    term.end("another coordinator may lead")
+        except (MetadataStoreFailed, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+        # After a pause of this process the proof may have run out, and yet be renewed: then nobody else has led.
+        if not term.proven:
+            term.end(f"it could not be proven in time: {reason}")
+
+    # --- serving -----------------------------------------------------------------------------------------------
+
+    def service(self, methods: Iterable[Method[Any, Any]], observe: Observe) -> Service:
+        """`methods`, served by what is loaded while this coordinator leads, and refused when it does not."""
+        return {method: partial(self._serve, method, observe) for method in methods}
+
+    async def _serve(self, method: Method[Any, Any], observe: Observe, call: Call[Any]) -> Reply[Any]:
+        term, served = self._term, self._served
+        if term is None or not term.proven:
+            observe(method.name, NotLeader.code)
+            raise self._not_leader()
+        handler = served.get(method)
+        if handler is None:
+            raise ProtocolError(f"unknown method {method.name}")
+        try:
+            result = handler(call)
+            reply = await result if inspect.isawaitable(result) else result
+        except KeraError as error:
+            if term.proven:
+                raise
+            raise self._uncertain(method) from error
+        if not term.proven:
+            raise self._uncertain(method)
+        if method is api.DESCRIBE_CLUSTER:
+            known = self._election.coordinators if self._election else []
+            others = [address for address in known if address != self._address]
+            reply.message.coordinators[:] = [self._address, *others]
+        return reply
+
+    def _not_leader(self) -> NotLeader:
+        leader = self._election.leader if self._election else ""
+        if leader in {"", self._address}:
+            return NotLeader("no coordinator leads at the moment; ask again", leader="")
+        return NotLeader(f"the coordinator at {leader} leads", leader=leader)
+
+    def _uncertain(self, method: Method[Any, Any]) -> Uncertain:
+        return Uncertain(
+            f"{method.name}: this coordinator no longer leads; it may or may not have been carried out",
+            address=self._address,
+        )

@@ -1,0 +1,176 @@
+"""The metadata store of a coordinator without company: LMDB, embedded, in its data directory.
+
+A commit is synchronous: data and then the page that makes it valid are on disk when a write returns, so that a crash
+at any point leaves the store as it was before or after the write. Commits run on a thread of their own, one after the
+other, because a slow disk must not hold up heartbeats; reads are memory accesses and run where they are called.
+
+    <data_dir>/lock              one coordinator per directory, see `DataDir`
+    <data_dir>/metadata/         the LMDB environment, with two databases:
+        store                    "format" → version of this layout, as decimal text
+        records                  key → version (u64, big-endian), then the value
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from kera.coordinator.store.data_dir import DataDir
+from kera.coordinator.store.metadata import (
+    Check,
+    MetadataStoreFailed,
+    MetadataStoreFull,
+    Record,
+    UnknownFormat,
+    Write,
+    check_writes,
+    conflict,
+)
+from kera.core.errors import StartError
+
+FORMAT = 1
+_FORMAT_KEY = b"format"
+_VERSION = struct.Struct(">Q")
+
+
+class LmdbStore:
+    """See `kera.coordinator.store.metadata.MetadataStore`. Owns the data directory while it is open.
+
+    Raises `PathNotWritable`, `DataDirInUse`, `UnknownFormat` or `StartError`.
+    """
+
+    def __init__(self, data_dir: Path, *, bytes_max: int) -> None:
+        self._directory = DataDir(data_dir)
+        self._path = self._directory.path / "metadata"
+        self._bytes_max = bytes_max
+        self._committing = ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
+        try:
+            self._open()
+        except BaseException:
+            self._directory.close()
+            raise
+
+    def _open(self) -> None:
+        try:
+            self._environment = lmdb.open(str(self._path), map_size=self._bytes_max, max_dbs=2, mode=0o600)
+            try:
+                self._check_format()
+                self._records = self._environment.open_db(b"records")
+            except BaseException:
+                self._environment.close()
+                raise
+        except lmdb.Error as error:
+            raise StartError(
+                f"cannot use metadata in {self._path}: {error}{self._hint(error)}", path=str(self._path)
+            ) from error
+
+    def _check_format(self) -> None:
+        store = self._environment.open_db(b"store")
+        with self._environment.begin(db=store, write=True) as transaction:
+            found = (transaction.get(_FORMAT_KEY) or b"").decode(errors="replace")
+            if not found:
+                transaction.put(_FORMAT_KEY, str(FORMAT).encode())
+            elif found != str(FORMAT):
+                raise UnknownFormat(
+                    f"metadata in {self._path} has format {found}, this version knows {FORMAT};"
+                    " start the version that wrote it, or choose another --data-dir",
+                    path=str(self._path),
+                    format=found,
+                )
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        with self._translated(), self._environment.begin(db=self._records) as transaction:
+            data = transaction.get(key.encode())
+        return None if data is None else _unpack(data)
+
+    async def list(self, prefix: str) -> dict[str, Record]:
+        """See `MetadataStore.list`."""
+        start = prefix.encode()
+        found: dict[str, Record] = {}
+        with self._translated(), self._environment.begin(db=self._records) as transaction:
+            cursor = transaction.cursor()
+            there = cursor.set_range(start) if start else cursor.first()
+            while there and cursor.key().startswith(start):
+                found[cursor.key().decode()] = _unpack(cursor.value())
+                there = cursor.next()
+        return found
+
+    async def write(self, *writes: Write | Check) -> None:
+        """See `MetadataStore.write`."""
+        check_writes(writes)
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._committing, self._commit, writes))
+
+    def _commit(self, writes: tuple[Write | Check, ...]) -> None:
+        try:
+            self._carry_out(writes)
+        except lmdb.Error as error:
+            if self._is_as_before(writes):
+                full = isinstance(error, lmdb.MapFullError | lmdb.DiskError)
+                raise MetadataStoreFull(
+                    f"no room for metadata{'' if full else ', or a failing disk,'} in {self._path}: {error}"
+                    f"{self._hint(error)}",
+                    path=str(self._path),
+                ) from error
+            raise self._failed(error) from error
+
+    def _carry_out(self, writes: tuple[Write | Check, ...]) -> None:
+        with self._environment.begin(db=self._records, write=True) as transaction:
+            for write in writes:
+                key = write.key.encode()
+                data = transaction.get(key)
+                found_version = 0 if data is None else _unpack(data).version
+                if found_version != write.expected_version:
+                    raise conflict(write, found_version)
+                if isinstance(write, Check):
+                    continue
+                if write.value is None:
+                    transaction.delete(key)
+                else:
+                    transaction.put(key, _VERSION.pack(found_version + 1) + write.value)
+
+    def _is_as_before(self, writes: tuple[Write | Check, ...]) -> bool:
+        """Whether nothing of a commit that failed was done.
+
+        A disk that takes only a part of the pages is an error like any other for LMDB. Then the page that makes the
+        commit valid was not written. When that one fails, nothing can be read any more until the store is opened anew.
+        """
+        try:
+            with self._environment.begin(db=self._records) as transaction:
+                found = [transaction.get(write.key.encode()) for write in writes]
+        except lmdb.Error:
+            return False
+        versions = [0 if data is None else _unpack(data).version for data in found]
+        return versions == [write.expected_version for write in writes]
+
+    async def close(self) -> None:
+        """See `MetadataStore.close`. What has been begun ends."""
+        await asyncio.to_thread(self._committing.shutdown)
+        self._environment.close()
+        self._directory.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: lmdb.Error) -> MetadataStoreFailed:
+        return MetadataStoreFailed(f"metadata store {self._path}: {error}", path=str(self._path))
+
+    def _hint(self, error: lmdb.Error) -> str:
+        if isinstance(error, lmdb.MapFullError):
+            return f"; raise metadata_bytes_max (now {self._bytes_max}) and restart the coordinator"
+        return ""
+
+
+def _unpack(data: bytes) -> Record:
+    (version,) = _VERSION.unpack_from(data)
+    return Record(data[_VERSION.size :], version)

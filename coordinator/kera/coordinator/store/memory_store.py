@@ -1,0 +1,42 @@
+"""A metadata store that lasts as long as the process: the fake beside the real one, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kera.coordinator.store.metadata import Check, Record, Write, check_writes, conflict
+
+
+class MemoryStore:
+    """See `kera.coordinator.store.metadata.MetadataStore`. Give one to several coordinators in turn to restart them."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+
+    async def get(self, key: str) -> Record | None:
+        """See `MetadataStore.get`."""
+        return self._records.get(key)
+
+    async def list(self, prefix: str) -> dict[str, Record]:
+        """See `MetadataStore.list`."""
+        return {key: record for key, record in sorted(self._records.items()) if key.startswith(prefix)}
+
+    async def write(self, *writes: Write | Check) -> None:
+        """See `MetadataStore.write`."""
+        check_writes(writes)
+        for write in writes:
+            record = self._records.get(write.key)
+            found_version = record.version if record else 0
+            if found_version != write.expected_version:
+                raise conflict(write, found_version)
+        for write in writes:
+            if isinstance(write, Check):
+                continue
+            if write.value is None:
+                self._records.pop(write.key, None)
+            else:
+                self._records[write.key] = Record(write.value, write.expected_version + 1)
+        await asyncio.sleep(0)  # others run before the caller hears of it, as with every real store
+
+    async def close(self) -> None:
+        """See `MetadataStore.close`."""

@@ -1,0 +1,118 @@
+"""A copy of all metadata in one file: made by the coordinator that leads, put back into a store while none does.
+
+It is of one moment, and the same whether the metadata are in LMDB or in ZooKeeper: one can be put back into the other.
+
+    line of JSON    format, version, cluster_id, created_us, records, crc32 (of the rest, hexadecimal)
+    rest            compressed with zlib: for each record the lengths of key and value (u32, little-endian), and both
+
+Who leads is not in it. Putting a copy back writes that record anew, so that a coordinator which still runs cannot write
+any more, and stops; and another one that says that the metadata may be older than the cluster (`RESTORED`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple
+
+from kera.coordinator.store.leadership import LEADER
+from kera.coordinator.store.metadata import MetadataStore, Write
+from kera.core.errors import InvalidArgument
+from kera.core.turns import at_once
+
+FORMAT = "kera metadata"
+VERSION = 1
+PIECE_BYTES = 32 << 10
+"""Are compressed in one step."""
+CLUSTER_ID = "cluster_id"
+RESTORED = "restored"
+"""Key of a record that is there while the metadata may be older than the cluster, see ``restored``."""
+_LENGTHS = struct.Struct("<II")
+
+
+class MetadataCopy(NamedTuple):
+    """What a file has."""
+
+    cluster_id: str
+    created_us: int
+    records: dict[str, bytes]
+
+
+def pack(records: Mapping[str, bytes], created_us: int) -> bytes:
+    """The file with these records."""
+    return at_once(packing(records, created_us))
+
+
+def packing(records: Mapping[str, bytes], created_us: int) -> Generator[None, None, bytes]:
+    """`pack`, in steps: yields between pieces."""
+    kept = {key: value for key, value in records.items() if key != LEADER}
+    compressor, pieces, gathered = zlib.compressobj(), list[bytes](), bytearray()
+    for key, value in sorted(kept.items()):
+        name = key.encode()
+        gathered += _LENGTHS.pack(len(name), len(value)) + name + value
+        while len(gathered) >= PIECE_BYTES:
+            pieces.append(compressor.compress(gathered[:PIECE_BYTES]))
+            del gathered[:PIECE_BYTES]
+            yield
+        yield
+    pieces += compressor.compress(gathered), compressor.flush()
+    body = b"".join(pieces)
+    head = {
+        "format": FORMAT,
+        "version": VERSION,
+        "cluster_id": kept.get(CLUSTER_ID, b"").decode(),
+        "created_us": created_us,
+        "records": len(kept),
+        "crc32": f"{zlib.crc32(body):08x}",
+    }
+    return json.dumps(head).encode() + b"\n" + body
+
+
+def unpack(data: bytes) -> MetadataCopy:
+    """What a file has. Raises `InvalidArgument` unless it is whole, and of a version that is known."""
+    line, _, body = data.partition(b"\n")
+    head: dict[str, Any] = {}
+    try:
+        head = json.loads(line)
+        known = head["format"] == FORMAT
+    except (ValueError, TypeError, KeyError):
+        known = False
+    if not known:
+        raise InvalidArgument("this is no copy of metadata; kera cluster backup makes one")
+    if head.get("version") != VERSION:
+        raise InvalidArgument(
+            f"the copy of metadata has version {head.get('version')}, this release knows {VERSION}",
+            version=head.get("version"),
+        )
+    if f"{zlib.crc32(body):08x}" != head.get("crc32"):
+        raise InvalidArgument("the copy of metadata is damaged: its checksum does not match")
+    rest, at, records = zlib.decompress(body), 0, dict[str, bytes]()
+    while at < len(rest):
+        key_bytes, value_bytes = _LENGTHS.unpack_from(rest, at)
+        at += _LENGTHS.size
+        records[rest[at : at + key_bytes].decode()] = rest[at + key_bytes : at + key_bytes + value_bytes]
+        at += key_bytes + value_bytes
+    return MetadataCopy(head["cluster_id"], head["created_us"], records)
+
+
+async def put_back(store: MetadataStore, data: bytes, *, force: bool = False) -> MetadataCopy:
+    """Have a store contain what a file has, and nothing else; all or nothing.
+
+    Raises `InvalidArgument` for a file that cannot be used, and, without `force`, if the store is not empty.
+    """
+    copy, there = unpack(data), await store.list("")
+    if there.keys() - {LEADER} and not force:
+        found = there.get(CLUSTER_ID)
+        raise InvalidArgument(
+            f"there are metadata already, of cluster {found.value.decode() if found else '?'}, and {len(there)} records"
+            " of them: what is not in the copy would be gone. Back them up and use --force, or restore to another place"
+        )
+    values: dict[str, bytes | None] = {**dict.fromkeys(there), **copy.records, RESTORED: b"{}"}
+    if LEADER in there:
+        values[LEADER] = there[LEADER].value
+    await store.write(
+        *(Write(key, value, there[key].version if key in there else 0) for key, value in sorted(values.items()))
+    )
+    return copy

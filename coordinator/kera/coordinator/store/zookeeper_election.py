@@ -1,0 +1,163 @@
+"""Which coordinator leads: an election by candidates in ZooKeeper.
+
+The oldest candidate leads: a node of ZooKeeper that is there as long as its owner's session.
+
+**Proofs.** While its candidate's node exists nobody else leads. ZooKeeper removes the node when it has not heard of its
+session for the session time-out. So who asks for the node and finds it, leads for `LEASE_PART` of the time-out from
+when it asked. It asks with a transaction, for which a majority of the ensemble has to be there. That it is still the
+oldest need not be asked: no younger one becomes older. The rest of the time-out is a margin for servers that tell the
+ensemble's leader of their sessions only once per half tick: a time-out is at least two ticks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from typing import Any
+
+from kera.coordinator.store.metadata import Check, MetadataStoreFailed, MetadataStoreFull
+from kera.coordinator.store.zookeeper_layout import candidates_path, record_path
+from kera.coordinator.store.zookeeper_session import (
+    CLOSE_TIMEOUT_S,
+    RETRY_INTERVAL_S,
+    Lost,
+    NodeMissing,
+    Watch,
+    ZooKeeperSession,
+    check,
+)
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.zookeeper")
+
+POLL_INTERVAL_S = 1.0
+"""How often candidates look, besides being told: what is told is lost with a connection."""
+LEASE_PART = 2 / 3
+
+
+class ZooKeeperElection:
+    """See `kera.coordinator.store.leadership.Election`."""
+
+    alone = False
+
+    def __init__(self, session: ZooKeeperSession, address: str) -> None:
+        """`address` is where clients and daemons reach this coordinator."""
+        self._session = session
+        self._address = address
+        self._path = candidates_path(session.root)
+        self._id = uuid.uuid4().hex
+        """Finds our node, also when the connection broke before we heard its whole name."""
+        self._candidates: dict[str, str] = {}
+        """Address by node, the one that leads first."""
+        self._changed = asyncio.Event()
+        self._wake = self._waker()
+        """One for all looks: kazoo keeps each watch that it is given until there is something to see."""
+        self._said = ""
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def lease_s(self) -> float:
+        """See `Election.lease_s`."""
+        return self._session.timeout_s * LEASE_PART
+
+    @property
+    def leader(self) -> str:
+        """See `Election.leader`."""
+        return next(iter(self._candidates.values()), "")
+
+    @property
+    def coordinators(self) -> list[str]:
+        """See `Election.coordinators`."""
+        return list(dict.fromkeys(self._candidates.values()))
+
+    async def win(self) -> None:
+        """See `Election.win`."""
+        while True:
+            try:
+                self._changed.clear()
+                await self._look(self._wake)
+                node = self._mine()
+                if node is None:
+                    await self._stand()
+                elif not await self._session.owns(node):
+                    await self._session.delete(node)  # of an earlier session: it goes away any moment
+                elif self._is_first(node):
+                    return
+                else:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), POLL_INTERVAL_S)
+                self._said = ""
+            except (MetadataStoreFailed, MetadataStoreFull) as error:
+                self._tell(error)
+                await asyncio.sleep(RETRY_INTERVAL_S)
+
+    async def prove(self, guard: Check) -> bool:
+        """See `Election.prove`."""
+        node = self._mine()
+        if node is None:
+            return False
+        record = check(record_path(self._session.root, guard.key), guard.expected_version - 1)
+        async with asyncio.timeout(self.lease_s):
+            held = await self._session.holds(check(node), record)
+        if held and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_at_others())
+        return held
+
+    async def resign(self) -> None:
+        """See `Election.resign`."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+            self._looking = None
+        with contextlib.suppress(MetadataStoreFailed, TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._look()
+                while (node := self._mine()) is not None:
+                    await self._session.delete(node)
+                    del self._candidates[node]
+
+    async def _look_at_others(self) -> None:
+        """For who asks which coordinators there are: no proof waits for it, and none fails with it."""
+        with contextlib.suppress(MetadataStoreFailed, MetadataStoreFull):
+            await self._look()
+
+    async def _stand(self) -> None:
+        """Become a candidate, the last one in the row."""
+        with contextlib.suppress(Lost):
+            await self._session.make_ephemeral(f"{self._path}/{self._id}-", self._address.encode())
+
+    def _mine(self) -> str | None:
+        return next((node for node in self._candidates if node.startswith(f"{self._path}/{self._id}-")), None)
+
+    def _is_first(self, node: str) -> bool:
+        return node == next(iter(self._candidates), None)
+
+    async def _look(self, watch: Watch | None = None) -> None:
+        """See which candidates there are; `watch` is called on kazoo's thread when that changes."""
+        await self._session.sync()
+        names = await self._session.children(self._path, watch)
+        known, found = self._candidates, {}
+        for name in sorted(names, key=lambda name: name.rpartition("-")[2]):
+            node = f"{self._path}/{name}"
+            if node in known:
+                found[node] = known[node]
+                continue
+            with contextlib.suppress(NodeMissing):
+                found[node] = (await self._session.get(node)).value.decode()
+        self._candidates = found
+
+    def _tell(self, error: MetadataStoreFailed | MetadataStoreFull) -> None:
+        """Once for each reason: it may last, and is looked at many times in a second."""
+        if error.message != self._said:
+            self._said = error.message
+            log.warning("cannot run for leader", error=error.message)
+
+    def _waker(self) -> Watch:
+        loop = asyncio.get_running_loop()
+
+        def changed(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._changed.set)
+
+        return changed

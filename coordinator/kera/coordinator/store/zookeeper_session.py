@@ -1,0 +1,385 @@
+"""A session with ZooKeeper: requests from the event loop, with bounded waits and errors of ours.
+
+This is the only module that knows ZooKeeper's client, kazoo. Its threads and errors end here: results come back to the
+event loop, every wait is bounded, and whatever goes wrong is a `MetadataStoreFailed` (`MetadataStoreFull` where
+ZooKeeper refuses for want of room). Where the kind matters, it is one of the kinds below:
+
+    NodeMissing, NodeThere   what a request needs is not there, what it makes is there already
+    Refused                  one of a transaction's operations is impossible: nothing was changed
+    Lost                     it is not known whether the request was carried out
+
+A session that expires is followed by a new one, without a word to those who ask. Should kazoo itself come to an end,
+which only a defect does, all requests fail with `InternalError`: nothing would ever answer them.
+
+What is kept where, and who may write, is left to ``zookeeper_store`` and ``zookeeper_election``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kazoo.client import KazooClient, KazooState, TransactionRequest
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    QuotaExceededError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.protocol.states import KeeperState
+
+from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull
+from kera.core.errors import InternalError, InvalidArgument, StartError
+from kera.core.rpc.address import split_address
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.zookeeper")
+
+ROOT_DEFAULT = "/kera"
+CONNECT_TIMEOUT_S = 15.0
+"""Bound on the first connection, at the start."""
+CLOSE_TIMEOUT_S = 1.0
+"""Then the session is left to its time-out: a coordinator ends, whatever ails ZooKeeper."""
+ADDRESSES_MIN = 2
+"""Half of the time-out for a connection: a quarter is too short where packets are late and lost."""
+RETRY_INTERVAL_S = 0.1
+
+# The request may or may not have been carried out. (A connection that is closed is one of a session that has expired.)
+_LOST = (ConnectionLoss, SessionExpiredError, SessionMovedError, OperationTimeoutError, TimeoutError)
+_IMPOSSIBLE = (BadVersionError, NoNodeError, NodeExistsError)
+
+Watch = Callable[[Any], None]
+"""Called on kazoo's thread."""
+_Submit = Callable[[KazooClient], Any]
+"""Begins a request; gives kazoo's asynchronous result."""
+Operation = Callable[[TransactionRequest], None]
+"""Adds itself to a transaction."""
+
+
+def check(path: str, version: int = 0) -> Operation:
+    """A node is there, in this version; a node that is never set has 0."""
+    return lambda transaction: transaction.check(path, version)
+
+
+def make(path: str, value: bytes = b"") -> Operation:
+    """A node is made."""
+    return lambda transaction: transaction.create(path, value)
+
+
+def put(path: str, value: bytes, version: int) -> Operation:
+    """A node of this version gets a value."""
+    return lambda transaction: transaction.set_data(path, value, version)
+
+
+def remove(path: str, version: int = -1) -> Operation:
+    """A node of this version goes away; -1: of any."""
+    return lambda transaction: transaction.delete(path, version)
+
+
+class NodeMissing(MetadataStoreFailed):
+    """A node is not there. Where that is no error, it is caught."""
+
+
+class NodeThere(MetadataStoreFailed):
+    """A node that was to be made is there already."""
+
+
+class Lost(MetadataStoreFailed):
+    """The request may or may not have been carried out."""
+
+
+class Refused(MetadataStoreFailed):
+    """The operation number `at` of a transaction is impossible, and so all of it."""
+
+    at: int = 0
+
+
+class ZooKeeperUnreachable(StartError):
+    """No server of the ensemble answered within the time that was given for the start."""
+
+    code = "zookeeper_unreachable"
+
+
+class Node(NamedTuple):
+    """A node as it was read."""
+
+    value: bytes
+    version: int
+    """From 0."""
+
+
+class ZooKeeperAddress(NamedTuple):
+    """``host:port,host:port/root``, taken apart."""
+
+    hosts: str
+    root: str
+
+    @classmethod
+    def parse(cls, text: str) -> ZooKeeperAddress:
+        """Raises `InvalidArgument`."""
+        hosts, slash, path = text.strip().partition("/")
+        for host in hosts.split(","):
+            split_address(host.strip())
+        parts = path.rstrip("/").split("/") if slash and path.rstrip("/") else []
+        if any(part in {"", ".", ".."} for part in parts):
+            raise InvalidArgument(f"{text!r} has no path that ZooKeeper could have", address=text)
+        return cls(hosts, "/" + "/".join(parts) if parts else ROOT_DEFAULT)
+
+
+class ZooKeeperSession:
+    """A session, and the next one when it expires. Belongs to one event loop; made with `connect`."""
+
+    def __init__(self, address: ZooKeeperAddress, *, session_timeout_ms: int) -> None:
+        self.root = address.root
+        self.hosts = address.hosts
+        self.timeout_s = session_timeout_ms / 1000
+        """After so long without a sign of us ZooKeeper ends the session, or later."""
+        self.request_timeout_s = self.timeout_s
+        """By then a leader has stepped down."""
+        self.attempt_timeout_s = self.timeout_s / 2
+        """Then it is sent again: one that comes just when kazoo begins a new session may be forgotten by it."""
+        self._closing = False
+        logger = logging.getLogger("kera.zookeeper.kazoo")
+        logger.setLevel(logging.CRITICAL)  # what matters of it is told below, or raised
+        retry = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5, "ignore_expire": True}
+        # kazoo gives each address its share of the time-out to answer when it connects. A server that is just starting
+        # may take a connection and never answer; with one address all of the time-out would be lost to it.
+        count = address.hosts.count(",") + 1
+        hosts = ",".join([address.hosts] * math.ceil(ADDRESSES_MIN / count))
+        self._client = KazooClient(
+            hosts, timeout=self.timeout_s, connection_retry=retry, command_retry=retry, logger=logger
+        )
+        self._client.add_listener(self._changed)
+        self._note_granted_timeouts()
+
+    def _note_granted_timeouts(self) -> None:
+        # Servers may give a session less time than it asked for, and kazoo keeps to itself how much. It does tell the
+        # caller of this method how long it may be silent: two thirds of it.
+        connection = self._client._connection  # noqa: SLF001
+        connect = connection._connect  # noqa: SLF001
+
+        def connect_and_note(*arguments: Any) -> Any:  # on kazoo's thread
+            silence_ms, connect_timeout_ms = connect(*arguments)
+            self._granted(round(silence_ms * 3 / 2) / 1000)
+            return silence_ms, connect_timeout_ms
+
+        connection._connect = connect_and_note  # noqa: SLF001
+
+    def _granted(self, timeout_s: float) -> None:
+        if timeout_s < self.timeout_s:
+            log.warning(
+                "ZooKeeper ends sessions sooner than it was asked to", asked_s=self.timeout_s, given_s=timeout_s
+            )
+            self.timeout_s = timeout_s
+
+    @classmethod
+    async def connect(cls, address: ZooKeeperAddress, *, session_timeout_ms: int) -> ZooKeeperSession:
+        """A session with the ensemble at `address`. Raises `ZooKeeperUnreachable`."""
+        self = cls(address, session_timeout_ms=session_timeout_ms)
+        connected = self._client.start_async()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CONNECT_TIMEOUT_S
+        try:
+            while not connected.is_set():
+                if loop.time() >= deadline:
+                    raise ZooKeeperUnreachable(
+                        f"no ZooKeeper answers at {self.hosts} within {CONNECT_TIMEOUT_S:g} s;"
+                        " start it, or name another with --zookeeper",
+                        address=self.hosts,
+                    )
+                await asyncio.sleep(0.01)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    # --- requests ----------------------------------------------------------------------------------------------
+
+    async def get(self, path: str) -> Node:
+        """Raises `NodeMissing`."""
+        value, status = await self._ask(lambda client: client.get_async(path))
+        return Node(value, int(status.version))
+
+    async def version(self, path: str) -> int | None:
+        """The version of a node; None: it is not there."""
+        status = await self._ask(lambda client: client.exists_async(path))
+        return None if status is None else int(status.version)
+
+    async def children(self, path: str, watch: Watch | None = None) -> Sequence[str]:
+        """The names of the nodes in a node; `watch` is called when that changes. Raises `NodeMissing`."""
+        return tuple(await self._ask(lambda client: client.get_children_async(path, watch)))
+
+    async def make(self, path: str, value: bytes = b"") -> None:
+        """Make a node, if it is not there."""
+        with contextlib.suppress(NodeThere):
+            await self._ask(lambda client: client.create_async(path, value))
+
+    async def delete(self, path: str) -> None:
+        """Remove a node, if it is there."""
+        with contextlib.suppress(NodeMissing):
+            await self._ask(lambda client: client.delete_async(path))
+
+    async def make_ephemeral(self, prefix: str, value: bytes) -> None:
+        """Make a node that goes away with this session, under the next number behind `prefix`. Raises `Lost`, too."""
+        await self._send(
+            lambda client: client.create_async(prefix, value, ephemeral=True, sequence=True), self.request_timeout_s
+        )
+
+    async def owns(self, path: str) -> bool:
+        """Whether an ephemeral node is there, and goes away with this session: not with an earlier one."""
+        status = await self._ask(lambda client: client.exists_async(path))
+        known = self._client.client_id
+        return status is not None and known is not None and int(status.ephemeralOwner) == int(known[0])
+
+    async def sync(self) -> None:
+        """What is read after this is not older than this call, as far as the ensemble's leader knows."""
+        await self._ask(lambda client: client.sync_async(self.root))
+
+    async def holds(self, *checks: Operation) -> bool:
+        """Whether all of `checks` hold, as a majority of the ensemble sees it between this call and its end.
+
+        A mere look does not say that: a server that leads the ensemble no more, and does not know it, answers it.
+        """
+        try:
+            await self._ask(_committing(checks))
+        except Refused:
+            return False
+        return True
+
+    async def transact(self, operations: Sequence[Operation], timeout_s: float) -> int:
+        """Carry out all operations or none, sent once; returns the version of what the first one has put.
+
+        Raises `Refused` or `Lost`, too.
+        """
+        results = await self._send(_committing(operations), timeout_s)
+        return int(results[0].version)
+
+    async def _ask(self, submit: _Submit) -> Any:
+        """Send a request that may be repeated, until it is answered."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.request_timeout_s
+        while True:
+            try:
+                return await self._send(submit, min(self.attempt_timeout_s, max(0.0, deadline - loop.time())))
+            except Lost:
+                if loop.time() + RETRY_INTERVAL_S >= deadline:
+                    raise
+                await asyncio.sleep(RETRY_INTERVAL_S)
+
+    async def _send(self, submit: _Submit, timeout_s: float) -> Any:
+        """Send one request once."""
+        if self._client.client_state in {KeeperState.CLOSED, KeeperState.AUTH_FAILED} and not self._closing:
+            raise InternalError(
+                f"the client of ZooKeeper at {self.hosts} has ended by itself; restart this coordinator",
+                address=self.hosts,
+            )
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any) -> None:
+            if future.done():
+                return
+            if result.exception is not None:
+                future.set_exception(result.exception)
+            else:
+                future.set_result(result.value)
+
+        def answered(result: Any) -> None:  # on kazoo's thread
+            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, result)
+
+        try:
+            submit(self._client).rawlink(answered)
+            async with asyncio.timeout(timeout_s):
+                value = await future
+        except Exception as error:
+            raise self._translated(error) from error
+        if isinstance(value, list):
+            self._raise_for(value)
+        return value
+
+    def _raise_for(self, results: list[Any]) -> None:
+        """Raise why a transaction failed, if it did. (A list of names has no errors in it.)"""
+        for at, result in enumerate(results):
+            if _is_cause(result):
+                error = self._translated(result)
+                if not isinstance(result, _IMPOSSIBLE):
+                    raise error
+                refused = Refused(error.message, **error.attributes)
+                refused.at = at
+                raise refused
+
+    def _translated(self, error: BaseException) -> MetadataStoreFailed | MetadataStoreFull:
+        kind: type[MetadataStoreFailed | MetadataStoreFull] = MetadataStoreFailed
+        what = str(error) or type(error).__name__
+        if isinstance(error, NoNodeError):
+            kind = NodeMissing
+            what = f"something below {self.root} is missing; if it was removed, restart the coordinators to begin anew"
+        elif isinstance(error, NodeExistsError):
+            kind = NodeThere
+        elif isinstance(error, QuotaExceededError):
+            kind, what = MetadataStoreFull, f"no room for metadata; raise the quota of {self.root}"
+        elif isinstance(error, TimeoutError):
+            kind, what = Lost, "no answer in time"
+        elif isinstance(error, _LOST) or not isinstance(error, KazooException):  # not: kazoo cannot read the answer
+            kind = Lost
+        return kind(f"ZooKeeper at {self.hosts}: {what}", address=self.hosts)
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the session, which takes bounded time."""
+        # On a thread of its own, which may be left behind: kazoo waits for its threads, and they for the server.
+        self._closing = True
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def stopped() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def stop() -> None:
+            with contextlib.suppress(Exception):  # nobody can do anything about it
+                self._client.stop()
+                self._client.close()
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stopped)
+
+        threading.Thread(target=stop, name="kera-zookeeper-close", daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done, CLOSE_TIMEOUT_S)
+
+    def _changed(self, state: str) -> None:  # on kazoo's thread
+        if state == KazooState.CONNECTED:
+            log.info("connected to ZooKeeper", address=self.hosts)
+        elif state == KazooState.SUSPENDED:
+            log.warning("connection to ZooKeeper lost", address=self.hosts)
+        else:
+            log.warning("session with ZooKeeper ended", address=self.hosts)
+
+
+def _committing(operations: Sequence[Operation]) -> _Submit:
+    def submit(client: KazooClient) -> Any:
+        transaction = client.transaction()  # a new one each time: it can be sent once
+        for add in operations:
+            add(transaction)
+        return transaction.commit_async()
+
+    return submit
+
+
+def _is_cause(result: object) -> bool:
+    """Whether an operation's result is why its transaction failed; of the others, the result says just that."""
+    return isinstance(result, BaseException) and not isinstance(result, RolledBackError | RuntimeInconsistency)
