@@ -21,8 +21,8 @@ import pyarrow as pa
 from pydantic import ByteSize, TypeAdapter
 
 from kera.cli.bench._cpu import cpu_model
-from kera.client.local_cluster import LocalCluster
 from kera.core.chunk import EncodedChunk, encode_chunk
+from kera.local.cluster import LocalCluster
 
 BROKER = "broker-1"
 IN_MEMORY = {"flush_delay_ms": 3_600_000}

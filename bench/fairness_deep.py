@@ -26,7 +26,6 @@ from google.protobuf.message import Message
 from bench.common import Figures, directory, parser, say
 from bench.fairness_flood import FRAMES, GRPC, PUSH, Flood, flooding
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster
 from kera.core.chunk import Placement, chained_checksum, encode_chunk, encode_payload, place_chunk
 from kera.core.errors import KeraError
 from kera.core.push import Kind as PushKind
@@ -39,6 +38,7 @@ from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.core.rpc.method import call
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster
 from kera.v1 import application_pb2, backup_pb2, broker_pb2, common_pb2, coordinator_pb2, push_pb2
 
 TIMEOUT_S = 120.0

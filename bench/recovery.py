@@ -18,9 +18,9 @@ from pathlib import Path
 from bench.common import TIMEOUT_S, Figures, alternating, directory, parser, say, size
 from bench.steady import Filled, check, fill, steady
 from kera.client import Client, RecoveryDescription
-from kera.client.local_cluster import LocalCluster
 from kera.core.settings import GIB, MIB
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import LocalCluster
 
 STREAM = "recovered"
 

@@ -26,12 +26,12 @@ from bench.common import BROKER, IN_MEMORY, Figures, alternating, directory, par
 from bench.cpu import each_s
 from kera.cli.bench._latency import Latencies
 from kera.client import Client
-from kera.client.encoding import conform, payloads
-from kera.client.local_cluster import LocalCluster
+from kera.client.producing.encoding import conform, payloads
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.settings import GIB, KIB, MIB
+from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 
 VALUE_BYTES = 100

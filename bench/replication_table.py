@@ -30,8 +30,8 @@ from bench.common import describe, directory, machine, parser, say, size
 from bench.cpu import each_s
 from kera.cli.bench._latency import Latencies
 from kera.client import Client, Producer
-from kera.client.local_cluster import LocalCluster
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster
 
 RECORD_BYTES = 1000
 TICK_S = 0.001

@@ -38,8 +38,8 @@ from bench.soak_worker import Interval
 from kera.cli.bench._cpu import cpu_seconds
 from kera.cli.bench._latency import Latencies
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster
 from kera.core.settings import GIB, KIB, MIB
+from kera.local.cluster import LocalCluster
 
 RECORD_BYTES = 100
 SEGMENT_BYTES = 8 * MIB

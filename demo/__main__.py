@@ -59,7 +59,7 @@ def run(folder: Path, *, flights_max: int | None, seconds: float) -> int:
 
     from demo import check, data, feeder, job, screen
     from demo.progress import Progress
-    from kera.client.local_cluster import LocalCluster
+    from kera.local.cluster import LocalCluster
 
     cluster_text = f"{BROKERS} brokers, {BACKUPS} backups   flights ×4, weather ×2, replicated   Spark"
     show = screen.Screen(Console(), cluster_text)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from crc32c import crc32c
 
-from kera.client.partitioner import streamlet_of
+from kera.client.producing.partitioner import streamlet_of
 from kera.core.chunk import ChunkHeader, Codec, encode_chunk, encode_payload, place_chunk, verify_header
 from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence, UnknownStream
 from kera.core.rpc import api

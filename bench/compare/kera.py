@@ -19,9 +19,9 @@ from bench.common import IN_MEMORY
 from bench.compare.contestant import Command, Failed, Role
 from bench.compare.workload import Workload
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import KeraError
 from kera.core.settings import GIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 
 SEGMENT_BYTES = 8 * MIB
 MEMORY_BYTES = 2 * GIB

@@ -23,9 +23,9 @@ from bench.compare.workload import Workload
 from bench.experiments.setup import RECORD_BYTES, Experiment, Place, Point, Sample, Setup
 from kera.cli.bench._latency import Latencies
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import KeraError, UnknownStream
 from kera.core.settings import MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 
 PRODUCER_PROCESSES_MAX = 2
 """More producers share processes: two cores have no use for more, and each takes a second to start."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from bench.common import sample_chunk
 from bench.stages.part import RECORD_BYTES, Load, now_ns, since
 from kera.cli.bench._payload import make_batch, records_per_chunk
-from kera.client.push import PushConnection
+from kera.client.cluster.push import PushConnection
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
 from kera.core.chunk import Placement, encode_payload, place_chunk
@@ -139,7 +139,7 @@ class Cluster:
         self._stream = StreamDescription.from_message(stream_info(), [broker])
 
     async def stream(self, _name: str) -> StreamDescription:
-        """See `kera.client.cluster`; likewise all that follows."""
+        """See `kera.client.cluster.cluster`; likewise all that follows."""
         return self._stream
 
     async def stream_or_last_seen(self, _name: str) -> StreamDescription:

@@ -20,8 +20,8 @@ from bench.stages.around import (
     until_sent,
 )
 from bench.stages.part import Load, Samples, now_ns, since
-from kera.client.consumer import Consumer
-from kera.client.push import PushConnection
+from kera.client.cluster.push import PushConnection
+from kera.client.consuming.consumer import Consumer
 from kera.client.settings import ConsumerSettings
 from kera.core.push import VERSION, Decoder, Run, encode_runs
 from kera.core.rpc import api

@@ -9,7 +9,7 @@ from typing import Any
 from bench.stages.around import MESSAGE_BYTES_MAX, Cluster, batch_of, deliver, frame, header_of, until_sent
 from bench.stages.part import RECORD_BYTES, Load, Samples, now_ns, since
 from kera.cli.bench._payload import make_value
-from kera.client.producer import Producer
+from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kera.cli._format import Place, for_terminal, json_formatter, text_formatter
-from kera.client.records import records_of
+from kera.client.consuming.records import records_of
 from kera.client.types import ChunkBatch, StreamDescription
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch

@@ -40,9 +40,9 @@ from typing import Any
 import psutil
 
 from kera.client import Client, Producer
-from kera.client.local_cluster import RunningCluster
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import RunningCluster
 from tests.chaos.kill import Wrong, leaves
 from tests.chaos.push import Process, Slots, mapping
 from tests.integration.support import (

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Self
 
 from kera.client import DrainStatus
-from kera.client.local_cluster import LocalCluster
 from kera.core.errors import KeraError
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import LocalCluster
 from tests.chaos.kill import leaves
 from tests.integration.control_support import (
     DETECTION_S,

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client import Client, Position, StreamDescription
-from kera.client.local_cluster import LocalCluster
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, iterate_chunks, verify_chunk
 from kera.core.errors import CorruptChunk, DataLost, KeraError
 from kera.core.ids import EARLIEST
@@ -43,6 +42,7 @@ from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2, coordinator_pb2
 from tests.chaos.control import tell
 from tests.chaos.hostile_chunks import FOREIGN, KINDS, Kind, Target, impersonating

@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kera.client import Client
-from kera.client.local_cluster import RunningCluster
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import RunningCluster
 from tests.integration.support import (
     BROKER,
     Follower,

@@ -25,10 +25,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kera.client.local_cluster import LocalCluster
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import LocalCluster
 from tests.chaos.kill import Wrong
 from tests.namespaces import Host, hosts, why_not
 

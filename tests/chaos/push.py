@@ -40,10 +40,10 @@ import psutil
 
 from kera.broker.log.arena import HEAD_BYTES, ROW_BYTES
 from kera.client import EARLIEST, Client, Position
-from kera.client.local_cluster import RunningCluster
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import RunningCluster
 from tests.chaos.kill import Wrong, leaves
 from tests.integration.support import (
     BROKER,

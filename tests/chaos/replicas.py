@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from kera.client import Client
-from kera.client.local_cluster import RunningCluster
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import RunningCluster
 from tests.chaos.kill import leaves
 from tests.integration.replication_support import (
     Found,

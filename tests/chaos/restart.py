@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import LocalCluster
 from tests.chaos.kill import leaves
 from tests.integration.control_support import (
     Reader,

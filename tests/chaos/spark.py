@@ -31,9 +31,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from kera.client import Client, Producer
-from kera.client.local_cluster import RunningCluster
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
+from kera.local.cluster import RunningCluster
 from tests.integration.support import BROKER, keeping_cluster, tell, until
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kera.client.local_cluster import BROKER, LocalCluster
 from kera.core import chunk, record_batch
+from kera.local.cluster import BROKER, LocalCluster
 
 ROOT = Path(__file__).parents[2]
 """Where the package of this module is found."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 
 SHM = Path("/dev/shm")
 

@@ -28,9 +28,9 @@ from kera.client import (
     RecoveryDescription,
     StreamDescription,
 )
-from kera.client.local_cluster import LocalCluster
 from kera.core.errors import KeraError
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster
 from tests.integration.replication_support import Wrong, samples
 from tests.integration.support import number_of, until, value_of
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from kera.broker.log.scan import address_of
 from kera.client import Client, Delivery, Producer
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header
 from kera.core.header_table import as_headers
@@ -24,6 +23,7 @@ from kera.core.record_batch import decode_payload
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import backup_pb2, common_pb2
 from tests.integration.support import BROKER, TIMEOUT_S, arena_of, number_of, until, value_of
 from tests.replica_reading import ReplicasRead, read_replicas

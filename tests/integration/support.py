@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kera.client import Client, Consumer, Delivery, Position, Producer
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import DataLost
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 
 TIMEOUT_S = 60.0
 BROKER = "broker-1"

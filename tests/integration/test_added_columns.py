@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from kera.client import ChunkBatch, Client, Consumer, GroupConsumer
-from kera.client.local_cluster import RunningCluster
 from kera.core.errors import SchemaMismatch
+from kera.local.cluster import RunningCluster
 from tests.integration.support import keeping_cluster
 
 COLUMNS = pa.schema([pa.field("user", pa.string()), pa.field("fare", pa.int32(), nullable=False)])

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.client.local_cluster import RunningCluster
 from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import (
     RecordTooLarge,
@@ -28,6 +27,7 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import RunningCluster
 from kera.v1 import broker_pb2
 
 TIMEOUT_S = 60.0

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster
 from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.ids import PRODUCER_IDS
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.schema import DEFAULT_SCHEMA
+from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 
 BOUND_S = 60

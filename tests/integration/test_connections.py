@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from kera.client import Client
-from kera.client._supervisor_sync import run_in_thread
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.rpc import api
 from kera.core.rpc.address import split_address
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
+from kera.local.running import run_in_thread
 from kera.v1 import backup_pb2, broker_pb2
 
 DESCRIPTORS = 256

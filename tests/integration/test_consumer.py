@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, ClientSettings, Position
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import InvalidArgument, InvalidCursor, StreamletOutOfRange, Unavailable, UnknownStream
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 
 TIMEOUT_S = 30.0
 NEVER_MS = 60_000

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster
 from kera.core.errors import InvalidArgument, NotReplicated, TooFewBackups, Uncertain
+from kera.local.cluster import LocalCluster
 
 BOUND_S = 60
 ARENA = ("--arena-bytes", "16MiB", "--segment-bytes", "1MiB")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.support import BROKER, TIMEOUT_S, Follower, keeping_cluster, load, lose_host, read, until
 
 STREAMLETS = 2

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, GroupConsumer, LostGroup
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import DataLost, InvalidArgument, LeaseLost
 from kera.core.ids import EARLIEST, EntryId
 from kera.core.rpc import api
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import coordinator_pb2
 
 TIMEOUT_S = 60.0

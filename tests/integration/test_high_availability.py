@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.client.local_cluster import LocalCluster
 from kera.coordinator.store.leadership import LEADER
 from kera.coordinator.store.metadata import Record
 from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
@@ -24,6 +23,7 @@ from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
 from kera.core.settings import MIB
+from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 from kera.v1 import coordinator_pb2 as messages
 from tests.integration.support import until

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.client.local_cluster import LocalCluster
 from kera.core.errors import InvalidArgument
 from kera.core.settings import MIB
+from kera.local.cluster import LocalCluster
 from tests.integration.control_support import broker_id_of, connect, control_cluster
 
 TIMEOUT_S = 30.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.settings import MIB
+from kera.local.cluster import LocalCluster
 from tests.integration.control_support import (
     TIMEOUT_S,
     Reader,

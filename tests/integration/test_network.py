@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kera.client import Client, ClientSettings
-from kera.client.local_cluster import RunningCluster
 from kera.core.rpc.address import split_address
 from kera.core.rpc.frame_client import FrameChannel
+from kera.local.cluster import RunningCluster
 from tests.chaos import network
 from tests.integration.support import Follower, load, until
 from tests.namespaces import why_not

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kera.client import Client
-from kera.client.local_cluster import RunningCluster
+from kera.local.cluster import RunningCluster
 from kera.spark_connector.columns import columns_of
 from kera.spark_connector.streaming import KeraStreamReader
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from kera.client import EARLIEST, ChunkBatch, Client, ClientSettings, Producer
-from kera.client.local_cluster import RunningCluster
 from kera.core.errors import InvalidArgument
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import RunningCluster
 from tests.integration.support import (
     BROKER,
     TIMEOUT_S,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, ClientSettings, EntryId
-from kera.client.local_cluster import RunningCluster
+from kera.local.cluster import RunningCluster
 
 PRODUCERS = 4
 STREAMLETS = 8

@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 from kera.client import Client
-from kera.client.consumer import Consumer
-from kera.client.local_cluster import LocalCluster
+from kera.client.consuming.consumer import Consumer
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster
 from tests.integration.control_support import (
     TIMEOUT_S,
     broker_id_of,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kera.client import EARLIEST, Client, ConsumerSettings
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.errors import DataLost, UnknownStream
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.support import (
     BROKER,
     TIMEOUT_S,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster
 from kera.core.errors import InvalidArgument, StreamExists, UnknownStream
+from kera.local.cluster import LocalCluster
 from tests.integration.control_support import broker_id_of, connect, control_cluster, until_recovered
 
 TIMEOUT_S = 30.0

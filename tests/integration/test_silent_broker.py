@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client, ClientSettings, Record
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.support import load, number_of, until
 
 STREAMLETS = 2

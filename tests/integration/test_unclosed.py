@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kera.client import Client
-from kera.client.local_cluster import RunningCluster
+from kera.local.cluster import RunningCluster
 
 TIMEOUT_S = 60.0
 RECORDS = 300

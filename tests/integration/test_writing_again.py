@@ -6,7 +6,7 @@ from collections import Counter
 import pyarrow as pa
 
 from kera.client import PRODUCER_IDS, Appended, Appender, Client
-from kera.client.local_cluster import RunningCluster
+from kera.local.cluster import RunningCluster
 from kera.spark_connector.writing_lane import Lane
 from kera.spark_connector.writing_log import StreamletLog
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.client.encoding import check_rows, payloads, record_payloads, records_to_batch, timestamps
-from kera.client.partitioner import primary_keys, split_by_streamlet, streamlet_of
-from kera.client.producer import RECORD_OVERHEAD_BYTES, _bytes_of, _header_bytes
-from kera.client.record_message import write_message
-from kera.client.stream_writer import BATCH_OVERHEAD_BYTES
+from kera.client.producing.encoding import check_rows, payloads, record_payloads, records_to_batch, timestamps
+from kera.client.producing.partitioner import primary_keys, split_by_streamlet, streamlet_of
+from kera.client.producing.producer import RECORD_OVERHEAD_BYTES, _bytes_of, _header_bytes
+from kera.client.producing.record_message import write_message
+from kera.client.producing.stream_writer import BATCH_OVERHEAD_BYTES
 from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
 from kera.core.errors import RecordTooLarge
 from kera.core.record_batch import decode_payload

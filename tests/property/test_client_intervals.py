@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.client.intervals import cuts, merged_bounds, start_of_group
+from kera.client.cluster.intervals import cuts, merged_bounds, start_of_group
 from kera.client.types import Assignment, EntryBounds, Interval
 from kera.core.ids import Position
 

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kera.client.encoding import Payload
-from kera.client.lane import Failure, Lane, LaneIdentity, PendingChunk
-from kera.client.outcome import Outcome
+from kera.client.producing.encoding import Payload
+from kera.client.producing.lane import Failure, Lane, LaneIdentity, PendingChunk
+from kera.client.producing.outcome import Outcome
 from kera.core.chunk import Codec, read_header
 from kera.core.errors import (
     ArenaFull,

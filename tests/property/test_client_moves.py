@@ -5,8 +5,8 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kera.client.consumer import Consumer
-from kera.client.producer import Producer
+from kera.client.consuming.consumer import Consumer
+from kera.client.producing.producer import Producer
 from kera.client.settings import ConsumerSettings, ProducerSettings
 from tests.unit.client.fleet import Fleet
 from tests.unit.client.support import WAIT_S

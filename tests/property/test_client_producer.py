@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kera.client.producer import Producer
+from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.errors import Unavailable
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from kera.client.local_cluster import LocalCluster, RunningCluster
+from kera.local.cluster import LocalCluster, RunningCluster
 from kera.spark_connector import configure
 from tests.spark.support import Kera, with_kera
 

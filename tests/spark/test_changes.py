@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kera.client import Client
-from kera.client.local_cluster import LocalCluster, RunningCluster
 from kera.core.ids import Position
+from kera.local.cluster import LocalCluster, RunningCluster
 from tests.spark.support import Kera, Sent, both_engines, sent, start, wait_until
 
 pytestmark = both_engines

@@ -14,7 +14,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from kera.client.local_cluster import RunningCluster
+from kera.local.cluster import RunningCluster
 from kera.spark_connector import jar_path
 from tests.spark.support import Kera, Sent, wait_until
 

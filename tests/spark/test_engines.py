@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from kera.client.local_cluster import RunningCluster
+from kera.local.cluster import RunningCluster
 from kera.spark_connector import register
 from tests.spark.support import Kera, Sent, sent, start
 

@@ -24,7 +24,6 @@ from pyspark.sql import SparkSession
 
 import kera.spark_connector as connector
 from kera.client import ChunkBatch, Client
-from kera.client.local_cluster import RunningCluster
 from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES, read_header
 from kera.core.ids import Position
@@ -32,6 +31,7 @@ from kera.core.process import node_id
 from kera.core.push import ALIVE, HEAD, VERSION, Kind, encode
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.settings import KIB, MIB
+from kera.local.cluster import RunningCluster
 from kera.v1 import common_pb2, push_pb2
 from tests.integration.support import BROKER, keeping_cluster, metric
 from tests.spark.fake_broker import (

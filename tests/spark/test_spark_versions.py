@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kera.client.local_cluster import LocalCluster
 from kera.core.settings import MIB
+from kera.local.cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("version_job.py")

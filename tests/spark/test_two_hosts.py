@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kera.client._supervisor_sync import run_in_thread
-from kera.client.local_cluster import LocalCluster
+from kera.local.cluster import LocalCluster
+from kera.local.running import run_in_thread
 from tests.namespaces import Host, hosts, why_not
 from tests.spark import standalone
 from tests.spark.standalone import Place, Standalone

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kera.client import Client, Record
-from kera.client.partitioner import streamlet_of
+from kera.client.producing.partitioner import streamlet_of
 from tests.chaos import spark_job
 from tests.spark.support import Kera, wait_until
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.cli._run import UsageError
-from kera.client.values import rows_of
+from kera.client.consuming.values import rows_of
 
 if TYPE_CHECKING:
     from kera.client import StreamDescription

@@ -19,7 +19,7 @@ from kera.cli._lazy import add_lazy_command
 from kera.cli._run import extra
 
 _SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"
-"""Set by `kera.client._supervisor`, which is not imported: a daemon needs nothing of the client."""
+"""Set by `kera.local.child`, which is not imported: a daemon needs nothing of the client."""
 
 
 class Daemon(NamedTuple):

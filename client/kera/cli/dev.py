@@ -17,7 +17,7 @@ from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, plural
 
 if TYPE_CHECKING:
-    from kera.client.local_cluster import ChildDeath, LocalCluster
+    from kera.local.cluster import ChildDeath, LocalCluster
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -46,7 +46,7 @@ def dev(
 
     Any other setting of a daemon can be given through its environment variable (see kera broker --help).
     """
-    from kera.client.local_cluster import LocalCluster
+    from kera.local.cluster import LocalCluster
 
     if (replication or 0) > backups:
         raise UsageError(f"--replication {replication} needs --backups {replication}, or more")

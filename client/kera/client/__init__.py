@@ -3,9 +3,8 @@
 Start with `Client.connect`. Everything public is here; modules below this one are the SDK's own.
 """
 
-from kera.client.admin import Admin
-from kera.client.appender import Appended, Appender
-from kera.client.applications import (
+from kera.client.admin.admin import Admin
+from kera.client.admin.applications import (
     ApplicationDescription,
     ApplicationSummary,
     EntryProgress,
@@ -13,9 +12,7 @@ from kera.client.applications import (
     Lag,
     MemberDescription,
 )
-from kera.client.client import Client
-from kera.client.consumer import Consumer
-from kera.client.control import (
+from kera.client.admin.control import (
     BrokerLoad,
     DrainStatus,
     Moved,
@@ -23,10 +20,13 @@ from kera.client.control import (
     RecoveryDescription,
     StreamletMove,
 )
-from kera.client.group_consumer import GroupConsumer, LostGroup
-from kera.client.group_settings import GroupSettings
-from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds
-from kera.client.producer import Producer
+from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
+from kera.client.client import Client
+from kera.client.consuming.consumer import Consumer
+from kera.client.consuming.group_consumer import GroupConsumer, LostGroup
+from kera.client.consuming.group_settings import GroupSettings
+from kera.client.producing.appender import Appended, Appender
+from kera.client.producing.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import (
     Assignment,

@@ -9,18 +9,18 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from kera.client import arguments
-from kera.client.admin import Admin
-from kera.client.appender import Appender
-from kera.client.applications import report_cursors
-from kera.client.cluster import Cluster
-from kera.client.consumer import Consumer, End, Start
-from kera.client.feed import Feed, read_again
-from kera.client.fetch import NewerSchema, Overwritten, Wanted, batches_of
-from kera.client.group_consumer import GroupConsumer, LostGroup
-from kera.client.group_settings import GroupSettings
-from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.admin.admin import Admin
+from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import NewerSchema, Overwritten, Wanted, batches_of
+from kera.client.consuming.committed import report_cursors
+from kera.client.consuming.consumer import Consumer, End, Start
+from kera.client.consuming.feed import Feed, read_again
+from kera.client.consuming.group_consumer import GroupConsumer, LostGroup
+from kera.client.consuming.group_settings import GroupSettings
 from kera.client.positions import Positions, check_position
-from kera.client.producer import Producer
+from kera.client.producing.appender import Appender
+from kera.client.producing.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
 from kera.core.ids import EntryId, Position

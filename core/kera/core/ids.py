@@ -26,7 +26,8 @@ Epoch = NewType("Epoch", int)
 
 
 PRODUCER_IDS = range(1 << 63, 1 << 64)
-"""Of writers that choose their ids themselves, see ``kera.client.appender``. The coordinator gives lower ones."""
+"""Of writers that choose their ids themselves, see ``kera.client.producing.appender``. The coordinator gives lower
+ones."""
 PRODUCER_EPOCHS = 1 << 12
 """How many epochs in a row are an instance's of a named producer: the coordinator gives out the first of them, the
 lanes of the instance take later ones when they must. So all epochs of a later instance are above all of an earlier

@@ -29,7 +29,7 @@ from kera.spark_connector.pieces import broker_as_json
 
 if TYPE_CHECKING:
     from kera.client import Client, StreamDescription
-    from kera.client.retry import Patience
+    from kera.client.cluster.retry import Patience
 
 READERS_MAX = 10_000
 """So many are remembered. Who is forgotten is as patient as at the beginning."""
@@ -127,7 +127,7 @@ class Router:
 
     async def route(self, client: Client, asked: Asked) -> dict[str, Any]:
         """Where to go on; raises what ends the task."""
-        from kera.client.retry import of_broker
+        from kera.client.cluster.retry import of_broker
 
         patience = self._patience_of(asked)
         if asked.progressed:
@@ -164,7 +164,7 @@ class Router:
         known = self._patience.pop(asked.reader, None)
         if known is None:
             from kera.client import ClientSettings
-            from kera.client.retry import Patience
+            from kera.client.cluster.retry import Patience
 
             known = Patience(ClientSettings.load())
         self._patience[asked.reader] = known

@@ -22,9 +22,9 @@ missing in the chunks before it: all stored chunks together never have a row mor
 attempt ends when no row is left that is not in a chunk which it has seen: then they have all rows. Nobody has to be
 shut out for that, and any number of attempts may run side by side, end anywhere and come back.
 
-An answer that was lost is no case of its own: the chunk is sent again (``kera.client.appender``), found to be there,
-read, and found to be ours. When the rows come in the same order as the first time, chunks are the same or at least
-begin with the same rows, which is seen without looking at rows one by one.
+An answer that was lost is no case of its own: the chunk is sent again (``kera.client.producing.appender``), found to be
+there, read, and found to be ours. When the rows come in the same order as the first time, chunks are the same or at
+least begin with the same rows, which is seen without looking at rows one by one.
 
 If a query is not deterministic (a random number, the time of day), rows of an earlier attempt may stay that this one
 does not have. Then no row of this attempt is missing, but there are more than those: at least once, not exactly once.

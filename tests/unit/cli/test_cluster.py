@@ -24,7 +24,7 @@ from kera.client import (
     RecoveryDescription,
     StreamletMove,
 )
-from kera.client.local_cluster import LocalCluster
+from kera.local.cluster import LocalCluster
 
 MIB = 1 << 20
 BROKER = BrokerDescription(1, "node/boot", "h:1", "h:2", "", 8 * MIB, 256 * MIB, alive=True)

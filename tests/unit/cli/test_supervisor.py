@@ -1,4 +1,4 @@
-"""`kera.client._supervisor` and its log reader, with small programs in place of daemons."""
+"""`kera.local.child` and its log reader, with small programs in place of daemons."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kera.client._supervisor import Child, ChildStartError
-from kera.client._supervisor_log import log_tail
 from kera.core.errors import InternalError
+from kera.local.child import Child, ChildStartError
+from kera.local.log_tail import log_tail
 
 READY = """
 import json, os, sys
@@ -221,7 +221,7 @@ def test_a_child_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     supervisor_program = f"""
 import asyncio, json, os, sys
 from pathlib import Path
-from kera.client._supervisor import Child
+from kera.local.child import Child
 async def main():
     argv = [sys.executable, "-c", {child_program!r}]
     child = Child("stub", argv, env=os.environ, log_path=Path({str(tmp_path)!r}, "log"))

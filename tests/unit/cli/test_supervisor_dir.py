@@ -1,4 +1,4 @@
-"""`kera.client._supervisor_dir`: one supervisor per directory, nothing left of killed ones."""
+"""`kera.local.directory`: one supervisor per directory, nothing left of killed ones."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kera.client._supervisor_dir import ClusterDirectory, DirectoryInUse, remove_abandoned
 from kera.core.errors import PathNotWritable
+from kera.local.directory import ClusterDirectory, DirectoryInUse, remove_abandoned
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_what_a_killed_supervisor_has_left_is_removed_and_what_is_in_use_is_kept
     program = (
         "import os, signal, tempfile\n"
         f"tempfile.tempdir = {str(tmp_path)!r}\n"
-        "from kera.client._supervisor_dir import ClusterDirectory\n"
+        "from kera.local.directory import ClusterDirectory\n"
         "directory = ClusterDirectory.make_temporary()\n"
         "print(directory.path, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kera.client.producer import Producer
+from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.v1 import common_pb2
 from tests.unit.client.support import FakeCluster

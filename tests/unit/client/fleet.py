@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kera.client.cluster import Cluster
+from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import Interval, StreamDescription
 from kera.core.chunk import HEADER_BYTES, Placement, iterate_chunks, place_chunk

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kera.broker.log.arena import Arena
-from kera.client.cluster import Cluster
+from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
 from kera.core.errors import KeraError

@@ -20,7 +20,7 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.client.locality import Locality
+from kera.client.cluster.locality import Locality
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import ChunkHeader, iterate_chunks
@@ -212,7 +212,7 @@ def _answer(future: asyncio.Future[Any], reply: Reply[Any]) -> None:
 
 
 class FakeCluster:
-    """Stands in for `kera.client.cluster.Cluster`: one broker, in this process."""
+    """Stands in for `kera.client.cluster.cluster.Cluster`: one broker, in this process."""
 
     def __init__(
         self, directory: Path, *infos: common_pb2.StreamInfo, segment_bytes: int = SEGMENT_BYTES, slots: int = 64

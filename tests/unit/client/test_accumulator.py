@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kera.client.accumulator import Accumulator
-from kera.client.outcome import Outcome
+from kera.client.producing.accumulator import Accumulator
+from kera.client.producing.outcome import Outcome
 from kera.client.types import Delivery
 from kera.core.errors import ClosedError
 from kera.core.ids import EntryId, Position

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kera.client.admin import Admin
-from kera.client.cluster import Cluster
-from kera.client.control import BrokerLoad, DrainStatus, StreamletMove
+from kera.client.admin.admin import Admin
+from kera.client.admin.control import BrokerLoad, DrainStatus, StreamletMove
+from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import BackupDescription, StreamDescription
 from kera.core.errors import InvalidArgument

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client
-from kera.client.appender import Appended, Appender
+from kera.client.producing.appender import Appended, Appender
 from kera.client.settings import ClientSettings
 from kera.core.errors import (
     InvalidArgument,
@@ -145,7 +145,7 @@ async def test_rows_are_split_as_a_producer_splits_them(make_cluster: MakeCluste
 
     parts = dict(made.split(batch, keyless=3))
 
-    from kera.client.partitioner import streamlet_of
+    from kera.client.producing.partitioner import streamlet_of
 
     for streamlet, some in parts.items():
         for row in some.to_pylist():

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from kera.client.applications import report_cursors
-from kera.client.cluster import Cluster
+from kera.client.cluster.cluster import Cluster
+from kera.client.consuming.committed import report_cursors
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import Method
 from tests.unit.client.support import description
@@ -22,7 +22,7 @@ class Asked:
 
 
 async def test_cursors_of_many_streamlets_are_reported_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.client.applications.CURSORS_MAX", 6)
+    monkeypatch.setattr("kera.client.admin.applications.CURSORS_MAX", 6)
     stream, cluster = description(streamlets=7, entries=2), Asked()
     positions = {EntryId(stream.stream_id, number, 1): Position(number + 1, 1, 0) for number in range(7)}
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kera.client import Client, ClientSettings, arguments
-from kera.client.appender import Appender
-from kera.client.cluster import Cluster
-from kera.client.locating import ChunkQuery
-from kera.client.producer import Producer
+from kera.client.admin.locating import ChunkQuery
+from kera.client.cluster.cluster import Cluster
+from kera.client.producing.appender import Appender
+from kera.client.producing.producer import Producer
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
 from tests.unit.client.conftest import MakeCluster, MakeProducer

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kera.client import cluster as module
-from kera.client.admin import Admin
-from kera.client.cluster import Cluster
+from kera.client.admin.admin import Admin
+from kera.client.cluster import cluster as module
+from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.core.errors import NotOwner, StreamExists, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position

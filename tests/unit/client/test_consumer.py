@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client.consumer import Consumer
+from kera.client.consuming.consumer import Consumer
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import ClosedError, CorruptChunk, InvalidArgument, StreamletOutOfRange, Uncertain, UnknownStream

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kera.client.admin import Admin
-from kera.client.cluster import Cluster
+from kera.client.admin.admin import Admin
+from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.errors import (

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from kera.client.arrow_input import as_type, null_column
-from kera.client.encoding import check_rows, conform, payloads, records_to_batch
-from kera.client.record_message import write_message
+from kera.client.producing.encoding import check_rows, conform, payloads, records_to_batch
+from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
 from kera.core.errors import RecordTooLarge, SchemaMismatch

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from kera.client.client import Client
-from kera.client.consumer import Consumer
-from kera.client.feed import Feed
-from kera.client.fetch import Wanted
-from kera.client.read_session import Given, ReadSession
+from kera.client.cluster.fetch import Wanted
+from kera.client.cluster.read_session import Given, ReadSession
+from kera.client.consuming.consumer import Consumer
+from kera.client.consuming.feed import Feed
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import ClosedError, InvalidArgument, NotOwner, Recovering, Unavailable, UnknownStream

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ByteSize
 
-from kera.client.fetch import Fetched, Fetcher, NewerSchema, Wanted, batches_of
+from kera.client.cluster.fetch import Fetched, Fetcher, NewerSchema, Wanted, batches_of
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch
 from kera.core.chunk import HEADER_BYTES, Codec, encode_chunk, encode_payload, place_chunk

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 from kera.broker.log.read_plan import ordinal_of
-from kera.client import group_consumer
-from kera.client.applications import Lag, describe_application, reset_application
-from kera.client.group_consumer import GroupConsumer
-from kera.client.group_discovery import look_around
-from kera.client.group_settings import GroupSettings
+from kera.client.admin.applications import Lag, describe_application, reset_application
+from kera.client.consuming import group_consumer
+from kera.client.consuming.group_consumer import GroupConsumer
+from kera.client.consuming.group_discovery import look_around
+from kera.client.consuming.group_settings import GroupSettings
 from kera.core.clock import SystemClock
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, LeaseLost, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -299,7 +299,7 @@ async def test_each_group_tells_its_own_part_of_a_gap(
 async def test_what_is_much_to_commit_is_told_in_several_rounds(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.client.group_consumer.STEPS_MAX", 2)
+    monkeypatch.setattr("kera.client.consuming.group_consumer.STEPS_MAX", 2)
     await fill()
     consumer = make_consumer(commit_interval_ms=0)
     assert sorted(await take_batches(consumer, ROWS)) == list(range(ROWS))
@@ -317,7 +317,7 @@ async def test_what_is_much_to_commit_is_told_in_several_rounds(
 async def test_who_leaves_with_much_to_tell_does_so_in_several_requests(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.client.group_consumer.STEPS_MAX", 1)
+    monkeypatch.setattr("kera.client.consuming.group_consumer.STEPS_MAX", 1)
     for _ in range(10):
         await fill(5)
     consumer = make_consumer(commit_interval_ms=60_000)
@@ -489,7 +489,7 @@ async def test_an_application_is_not_put_behind_the_end(
 async def test_an_application_of_many_streamlets_is_put_elsewhere_in_several_requests(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.client.applications.CURSORS_MAX", 2)
+    monkeypatch.setattr("kera.client.admin.applications.CURSORS_MAX", 2)
     for _ in range(10):
         await fill(5)
     consumer = make_consumer()

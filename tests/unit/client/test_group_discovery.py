@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kera.client import applications
-from kera.client.applications import unread
-from kera.client.group_discovery import GROUPS_MAX, Finds, list_groups, look_around
-from kera.client.intervals import start_of_group
+from kera.client.admin import applications
+from kera.client.admin.applications import unread
+from kera.client.cluster.intervals import start_of_group
+from kera.client.consuming.group_discovery import GROUPS_MAX, Finds, list_groups, look_around
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
 from kera.coordinator.consumer_groups.application import LOOKS_MAX
@@ -251,7 +251,7 @@ def test_where_lag_is_measured() -> None:
 
 
 def test_so_much_is_told_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.client.group_discovery.TOLD_MAX", 4)
+    monkeypatch.setattr("kera.client.consuming.group_discovery.TOLD_MAX", 4)
     starts = [application_pb2.StreamletStart(streamlet_id=at, cursors=[cursor(1, 1, 0)] * 3) for at in range(3)]
     seen = [application_pb2.SeenGroups(streamlet_id=at, groups=[application_pb2.SeenGroup()] * 2) for at in range(3)]
     finds = Finds(list(starts), list(seen))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kera.client import group_feed
-from kera.client import push as push_module
-from kera.client.group_feed import Found, GroupFeed, GroupKey
-from kera.client.group_settings import GroupSettings
+from kera.client.cluster import push as push_module
+from kera.client.consuming import group_feed
+from kera.client.consuming.group_feed import Found, GroupFeed, GroupKey
+from kera.client.consuming.group_settings import GroupSettings
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EntryId, Position
 from tests.unit.client.fleet import STREAM_ID

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kera.client.intervals import cuts, merged_bounds, start_of_group
+from kera.client.cluster.intervals import cuts, merged_bounds, start_of_group
 from kera.client.types import Assignment, EntryBounds, Interval, StreamDescription
 from kera.core.ids import EARLIEST, Position
 from kera.v1 import common_pb2

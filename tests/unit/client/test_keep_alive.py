@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kera.client.keep_alive import KeepAlive
+from kera.client.consuming.keep_alive import KeepAlive
 from kera.core.clock import boottime_s
 from kera.core.errors import NotLeader, Unavailable
 from kera.core.rpc import Call, Reply, api

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from kera.client.encoding import Payload
-from kera.client.lane import Lane, LaneIdentity, PendingChunk
-from kera.client.outcome import Outcome
+from kera.client.producing.encoding import Payload
+from kera.client.producing.lane import Lane, LaneIdentity, PendingChunk
+from kera.client.producing.outcome import Outcome
 from kera.core.chunk import Codec, read_header
 from kera.core.errors import (
     ArenaFull,

@@ -1,4 +1,4 @@
-"""`kera.client.local_cluster`: what it starts, in which order and how; with small programs in place of daemons."""
+"""`kera.local.cluster`: what it starts, in which order and how; with small programs in place of daemons."""
 
 import json
 import sys
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kera.client.local_cluster import LocalCluster
 from kera.core.errors import InvalidArgument
+from kera.local.cluster import LocalCluster
 
 DAEMON = """
 import json, os, signal, sys

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kera.broker.serving import lookups
-from kera.client import locating
-from kera.client.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.admin import locating
+from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.core.errors import (
     DataLost,
     InvalidArgument,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from kera.client.partitioner import primary_keys, split_by_streamlet, streamlet_of
+from kera.client.producing.partitioner import primary_keys, split_by_streamlet, streamlet_of
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kera.client import sender
-from kera.client.accumulator import Accumulator
-from kera.client.outcome import Outcome
-from kera.client.partitioner import streamlet_of
-from kera.client.producer import Producer
+from kera.client.producing import sender
+from kera.client.producing.accumulator import Accumulator
+from kera.client.producing.outcome import Outcome
+from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.clock import FakeClock
 from kera.core.errors import (

@@ -12,14 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client import consumer as consumer_module
-from kera.client import feed, fetch, locality
-from kera.client import push as push_module
 from kera.client.client import Client
-from kera.client.consumer import Consumer
-from kera.client.fetch import Overwritten, Wanted, batches_of
-from kera.client.push import LaneEnd, PushConnection
-from kera.client.records import records_of
+from kera.client.cluster import fetch, locality
+from kera.client.cluster import push as push_module
+from kera.client.cluster.fetch import Overwritten, Wanted, batches_of
+from kera.client.cluster.push import LaneEnd, PushConnection
+from kera.client.consuming import consumer as consumer_module
+from kera.client.consuming import feed
+from kera.client.consuming.consumer import Consumer
+from kera.client.consuming.records import records_of
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, PushedSlot, Record, StreamDescription
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner, Unavailable

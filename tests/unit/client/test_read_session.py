@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kera.client.fetch import Wanted, batches_of
-from kera.client.read_session import Given, ReadSession
+from kera.client.cluster.fetch import Wanted, batches_of
+from kera.client.cluster.read_session import Given, ReadSession
 from kera.client.settings import ConsumerSettings
 from kera.core.errors import KeraError, ProtocolError, Uncertain
 from kera.core.ids import EARLIEST, EntryId, Position
@@ -163,7 +163,7 @@ async def test_more_ranges_than_a_request_takes_are_told_in_several(
     wide: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """Also when the broker keeps no session: then each begin has others."""
-    monkeypatch.setattr("kera.client.read_session.RANGES_MAX", 2)
+    monkeypatch.setattr("kera.client.cluster.read_session.RANGES_MAX", 2)
     if not kept:
         monkeypatch.setattr("kera.broker.serving.read_sessions.CONNECTION_RANGES_MAX", 1)
     producer = make_producer(wide, chunk_bytes_max=1024)

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client.records import records_of
+from kera.client.consuming.records import records_of
 from kera.client.types import ChunkBatch, StreamDescription
 from kera.core.chunk import encode_chunk, encode_payload, read_header
 from kera.core.ids import EntryId, Position

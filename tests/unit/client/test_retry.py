@@ -2,7 +2,7 @@
 
 import pytest
 
-from kera.client.retry import (
+from kera.client.cluster.retry import (
     ROUTE_PAUSE_S_MAX,
     Patience,
     backoff_s,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kera.client.producer import Producer
+from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.errors import (
     ClosedError,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from kera.client.partitioner import streamlet_of
+from kera.client.producing.partitioner import streamlet_of
 from kera.core.chunk import HEADER_BYTES, PLACEMENT_AT, ChunkHeader, Codec, Flags, encode_chunk, verify_chunk
 from kera.core.errors import CorruptChunk
 from kera.core.record_batch import decode_payload

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kera.client import ClientSettings
-from kera.client.retry import Patience
+from kera.client.cluster.retry import Patience
 from kera.core.errors import (
     CorruptChunk,
     DataLost,

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from kera.client import Appended, StreamDescription
-from kera.client.partitioner import streamlet_of
+from kera.client.producing.partitioner import streamlet_of
 from kera.core.errors import KeraError, ProducerFenced, SchemaMismatch, Unavailable, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.spark_connector import writing_task

@@ -389,7 +389,7 @@ def _refuse_impostor(stored: ChunkHeader, header: ChunkHeader) -> None:
     """Raise `ProducerFenced` for a chunk that is no repeat, though another with its sequence is stored.
 
     To call it a repeat would acknowledge records that are nowhere. Those who choose their ids themselves send other
-    records with the same sequence on purpose, and look at what is there: see ``kera.client.appender``.
+    records with the same sequence on purpose, and look at what is there: see ``kera.client.producing.appender``.
     """
     if stored.payload_crc32c != header.payload_crc32c and header.producer_id not in PRODUCER_IDS:
         raise ProducerFenced(

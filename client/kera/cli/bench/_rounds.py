@@ -95,7 +95,7 @@ async def _cluster(settings: BenchSettings) -> AsyncIterator[Place]:
     if settings.bootstrap is not None:
         yield Place(settings.bootstrap, [], own=False)
         return
-    from kera.client.local_cluster import LocalCluster
+    from kera.local.cluster import LocalCluster
 
     arena_bytes = arena_bytes_of(settings, SEGMENT_BYTES)
     backup_memory_bytes = backup_memory_bytes_of(settings, SEGMENT_BYTES)

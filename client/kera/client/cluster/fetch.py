@@ -1,7 +1,7 @@
 """Fetching chunks: one request to a broker, its answer; and the chunks of what has come, however it came, as batches.
 
-The bytes of an answer are in memory of its own. Those of a run that was pushed (``kera.client.push``) are in the
-broker's arena. Either way they are Arrow buffers, and each chunk's batch refers to a slice of one, without a copy.
+The bytes of an answer are in memory of its own. Those of a run that was pushed (``kera.client.cluster.push``) are in
+the broker's arena. Either way they are Arrow buffers, and each chunk's batch refers to a slice of one, without a copy.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from kera.client.push import PushConnection
+from kera.client.cluster.push import PushConnection
 from kera.client.settings import ClientSettings, SharedMemory
 from kera.client.types import BrokerDescription
 from kera.core.errors import InvalidArgument, KeraError, Unavailable

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from kera.client.accumulator import Accumulator
-from kera.client.encoding import too_large
-from kera.client.lane import Lane, LaneIdentity
-from kera.client.partitioner import primary_keys, split_by_streamlet
-from kera.client.routes import Route
+from kera.client.producing.accumulator import Accumulator
+from kera.client.producing.encoding import too_large
+from kera.client.producing.lane import Lane, LaneIdentity
+from kera.client.producing.partitioner import primary_keys, split_by_streamlet
+from kera.client.producing.routes import Route
 from kera.client.types import StreamDescription, streamlet_number
 from kera.core.errors import KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
 
 if TYPE_CHECKING:
-    from kera.client.producer import Producer
+    from kera.client.producing.producer import Producer
 
 BATCH_OVERHEAD_BYTES = 1024
 """Chunk header, and what Arrow adds to a batch of one row; estimated from above."""

@@ -13,8 +13,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from kera.client.batches import RANGES_MAX
-from kera.client.fetch import Fetched, Wanted
+from kera.client.cluster.batches import RANGES_MAX
+from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.types import fill_cursor, position_of
 from kera.core.errors import ProtocolError, SessionLost
 from kera.core.rpc import Channel, api

@@ -28,8 +28,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kera.client.encoding import Payload
-from kera.client.outcome import Outcome
+from kera.client.producing.encoding import Payload
+from kera.client.producing.outcome import Outcome
 from kera.core.chunk import Codec, EncodedChunk, encode_chunk
 from kera.core.errors import KeraError, NotAccepted, OutOfSequence, Uncertain, invariant
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from kera.client.outcome import Outcome
+from kera.client.producing.outcome import Outcome
 from kera.client.types import Delivery
 from kera.core.errors import KeraError
 

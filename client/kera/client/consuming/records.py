@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kera.client.consuming.values import rows_of
 from kera.client.types import ChunkBatch, Record, StreamDescription
-from kera.client.values import rows_of
 
 _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
 """What `Record._make` does, in half the time; there are as many fields as columns in `_default`."""

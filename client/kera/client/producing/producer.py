@@ -19,17 +19,17 @@ from typing import Any, Self
 import pyarrow as pa
 
 from kera.client import arguments
-from kera.client.accumulator import Accumulator, Pending
 from kera.client.arrow_input import Columns, record_batches
-from kera.client.cluster import Cluster
-from kera.client.encoding import Payload, check_rows, conform, payloads, record_payloads, timestamps
-from kera.client.lane import LAST_EPOCH, Lane, PendingChunk
-from kera.client.outcome import Outcome, Stored
-from kera.client.partitioner import streamlet_of
-from kera.client.routes import Routes
-from kera.client.sender import Sender
+from kera.client.cluster.cluster import Cluster
+from kera.client.producing.accumulator import Accumulator, Pending
+from kera.client.producing.encoding import Payload, check_rows, conform, payloads, record_payloads, timestamps
+from kera.client.producing.lane import LAST_EPOCH, Lane, PendingChunk
+from kera.client.producing.outcome import Outcome, Stored
+from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.routes import Routes
+from kera.client.producing.sender import Sender
+from kera.client.producing.stream_writer import ProducerIdentity, StreamWriter
 from kera.client.settings import ProducerSettings
-from kera.client.stream_writer import ProducerIdentity, StreamWriter
 from kera.client.types import Delivery, StreamDescription, durability_value
 from kera.client.unclosed import Guard, Loss
 from kera.core.clock import Clock, SystemClock

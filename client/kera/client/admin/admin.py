@@ -9,7 +9,7 @@ from typing import Literal
 import pyarrow as pa
 
 from kera.client import arguments
-from kera.client.applications import (
+from kera.client.admin.applications import (
     ApplicationDescription,
     ApplicationSummary,
     ResetTo,
@@ -18,8 +18,7 @@ from kera.client.applications import (
     list_applications,
     reset_application,
 )
-from kera.client.cluster import Cluster
-from kera.client.control import (
+from kera.client.admin.control import (
     BrokerLoad,
     DrainStatus,
     Moved,
@@ -27,6 +26,7 @@ from kera.client.control import (
     RecoveryDescription,
     StreamletMove,
 )
+from kera.client.cluster.cluster import Cluster
 from kera.client.positions import Positions, check_place
 from kera.client.types import ClusterDescription, StreamDescription, durability_value
 from kera.core.errors import InvalidArgument, Uncertain, UnknownStream

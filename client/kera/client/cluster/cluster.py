@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client import arguments
-from kera.client.batches import CURSORS_MAX, batched
-from kera.client.intervals import cuts, merged_bounds
-from kera.client.locality import Locality
-from kera.client.retry import is_route_error, of_broker, retrying
+from kera.client.cluster.batches import CURSORS_MAX, batched
+from kera.client.cluster.intervals import cuts, merged_bounds
+from kera.client.cluster.locality import Locality
+from kera.client.cluster.retry import is_route_error, of_broker, retrying
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import (
     BackupDescription,

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from kera.client.fetch import Fetched, Wanted
+from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.types import PushedSlot, fill_cursor, position_of
 from kera.core.errors import InvalidArgument, KeraError, ProtocolError, Unavailable
 from kera.core.ids import Position

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Cluster(Protocol):
+class _Cluster(Protocol):
     """What is needed of a `LocalCluster`."""
 
     @property
@@ -38,7 +38,7 @@ class Cluster(Protocol):
 class RunningCluster:
     """A started `LocalCluster` whose methods block."""
 
-    def __init__(self, cluster: Cluster, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, cluster: _Cluster, loop: asyncio.AbstractEventLoop) -> None:
         self._cluster = cluster
         self._loop = loop
 
@@ -84,7 +84,7 @@ class RunningCluster:
 
 
 @contextlib.contextmanager
-def run_in_thread(cluster: Cluster) -> Iterator[RunningCluster]:
+def run_in_thread(cluster: _Cluster) -> Iterator[RunningCluster]:
     """Start `cluster` on a loop of its own, and stop it at the end of the block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="kera-local-cluster", daemon=True)

@@ -11,12 +11,12 @@ from itertools import chain
 from typing import Literal, Self, get_args
 
 from kera.client import arguments
-from kera.client.applications import committed_cursors, report_cursors
-from kera.client.cluster import Cluster
-from kera.client.feed import Feed, read_again
-from kera.client.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
+from kera.client.consuming.committed import committed_cursors, report_cursors
+from kera.client.consuming.feed import Feed, read_again
+from kera.client.consuming.records import records_of
 from kera.client.positions import Positions, check_place, check_streamlets
-from kera.client.records import records_of
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch, Record, StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, KeraError

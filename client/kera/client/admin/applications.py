@@ -10,12 +10,13 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from kera.client import arguments
-from kera.client.batches import CURSORS_MAX, RESET_STREAMLETS_MAX, batched
-from kera.client.cluster import Cluster
-from kera.client.group_discovery import list_groups
-from kera.client.intervals import start_of_group
+from kera.client.cluster.batches import CURSORS_MAX, batched
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.intervals import start_of_group
+from kera.client.cluster.retry import is_route_error, of_broker, retrying
+from kera.client.consuming.committed import streamlets_max
+from kera.client.consuming.group_discovery import list_groups
 from kera.client.positions import check_place
-from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
 from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
@@ -174,7 +175,7 @@ async def reset_application(cluster: Cluster, name: str, stream_name: str, to: R
         for entry, target in enumerate(targets):
             fill_cursor(start.cursors.add(), stream.entry_id(streamlet_id, entry), Position(*target.position))
             start.records.add(record=target.record)
-    for some in batched(starts, _streamlets_max(stream)):
+    for some in batched(starts, streamlets_max(stream)):
         await cluster.ask(
             api.RESET_APPLICATION,
             application_pb2.ResetApplicationRequest(application_id=name, force=force, starts=some),
@@ -213,45 +214,6 @@ async def delete_application(cluster: Cluster, name: str, *, idle_ms: int = 0) -
     idle_ms = arguments.whole("idle_ms", idle_ms, 0, arguments.UINT64_MAX)
     request = application_pb2.DeleteApplicationRequest(application_id=name, idle_ms=idle_ms)
     await cluster.ask(api.DELETE_APPLICATION, request)
-
-
-async def report_cursors(
-    cluster: Cluster,
-    name: str,
-    stream: StreamDescription,
-    positions: Mapping[EntryId, Position],
-    *,
-    unnamed: bool = False,
-) -> None:
-    """Have the coordinator know how far a consumer is that reads for an application alone. Cursors never go back.
-
-    Raises `InvalidArgument` when consumers that share the stream are active in the application.
-    """
-    streamlet_ids = sorted({entry.streamlet_id for entry in positions})
-    for some in batched(streamlet_ids, _streamlets_max(stream)):
-        request = application_pb2.ResetApplicationRequest(application_id=name, forward_only=True, unnamed=unnamed)
-        for streamlet_id in some:
-            start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
-            for number in range(stream.config.entries):
-                entry = EntryId(stream.stream_id, streamlet_id, number)
-                fill_cursor(start.cursors.add(), entry, positions.get(entry, EARLIEST))
-        await cluster.ask(api.RESET_APPLICATION, request)
-
-
-def _streamlets_max(stream: StreamDescription) -> int:
-    """Of one request that puts an application elsewhere."""
-    return max(1, min(RESET_STREAMLETS_MAX, CURSORS_MAX // stream.config.entries))
-
-
-async def committed_cursors(cluster: Cluster, name: str, stream: StreamDescription) -> dict[EntryId, Position]:
-    """How far an application is in a stream; entries that it has not begun are left out. Raises `InvalidArgument`."""
-    if not name:
-        raise InvalidArgument("what was committed is an application's; name it with application_id")
-    request = application_pb2.FetchApplicationRequest(application_id=name, stream_id=stream.stream_id)
-    answer = await cluster.ask(api.FETCH_APPLICATION, request)
-    return {
-        EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry): position_of(cursor) for cursor in answer.cursors
-    }
 
 
 async def _names(cluster: Cluster) -> dict[int, str]:

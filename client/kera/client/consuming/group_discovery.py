@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kera.client.cluster import Cluster
-from kera.client.intervals import merged_bounds
-from kera.client.retry import is_route_error, of_broker, retrying
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.intervals import merged_bounds
+from kera.client.cluster.retry import is_route_error, of_broker, retrying
 from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
 from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, EntryId

@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from kera.client.cluster import Cluster
-from kera.client.fetch import Fetched, Wanted
-from kera.client.locality import PUSH_AGAIN_S
-from kera.client.push import Lane, LaneEnd, PushConnection, Reason, Subscriber
-from kera.client.read_session import Given, ReadSession
-from kera.client.retry import Patience, is_route_error, of_broker
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Fetched, Wanted
+from kera.client.cluster.locality import PUSH_AGAIN_S
+from kera.client.cluster.push import Lane, LaneEnd, PushConnection, Reason, Subscriber
+from kera.client.cluster.read_session import Given, ReadSession
+from kera.client.cluster.retry import Patience, is_route_error, of_broker
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, InvalidCursor, KeraError, NotOwner, UnknownStream

@@ -28,10 +28,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kera.client import arguments
-from kera.client.cluster import Cluster
-from kera.client.encoding import Payload, check_rows, conform, payloads
-from kera.client.partitioner import primary_keys, split_by_streamlet
-from kera.client.retry import Patience, is_route_error, of_broker
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.retry import Patience, is_route_error, of_broker
+from kera.client.producing.encoding import Payload, check_rows, conform, payloads
+from kera.client.producing.partitioner import primary_keys, split_by_streamlet
 from kera.client.types import StreamDescription
 from kera.core.chunk import PAYLOAD_BYTES_MAX, EncodedChunk, encode_chunk
 from kera.core.errors import (
@@ -89,7 +89,7 @@ class Appender:
         self._cluster = cluster
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` with the columns of the stream; see `kera.client.encoding.conform`.
+        """`batch` with the columns of the stream; see `kera.client.producing.encoding.conform`.
 
         Raises `SchemaMismatch`, and `RecordTooLarge` for a row that fits into no segment.
         """

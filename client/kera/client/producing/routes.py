@@ -20,17 +20,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kera.client.lane import Lane
-from kera.client.retry import route_pause_s
-from kera.client.sender import Sender
+from kera.client.cluster.retry import route_pause_s
+from kera.client.producing.lane import Lane
+from kera.client.producing.sender import Sender
 from kera.client.types import StreamDescription
 from kera.core.errors import KeraError, Unavailable, UnknownStream
 from kera.core.rpc import Channel
 from kera.core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from kera.client.producer import Producer
-    from kera.client.stream_writer import StreamWriter
+    from kera.client.producing.producer import Producer
+    from kera.client.producing.stream_writer import StreamWriter
 
 log = get_logger("kera.producer")
 

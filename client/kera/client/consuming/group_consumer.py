@@ -29,16 +29,16 @@ from itertools import chain
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kera.client import arguments
-from kera.client.cluster import Cluster
-from kera.client.feed import read_again
-from kera.client.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
-from kera.client.group_discovery import Finds, look_around
-from kera.client.group_feed import Found, GroupFeed, GroupKey
-from kera.client.group_settings import GroupSettings
-from kera.client.intervals import start_of_group
-from kera.client.keep_alive import KeepAlive
-from kera.client.records import records_of
-from kera.client.retry import backoff_s
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
+from kera.client.cluster.intervals import start_of_group
+from kera.client.cluster.retry import backoff_s
+from kera.client.consuming.feed import read_again
+from kera.client.consuming.group_discovery import Finds, look_around
+from kera.client.consuming.group_feed import Found, GroupFeed, GroupKey
+from kera.client.consuming.group_settings import GroupSettings
+from kera.client.consuming.keep_alive import KeepAlive
+from kera.client.consuming.records import records_of
 from kera.client.types import ChunkBatch, Record, StreamDescription, fill_cursor, position_of
 from kera.client.unclosed import Guard, Loss
 from kera.core.clock import boottime_s

@@ -9,7 +9,7 @@ when it serves, logs to standard error, and stops on SIGTERM. `Child` promises:
 * the child gets none of the terminal's signals (it has a session of its own), so that the order in which
   children stop is the supervisor's; and it goes when the supervisor dies (see `kera.core.process`).
 
-What to start, in which order, is left to `kera.client.local_cluster`.
+What to start, in which order, is left to `kera.local.cluster`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kera.client._supervisor_log import failure_reason, log_tail
 from kera.core.errors import InternalError, StartError
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.local.log_tail import failure_reason, log_tail
 
 SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"
 """Tells a child whose death to follow: one that came before the child had set that up would be missed."""

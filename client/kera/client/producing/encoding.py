@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.arrow_input import NotTheSame, as_type, null_column
-from kera.client.record_message import write_message
+from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, Codec, chunk_bytes_of, encode_payload, padded
 from kera.core.errors import RecordTooLarge, SchemaMismatch

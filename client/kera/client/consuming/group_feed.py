@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple
 
-from kera.client.batches import RANGES_MAX, batched
-from kera.client.cluster import Cluster
-from kera.client.fetch import Fetched, Fetcher, Wanted
-from kera.client.group_settings import GroupSettings
-from kera.client.locality import PUSH_AGAIN_S
-from kera.client.push import Lane, LaneEnd, Reason, Subscriber
-from kera.client.retry import Patience, is_route_error, of_broker
+from kera.client.cluster.batches import RANGES_MAX, batched
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Fetched, Fetcher, Wanted
+from kera.client.cluster.locality import PUSH_AGAIN_S
+from kera.client.cluster.push import Lane, LaneEnd, Reason, Subscriber
+from kera.client.cluster.retry import Patience, is_route_error, of_broker
+from kera.client.consuming.group_settings import GroupSettings
 from kera.client.types import StreamDescription
 from kera.core.errors import DataLost, InvalidCursor, KeraError, UnknownStream
 from kera.core.ids import EntryId, Position

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kera.client import arguments
-from kera.client.cluster import Cluster
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.retry import is_route_error, of_broker, retrying
 from kera.client.positions import check_position
-from kera.client.retry import is_route_error, of_broker, retrying
 from kera.client.types import StreamDescription, fill_cursor, position_of
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position

@@ -13,7 +13,7 @@ Promises:
 * no child outlives this process, however that ends; a cluster without `data_dir` leaves nothing behind, and
   what a killed one has left is removed at the next start.
 
-Synchronous code uses `LocalCluster.running`. How one child is handled is in `kera.client._supervisor`.
+Synchronous code uses `LocalCluster.running`. How one child is handled is in `kera.local.child`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from kera.client._supervisor import Child, ChildStartError
-from kera.client._supervisor_dir import ClusterDirectory, DirectoryInUse
-from kera.client._supervisor_sync import RunningCluster, run_in_thread
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.errors import InternalError, InvalidArgument, invariant
 from kera.core.settings import MIB
 from kera.core.telemetry import get_logger
+from kera.local.child import Child, ChildStartError
+from kera.local.directory import ClusterDirectory, DirectoryInUse
+from kera.local.running import RunningCluster, run_in_thread
 
 __all__ = ["ChildDeath", "ChildStartError", "DirectoryInUse", "LocalCluster", "RunningCluster"]
 

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kera.client.lane import Lane, PendingChunk
-from kera.client.outcome import Stored
-from kera.client.retry import is_route_error, of_broker, pause_s
+from kera.client.cluster.retry import is_route_error, of_broker, pause_s
+from kera.client.producing.lane import Lane, PendingChunk
+from kera.client.producing.outcome import Stored
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain
 from kera.core.rpc import Reply, api
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
@@ -18,7 +18,7 @@ from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2
 
 if TYPE_CHECKING:
-    from kera.client.producer import Producer
+    from kera.client.producing.producer import Producer
 
 log = get_logger("kera.producer")
 
@@ -33,7 +33,7 @@ class Sender:
         self._producer = producer
         self.broker_id = broker_id
         self.lanes: set[Lane] = set()
-        """All that it serves, see `kera.client.routes`."""
+        """All that it serves, see `kera.client.producing.routes`."""
         self._lanes: deque[Lane] = deque()
         """Lanes that may have chunks to send, each at most once; served in turn."""
         self._queued: set[Lane] = set()
