@@ -103,7 +103,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         registration = Registration(
             settings.coordinator,
             directory,
-            engine.replicator.backups_are,
+            engine.replicator.update_backups,
             leader=leader,
             report=HeartbeatReport(
                 engine.streams,

@@ -123,7 +123,7 @@ def _life(member: BrokerDescription | BackupDescription) -> str:
 def move(
     stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
     streamlet: int = typer.Argument(..., min=0, metavar="STREAMLET", help="Which of its streamlets."),
-    broker_id: int = typer.Argument(..., min=1, metavar="BROKER_ID", help="Who is to own it."),
+    broker_id: int = typer.Argument(..., min=1, metavar="BROKER_ID", help="Broker that gets the streamlet."),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -189,7 +189,7 @@ def _why(reason: str, error: str | None) -> str:
 
 @app.command()
 def drain(
-    member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Who is to be emptied."),
+    member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Broker or backup to drain."),
     undo: bool = typer.Option(False, "--undo", help="Take it back into service."),
     wait: bool = typer.Option(
         False, "--wait", help="End when it is empty, and say meanwhile what holds it; without, say how far that is."
@@ -250,7 +250,7 @@ def _left(status: DrainStatus) -> str:
         left.append(f"older records of {plural(status.streamlets_held, 'streamlet')}")
     if status.replicas:
         left.append(plural(status.replicas, "replica"))
-    return ", ".join(left) or "what others still have to learn"
+    return ", ".join(left) or "other brokers still have to be told"
 
 
 @app.command()

@@ -30,7 +30,7 @@ def dev(
         None, metavar="ADDRESS", help="ZooKeeper that has the metadata: host:port, several with commas, and a path."
     ),
     replication: int | None = typer.Option(
-        None, min=0, metavar="R", help="Backups that have each record of a stream created without a word about it."
+        None, min=0, metavar="R", help="Default replication factor: backups that hold a copy of each record."
     ),
     data_dir: Path | None = typer.Option(None, metavar="DIR", help="Keep the cluster here; absent: temporary."),
     port: int = typer.Option(

@@ -21,7 +21,7 @@ from kera.core.errors import InvalidArgument
 if TYPE_CHECKING:
     from kera.client import ApplicationDescription, EntryProgress, MemberDescription
 
-app = typer.Typer(help="Look at consumers that share streams, and put them elsewhere.", no_args_is_help=True)
+app = typer.Typer(help="Inspect consumer groups and reset their offsets.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the application.")
 YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask.")
@@ -83,7 +83,7 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
         print(_total(found))
 
 
-MEMBER_HEADING = ("CONSUMER", "CLIENT", "GROUPS", "LAST HEARTBEAT", "IN ITS CODE FOR", "CONSUMED")
+MEMBER_HEADING = ("CONSUMER", "CLIENT", "GROUPS", "LAST HEARTBEAT", "PROCESSING FOR", "CONSUMED")
 ENTRY_HEADING = ("STREAM", "STREAMLET", "ENTRY", "CURSOR", "GROUPS", "CONSUMER")
 LAG_HEADING = ("LAG RECORDS", "LAG BYTES", "LAG TIME")
 

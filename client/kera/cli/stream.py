@@ -54,7 +54,7 @@ def create(
     ),
     key_column: str | None = typer.Option(None, metavar="NAME", help="Typed: rows of one key stay in one streamlet."),
     timestamp_column: str | None = typer.Option(None, metavar="NAME", help="Typed: the time of a row."),
-    retention_ms: int = typer.Option(0, min=0, metavar="MS", help="Records older than this go; 0: they stay."),
+    retention_ms: int = typer.Option(0, min=0, metavar="MS", help="Delete records older than this; 0 keeps them."),
     retention_bytes: str = typer.Option(
         "0", metavar="SIZE", help="What a streamlet has beyond this goes, oldest first; 0: it stays."
     ),
@@ -239,7 +239,7 @@ def alter(
         None, min=1, metavar="V", help="Virtual logs that carry the stream to backups; at most streamlets × entries."
     ),
     retention_ms: int | None = typer.Option(
-        None, min=0, metavar="MS", help="Records older than this go; 0: they stay."
+        None, min=0, metavar="MS", help="Delete records older than this; 0 keeps them."
     ),
     retention_bytes: str | None = typer.Option(
         None, metavar="SIZE", help="What a streamlet has beyond this goes, oldest first; 0: it stays."
@@ -250,7 +250,7 @@ def alter(
         help="Nothing goes that this application has yet to read; repeat it. Replaces those there were.",
     ),
     no_retention_applications: bool = typer.Option(
-        False, "--no-retention-applications", help="No application holds anything back any more."
+        False, "--no-retention-applications", help="Clear the list of applications that retention waits for."
     ),
     retention_consumed: bool | None = typer.Option(
         None, "--retention-consumed/--no-retention-consumed", help="What all these applications have read goes at once."

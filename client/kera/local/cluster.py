@@ -91,7 +91,7 @@ class LocalCluster:
         `data_dir` None makes a temporary cluster of ephemeral brokers and backups; with one, they keep what they
         have, and a killed one finds it when it is restarted. `arena_bytes` is per broker, `backup_memory_bytes` per
         backup, `segment_bytes` of both: what fills a segment of a broker has to fit into one of a backup.
-        `replication` is that of streams which are created without a word about it (None: 0). `port` is the
+        `replication` is that of streams that are created without one of their own (None: 0). `port` is the
         coordinator's (0: any free one; several have the ones after it). Several `coordinators` need a `zookeeper`,
         ``host:port,…/root``, where metadata are then kept; one may have it. `coordinator_settings`, `broker_settings`
         and `backup_settings` are other settings of all of a kind, by name (``idle_close_ms``, …); `env` is added to

@@ -77,7 +77,7 @@ class CoordinatorSettings(KeraSettings):
         0,
         ge=0,
         le=REPLICATION_MAX,
-        description="On how many backups the chunks of a stream are that is created without a word about it; 0: none,"
+        description="Replication factor (backups) of streams that are created without one of their own; 0: none,"
         " so that a cluster without backups takes streams.",
     )
     broker_timeout_ms: int = Field(

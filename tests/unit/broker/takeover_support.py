@@ -127,7 +127,7 @@ class Node:
 
     def told(self) -> None:
         """The coordinator tells of the backups."""
-        self.engine.replicator.backups_are([backup.info for backup in self._backups])
+        self.engine.replicator.update_backups([backup.info for backup in self._backups])
 
     async def kill(self, *, memory: bool = False) -> None:
         """End it as a signal would: nothing is flushed; `memory`: the host is gone."""

@@ -206,7 +206,7 @@ def test_a_stuck_member_is_none_until_it_goes_on() -> None:
 def test_a_pause_of_the_coordinator_is_nobodys_silence() -> None:
     world = world_with(2, "a", "b")
     world.advance(SESSION_MS / 1000 + 5)
-    world.application.excuse(SESSION_MS / 1000 + 5)
+    world.application.extend_timeouts(SESSION_MS / 1000 + 5)
     assert world.application.expire(world.now_s) == []
 
 

@@ -241,7 +241,7 @@ class Recovering:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a part of recovery ended of a defect", exc_info=error)
+            log.error("unexpected exception in a recovery task", exc_info=error)
 
     async def _begin(
         self, ref: Ref, progress: Progress, materials: Materials | None, cursors: Mapping[int, Position]

@@ -53,13 +53,13 @@ class Replicator:
     def begin(self, broker_id: int, broker_epoch: int) -> None:
         """The broker is registered."""
         self._broker_id, self._broker_epoch = broker_id, broker_epoch
-        self.backups_are(self._known)
+        self.update_backups(self._known)
 
     async def until_fenced(self) -> None:
         """Wait until a backup knows a newer launch of this broker, for ever if there is none. Raises `StaleEpoch`."""
         await asyncio.shield(self._fenced)
 
-    def backups_are(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
+    def update_backups(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
         """What the coordinator knows: connect to those that are new."""
         infos = self._known = list(infos)
         if not self._broker_epoch:
@@ -73,7 +73,7 @@ class Replicator:
             if link is None:
                 self._links[info.backup_id] = _Link(self, info)
             else:
-                link.info_is(info)
+                link.update_address(info)
 
     @property
     def known_backups(self) -> list[common_pb2.BackupInfo]:
@@ -260,7 +260,7 @@ class _Link:
         self._info = info
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def info_is(self, info: common_pb2.BackupInfo) -> None:
+    def update_address(self, info: common_pb2.BackupInfo) -> None:
         """News of the coordinator: where the backup is, if it is somewhere else now."""
         self._info = info
 

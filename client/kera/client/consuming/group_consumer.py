@@ -744,7 +744,11 @@ class GroupConsumer:
                 self._note_moved((await self._cluster.ask(api.LEAVE, request)).moved)
                 await self._tell()
         except (KeraError, TimeoutError) as error:
-            log.warning("left without a word", application=self.application_id, error=str(error))
+            log.warning(
+                "could not tell the coordinator that this consumer leaves",
+                application=self.application_id,
+                error=str(error),
+            )
 
     # -- in the background -------------------------------------------------------------------------------------
 

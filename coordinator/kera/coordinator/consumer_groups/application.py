@@ -233,7 +233,7 @@ class Application:
             self._balance(now_s)
         return gone
 
-    def excuse(self, pause_s: float) -> None:
+    def extend_timeouts(self, pause_s: float) -> None:
         """Nobody could be heard for so long: that is nobody's silence."""
         for member in self.members.values():
             member.heard_s += pause_s

@@ -8,7 +8,7 @@ Invariants:
    for the write of all that was changed before it (`Applications._durable`): one write for all that has gathered.
 2. When a write fails, memory goes back to what is in the ledger, of the applications that have changed, and whoever
    waited for it gets the error.
-3. Silence that is our own fault counts for nobody: after a pause of this process, everyone has as much time as before.
+3. Timeouts are extended by the time for which this process was paused.
 
 4. An application that nobody has named, and nobody uses, is forgotten (``application_uses``).
 
@@ -406,7 +406,7 @@ class Applications:
         if self._ticking is not None and pause_s > PAUSE_S_MIN:
             log.warning("this process stood still; consumers have as much time as before", pause_s=round(pause_s, 1))
             for name in self._active:
-                self._applications[name].excuse(pause_s)
+                self._applications[name].extend_timeouts(pause_s)
         return now_s
 
     def _tick_while_needed(self) -> None:
