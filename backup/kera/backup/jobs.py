@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kera.backup.frames import FrameHeader
 from kera.backup.replica import Replica
-from kera.core.errors import KeraError
-
-Done = Callable[[KeraError | None], None]
-"""Called once, with the error if there is one."""
+from kera.core.done import Done
 
 
 @dataclass(slots=True)

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable
 
 from kera.backup.disks import RETRY_MS, DiskState, Waiter, disk_error
 from kera.backup.frames import FrameHeader
-from kera.backup.jobs import Done, Freed, Job, Part, PunchJob, Totals, WriteJob
+from kera.backup.jobs import Freed, Job, Part, PunchJob, Totals, WriteJob
 from kera.backup.replica import Replica
 from kera.core.blocks import BLOCK_BYTES, block_ceiling, block_floor
+from kera.core.done import Done
 from kera.core.errors import KeraError, NotAccepted
 from kera.core.telemetry import get_logger
 

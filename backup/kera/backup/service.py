@@ -14,10 +14,10 @@ from typing import Any
 from kera.backup.answers import Answers, HeldAnswer
 from kera.backup.disks import disk_error
 from kera.backup.engine import Engine
-from kera.backup.jobs import Done
 from kera.backup.metrics import Counters
 from kera.backup.reading import Streamlets, Walk
 from kera.backup.replica import Replica
+from kera.core.done import Done
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.rpc import Answer, Call, Reply, Service, api
 from kera.core.rpc.method import Handler, ResponseT

@@ -9,15 +9,16 @@ Fencing: of each broker the highest epoch is known that was ever seen. A request
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from kera.backup.disks import DiskState, disk_error
 from kera.backup.errors import ReplicaClosed, ReplicaOffset, UnknownReplica
 from kera.backup.headers import KeptHeaders
-from kera.backup.jobs import Done, Job
+from kera.backup.jobs import Job
 from kera.backup.persistence import Persistence
 from kera.backup.replica import Frame, Replica, ReplicaId, verify_chunks
 from kera.backup.slots import Slots
+from kera.core.done import Done, all_done
 from kera.core.errors import BackupFull, CorruptChunk, InvalidArgument, KeraError, RecordTooLarge, StaleEpoch
 from kera.v1 import backup_pb2
 
@@ -263,7 +264,7 @@ class ReplicaStore:
                 self.persistence.totals.replicas_freed += 1
                 self._drop(replica)
             waiting += self._going.get((broker_id, number), [])
-        each = _once_all(len(waiting), done)
+        each = all_done(len(waiting), done)
         for waiters in waiting:
             waiters.append(each)
 
@@ -344,22 +345,6 @@ class ReplicaStore:
     def finished(self, job: Job) -> None:
         """See `Persistence.finished`."""
         self.persistence.finished(job)
-
-
-def _once_all(count: int, done: Done) -> Callable[[KeraError | None], None]:
-    """Calls `done` after `count` calls, with the last error among them."""
-    left, failed = count, None
-    if not count:
-        done(None)
-
-    def one(error: KeraError | None) -> None:
-        nonlocal left, failed
-        left -= 1
-        failed = error or failed
-        if left == 0:
-            done(failed)
-
-    return one
 
 
 def _unknown(broker_id: int, virtual_segment_id: int) -> UnknownReplica:

@@ -6,23 +6,15 @@ core. What the data mean is said here; how they are written down is left to ``ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, Position
 
 Change = tuple[bytes, bytes | None]
 """A key and its new value, or None to delete it."""
-Done = Callable[[KeraError | None], None]
-"""Called once, with the error if there is one."""
 Key = tuple[int, int]
 """Group and segment: a place in the order of an entry."""
 NO_SEGMENT: Key = (0, 0)
-
-
-def nothing(error: KeraError | None) -> None:
-    """A `Done` for which nobody waits."""
 
 
 class SegmentAddress(NamedTuple):

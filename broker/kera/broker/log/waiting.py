@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from kera.broker.log.entry import Entry, Waiter
-from kera.broker.records import Done
 from kera.broker.slices import Slices
+from kera.core.done import Done
 from kera.core.errors import KeraError
 
 FORGOTTEN_AT_ONCE = 1024

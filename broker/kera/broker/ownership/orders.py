@@ -26,8 +26,8 @@ from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.handover import changes_for, producers_of
 from kera.broker.ownership.streams import Stream, Streams, is_of_another_launch
-from kera.broker.records import nothing
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.done import nothing
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.ids import EntryId
 from kera.core.telemetry import get_logger

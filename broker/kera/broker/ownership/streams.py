@@ -13,12 +13,13 @@ from kera.broker.ownership.handover import HandedOver, producers_of, put_handed_
 from kera.broker.ownership.handover import handed_over as handed_over_before
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.stream_records import assignments_version, is_news, put_stream
-from kera.broker.records import Done, SegmentAddress, nothing
+from kera.broker.records import SegmentAddress
 from kera.broker.replication.manager import Replication, StreamLogs
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import no_producer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Found, RestoredStreamlet, Unserved
+from kera.core.done import Done, all_done, nothing
 from kera.core.errors import (
     InvalidArgument,
     KeraError,
@@ -429,7 +430,7 @@ class Streams:
         """Forget streamlets of which nothing is here any more, in memory at once; `done` when their files are gone."""
         stream = self._streams.get(stream_id)
         present = [each for each in streamlet_ids if stream is not None and each in stream.streamlets]
-        outcome = _All(len(present), done)
+        outcome = all_done(len(present), done)
         for streamlet_id in present:
             assert stream is not None  # noqa: S101 - for the type checker
             streamlet = stream.streamlets.pop(streamlet_id)
@@ -481,23 +482,6 @@ class Streams:
             for streamlet in stream.streamlets.values():
                 self._forget(streamlet)
                 yield
-
-
-class _All:
-    """Tells one who waits for several things."""
-
-    def __init__(self, count: int, done: Done) -> None:
-        self._count = count
-        self._done = done
-        self._error: KeraError | None = None
-        if not count:
-            done(None)
-
-    def __call__(self, error: KeraError | None) -> None:
-        self._count -= 1
-        self._error = self._error or error
-        if not self._count:
-            self._done(self._error)
 
 
 def is_of_another_launch(assignment: common_pb2.StreamletAssignment, broker_id: int, broker_epoch: int) -> bool:

@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from kera.broker.records import Change, Done, SegmentAddress
+from kera.broker.records import Change, SegmentAddress
 from kera.broker.replication.virtual_index import delete_virtual_segment, put_virtual_segment
 from kera.broker.replication.virtual_log import Close, Effect, Extent, Free, Totals, VirtualSegment
+from kera.core.done import Done
 from kera.core.errors import KeraError
 from kera.v1 import backup_pb2
 

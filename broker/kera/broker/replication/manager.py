@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from kera.broker.log.entry import Entry, length_of
 from kera.broker.log.segment import Segment
-from kera.broker.records import Done, SegmentAddress, SegmentRecord
+from kera.broker.records import SegmentAddress, SegmentRecord
 from kera.broker.replication.backups import Backups
 from kera.broker.replication.coverage import Coverage, Note
 from kera.broker.replication.virtual_log import (
@@ -40,6 +40,7 @@ from kera.broker.replication.virtual_log import (
     VirtualLog,
     VirtualSegment,
 )
+from kera.core.done import Done
 from kera.core.errors import KeraError, NotReplicated, TooFewBackups
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.v1 import backup_pb2

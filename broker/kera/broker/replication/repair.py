@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
-from kera.broker.records import Done, SegmentAddress
+from kera.broker.records import SegmentAddress
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Extent, VirtualSegment
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.done import Done
 from kera.core.errors import KeraError
 from kera.core.repeated import Repeated
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX

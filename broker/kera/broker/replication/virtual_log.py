@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kera.broker.log.segment import Segment
-from kera.broker.records import Done, SegmentAddress
+from kera.broker.records import SegmentAddress
 from kera.core.chunk import chained_checksum
+from kera.core.done import Done
 from kera.core.errors import KeraError, invariant
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 

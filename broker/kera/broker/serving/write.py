@@ -24,11 +24,11 @@ from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.streams import Stream, Streams
-from kera.broker.records import nothing
 from kera.broker.replication.manager import Replication, StreamLogs
 from kera.broker.replication.virtual_log import Batch, VirtualLog
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
+from kera.core.done import nothing
 from kera.core.errors import (
     ArenaFull,
     CorruptChunk,

@@ -15,10 +15,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kera.broker.log.entry import Entry
-from kera.broker.records import Change, Done, Graft, Key, SegmentRecord
+from kera.broker.records import Change, Graft, Key, SegmentRecord
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_entry, put_segment
 from kera.broker.storage.jobs import RETRY_MS, ArriveJob, Totals
+from kera.core.done import Done
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")

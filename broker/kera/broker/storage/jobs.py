@@ -7,7 +7,8 @@ from typing import Any
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
-from kera.broker.records import Change, Done, Graft, Hole, Key, SegmentAddress
+from kera.broker.records import Change, Graft, Hole, Key, SegmentAddress
+from kera.core.done import Done
 
 RETRY_MS = 1_000
 """After an error of the disk."""

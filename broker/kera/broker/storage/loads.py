@@ -14,8 +14,9 @@ from collections.abc import Callable
 from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
-from kera.broker.records import Done, Key, SegmentRecord
+from kera.broker.records import Key, SegmentRecord
 from kera.broker.storage.jobs import LoadJob, Totals
+from kera.core.done import Done
 from kera.core.errors import DiskFailed, KeraError, Recovering
 from kera.core.telemetry import get_logger
 

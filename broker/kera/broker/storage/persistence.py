@@ -37,7 +37,7 @@ from kera.broker.log.arena import Arena, Slot
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.records import Change, Done, Graft, Key, SegmentAddress, SegmentRecord, nothing
+from kera.broker.records import Change, Graft, Key, SegmentAddress, SegmentRecord
 from kera.broker.storage.adoptions import Arrivals
 from kera.broker.storage.disk import block_ceiling, block_floor
 from kera.broker.storage.index import SegmentIndex
@@ -45,6 +45,7 @@ from kera.broker.storage.index_format import put_entry, put_producer
 from kera.broker.storage.jobs import RETRY_MS, ArriveJob, Job, LoadJob, Part, RemoveJob, Totals, WriteJob
 from kera.broker.storage.loads import Loads
 from kera.broker.storage.removals import Removals, files_of
+from kera.core.done import Done, nothing
 from kera.core.errors import DiskFull, NotPersisted, Recovering, Unavailable
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
-from kera.broker.records import Change, Done, nothing
+from kera.broker.records import Change
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import (
     delete_segment,
@@ -28,6 +28,7 @@ from kera.broker.storage.index_format import (
     streamlet_of,
 )
 from kera.broker.storage.jobs import RETRY_MS, RemoveJob, Totals
+from kera.core.done import Done, nothing
 from kera.core.errors import DiskFailed, KeraError
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger
