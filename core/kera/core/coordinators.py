@@ -20,9 +20,9 @@ __all__ = ["LEARNED_MAX", "Coordinators"]
 
 LEARNED_MAX = 8
 """Addresses that others have named, besides those that were given; the oldest makes room."""
-WAITING_MAX = 8
-"""Calls with answers that wait, of those that share a connection: a coordinator has few of one connection under way,
-and those that wait must hold up neither other calls nor each other."""
+CONVERSATIONS_MAX = 8
+"""That share a connection: a coordinator has as many calls of one connection under way, and those whose answers wait
+for something must hold up neither other calls nor each other."""
 
 
 class Coordinators:
@@ -34,17 +34,19 @@ class Coordinators:
         self._bulk_bytes_max = bulk_bytes_max
         self._learned: list[str] = []
         self._channels: dict[tuple[str, int], GrpcChannel] = {}
-        """By address: one, 0, for all that is answered at once, and others for calls that wait."""
-        self._waiting: Counter[tuple[str, int]] = Counter()
+        """By address and number: 0, and one for some conversations each."""
+        self._conversations: dict[str, int] = {}
+        """Over which connection each goes, from 1."""
         self._closing: set[asyncio.Task[None]] = set()
         self._current = self.addresses[0]
 
     async def ask(
-        self, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float, waits: bool = False
+        self, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float, conversation: str = ""
     ) -> ResponseT:
         """Call the coordinator that leads, at each address at most once; `timeout_s` is for each.
 
-        `waits`: the answer may wait for something to happen.
+        `conversation`: calls of the same one come in the order in which they were made, and their answers may wait for
+        something to happen: they have a connection that they share with few others. `end_conversation` ends it.
 
         Raises what it answers; `NotLeader` if none leads, `Unavailable` if none can be reached, and `Uncertain` as soon
         as one is: then the next call begins with the next one.
@@ -57,7 +59,7 @@ class Coordinators:
             tried.append(address)
             named = ""
             try:
-                answer = await self._call(address, method, message, timeout_s, waits=waits)
+                answer = await self._call(address, method, message, timeout_s, conversation)
             except NotLeader as error:
                 leaderless = error
                 named = str(error.attributes.get("leader", ""))
@@ -106,20 +108,25 @@ class Coordinators:
                 task.add_done_callback(self._closing.discard)
 
     async def _call(
-        self, address: str, method: Method[RequestT, ResponseT], message: RequestT, timeout_s: float, *, waits: bool
+        self, address: str, method: Method[RequestT, ResponseT], message: RequestT, timeout_s: float, conversation: str
     ) -> ResponseT:
-        key = address, 0
-        if waits:
-            key = address, next(each for each in count(1) if self._waiting[address, each] < WAITING_MAX)
-            self._waiting[key] += 1
-        try:
-            channel = self._channels.get(key)
-            if channel is None:
-                channel = self._channels[key] = GrpcChannel(address, bulk_bytes_max=self._bulk_bytes_max)
-            return await call(channel, method, message, timeout_s=timeout_s)
-        finally:
-            if waits:
-                self._waiting[key] -= 1
+        key = address, self._connection_of(conversation)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = GrpcChannel(address, bulk_bytes_max=self._bulk_bytes_max)
+        return await call(channel, method, message, timeout_s=timeout_s)
+
+    def _connection_of(self, conversation: str) -> int:
+        if not conversation:
+            return 0
+        if conversation not in self._conversations:
+            taken = Counter(self._conversations.values())
+            self._conversations[conversation] = next(each for each in count(1) if taken[each] < CONVERSATIONS_MAX)
+        return self._conversations[conversation]
+
+    def end_conversation(self, conversation: str) -> None:
+        """Nothing more is asked in it."""
+        self._conversations.pop(conversation, None)
 
     async def close(self) -> None:
         """Close all connections."""

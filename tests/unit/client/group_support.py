@@ -34,6 +34,8 @@ class GroupCluster(FakeCluster):
         self.rounds = 0
         self.steps: list[int] = []
         """How many there were in each round, and in each farewell."""
+        self.ended: list[str] = []
+        """Conversations."""
         self.reset: list[int] = []
         """How many streamlets each request has put elsewhere."""
 
@@ -56,6 +58,9 @@ class GroupCluster(FakeCluster):
                 await self.applications.handlers()[method](request)
         answer = self.applications.handlers()[method](request)
         return await answer
+
+    def end_conversation(self, conversation: str) -> None:
+        self.ended.append(conversation)
 
     async def all_streams(self) -> list[common_pb2.StreamInfo]:
         return list(self.infos.values())

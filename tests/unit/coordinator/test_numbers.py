@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.coordinator.store.numbers import INSTANCE_S, SINCE_US, instances_by, next_epoch, next_id
+from kera.core.clock import FakeClock
 from kera.core.ids import PRODUCER_EPOCHS
+from tests.unit.coordinator.fake_cluster import Cluster
 
 DAY_US = 86_400_000_000
 TODAY_US = SINCE_US + 2_500 * DAY_US
@@ -61,3 +63,17 @@ def test_no_number_comes_again_when_the_store_goes_back_to_any_earlier_state(
             last_id, last_epoch = copies[goes_back_to % len(copies)]
     assert ids == sorted(set(ids))
     assert epochs == sorted(set(epochs))
+
+
+async def test_what_was_given_in_the_second_of_a_start_is_not_given_by_who_starts_with_an_older_copy() -> None:
+    """However fast the metadata are put back."""
+    cluster = Cluster()
+    cluster.clock = FakeClock(TODAY_US)
+    await cluster.restart()
+    cluster.clock.advance(10)
+    copy = dict(await cluster.store.list(""))
+    given = [(await cluster.coordinator.init_producer())[0] for _ in range(3)]
+    cluster.store._records = copy  # type: ignore[attr-defined]
+    await cluster.restart()
+    given += [(await cluster.coordinator.init_producer())[0] for _ in range(3)]
+    assert len(set(given)) == 6

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kera.core.coordinators import LEARNED_MAX, WAITING_MAX, Coordinators
+from kera.core.coordinators import CONVERSATIONS_MAX, LEARNED_MAX, Coordinators
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain, UnknownStream
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
@@ -39,7 +39,7 @@ class FakeCoordinator:
 async def serving(count: int) -> AsyncIterator[list[FakeCoordinator]]:
     found, servers = [FakeCoordinator() for _ in range(count)], []
     for fake in found:
-        servers.append(GrpcServer([{api.DESCRIBE_CLUSTER: fake.describe}], connection_calls_max=WAITING_MAX))
+        servers.append(GrpcServer([{api.DESCRIBE_CLUSTER: fake.describe}], connection_calls_max=CONVERSATIONS_MAX))
         fake.address = f"127.0.0.1:{await servers[-1].listen('127.0.0.1', 0)}"
     try:
         yield found
@@ -178,10 +178,13 @@ async def test_calls_that_wait_hold_up_neither_others_nor_each_other() -> None:
         waiting = [
             asyncio.ensure_future(
                 coordinators.ask(
-                    api.DESCRIBE_CLUSTER, messages.DescribeClusterRequest(), timeout_s=TIMEOUT_S, waits=True
+                    api.DESCRIBE_CLUSTER,
+                    messages.DescribeClusterRequest(),
+                    timeout_s=TIMEOUT_S,
+                    conversation=str(number),
                 )
             )
-            for _ in range(2 * WAITING_MAX + 1)
+            for number in range(2 * CONVERSATIONS_MAX + 1)
         ]
         async with asyncio.timeout(TIMEOUT_S):
             while fake.waiting < len(waiting):

@@ -134,13 +134,18 @@ class Cluster:
         """The coordinators that were given, host:port each."""
         return self._coordinators.addresses
 
-    async def ask(self, method: Method[RequestT, ResponseT], message: RequestT, *, waits: bool = False) -> ResponseT:
-        """Call the coordinator that leads, with retries. `waits`: the answer may wait for something to happen."""
+    async def ask(self, method: Method[RequestT, ResponseT], message: RequestT, *, conversation: str = "") -> ResponseT:
+        """Call the coordinator that leads, with retries. `conversation`: see `Coordinators.ask`."""
 
         async def attempt() -> ResponseT:
-            return await self._coordinators.ask(method, message, timeout_s=self.request_timeout_s, waits=waits)
+            timeout_s = self.request_timeout_s
+            return await self._coordinators.ask(method, message, timeout_s=timeout_s, conversation=conversation)
 
         return await retrying(attempt, self.settings)
+
+    def end_conversation(self, conversation: str) -> None:
+        """See `Coordinators.end_conversation`."""
+        self._coordinators.end_conversation(conversation)
 
     async def all_streams(self) -> list[common_pb2.StreamInfo]:
         """All streams, by name, in as many answers as it takes."""

@@ -45,6 +45,7 @@ from kera.core.clock import boottime_s
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, KeraError, LeaseLost
 from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
+from kera.core.rpc.method import Method, RequestT, ResponseT
 from kera.core.telemetry import get_logger
 from kera.v1 import application_pb2
 
@@ -606,11 +607,15 @@ class GroupConsumer:
             elif not waiter.done():
                 waiter.set_result(None)
 
+    async def _say(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
+        """Rounds may wait at the coordinator, and each has to come there before the next one."""
+        return await self._cluster.ask(method, request, conversation=self.member_id)
+
     async def _exchange(
         self, request: application_pb2.ConsumeRoundRequest
     ) -> application_pb2.ConsumeRoundResponse | None:
         """One round. One that has nothing to say waits at the coordinator, until there is: then None."""
-        asking = asyncio.ensure_future(self._cluster.ask(api.CONSUME_ROUND, request, waits=bool(request.wait_ms)))
+        asking = asyncio.ensure_future(self._say(api.CONSUME_ROUND, request))
         if not request.wait_ms:
             return await asking
         speaking = asyncio.ensure_future(self._speak.wait())
@@ -738,10 +743,10 @@ class GroupConsumer:
                 while len(steps) > STEPS_MAX:
                     before = self._round()
                     before.steps.extend(steps[:STEPS_MAX])
-                    self._note_moved((await self._cluster.ask(api.CONSUME_ROUND, before)).moved)
+                    self._note_moved((await self._say(api.CONSUME_ROUND, before)).moved)
                     del steps[:STEPS_MAX]
                 request.steps.extend(steps)
-                self._note_moved((await self._cluster.ask(api.LEAVE, request)).moved)
+                self._note_moved((await self._say(api.LEAVE, request)).moved)
                 await self._tell()
         except (KeraError, TimeoutError) as error:
             log.warning(
@@ -749,6 +754,8 @@ class GroupConsumer:
                 application=self.application_id,
                 error=str(error),
             )
+        finally:
+            self._cluster.end_conversation(self.member_id)
 
     # -- in the background -------------------------------------------------------------------------------------
 

@@ -131,6 +131,7 @@ class State:
         self.lost: asyncio.Future[KeraError] = asyncio.get_running_loop().create_future()
         """Done once memory may not be what is in the store, for the reason it has: another coordinator has written, or
         nobody knows whether a write was carried out. This one must not act any more."""
+        self._numbers_from_us = clock.now_us() + 1_000_000
         self.catching_up = ""
         """What is waited for, as the metadata may be older than the cluster (``restored``); empty: they are not.
         Nothing is decided by them meanwhile of streams that may have gone on without them."""
@@ -154,19 +155,26 @@ class State:
 
     def next_id(self, counter: str) -> int:
         """An id that was never given, see ``kera.coordinator.store.numbers``; it is taken by writing it."""
-        return next_id(self.ledger.last_number(counter), self.clock.now_us())
+        return next_id(self.ledger.last_number(counter), self._numbers_us())
 
     def next_epoch(self, noun: str) -> int:
         """The epoch of a launch of this kind, likewise."""
-        return next_epoch(self.ledger.last_number(last_epoch(noun)), self.clock.now_us())
+        return next_epoch(self.ledger.last_number(last_epoch(noun)), self._numbers_us())
 
     def number_after(self, last: int) -> int:
         """The number of a version after the one that was given last, likewise."""
-        return next_epoch(last, self.clock.now_us())
+        return next_epoch(last, self._numbers_us())
 
     def instances_by_now(self) -> int:
         """See `instances_by`."""
         return instances_by(self.clock.now_us())
+
+    def _numbers_us(self) -> int:
+        """The clock that numbers go by: not in the second in which this coordinator has begun.
+
+        In that one the last numbers may have been given that are not in metadata which were put back since.
+        """
+        return max(self.clock.now_us(), self._numbers_from_us)
 
     def load(self) -> None:
         """Take up what the ledger has of members and streams."""

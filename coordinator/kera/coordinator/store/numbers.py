@@ -12,7 +12,8 @@ have different ones.
 
 What is needed for it is that over the time between a copy and its return the wall clock goes on, and that no more than
 a million ids, or one epoch, are given a second on average, and one instance of a name in half an hour. A clock that was
-set back costs nothing as long as the counter is there.
+set back costs nothing as long as the counter is there. Metadata may be put back within a second: so a coordinator goes
+by the time after the second in which it has begun (``State``).
 
 Ids of brokers and backups are small, for people, and only counted: see ``kera.coordinator.cluster.membership`` for
 members that are younger than the metadata.
