@@ -129,7 +129,7 @@ def test_with_its_extras_the_command_works_and_spark_reads_a_stream_with_both_en
     produced = kera.send(stream, range(300))
 
     listed = clean.run("kera", "stream", "describe", stream, "--bootstrap", kera.bootstrap)
-    broker = clean.run("kera", "broker", "--help")
+    broker = clean.run("kera", "broker", "--data-dir", tmp_path / "broker")
     job = clean.run("python", "-I", JOB, kera.bootstrap, stream, tmp_path, timeout_s=JOB_TIMEOUT_S)
     jar = clean.run("python", "-I", "-m", "kera.spark_connector", "jar")
 

@@ -22,7 +22,7 @@ class Asked:
 
 
 async def test_cursors_of_many_streamlets_are_reported_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.client.admin.applications.CURSORS_MAX", 6)
+    monkeypatch.setattr("kera.client.consuming.committed.CURSORS_MAX", 6)
     stream, cluster = description(streamlets=7, entries=2), Asked()
     positions = {EntryId(stream.stream_id, number, 1): Position(number + 1, 1, 0) for number in range(7)}
 

@@ -489,7 +489,7 @@ async def test_an_application_is_not_put_behind_the_end(
 async def test_an_application_of_many_streamlets_is_put_elsewhere_in_several_requests(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.client.admin.applications.CURSORS_MAX", 2)
+    monkeypatch.setattr("kera.client.consuming.committed.CURSORS_MAX", 2)
     for _ in range(10):
         await fill(5)
     consumer = make_consumer()
