@@ -35,11 +35,15 @@ class Hole(NamedTuple):
     reason: str
 
 
+TO_COME = 0
+"""The physical id of a segment that has no file yet, as it is to come from backups: see `SegmentRecord.to_come`."""
+
+
 class SegmentRecord(NamedTuple):
     """What the index has of one segment."""
 
     physical_id: int
-    """Names its file. 0: it is not here yet, but to come from backups (``kera.broker.recovery.rebuild``)."""
+    """Names its file, or is `TO_COME`."""
     length: int
     """Of its chunks, in bytes; while `open`, what was durable when this was written down."""
     open: bool
@@ -55,6 +59,11 @@ class SegmentRecord(NamedTuple):
     """When its last chunk was appended here, by the broker's clock: the age that retention goes by. Of what was
     recovered from backups, and of all that was written down before this was so, when its newest chunk was made, by its
     producer's clock."""
+
+    @property
+    def to_come(self) -> bool:
+        """Whether it is not here yet, but to come from backups: see docs/design-notes.md, "Physical id 0"."""
+        return self.physical_id == TO_COME
 
 
 class Gap(NamedTuple):

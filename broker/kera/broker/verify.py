@@ -242,7 +242,7 @@ class _Log:
             self.totals.segments_expected = sum(1 for _ in index.all_segments())
             self.named.update(index.removals())
             for address, record in index.all_segments():
-                self.named.update([record.physical_id] if record.physical_id else ())
+                self.named.update(() if record.to_come else [record.physical_id])
                 yield from self._check_segment(address, record)
                 self.progress()
             if self.copy.whole:
@@ -270,7 +270,7 @@ class _Log:
 
     def _check_segment(self, address: SegmentAddress, record: SegmentRecord) -> Iterator[Finding]:
         path, place = segment_path(self.root, record.physical_id), place_of(address)
-        if not record.physical_id:
+        if record.to_come:
             path = self.root / "index" / "data.mdb"
         seen = self.entries.setdefault(EntryId(*address[:3]), _Seen(record.first_record))
         if record.first_record > seen.end_record:
@@ -283,7 +283,7 @@ class _Log:
         if not record.open:
             seen.stored_segments += 1
             seen.stored_record = seen.end_record
-        if not record.physical_id:
+        if record.to_come:
             self.totals.segments_to_come += 1  # from backups: there is nothing to look at yet
             return
         try:

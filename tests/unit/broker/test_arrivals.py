@@ -44,7 +44,7 @@ def arrive(engine: Engine, log: Log, key: tuple[int, int], outcome: Outcome) -> 
         for at in range(record.record_count)
     ]
     path.write_bytes(b"".join(chunks))
-    engine.memory.settle(log.entry, key, record._replace(physical_id=physical_id), outcome)
+    engine.memory.install(log.entry, key, record._replace(physical_id=physical_id), outcome)
     return path
 
 
@@ -103,7 +103,7 @@ def test_what_is_removed_before_it_comes_has_no_file_and_does_not_come_back(engi
     assert engine.index.removals() == []
     late = Outcome()
     address = log.entry.address((1, 1))
-    engine.memory.settle(log.entry, (1, 1), record_of(0, physical_id=7), late)
+    engine.memory.install(log.entry, (1, 1), record_of(0, physical_id=7), late)
     engine.run()
 
     assert late.calls == [None]

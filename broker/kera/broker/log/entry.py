@@ -269,7 +269,7 @@ class Entry:
     def recovering(self, key: Key) -> bool:
         """Whether a segment has yet to come from backups."""
         found = self.find(key)
-        return isinstance(found, SegmentRecord) and not found.physical_id
+        return isinstance(found, SegmentRecord) and found.to_come
 
     def stored(self, segment: Segment) -> None:
         """The oldest segment of the tail is on disk and in the index."""

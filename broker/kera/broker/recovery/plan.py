@@ -23,7 +23,7 @@ from itertools import groupby
 import numpy as np
 
 from kera.broker.log.intervals import Interval
-from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.records import TO_COME, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.recovery.merge import Merge, Origin, Run, digests_of
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.header_table import (
@@ -82,7 +82,7 @@ class SegmentPlan:
     address: SegmentAddress
     chunks: Headers
     record: SegmentRecord
-    """With physical id 0."""
+    """Of what is to come."""
     records_lost: int
     """In holes, except what would be before it."""
 
@@ -152,7 +152,7 @@ class StreamletMerge:
                 first = max(first, start.first_record)
             for address, record in self.present.get(index, ()):
                 if (
-                    record.physical_id
+                    not record.to_come
                     and not record.open
                     and interval.has(address.group_id)
                     and record.first_record <= first
@@ -218,13 +218,13 @@ class StreamletMerge:
             ours = any(each.has(address.group_id) for each in self.known.intervals)
             if start is not None and ours and address[3:] < start.position[:2]:
                 plan.gone.append(address)  # the broker that is lost had removed it
-                plan.replaced += [union[address].physical_id] if union[address].physical_id else []
+                plan.replaced += () if union[address].to_come else [union[address].physical_id]
                 del union[address]
         for segment in found:
             here = union.get(segment.address)
             if here is not None and here.length >= segment.record.length:
                 continue
-            if here is not None and here.physical_id:
+            if here is not None and not here.to_come:
                 plan.replaced.append(here.physical_id)
             union[segment.address] = plan.new[segment.address] = segment.record
             lost += segment.records_lost
@@ -367,7 +367,7 @@ def _segment(address: SegmentAddress, chunks: Headers, *, from_start: bool) -> S
     first_record, end_record = int(chunks["first_record"][0]), int(end_records(chunks[-1:])[0])
     there = int(column(chunks, "record_count").sum())
     record = SegmentRecord(
-        physical_id=0,
+        physical_id=TO_COME,
         length=end,
         open=False,
         chunk_count=len(chunks),

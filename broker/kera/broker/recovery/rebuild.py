@@ -1,6 +1,6 @@
 """Gets the chunks that have yet to come: reads replicas of launches that are gone, and makes segment files of them.
 
-    index: segments with physical id 0 ─┐
+    index: segments that are to come ───┐
     headers that a scan has found ──────┴─► targets: which chunk goes where in which file
     replicas, read whole and in parallel, wanted-first ──► chunks, verified ──► put in place, in memory
     a segment that is complete ──► a durable file, with its name; its physical id in the index ──► readers, replication
@@ -253,7 +253,7 @@ class Recovering:
             if record.open or not self._exists(address):
                 continue
             progress.bytes_total += record.length
-            if not record.physical_id:
+            if record.to_come:
                 progress.to_come.add(address)
                 progress.bytes_to_come += record.length
             if not self._replication.coverage.covers(address, record.length):
@@ -587,7 +587,7 @@ class Recovering:
             return
         # With holes, a look at each chunk is what finds them: no checksum spares it.
         record = target.record._replace(physical_id=target.physical_id, crc32c=0 if target.holes else checksum)
-        self._memory.settle(entry, target.key, record, lambda _error: self._settled(target))
+        self._memory.install(entry, target.key, record, lambda _error: self._settled(target))
 
     def _settled(self, target: Target) -> None:
         record = self._index.segment(target.address)
@@ -743,7 +743,7 @@ class Recovering:
         if not self._rests or not self._replication.coverage.is_settled(address):
             return False
         record = self._index.segment(address)
-        return record is not None and bool(record.physical_id) and not record.crc32c
+        return record is not None and not record.to_come and not record.crc32c
 
     async def close(self) -> None:
         """End; what has not come whole comes anew after the next start."""

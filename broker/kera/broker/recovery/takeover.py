@@ -1,7 +1,7 @@
 """Takes over streamlets of a broker that is gone: finds out from backups where they end, and makes them this broker's.
 
     take_over, prepare   headers of all chunks there are of them (``kera.broker.recovery.scan``) ──► what each is to be
-    commit               that is written into the index, as if everything were here: segments to come have physical id 0
+    commit               that is written into the index, as if everything were here: segments are `TO_COME`
     (streams open them)  as they open what has always been here: chunks are taken at once, in new groups
     opened               what is to come is got in the background (``kera.broker.recovery.rebuild``)
 

@@ -175,7 +175,7 @@ class Replication:
     def restore(self, stream: StreamLogs, entry: Entry) -> None:
         """Cover what is not covered of an entry: what is in memory at once, as writers and readers wait for it."""
         for key, found in entry.segments():
-            if isinstance(found, SegmentRecord) and not found.physical_id:
+            if isinstance(found, SegmentRecord) and found.to_come:
                 continue  # it has yet to come: see `recovered`
             for extent in self.coverage.uncovered(entry.address(key), length_of(found)):
                 if isinstance(found, Segment) and not found.in_index:

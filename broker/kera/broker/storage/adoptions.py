@@ -1,8 +1,8 @@
 """What comes to the log from elsewhere: records of segments that are to come, and then their files. Part of the
 persistence manager; pure.
 
-    graft     entries get segments that this broker has not written: records with physical id 0, all in one change
-    settle    the file of such a segment is complete and durable: it gets its name, and the record its physical id
+    graft     entries get segments that this broker has not written: records of what is to come, all in one change
+    install   the file of such a segment is complete and durable: it gets its name, and the record its physical id
 
 One job at a time. Entries that it touches are locked meanwhile, as for any change of their records. A job that failed
 is done again before any other; what it does can be done twice.
@@ -24,11 +24,11 @@ from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")
 
-SETTLED_MAX = 64
+INSTALLED_MAX = 64
 """Segments in one job."""
 
 
-class _Settling(NamedTuple):
+class _Installation(NamedTuple):
     record: SegmentRecord
     done: Done
 
@@ -54,7 +54,7 @@ class Arrivals:
         self._meta = meta
         self._on_arrived = on_arrived
         self._grafts: list[tuple[dict[Entry, Graft], list[Change], Done]] = []
-        self._settle: dict[tuple[Entry, Key], _Settling] = {}
+        self._install: dict[tuple[Entry, Key], _Installation] = {}
         self._failed: ArriveJob | None = None
         self._retry_ms = 0
         self._busy = False
@@ -63,22 +63,22 @@ class Arrivals:
         """Have entries grow by segments whose records are among `changes`; `done` when memory and index have them."""
         self._grafts.append((grafts, changes, done))
 
-    def settle(self, entry: Entry, key: Key, record: SegmentRecord, done: Done) -> None:
+    def install(self, entry: Entry, key: Key, record: SegmentRecord, done: Done) -> None:
         """The file of a segment is complete: `record` is what the index is to have of it.
 
         `done` is called when it has; or, without that, when the segment is gone or was dropped.
         """
-        self._settle[entry, key] = _Settling(record, done)
+        self._install[entry, key] = _Installation(record, done)
 
     def cancel(self, entry: Entry) -> None:
         """The entry is gone."""
-        for item in [item for item in self._settle if item[0] is entry]:
-            self._settle.pop(item).done(None)
+        for item in [item for item in self._install if item[0] is entry]:
+            self._install.pop(item).done(None)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, except what only time will bring."""
-        return not (self._grafts or self._settle or self._busy)
+        return not (self._grafts or self._install or self._busy)
 
     @property
     def waits(self) -> bool:
@@ -87,7 +87,7 @@ class Arrivals:
 
     def plan(self, now_ms: int) -> ArriveJob | None:
         """What to do next, if anything; it must be performed and then given to `finished`."""
-        if self._busy or not (self._grafts or self._settle or self._failed):
+        if self._busy or not (self._grafts or self._install or self._failed):
             return None
         if self._failed is not None:
             if now_ms < self._retry_ms:
@@ -105,10 +105,10 @@ class Arrivals:
             job.grafts += grafts.items()
             job.done.append(done)
             self._lock(job, *grafts)
-        for entry, key in [item for item in self._settle if item[0] not in self._locked or item[0] in job.entries]:
-            if len(job.settled) == SETTLED_MAX:
+        for entry, key in [item for item in self._install if item[0] not in self._locked or item[0] in job.entries]:
+            if len(job.installed) == INSTALLED_MAX:
                 break
-            self._settle_one(entry, key, job)
+            self._install_one(entry, key, job)
         if not job.done:
             return None
         job.meta = self._meta()
@@ -120,18 +120,18 @@ class Arrivals:
         self._locked.update(new)
         job.entries += new
 
-    def _settle_one(self, entry: Entry, key: Key, job: ArriveJob) -> None:
-        settling = self._settle.pop((entry, key))
+    def _install_one(self, entry: Entry, key: Key, job: ArriveJob) -> None:
+        installation = self._install.pop((entry, key))
         address = entry.address(key)
         known = self._index.segment(address)
-        if known is None or known.physical_id:
-            settling.done(None)
+        if known is None or not known.to_come:
+            installation.done(None)
             return
-        job.changes.append(put_segment(address, settling.record))
-        job.physical_ids.append(settling.record.physical_id)
-        job.settled.append((entry, key))
-        job.done.append(settling.done)
-        self._unsettled.add(settling.record.physical_id)
+        job.changes.append(put_segment(address, installation.record))
+        job.physical_ids.append(installation.record.physical_id)
+        job.installed.append((entry, key))
+        job.done.append(installation.done)
+        self._unsettled.add(installation.record.physical_id)
         self._lock(job, entry)
 
     def finished(self, job: ArriveJob, now_ms: int) -> None:

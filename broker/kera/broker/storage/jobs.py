@@ -84,7 +84,7 @@ class ArriveJob:
     done: list[Done]
     entries: list[Entry]
     grafts: list[tuple[Entry, Graft]] = field(default_factory=list)
-    settled: list[tuple[Entry, Key]] = field(default_factory=list)
+    installed: list[tuple[Entry, Key]] = field(default_factory=list)
     error: OSError | None = None
 
 

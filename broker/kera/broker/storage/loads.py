@@ -145,7 +145,7 @@ class Loads:
             if not isinstance(record, SegmentRecord):
                 del self._wanted[wanted]
                 self._tell(entry, key)  # it is in memory, or gone: the reader looks again
-            elif not record.physical_id:
+            elif record.to_come:
                 del self._wanted[wanted]
                 if wanted in self._waiters:
                     self._awaited.setdefault(wanted, self._now_ms + AWAITED_MS)

@@ -610,15 +610,15 @@ class PersistenceManager:
         self._arrivals.graft(grafts, changes, done)
         self.on_work()
 
-    def settle(self, entry: Entry, key: Key, record: SegmentRecord, done: Done) -> None:
-        """See `Arrivals.settle`."""
-        self._arrivals.settle(entry, key, record, done)
+    def install(self, entry: Entry, key: Key, record: SegmentRecord, done: Done) -> None:
+        """See `Arrivals.install`."""
+        self._arrivals.install(entry, key, record, done)
         self.on_work()
 
     def _arrived(self, job: ArriveJob) -> None:
         for entry, _ in job.grafts:
             entry.wake()
-        for entry, key in job.settled:
+        for entry, key in job.installed:
             self._loads.arrived(entry, key)
 
     def when_awaited(self, call: Callable[[Entry, Key], None]) -> None:

@@ -175,7 +175,7 @@ class Removals:
         job.done += self._drops.pop(stream_id)
         job.changes = [(key, value) for key, value in job.changes if stream_of(key) != stream_id]
         segments = self._index.segments_of_stream(stream_id)
-        job.physical_ids += [record.physical_id for _, record in segments if record.physical_id]
+        job.physical_ids += [record.physical_id for _, record in segments if not record.to_come]
         job.changes += [(key, None) for key in self._index.keys_of_stream(stream_id)]
 
     def _plan_streamlet_drop(self, stream_id: int, streamlet_id: int, job: RemoveJob) -> None:
@@ -187,7 +187,7 @@ class Removals:
         job.changes = [(key, value) for key, value in job.changes if streamlet_of(key) != streamlet]
         for address, record in self._index.segments_of_streamlet(stream_id, streamlet_id):
             job.gone.append(address)
-            job.physical_ids += [record.physical_id] if record.physical_id else []
+            job.physical_ids += () if record.to_come else [record.physical_id]
         job.changes += [(key, None) for key in self._index.keys_of_streamlet(stream_id, streamlet_id)]
 
     def _note(self, job: RemoveJob) -> None:
@@ -214,7 +214,7 @@ class Removals:
             if key > entry.last_stored or Position(*key, record.length) > start:
                 break
             job.changes.append(delete_segment(address))
-            job.physical_ids += [record.physical_id] if record.physical_id else []  # not here yet: there is no file
+            job.physical_ids += () if record.to_come else [record.physical_id]
             job.stored.append((entry, key, record.length))
             lengths.append(record.length)
             if len(lengths) == REMOVALS_MAX:
