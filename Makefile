@@ -20,6 +20,7 @@ ROUNDS ?= 200
 CUTS ?= 8,30,60
 EXAMPLES ?= 2000
 CHAOS_ARGS ?=
+TIER ?= all
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -35,8 +36,17 @@ WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pw
 BUILD_JAR := spark_connector/jvm/build.py
 # Tests of several coordinators run a ZooKeeper of their own, on that Java.
 WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
+# Tests in one group share a worker; groups come in the order of collection, which tests/conftest.py decides.
+PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+# The tiers of tests, see docs/testing.md.
+TIER_quick := -m "not slow"
+TIER_all := --hypothesis-profile full --hypothesis-seed "$$seed"
+WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"; \
+  echo "random examples: repeat them with SEED=$$seed"; \
+  export KERA_FUZZ_SEED="$$seed" KERA_HOSTILE_ALL=1 KERA_SLOW_NETWORK=1;
 
-.PHONY: help setup jar demo demo-check test test-fast check lint types proto proto-check bench bench-compare bench-log
+.PHONY: help setup jar demo demo-check test test-all test-fast coverage check check-all lint types proto proto-check
+.PHONY: bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-chunks constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
@@ -52,7 +62,7 @@ help: ## Show this list.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | \
 	  while IFS='|' read -r name text; do printf '  %-18s %s\n' "$$name" "$$text"; done
 	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  BENCH_ARGS"
-	@echo "           BENCH_LOG_ARGS  ROUNDS=$(ROUNDS)  CHAOS_ARGS  SEED  EXAMPLES=$(EXAMPLES)"
+	@echo "           BENCH_LOG_ARGS  ROUNDS=$(ROUNDS)  CHAOS_ARGS  SEED  EXAMPLES=$(EXAMPLES)  TIER=$(TIER)"
 
 setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this tree into it.
 	@:
@@ -81,11 +91,19 @@ demo: jar ## Run the demonstration: a cluster, an ingest, Spark reading it. DEMO
 demo-check: jar ## Run the short form of the demonstration that checks its own results.
 	@$(WITH_JAVA) $(PY) -m demo --check
 
-test: jar ## Run all tests, those with Spark too. PYTEST_ARGS are passed on.
-	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+test: jar ## Run every feature once, with real daemons, ZooKeeper and Spark: ten minutes. PYTEST_ARGS are passed on.
+	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(PYTEST) $(PARALLEL) $(TIER_quick) $(PYTEST_ARGS)
+
+test-all: jar ## Run all tests, with more examples, of SEED (a new one if it is not given). PYTEST_ARGS are passed on.
+	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(WITH_SEED) $(PYTEST) $(PARALLEL) $(TIER_all) $(PYTEST_ARGS)
 
 test-fast: setup ## Run the unit and property tests: no daemons, no Spark.
-	@$(PYTEST) -n $(PYTEST_WORKERS) --dist loadgroup $(wildcard tests/unit tests/property) $(PYTEST_ARGS)
+	@$(PYTEST) $(PARALLEL) $(TIER_quick) $(wildcard tests/unit tests/property) $(PYTEST_ARGS)
+
+coverage: jar ## Run all tests, or TIER=quick those of `make test`, and print the share of lines and branches per package.
+	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(WITH_SEED) $(PYTEST) $(PARALLEL) $(TIER_$(TIER)) \
+	  --cov --cov-report= --cov-report=json:build/coverage-$(TIER).json $(PYTEST_ARGS)
+	@$(PY) -m scripts.coverage_table build/coverage-$(TIER).json
 
 test-spark-versions: setup ## Test what other versions of Spark can do: fetches each, some 400 MB. SPARK_VERSIONS="4.1".
 	@$(WITH_JAVA) KERA_SPARK_VERSIONS="$(SPARK_VERSIONS)" $(PYTEST) tests/spark/test_spark_versions.py $(PYTEST_ARGS)
@@ -94,7 +112,9 @@ test-lakehouse: jar ## Test the recipe for Delta Lake with the real library: fet
 	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/lakehouse $(LAKEHOUSE)
 	@$(WITH_JAVA) PYTHONPATH=$(VENV)/lakehouse $(PYTEST) tests/spark/test_lakehouse.py $(PYTEST_ARGS)
 
-check: lint types proto-check test ## Run what CI runs: lint, types, layers, generated code, all tests.
+check: lint types proto-check test ## Run what CI runs: lint, types, layers, generated code, `make test`.
+
+check-all: lint types proto-check test-all ## The same with `make test-all`: what CI runs with KERA_CI_FULL=1.
 
 lint: setup ## Check style, formatting and layers.
 	@$(PY) -m ruff check
@@ -205,6 +225,6 @@ constraints: ## Resolve the newest versions anew and write constraints.txt (then
 	@PYTHON="$(PYTHON)" sh scripts/constraints.sh
 
 clean: ## Remove .venv, caches and build outputs.
-	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	rm -rf spark-warehouse metastore_db derby.log spark_connector/kera/spark_connector/jars
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,22 +1,32 @@
-"""What all tests share.
+"""What all tests share: profiles of hypothesis, which worker runs what and in which order, and what they have cost.
 
 Property tests (hypothesis) have two profiles:
 
-* ``ci``, the default: the same examples in each run, so a red run is red again; a failure prints a blob that
-  `@reproduce_failure` takes.
-* ``dev`` (``pytest --hypothesis-profile dev``): other examples each time, and more of them; for looking for trouble.
+* ``ci``, the default and that of `make test`: few examples, and the same in each run, so a red run is red again.
+* ``full``, that of `make test-all`: more of them, and others each time, of a seed that is printed; a failure also
+  prints a blob that `@reproduce_failure` takes.
 """
 
-from hypothesis import HealthCheck, settings
+import pytest
 
-# A deadline per example would fail on a busy machine; pytest-timeout bounds the whole test.
-settings.register_profile(
-    "ci",
-    derandomize=True,
-    print_blob=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.register_profile("dev", max_examples=1000, print_blob=True, deadline=None)
-settings.load_profile("ci")
+from tests.budget import Budget
+from tests.examples import register_profiles
+
+register_profiles()
+
+FOLDERS = ("spark", "integration", "property", "unit")
+"""Those with the longest groups first, so that short tests fill what is left of the time of a worker."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The marker of pytest-xdist is known without it, too: tests also run one after the other.
+    config.addinivalue_line("markers", "xdist_group(name): run on one worker")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Budget())
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tests = config.rootpath / "tests"
+    places = {name: number for number, name in enumerate(FOLDERS)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(tests).parts[0], len(FOLDERS)))

@@ -1,0 +1,64 @@
+"""What a run of tests cost: its slowest tests, and what each folder and each tier took, printed at its end.
+
+Times are those of the tests with their fixtures, added up over all workers; whatever several tests share counts for
+the one that came first. A run that took little prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+SLOWEST = 20
+LEAST_S = 60.0
+"""A run of less than this is not worth a table."""
+
+
+class Budget:
+    """A plugin of pytest, for the process that reports."""
+
+    def __init__(self) -> None:
+        self._tests: defaultdict[str, float] = defaultdict(float)
+        """Seconds of each test, by its name."""
+        self._workers: defaultdict[str, float] = defaultdict(float)
+        """Seconds of each worker of pytest-xdist, by its name."""
+        self._slow: set[str] = set()
+        """Names of those that `make test` leaves out."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take down what a test, or one of its fixtures, took."""
+        self._tests[report.nodeid] += report.duration
+        self._workers[getattr(report, "worker_id", "")] += report.duration
+        if "slow" in report.keywords:
+            self._slow.add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print it."""
+        if sum(self._tests.values()) >= LEAST_S:
+            terminalreporter.section("what the tests cost")
+            for line in self.lines():
+                terminalreporter.line(line)
+
+    def lines(self) -> Iterator[str]:
+        """The table: sums first, then the slowest tests."""
+        yield f"{'':<24}{'quick tier':^20}{'only in make test-all':^24}"
+        for folder in [*sorted({_folder(name) for name in self._tests}), "tests"]:
+            tests = [name for name in self._tests if name.startswith(f"{folder}/")]
+            slow = [name for name in tests if name in self._slow]
+            quick = [name for name in tests if name not in self._slow]
+            yield f"{folder:<24}{self._sum(quick):^20}{self._sum(slow):^24}"
+        if len(self._workers) > 1:
+            yield "workers: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sorted(self._workers.items()))
+        yield f"slowest {SLOWEST}:"
+        for name, seconds in sorted(self._tests.items(), key=lambda item: -item[1])[:SLOWEST]:
+            yield f"{seconds:8.1f} s  {name}"
+
+    def _sum(self, names: list[str]) -> str:
+        return f"{len(names):>5} tests {sum(self._tests[name] for name in names):>5.0f} s" if names else "-"
+
+
+def _folder(name: str) -> str:
+    """``tests/unit`` of ``tests/unit/core/test_chunk.py::test_it``."""
+    return "/".join(name.split("/")[:2])

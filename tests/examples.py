@@ -1,0 +1,20 @@
+"""How many examples a property test takes: as many as it asks for in `make test-all`, few of them in `make test`."""
+
+from hypothesis import HealthCheck, settings
+
+QUICK = 40
+FULL = 200
+
+
+def register_profiles() -> None:
+    """Make hypothesis know the two profiles, and use the first where no other is asked for."""
+    # A deadline per example would fail on a busy machine; pytest-timeout bounds the whole test.
+    both = settings(print_blob=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("ci", both, max_examples=QUICK, derandomize=True)
+    settings.register_profile("full", both, max_examples=FULL, derandomize=False)
+    settings.load_profile("ci")
+
+
+def examples(full: int, quick: int = QUICK) -> int:
+    """For `max_examples` of a test that needs `full` to find what it looks for, most of the time."""
+    return full if settings().max_examples >= FULL else min(full, quick)

@@ -1,0 +1,58 @@
+"""What tests/budget.py prints of a run."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.budget import Budget
+
+
+def report(name: str, seconds: float, *, when: str = "call", marks: Iterable[str] = ()) -> pytest.TestReport:
+    """Of one phase of a test."""
+    return pytest.TestReport(
+        nodeid=name,
+        location=(name, 0, name),
+        keywords=dict.fromkeys(marks, 1),
+        outcome="passed",
+        longrepr=None,
+        when=when,  # type: ignore[arg-type]
+        duration=seconds,
+    )
+
+
+@pytest.fixture
+def budget() -> Budget:
+    budget = Budget()
+    for each in (
+        report("tests/unit/core/test_a.py::test_x", 1.0),
+        report("tests/spark/test_b.py::test_y", 20.0, when="setup"),
+        report("tests/spark/test_b.py::test_y", 3.0),
+        report("tests/spark/test_b.py::test_z", 40.0, marks=("slow",)),
+    ):
+        budget.pytest_runtest_logreport(each)
+    return budget
+
+
+def test_folders_and_tiers_have_their_sums(budget: Budget) -> None:
+    rows = {line.split()[0]: line.split()[1:] for line in budget.lines() if line.startswith("tests")}
+    assert rows == {
+        "tests/spark": ["1", "tests", "23", "s", "1", "tests", "40", "s"],
+        "tests/unit": ["1", "tests", "1", "s", "-"],
+        "tests": ["2", "tests", "24", "s", "1", "tests", "40", "s"],
+    }
+
+
+def test_the_slowest_come_first_with_their_fixtures(budget: Budget) -> None:
+    lines = list(budget.lines())
+    assert lines[-3:] == [
+        "    40.0 s  tests/spark/test_b.py::test_z",
+        "    23.0 s  tests/spark/test_b.py::test_y",
+        "     1.0 s  tests/unit/core/test_a.py::test_x",
+    ]
+
+
+def test_workers_have_their_sums(budget: Budget) -> None:
+    other = report("tests/unit/core/test_a.py::test_w", 7.0)
+    other.worker_id = "gw1"
+    budget.pytest_runtest_logreport(other)
+    assert any(line.startswith("workers: ") and "gw1 7 s" in line for line in budget.lines())
