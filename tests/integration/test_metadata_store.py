@@ -33,6 +33,7 @@ from kera.coordinator.store.zookeeper_session import (
 )
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.errors import InternalError, KeraError
+from tests.examples import examples
 from tests.integration.zookeeper import TICK_MS, ZooKeeper, zookeeper
 from tests.unit.coordinator.test_metadata_store import (
     WRITES,
@@ -108,7 +109,7 @@ async def store(zookeeper: ZooKeeper) -> AsyncIterator[MetadataStore]:
 
 
 def test_zookeeper_does_what_the_fake_store_does(zookeeper: ZooKeeper) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25, quick=10), deadline=None)
     @given(st.lists(WRITES, max_size=20))
     def check(history: list[list[Write | Check]]) -> None:
         async def run() -> None:

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.examples import examples
 from tests.property.application_world import PROGRESS_MS, SESSION_MS, World
 
 NAMES = st.sampled_from("abcde")
@@ -97,4 +98,6 @@ class Applications(RuleBasedStateMachine):
 
 
 TestApplications = Applications.TestCase
-TestApplications.settings = settings(max_examples=300, print_blob=False, stateful_step_count=40, deadline=None)
+TestApplications.settings = settings(
+    max_examples=examples(400), print_blob=False, stateful_step_count=40, deadline=None
+)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kera.core.errors import KeraError
 from kera.v1 import common_pb2, coordinator_pb2
+from tests.examples import examples
 from tests.property.control_world import BACKUPS, BROKERS, World
 
 ROUNDS_MAX = 60
@@ -116,7 +117,7 @@ async def drain(world: World, broker_id: int) -> None:
         await world.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=broker_id))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(PLANS, MOVES, st.sampled_from([0, 0, 1]), st.integers(0, 3))
 def test_replicated_streamlets_come_to_one_living_owner(
     plan: list[Any], moves: list[tuple[int, int, int]], draining: int, slowness: int

@@ -21,6 +21,7 @@ from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, lo
 from kera.core.errors import ArenaFull, DataLost
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
+from tests.examples import examples
 from tests.unit.broker.moving_support import Cluster as Map
 from tests.unit.broker.support import SLOT_BYTES, STREAM_ID, Broker, chunk, cursor
 from tests.unit.client.real_brokers import STREAM, RealBrokers, engines
@@ -262,7 +263,7 @@ def check_place(log: Sequence[Stored], query: ChunkQuery, place: ChunkPlace) -> 
         assert query.start <= place.position <= query.end
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(300))
 @given(STEPS, st.lists(st.tuples(st.integers(0, ENTRIES - 1), st.integers(0, 99)), max_size=3), QUERIES)
 def test_places_and_segments_are_those_of_a_walk_over_all_chunks(
     history: list[tuple[object, ...]], damaged: list[tuple[int, int]], queries: list[tuple[object, ...]]
@@ -270,7 +271,7 @@ def test_places_and_segments_are_those_of_a_walk_over_all_chunks(
     asyncio.run(run(history, damaged, queries))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(60, quick=10))
 @given(STEPS, st.integers(0, 99))
 def test_a_start_that_was_removed_is_an_error_that_says_from_where_on_there_is_something(
     history: list[tuple[object, ...]], number: int

@@ -45,12 +45,13 @@ from kera.core.chunk import HEADER_BYTES, encode_chunk, iterate_chunks, verify_c
 from kera.core.errors import ArenaFull, DataLost, DiskFailed, DiskFull, InvalidCursor, KeraError, OutOfSequence
 from kera.core.ids import EARLIEST, Position
 from kera.v1 import common_pb2
+from tests.examples import examples
 from tests.property.log_world import BROKER_ID, Crash, World
 
 SEED = int(os.environ.get("KERA_FUZZ_SEED", "1"))
 STEPS_MIN = 10_000
 APPENDS_PER_LAUNCH = 12
-EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", "250"))
+EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", examples(400, quick=100)))
 STEPS_PER_EXAMPLE = int(os.environ.get("KERA_FUZZ_STEPS", "60"))
 LEADER, PERSISTED = 1, 2
 ENTRIES = 2

@@ -23,6 +23,7 @@ from kera.core.chunk import iterate_chunks, verify_header
 from kera.core.errors import ArenaFull, NotOwner
 from kera.core.ids import EARLIEST, Position
 from kera.v1 import broker_pb2, common_pb2
+from tests.examples import examples
 from tests.property.log_world import World
 from tests.unit.broker.moving_support import assign, moved
 from tests.unit.broker.support import EVERYTHING, STREAM_ID, Outcome, chunk, stream_info
@@ -252,5 +253,8 @@ class Moving(RuleBasedStateMachine):
 
 TestMoving = Moving.TestCase
 TestMoving.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(100, quick=20),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

@@ -32,12 +32,13 @@ from kera.core.errors import ArenaFull
 from kera.core.ids import EARLIEST, Position
 from kera.core.push import Run, window_bytes_max
 from kera.v1 import push_pb2
+from tests.examples import examples
 from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, Engine, chunk, position, stream_info
 
 ENTRIES = 2
 READERS = 3
-EXAMPLES = 150
+EXAMPLES = examples(200)
 SIZES = st.sampled_from([136, 300, 1000, 2048, 4096])
 Reason = push_pb2.PushEnd
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kera.broker.replication import virtual_log
+from tests.examples import examples
 from tests.property.replication_world import BACKUPS, SIZES, World
 
 
@@ -49,7 +50,7 @@ OPERATIONS: dict[str, tuple[int, Callable[[World, int, int, int], object]]] = {
 }
 """What can happen, and how often."""
 NAMES = [name for name, (weight, _) in OPERATIONS.items() for _ in range(weight)]
-EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", examples(400)))
 NUMBER = st.integers(0, 15)
 STEPS = st.lists(st.tuples(st.sampled_from(NAMES), NUMBER, NUMBER, NUMBER), min_size=50, max_size=60)
 """Of fixed length, as hypothesis makes short ones else: shrunk to those that do nothing."""

@@ -36,13 +36,14 @@ from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.core.schema import schema_to_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+from tests.examples import examples
 from tests.property.restored_world import World
 from tests.unit.broker.support import chunk, next_of, read_range
 
 BROKERS, BROKERS_MAX, BACKUPS = 2, 4, 2
 STREAMLETS = 2
 WAIT_S = 20.0
-EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", examples(12, quick=6)))
 """Histories; each takes a second or two."""
 INSTANCE_S = 1_900.0
 """So much time goes by between a copy and its return for each instance of a named producer that came meanwhile."""

@@ -53,6 +53,6 @@ def test_the_slowest_come_first_with_their_fixtures(budget: Budget) -> None:
 
 def test_workers_have_their_sums(budget: Budget) -> None:
     other = report("tests/unit/core/test_a.py::test_w", 7.0)
-    other.worker_id = "gw1"
+    other.worker_id = "gw1"  # type: ignore[attr-defined]  # set by pytest-xdist
     budget.pytest_runtest_logreport(other)
     assert any(line.startswith("workers: ") and "gw1 7 s" in line for line in budget.lines())

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kera.backup.jobs import Job, PunchJob
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import KeraError
+from tests.examples import examples
 from tests.unit.backup.support import BROKER_ID, FakeBackup, FakeDisk, Outcome, PowerLost, Segment, placed
 
 SIZES = st.sampled_from([192, 1024, 1984, 4096])
@@ -261,5 +262,5 @@ def split(content: bytes) -> list[bytes]:
     return [content[offset : offset + header.chunk_bytes] for header, offset in iterate_chunks(content)]
 
 
-Histories.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+Histories.TestCase.settings = settings(max_examples=examples(400), stateful_step_count=50, deadline=None)
 TestHistories = Histories.TestCase

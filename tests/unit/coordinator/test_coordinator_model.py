@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kera.core.errors import KeraError, Unavailable
 from kera.v1 import common_pb2, coordinator_pb2
+from tests.examples import examples
 from tests.unit.coordinator.fake_cluster import Cluster
 
 STEPS = st.one_of(
@@ -150,7 +151,7 @@ class History:
         ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(STEPS, max_size=30))
 def test_any_history_keeps_the_promises(steps: list[tuple[Any, ...]]) -> None:
     async def run() -> None:

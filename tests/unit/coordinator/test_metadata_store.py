@@ -24,6 +24,7 @@ from kera.coordinator.store.metadata import (
     Write,
 )
 from kera.core.errors import InternalError, InvalidArgument
+from tests.examples import examples
 
 WAIT_S = 20.0
 """Bound on what is waited for: long, since it only ends a test that fails."""
@@ -232,7 +233,7 @@ async def compare(real: MetadataStore, history: list[list[Write | Check]]) -> No
         assert await real.list("a/") == await fake.list("a/")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50, quick=25), deadline=None)
 @given(st.lists(WRITES, max_size=20))
 def test_the_real_store_does_what_the_fake_one_does(history: list[list[Write | Check]]) -> None:
     async def run(path: Path) -> None:

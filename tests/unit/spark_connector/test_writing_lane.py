@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kera.spark_connector.writing_lane import Lane, TooManyRows
 from kera.spark_connector.writing_rows import RowCounts
+from tests.examples import examples
 
 SCHEMA = pa.schema([("value", pa.int64()), ("at", pa.int64())])
 
@@ -142,7 +143,7 @@ def attempts_of(draw: st.DrawFn, rows: list[int], log: FakeLog) -> list[Attempt]
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(800, quick=100), deadline=None)
 @given(st.data())
 def test_when_an_attempt_has_ended_every_row_is_stored_once_whatever_the_others_did_or_do(data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, 5), max_size=24), label="rows")
