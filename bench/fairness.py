@@ -227,7 +227,7 @@ async def theirs_of(client: Client) -> Theirs:
         cursors.append(cursor)
     return Theirs(
         stream=answer.stream,
-        application="large-app",
+        consumer_group="large-app",
         member="member",
         producer="large-producer",
         cursors=tuple(cursors),

@@ -39,7 +39,7 @@ from kera.core.rpc.method import call
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
-from kera.v1 import application_pb2, backup_pb2, broker_pb2, common_pb2, coordinator_pb2, push_pb2
+from kera.v1 import backup_pb2, broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2, push_pb2
 
 TIMEOUT_S = 120.0
 SEGMENT_BYTES = 64 * KIB
@@ -49,7 +49,7 @@ LARGEST_STREAMLETS, LARGEST_ENTRIES = 16_384, 64
 """Of a stream."""
 STRANGER, READER = 900_003, 900_004
 """Brokers that there are not, whose replicas a backup has."""
-APPLICATION = "deep"
+CONSUMER_GROUP = "deep"
 TIMEOUT_MS = 600_000
 
 
@@ -146,7 +146,7 @@ async def world(where: Path, arguments: argparse.Namespace) -> AsyncIterator[tup
         made = World(small, deep, long, wide, known.brokers[0])
         say(f"{arguments.replicas} replicas")
         await _replicas(cluster, made, arguments.replicas)
-        await _application(cluster, made)
+        await _consumer_group(cluster, made)
         yield cluster, made
 
 
@@ -191,11 +191,11 @@ async def _replicate(
     await channel.submit(api.REPLICATE, request, [memoryview(chunks)], timeout_s=TIMEOUT_S)
 
 
-async def _application(cluster: LocalCluster, made: World) -> None:
-    """An application that has begun all streamlets of the wide stream, and knows all groups of the deep one."""
+async def _consumer_group(cluster: LocalCluster, made: World) -> None:
+    """A consumer group that has begun all streamlets of the wide stream, and knows all groups of the deep one."""
     channel = GrpcChannel(cluster.bootstrap)
     wide = [
-        application_pb2.StreamletStart(
+        consumer_group_pb2.StreamletStart(
             stream_id=made.wide.stream_id,
             streamlet_id=number,
             cursors=[common_pb2.Cursor(stream_id=made.wide.stream_id, streamlet_id=number)],
@@ -203,10 +203,10 @@ async def _application(cluster: LocalCluster, made: World) -> None:
         for number in range(len(made.wide.assignments))
     ]
     for first in range(0, len(wide), 1024):
-        request = application_pb2.ResetApplicationRequest(
-            application_id=APPLICATION, starts=wide[first : first + 1024], force=True
+        request = consumer_group_pb2.ResetConsumerGroupRequest(
+            consumer_group=CONSUMER_GROUP, starts=wide[first : first + 1024], force=True
         )
-        await call(channel, api.RESET_APPLICATION, request, timeout_s=TIMEOUT_S)
+        await call(channel, api.RESET_CONSUMER_GROUP, request, timeout_s=TIMEOUT_S)
     await channel.close()
 
 
@@ -226,7 +226,7 @@ class Cases:
         yield from self._of_broker()
         yield from self._of_backup()
         yield from self._of_coordinator()
-        yield from self._of_applications()
+        yield from self._of_consumer_groups()
         yield from self._of_the_largest_stream()
 
     def _framed(
@@ -269,7 +269,7 @@ class Cases:
         yield self._framed(
             broker,
             api.GET_NEXT_GROUPS,
-            broker_pb2.GetNextGroupsRequest(**deep, application_id="deep", groups_max=1 << 30),
+            broker_pb2.GetNextGroupsRequest(**deep, consumer_group="deep", groups_max=1 << 30),
         )
         yield self._framed(broker, api.GET_NEXT_SEGMENTS, broker_pb2.GetNextSegmentsRequest(**long, group_id=1))
         yield self._framed(broker, api.GET_AVAILABLE_GROUPS, broker_pb2.GetAvailableGroupsRequest(**deep))
@@ -363,41 +363,42 @@ class Cases:
             " that is there",
         )
 
-    def _of_applications(self) -> Iterator[Case]:
+    def _of_consumer_groups(self) -> Iterator[Case]:
         wide = self._made.wide.stream_id
         yield self._unary(
-            api.FETCH_APPLICATION, application_pb2.FetchApplicationRequest(application_id=APPLICATION, stream_id=wide)
+            api.FETCH_CONSUMER_GROUP,
+            consumer_group_pb2.FetchConsumerGroupRequest(consumer_group=CONSUMER_GROUP, stream_id=wide),
         )
         yield self._unary(
-            api.DESCRIBE_APPLICATION, application_pb2.DescribeApplicationRequest(application_id=APPLICATION)
+            api.DESCRIBE_CONSUMER_GROUP, consumer_group_pb2.DescribeConsumerGroupRequest(consumer_group=CONSUMER_GROUP)
         )
-        yield self._unary(api.LIST_APPLICATIONS, application_pb2.ListApplicationsRequest())
+        yield self._unary(api.LIST_CONSUMER_GROUPS, consumer_group_pb2.ListConsumerGroupsRequest())
         starts = [
-            application_pb2.StreamletStart(
+            consumer_group_pb2.StreamletStart(
                 stream_id=wide, streamlet_id=number, cursors=[common_pb2.Cursor(stream_id=wide, streamlet_id=number)]
             )
             for number in range(min(1024, len(self._made.wide.assignments)))
         ]
         yield self._unary(
-            api.RESET_APPLICATION,
-            application_pb2.ResetApplicationRequest(application_id=APPLICATION, starts=starts, force=True),
+            api.RESET_CONSUMER_GROUP,
+            consumer_group_pb2.ResetConsumerGroupRequest(consumer_group=CONSUMER_GROUP, starts=starts, force=True),
         )
         yield self._unary(
             api.CONSUME_ROUND,
-            application_pb2.ConsumeRoundRequest(
-                application_id=APPLICATION,
+            consumer_group_pb2.ConsumeRoundRequest(
+                consumer_group=CONSUMER_GROUP,
                 member_id="member",
                 session_timeout_ms=TIMEOUT_MS,
                 progress_timeout_ms=TIMEOUT_MS,
                 groups_max=1 << 20,
                 stream_ids=[wide, self._made.deep.stream_id],
                 seen=[
-                    application_pb2.SeenGroups(
+                    consumer_group_pb2.SeenGroups(
                         stream_id=wide,
                         streamlet_id=number,
                         through_group_id=100,
                         groups=[
-                            application_pb2.SeenGroup(
+                            consumer_group_pb2.SeenGroup(
                                 start=common_pb2.Cursor(stream_id=wide, streamlet_id=number, group_id=group)
                             )
                             for group in range(1, 4)

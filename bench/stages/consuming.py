@@ -31,7 +31,7 @@ from kera.v1 import broker_pb2, common_pb2, push_pb2
 
 
 class Pulls:
-    """The bytes of an answer, up to the batches in the loop of an application."""
+    """The bytes of an answer, up to the batches in the loop of a consumer group."""
 
     def __init__(self, loads: Sequence[Load]) -> None:
         self.loads = loads
@@ -65,7 +65,7 @@ class Pulls:
 
 
 class Pushes:
-    """A message about a run of chunks, up to the batches in the loop of an application; and to records."""
+    """A message about a run of chunks, up to the batches in the loop of a consumer group; and to records."""
 
     RECORDS_LOAD = Load(1, 256 * KIB)
     _SLOTS_AT = 8 * KIB

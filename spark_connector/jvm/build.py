@@ -34,7 +34,7 @@ MANIFEST = "META-INF/MANIFEST.MF"
 # All warnings but those that no source of ours can avoid or means to:
 #   path       Spark's jars name jars that pyspark does not have
 #   classfile  Arrow's classes have annotations of a checker that is not there either
-#   serial     what is serialized travels within one application, all of whose processes have the same jar
+#   serial     what is serialized travels within one consumer group, all of whose processes have the same jar
 WARNINGS = "-Xlint:all,-path,-classfile,-serial"
 
 

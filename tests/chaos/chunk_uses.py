@@ -1,4 +1,4 @@
-"""What applications do with a chunk that was opened: each looks at all its values."""
+"""What consumer groups do with a chunk that was opened: each looks at all its values."""
 
 from __future__ import annotations
 

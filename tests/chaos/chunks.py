@@ -167,7 +167,7 @@ def open_as_reader(payload: bytes, schema: pa.Schema, records: int = ROWS) -> st
 
 
 def use(batch: pa.RecordBatch) -> str:
-    """Do with a batch what applications do. Errors of values are what a reader gets to see."""
+    """Do with a batch what consumer groups do. Errors of values are what a reader gets to see."""
     for each in USES:
         each(batch)
     return "read"

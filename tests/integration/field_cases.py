@@ -14,10 +14,10 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kera.core.rpc import Method, api
-from kera.v1 import application_pb2 as application
 from kera.v1 import backup_pb2 as backup
 from kera.v1 import broker_pb2 as broker
 from kera.v1 import common_pb2 as common
+from kera.v1 import consumer_group_pb2 as consumer_group
 from kera.v1 import coordinator_pb2 as coordinator
 
 STRANGER_ID = 900_001
@@ -31,7 +31,7 @@ class Theirs:
     """What a request can be about: of whoever sends it, or of somebody else."""
 
     stream: common.StreamInfo
-    application: str
+    consumer_group: str
     member: str
     producer: str
     cursors: tuple[common.Cursor, ...]
@@ -59,20 +59,20 @@ class Case:
     """Only daemons send it."""
 
 
-def _group_step(theirs: Theirs) -> application.GroupStep:
-    return application.GroupStep(
+def _group_step(theirs: Theirs) -> consumer_group.GroupStep:
+    return consumer_group.GroupStep(
         next=theirs.at,
         lease=7,
         finished=False,
         next_record=3,
-        told=[application.RecordRange(first_record=1, end_record=2)],
+        told=[consumer_group.RecordRange(first_record=1, end_record=2)],
     )
 
 
 def _round(theirs: Theirs) -> Message:
     at = theirs.at
-    return application.ConsumeRoundRequest(
-        application_id=theirs.application,
+    return consumer_group.ConsumeRoundRequest(
+        consumer_group=theirs.consumer_group,
         member_id=theirs.member,
         client="fields",
         session_timeout_ms=30_000,
@@ -84,12 +84,12 @@ def _round(theirs: Theirs) -> Message:
         steps=[_group_step(theirs)],
         starts=[_start(theirs)],
         seen=[
-            application.SeenGroups(
+            consumer_group.SeenGroups(
                 stream_id=at.stream_id,
                 streamlet_id=at.streamlet_id,
                 after_group_id=0,
                 through_group_id=at.group_id,
-                groups=[application.SeenGroup(start=at, first_record=0, end_record=5)],
+                groups=[consumer_group.SeenGroup(start=at, first_record=0, end_record=5)],
             )
         ],
         wait_ms=WAIT_MS,
@@ -97,12 +97,12 @@ def _round(theirs: Theirs) -> Message:
     )
 
 
-def _start(theirs: Theirs) -> application.StreamletStart:
-    return application.StreamletStart(
+def _start(theirs: Theirs) -> consumer_group.StreamletStart:
+    return consumer_group.StreamletStart(
         stream_id=theirs.at.stream_id,
         streamlet_id=theirs.at.streamlet_id,
         cursors=[theirs.at],
-        records=[application.StartRecord(record=3)],
+        records=[consumer_group.StartRecord(record=3)],
     )
 
 
@@ -160,15 +160,15 @@ CASES: dict[Method[Any, Any], Case] = {
             ],
             bytes_max=1 << 16,
             wait_ms=WAIT_MS,
-            application_id=t.application,
+            consumer_group=t.consumer_group,
             session_id=5,
             step=0,
             removed=[9],
         )
     ),
     api.GET_NEXT_GROUPS: Case(
-        lambda t: broker.GetNextGroupsRequest(**_streamlet(t), application_id=t.application, groups_max=2),
-        rights=("application_id",),
+        lambda t: broker.GetNextGroupsRequest(**_streamlet(t), consumer_group=t.consumer_group, groups_max=2),
+        rights=("consumer_group",),
     ),
     api.GET_NEXT_SEGMENTS: Case(lambda t: broker.GetNextSegmentsRequest(**_streamlet(t), group_id=t.at.group_id)),
     api.GET_AVAILABLE_GROUPS: Case(lambda t: broker.GetAvailableGroupsRequest(**_streamlet(t))),
@@ -182,8 +182,8 @@ CASES: dict[Method[Any, Any], Case] = {
         lambda t: broker.TruncateStreamletsRequest(cursors=list(t.cursors)), rights=("cursors",)
     ),
     api.COMMIT_CURSORS: Case(
-        lambda t: broker.CommitCursorsRequest(application_id=t.application, cursors=list(t.cursors)),
-        rights=("application_id",),
+        lambda t: broker.CommitCursorsRequest(consumer_group=t.consumer_group, cursors=list(t.cursors)),
+        rights=("consumer_group",),
     ),
     api.MEASURE_LAG: Case(lambda t: broker.MeasureLagRequest(cursors=list(t.cursors))),
     api.LIST_GROUPS: Case(lambda t: broker.ListGroupsRequest(**_streamlet(t), groups_max=3)),
@@ -227,7 +227,7 @@ CASES: dict[Method[Any, Any], Case] = {
             name=t.stream.name,
             retention_ms=RETENTION_MS,
             retention_bytes=1 << 40,
-            retention_applications=coordinator.Applications(names=[t.application]),
+            retention_consumer_groups=coordinator.ConsumerGroupNames(names=[t.consumer_group]),
             virtual_logs=1,
         ),
         rights=("name",),
@@ -312,29 +312,35 @@ CASES: dict[Method[Any, Any], Case] = {
         internal=True,
     ),
     # -- consumer groups
-    api.CONSUME_ROUND: Case(_round, rights=("application_id", "member_id")),
+    api.CONSUME_ROUND: Case(_round, rights=("consumer_group", "member_id")),
     api.KEEP_ALIVE: Case(
-        lambda t: application.KeepAliveRequest(application_id=t.application, member_id=t.member, busy_ms=1),
-        rights=("application_id", "member_id"),
+        lambda t: consumer_group.KeepAliveRequest(consumer_group=t.consumer_group, member_id=t.member, busy_ms=1),
+        rights=("consumer_group", "member_id"),
     ),
     api.LEAVE: Case(
-        lambda t: application.LeaveRequest(application_id=t.application, member_id="nobody", steps=[_group_step(t)]),
-        rights=("application_id", "member_id"),
-    ),
-    api.FETCH_APPLICATION: Case(
-        lambda t: application.FetchApplicationRequest(application_id=t.application, stream_id=t.stream.stream_id)
-    ),
-    api.LIST_APPLICATIONS: Case(lambda _: application.ListApplicationsRequest()),
-    api.DESCRIBE_APPLICATION: Case(lambda t: application.DescribeApplicationRequest(application_id=t.application)),
-    api.RESET_APPLICATION: Case(
-        lambda t: application.ResetApplicationRequest(
-            application_id=t.application, starts=[_start(t)], forward_only=True, unnamed=True
+        lambda t: consumer_group.LeaveRequest(
+            consumer_group=t.consumer_group, member_id="nobody", steps=[_group_step(t)]
         ),
-        rights=("application_id",),
+        rights=("consumer_group", "member_id"),
     ),
-    api.DELETE_APPLICATION: Case(
-        lambda t: application.DeleteApplicationRequest(application_id=f"no-{t.application}", idle_ms=7),
-        rights=("application_id",),
+    api.FETCH_CONSUMER_GROUP: Case(
+        lambda t: consumer_group.FetchConsumerGroupRequest(
+            consumer_group=t.consumer_group, stream_id=t.stream.stream_id
+        )
+    ),
+    api.LIST_CONSUMER_GROUPS: Case(lambda _: consumer_group.ListConsumerGroupsRequest()),
+    api.DESCRIBE_CONSUMER_GROUP: Case(
+        lambda t: consumer_group.DescribeConsumerGroupRequest(consumer_group=t.consumer_group)
+    ),
+    api.RESET_CONSUMER_GROUP: Case(
+        lambda t: consumer_group.ResetConsumerGroupRequest(
+            consumer_group=t.consumer_group, starts=[_start(t)], forward_only=True, unnamed=True
+        ),
+        rights=("consumer_group",),
+    ),
+    api.DELETE_CONSUMER_GROUP: Case(
+        lambda t: consumer_group.DeleteConsumerGroupRequest(consumer_group=f"no-{t.consumer_group}", idle_ms=7),
+        rights=("consumer_group",),
     ),
     # -- backups
     api.REPLICATE: Case(

@@ -1,7 +1,7 @@
-"""A consumer of an application, in a process of its own: it says what it took, commits that, and says so.
+"""A consumer of a consumer group, in a process of its own: it says what it took, commits that, and says so.
 
-``python -m tests.integration.group_worker '{"bootstrap": …, "application": …, "stream": …}'``; each line that it prints
-is an event. It ends when its standard input does.
+``python -m tests.integration.group_worker '{"bootstrap": …, "consumer_group": …, "stream": …}'``; each line that it
+prints is an event. It ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def consume(task: dict[str, Any]) -> None:
     settings = GroupSettings.load(**{"commit_interval_ms": 0, **task.get("settings", {})})
     async with (
         await Client.connect(task["bootstrap"]) as client,
-        client.group_consumer(task["application"], [task["stream"]], settings=settings) as consumer,
+        client.group_consumer(task["consumer_group"], [task["stream"]], settings=settings) as consumer,
     ):
         say(ready=True)
         committing = asyncio.create_task(commit(consumer))

@@ -71,7 +71,7 @@ def theirs_of(
 ) -> Theirs:
     return Theirs(
         stream=info,
-        application=f"{name}-group",
+        consumer_group=f"{name}-group",
         member=f"{name}-member",
         producer=f"{name}-producer",
         cursors=tuple(

@@ -233,9 +233,9 @@ async def read(consumer: GroupConsumer, taken: list[int]) -> None:
         taken.append(int(record.value or b"-1"))  # noqa: PERF401 - others look at it meanwhile
 
 
-async def holdings(client: Client, application: str) -> list[int]:
+async def holdings(client: Client, consumer_group: str) -> list[int]:
     """How many groups each consumer has."""
-    described = await client.admin.describe_application(application)
+    described = await client.admin.describe_consumer_group(consumer_group)
     return sorted(len(member.held) for member in described.members)
 
 
@@ -317,14 +317,14 @@ async def test_groups_that_were_lost_are_told_to_the_reader_or_to_a_callback(cli
     await numbered(client, "told", range(2))
     lost: list[LostGroup] = []
     own: dict[str, Any] = {"progress_timeout_ms": 200, "heartbeat_interval_ms": 50}
-    for application, on_lost in (("told-app", None), ("told-app-2", lost.extend)):
+    for consumer_group, on_lost in (("told-app", None), ("told-app-2", lost.extend)):
 
-        async def gone(application: str = application) -> bool:
-            return await holdings(client, application) == []
+        async def gone(consumer_group: str = consumer_group) -> bool:
+            return await holdings(client, consumer_group) == []
 
         async with (
             asyncio.timeout(TIMEOUT_S),
-            client.group_consumer(application, "told", on_lost=on_lost, **own) as consumer,
+            client.group_consumer(consumer_group, "told", on_lost=on_lost, **own) as consumer,
         ):
             records = aiter(consumer)
             assert (await anext(records)).value == b"0"
@@ -337,49 +337,49 @@ async def test_groups_that_were_lost_are_told_to_the_reader_or_to_a_callback(cli
     assert lost == [LostGroup("told", 0, 0, 1)]
 
 
-async def test_an_application_is_described_reset_and_deleted(client: Client) -> None:
+async def test_an_consumer_group_is_described_reset_and_deleted(client: Client) -> None:
     await client.admin.create_stream("reset", streamlets=2)
     for streamlet in range(2):
         await numbered(client, "reset", range(streamlet * 10, streamlet * 10 + 4), streamlet)
     async with client.group_consumer("reset-app", "reset") as consumer:
         taken = await take(consumer, 5)
-        described = await client.admin.describe_application("reset-app")
+        described = await client.admin.describe_consumer_group("reset-app")
         (member,) = described.members
         assert (member.member_id, len(member.held)) == (consumer.member_id, 2)
         assert member.bytes_consumed > 0
         assert sum(entry.lag.records for entry in described.entries if entry.lag) == 3
         assert all(entry.lag and (entry.lag.bytes > 0) == (entry.lag.records > 0) for entry in described.entries)
-        assert [each.application_id for each in await client.admin.applications()].count("reset-app") == 1
+        assert [each.consumer_group for each in await client.admin.consumer_groups()].count("reset-app") == 1
         with pytest.raises(InvalidArgument, match="1 active consumer"):
-            await client.admin.reset_application("reset-app", "reset", "earliest")
-        await client.admin.reset_application("reset-app", "reset", "earliest", force=True)
+            await client.admin.reset_consumer_group("reset-app", "reset", "earliest")
+        await client.admin.reset_consumer_group("reset-app", "reset", "earliest", force=True)
         with pytest.raises(LeaseLost):
             await take(consumer, 1)
         assert sorted(await take(consumer, 8)) == [0, 1, 2, 3, 10, 11, 12, 13]
     assert len(taken) == 5
-    await client.admin.reset_application("reset-app", "reset", "latest")
-    described = await client.admin.describe_application("reset-app")
+    await client.admin.reset_consumer_group("reset-app", "reset", "latest")
+    described = await client.admin.describe_consumer_group("reset-app")
     assert [entry.lag and entry.lag.records for entry in described.entries] == [0, 0]
     moment = datetime.datetime.now(datetime.UTC)
     await numbered(client, "reset", range(20, 22))
-    await client.admin.reset_application("reset-app", "reset", moment)
-    described = await client.admin.describe_application("reset-app")
+    await client.admin.reset_consumer_group("reset-app", "reset", moment)
+    described = await client.admin.describe_consumer_group("reset-app")
     first, second = (entry.lag.records for entry in described.entries if entry.lag)
     assert first >= 2, "whole segments"
     assert second == 0
-    await client.admin.delete_application("reset-app")
-    with pytest.raises(InvalidArgument, match="no application"):
-        await client.admin.describe_application("reset-app")
+    await client.admin.delete_consumer_group("reset-app")
+    with pytest.raises(InvalidArgument, match="no consumer group"):
+        await client.admin.describe_consumer_group("reset-app")
 
 
-async def test_a_new_application_begins_where_it_is_told(client: Client) -> None:
+async def test_a_new_consumer_group_begins_where_it_is_told(client: Client) -> None:
     await client.admin.create_stream("begin", entries=2)
     await numbered(client, "begin", range(3))
     async with client.group_consumer("begin-app", "begin", start="latest", heartbeat_interval_ms=50) as consumer:
 
         async def begun() -> bool:
-            known = await client.admin.applications()
-            return any(each.application_id == "begin-app" and each.streams for each in known)
+            known = await client.admin.consumer_groups()
+            return any(each.consumer_group == "begin-app" and each.streams for each in known)
 
         await when(begun)
         await numbered(client, "begin", range(3, 5))
@@ -389,8 +389,8 @@ async def test_a_new_application_begins_where_it_is_told(client: Client) -> None
 async def test_a_gap_is_told_once_or_skipped(client: Client) -> None:
     await client.admin.create_stream("gap")
     await numbered(client, "gap", range(6))
-    for application in ("gap-raise", "gap-skip"):
-        async with client.group_consumer(application, "gap") as consumer:
+    for consumer_group in ("gap-raise", "gap-skip"):
+        async with client.group_consumer(consumer_group, "gap") as consumer:
             assert await take(consumer, 1) == [0]
     bounds = await client.bounds("gap")
     async with client.consumer("gap", start="earliest", end="latest") as reader:
@@ -410,12 +410,12 @@ async def test_groups_that_nobody_has_found_before_they_went_are_told_once() -> 
     with LocalCluster.running(arena_bytes=64 * MIB, segment_bytes=64 * KIB) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("hurry", group_segments=1, retention_bytes=256 * KIB)
-            for application in ("late", "skips"):
-                async with client.group_consumer(application, "hurry"):
+            for consumer_group in ("late", "skips"):
+                async with client.group_consumer(consumer_group, "hurry"):
 
-                    async def begun(name: str = application) -> bool:
-                        known = await client.admin.applications()
-                        return any(each.application_id == name and each.streams for each in known)
+                    async def begun(name: str = consumer_group) -> bool:
+                        known = await client.admin.consumer_groups()
+                        return any(each.consumer_group == name and each.streams for each in known)
 
                     await when(begun)
             await fill(client, "hurry", *(b"%08d" % number + bytes(1000) for number in range(1500)))
@@ -446,16 +446,16 @@ async def test_groups_that_nobody_has_found_before_they_went_are_told_once() -> 
                 await consumer.commit()
             async with client.group_consumer("late", "hurry") as consumer:
                 assert await take_rest(consumer, 1500 - first) == list(range(first, 1500)), "told once"
-            for application in ("skips", "new"):
-                policy = "skip" if application == "skips" else "raise"
-                async with client.group_consumer(application, "hurry", on_data_lost=policy) as consumer:
+            for consumer_group in ("skips", "new"):
+                policy = "skip" if consumer_group == "skips" else "raise"
+                async with client.group_consumer(consumer_group, "hurry", on_data_lost=policy) as consumer:
                     assert await take_rest(consumer, 1500 - first) == list(range(first, 1500))
 
 
-async def test_what_an_application_has_read_may_go(small_groups: RunningCluster) -> None:
+async def test_what_an_consumer_group_has_read_may_go(small_groups: RunningCluster) -> None:
     """Brokers know its cursors: retention by consumption goes by them."""
     async with await Client.connect(small_groups.bootstrap) as client:
-        rules: dict[str, Any] = {"retention_applications": ["cleaner"], "retention_consumed": True}
+        rules: dict[str, Any] = {"retention_consumer_groups": ["cleaner"], "retention_consumed": True}
         await client.admin.create_stream("consumed", group_segments=1, **rules)
         values = [b"%d" % number + bytes(1000) for number in range(500)]
         await fill(client, "consumed", *values)
@@ -523,25 +523,25 @@ async def test_groups_are_read_where_they_are_while_their_streamlet_moves(cluste
             await until(lambda: len(taken) == 50)
             await one.commit()
             await two.commit()
-            described = await client.admin.describe_application("nomad-app")
+            described = await client.admin.describe_consumer_group("nomad-app")
             assert [entry.lag and entry.lag.records for entry in described.entries] == [0, 0]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         assert sorted(taken) == list(range(50))
-        await client.admin.reset_application("nomad-app", "nomad", "earliest")
-        described = await client.admin.describe_application("nomad-app")
+        await client.admin.reset_consumer_group("nomad-app", "nomad", "earliest")
+        described = await client.admin.describe_consumer_group("nomad-app")
         assert sum(entry.lag.records for entry in described.entries if entry.lag) == 50
 
 
-async def test_a_plain_consumer_goes_on_where_its_application_has_stopped(client: Client) -> None:
+async def test_a_plain_consumer_goes_on_where_its_consumer_group_has_stopped(client: Client) -> None:
     await client.admin.create_stream("plain", streamlets=2)
     for streamlet in range(2):
         await numbered(client, "plain", range(streamlet * 10, streamlet * 10 + 3), streamlet)
     taken: list[bytes] = []
     for count in (4, 2):
         async with asyncio.timeout(TIMEOUT_S):
-            async with client.consumer("plain", start="committed", application_id="plain-app") as consumer:
+            async with client.consumer("plain", start="committed", consumer_group="plain-app") as consumer:
                 async for record in consumer:
                     taken.append(record.value or b"")
                     count -= 1  # noqa: PLW2901 - so many are left
@@ -549,7 +549,7 @@ async def test_a_plain_consumer_goes_on_where_its_application_has_stopped(client
                         break
                 await consumer.commit()
     assert sorted(taken) == sorted(b"%d" % number for number in (0, 1, 2, 10, 11, 12))
-    described = await client.admin.describe_application("plain-app")
+    described = await client.admin.describe_consumer_group("plain-app")
     assert [entry.lag and entry.lag.records for entry in described.entries] == [0, 0]
 
 
@@ -565,7 +565,7 @@ def test_the_command_line_shares_a_stream(cluster: RunningCluster) -> None:
         kera("produce", "typed-out", stdin=text)
     assert kera("consume", "typed-out", "--group", "desk", "--count", "2") == b"one\ntwo\n"
     assert kera("consume", "typed-out", "--group", "desk", "--count", "1") == b"three\n"
-    (found,) = [each for each in json.loads(kera("group", "list", "--json")) if each["application_id"] == "desk"]
+    (found,) = [each for each in json.loads(kera("group", "list", "--json")) if each["consumer_group"] == "desk"]
     assert (found["streams"], found["members"], found["expires_in_ms"]) == (["typed-out"], 0, None)
     assert 0 <= found["idle_ms"] < 60_000
     assert b"no group" not in kera("group", "delete", "--idle", "1ms", "--dry-run")
@@ -591,7 +591,7 @@ async def test_groups_that_nobody_has_named_are_forgotten_while_others_are_in_us
         async with asyncio.timeout(TIMEOUT_S):
             while "dead" in names:
                 await client.commit("quiet", "s", nowhere, unnamed=True)  # nothing has come, but it lives
-                names = {each.application_id for each in await client.admin.applications()}
+                names = {each.consumer_group for each in await client.admin.consumer_groups()}
         assert names == {"chosen", "quiet"}
 
 
@@ -627,7 +627,7 @@ async def test_a_process_that_stood_still_commits_nothing_that_others_have(small
         paused.signal(signal.SIGSTOP)
 
         async def gone() -> bool:
-            described = await client.admin.describe_application("app")
+            described = await client.admin.describe_consumer_group("app")
             return paused.member_id not in [member.member_id for member in described.members]
 
         await when(gone)

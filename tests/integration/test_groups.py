@@ -1,4 +1,4 @@
-"""Consumers of an application, each a process: they share a stream, and go on when one of them is lost or stuck."""
+"""Consumers of a consumer group, each a process: they share a stream, and go on when one of them is lost or stuck."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tests.integration.control_support import broker_name, connect, control_clus
 from tests.integration.support import TIMEOUT_S, until
 
 STREAM = "shared"
-APPLICATION = "app"
+CONSUMER_GROUP = "app"
 STREAMLETS, ENTRIES = 2, 4
 RECORD = bytes(2 * KIB)
 SHARE_TOLERANCE = 0.2
@@ -48,7 +48,7 @@ class Worker:
     async def start(cls, bootstrap: str, **settings: Any) -> Self:
         task = {
             "bootstrap": bootstrap,
-            "application": APPLICATION,
+            "consumer_group": CONSUMER_GROUP,
             "stream": STREAM,
             "settings": {"heartbeat_interval_ms": 200, **settings},
         }
@@ -218,9 +218,9 @@ async def test_a_consumer_that_sleeps_too_long_loses_what_it_has_and_commits_not
             asleep.signal(signal.SIGSTOP)
             try:
                 held = asleep.count
-                describe = client.admin.describe_application
+                describe = client.admin.describe_consumer_group
                 async with asyncio.timeout(TIMEOUT_S):
-                    while len((await describe(APPLICATION)).members) > len(others):
+                    while len((await describe(CONSUMER_GROUP)).members) > len(others):
                         await asyncio.sleep(0.05)
                 counts = [each.count for each in others]
                 await until(lambda: all(each.count > count for each, count in zip(others, counts, strict=True)))

@@ -248,10 +248,10 @@ async def test_retention_by_age_empties_disk_and_memory(
     assert after.record == bounds.next_record, "ordinals go on"
 
 
-async def test_retention_by_consumption_goes_as_far_as_all_applications(
+async def test_retention_by_consumption_goes_as_far_as_all_consumer_groups(
     cluster: RunningCluster, client: Client, tmp_path: Path
 ) -> None:
-    await client.admin.create_stream("s", retention_applications=["a", "b"], retention_consumed=True)
+    await client.admin.create_stream("s", retention_consumer_groups=["a", "b"], retention_consumed=True)
     deliveries = await fill(client, "s", 2 * ARENA_BYTES)
     before = await settled(cluster, client)
     third, half = part_of(deliveries, 1 / 3), part_of(deliveries, 1 / 2)
@@ -268,7 +268,7 @@ async def test_retention_by_consumption_goes_as_far_as_all_applications(
 
     cluster.kill(BROKER)
     cluster.restart(BROKER)
-    async with client.consumer("s", start={0: [bounds.start]}, end="latest", application_id="b") as consumer:
+    async with client.consumer("s", start={0: [bounds.start]}, end="latest", consumer_group="b") as consumer:
         await drained(consumer)
         await consumer.commit()
     await until(lambda: disk_bytes(log_of(tmp_path)) <= before // 2 + 10 * SEGMENT_BYTES)
@@ -478,7 +478,7 @@ async def test_broker_that_is_killed_while_its_disk_is_full_starts_again_with_al
 ) -> None:
     with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
-            await client.admin.create_stream("s", retention_applications=["a"], retention_consumed=True)
+            await client.admin.create_stream("s", retention_consumer_groups=["a"], retention_consumed=True)
             deliveries = await fill(client, "s", ARENA_BYTES)
             middle = deliveries[len(deliveries) // 2]
             await client.admin.truncate_stream("s", {0: [middle.position]})

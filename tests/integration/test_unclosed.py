@@ -156,5 +156,5 @@ async def test_a_consumer_of_a_group_that_nobody_closes_leaves_it_at_the_end_of_
     """
     await run(program, cluster, stream)
     async with await Client.connect(cluster.bootstrap) as client:
-        application = await client.admin.describe_application("app")
-        assert application.members == ()
+        consumer_group = await client.admin.describe_consumer_group("app")
+        assert consumer_group.members == ()

@@ -95,7 +95,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.epochs = range(epoch, epoch + epochs)
         self.lane = Lane(identity, epoch, last_epoch=self.epochs[-1])
 
-    # -- the application ---------------------------------------------------------------------------------------
+    # -- the consumer group ---------------------------------------------------------------------------------------
 
     @rule(count=st.integers(1, 4), patience_s=st.sampled_from([1.0, 3.0, FOR_EVER_S]))
     def add(self, count: int, patience_s: float) -> None:

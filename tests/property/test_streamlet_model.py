@@ -282,10 +282,10 @@ class StreamletMachine(RuleBasedStateMachine):
         if self.leases:
             self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1))).slot.release()
 
-    @rule(application=st.sampled_from("ab"), groups_max=st.integers(1, 4))
-    def next_groups(self, application: str, groups_max: int) -> None:
-        given = self.given.setdefault(application, [])
-        groups = self.streamlet.next_groups(application, groups_max)
+    @rule(consumer_group=st.sampled_from("ab"), groups_max=st.integers(1, 4))
+    def next_groups(self, consumer_group: str, groups_max: int) -> None:
+        given = self.given.setdefault(consumer_group, [])
+        groups = self.streamlet.next_groups(consumer_group, groups_max)
         there = sorted({chunk.appended.group_id for entry in self.model.entries for chunk in entry})
         assert [group_id for group_id, _ in groups] == there[len(given) : len(given) + groups_max]
         given += [group_id for group_id, _ in groups]

@@ -35,14 +35,15 @@ class Daemon(NamedTuple):
     process: subprocess.Popen[bytes]
     log: Path
     folder: Path
-    """Where it runs; a worker has a folder there for each application, and in it for each executor, with its jars."""
+    """Where it runs; a worker has a folder there for each consumer group, and in it for each executor, with its
+    jars."""
 
 
 class Standalone(NamedTuple):
     """A cluster that runs."""
 
     url: str
-    """What an application has as its master."""
+    """What a consumer group has as its master."""
     master: Daemon
     workers: list[Daemon]
 
@@ -60,7 +61,7 @@ def standalone(
 ) -> Iterator[Standalone]:
     """A cluster whose workers have registered, each with so many cores and so much memory for executors.
 
-    Logs and the files of applications are in `folder`; `options` are Java's for the master and the workers, whose
+    Logs and the files of consumer groups are in `folder`; `options` are Java's for the master and the workers, whose
     executors get Spark's own. All processes have ended when the block has.
     """
     with ExitStack() as stack:

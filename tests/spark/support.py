@@ -110,17 +110,17 @@ class Kera:
         """How many records a query with this name has left, as ``kera group describe`` shows it."""
 
         async def measure(client: Client) -> int:
-            entries = (await client.admin.describe_application(group)).entries
+            entries = (await client.admin.describe_consumer_group(group)).entries
             assert entries, f"{group} has read nothing"
             return sum(entry.lag.records for entry in entries if entry.lag is not None)
 
         return self.run(measure)
 
     def groups(self) -> list[str]:
-        """Names of all applications."""
+        """Names of all consumer groups."""
 
         async def names(client: Client) -> list[str]:
-            return [each.application_id for each in await client.admin.applications()]
+            return [each.consumer_group for each in await client.admin.consumer_groups()]
 
         return self.run(names)
 

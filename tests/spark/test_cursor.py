@@ -54,7 +54,7 @@ def test_a_query_without_a_name_keeps_the_one_that_it_was_given(kera: Kera, stre
 def test_what_a_query_has_yet_to_read_is_kept_and_what_it_has_read_goes(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
-    kera.create(stream, retention_applications=[stream], retention_consumed=True, group_segments=1)
+    kera.create(stream, retention_consumer_groups=[stream], retention_consumed=True, group_segments=1)
     named = {"startingOffsets": "earliest", "kera.group.id": stream, "maxOffsetsPerTrigger": "100"}
 
     async def first_record(client: Client) -> int:

@@ -267,7 +267,7 @@ SETTINGS: dict[str, Any] = {
     "connect_timeout_ms": 5_000,
     "verify_checksums": True,
     "transport": "auto",
-    "application_id": "test",
+    "consumer_group": "test",
 }
 
 

@@ -317,7 +317,7 @@ def backup(
     file: Path = typer.Argument(..., metavar="FILE", help="Where to put it; replaced when the copy is whole."),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Copy the metadata into a file: streams, members, applications, producers. Records are not in it."""
+    """Copy the metadata into a file: streams, members, consumer groups, producers. Records are not in it."""
     run_async(_backup(bootstrap, file))
 
 

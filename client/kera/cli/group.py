@@ -1,4 +1,4 @@
-"""``kera group``: applications whose consumers share streams: who takes part, how far they are, where to go on."""
+"""``kera group``: consumer groups whose consumers share streams: who takes part, how far they are, where to go on."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from kera.cli._table import plural, table
 from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from kera.client import ApplicationDescription, EntryProgress, MemberDescription
+    from kera.client import ConsumerGroupDescription, EntryProgress, MemberDescription
 
 app = typer.Typer(help="Inspect consumer groups and reset their offsets.", no_args_is_help=True)
 
-NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the application.")
+NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the consumer group.")
 YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask.")
 
 
 @app.command("list")
 def list_(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
-    """List all applications."""
+    """List all consumer groups."""
     run_async(_list(bootstrap, as_json))
 
 
 async def _list(bootstrap: str, as_json: bool) -> None:
     async with connected(bootstrap) as client:
-        found = await client.admin.applications()
+        found = await client.admin.consumer_groups()
     if as_json:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return
@@ -47,7 +47,7 @@ async def _list(bootstrap: str, as_json: bool) -> None:
             ("GROUP", "CONSUMERS", "IDLE", "EXPIRES", "STREAMS"),
             [
                 (
-                    each.application_id,
+                    each.consumer_group,
                     each.members,
                     "" if each.members else format_ms(each.idle_ms),
                     "" if each.expires_in_ms is None else f"in {format_ms(each.expires_in_ms)}",
@@ -61,13 +61,13 @@ async def _list(bootstrap: str, as_json: bool) -> None:
 
 @app.command()
 def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
-    """Show the consumers of an application, its cursors, and what is left to read."""
+    """Show the consumers of a consumer group, its cursors, and what is left to read."""
     run_async(_describe(bootstrap, name, as_json))
 
 
 async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
     async with connected(bootstrap) as client:
-        found = await client.admin.describe_application(name)
+        found = await client.admin.describe_consumer_group(name)
     if as_json:
         print(json.dumps(_to_json(found), indent=2))
         return
@@ -107,7 +107,7 @@ def _entry_row(entry: EntryProgress) -> tuple[object, ...]:
     return (entry.stream, entry.streamlet, entry.entry, cursor, entry.groups, entry.member_id[:8] or "-", *lag)
 
 
-def _total(found: ApplicationDescription) -> str:
+def _total(found: ConsumerGroupDescription) -> str:
     lags = [entry.lag for entry in found.entries if entry.lag is not None]
     missing = len(found.entries) - len(lags)
     oldest_us = min((lag.oldest_us for lag in lags if lag.oldest_us), default=0)
@@ -122,7 +122,7 @@ def _behind_ms(oldest_us: int) -> int:
     return max(0, round(time.time() * 1000 - oldest_us / 1000)) if oldest_us else 0
 
 
-def _to_json(found: ApplicationDescription) -> dict[str, Any]:
+def _to_json(found: ConsumerGroupDescription) -> dict[str, Any]:
     described = dataclasses.asdict(found)
     for entry, row in zip(found.entries, described["entries"], strict=True):
         row["cursor"] = list(entry.cursor)
@@ -142,7 +142,7 @@ def reset(
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Put an application elsewhere in a stream, back or forward. One that is not there yet begins there."""
+    """Put a consumer group elsewhere in a stream, back or forward. One that is not there yet begins there."""
     where: Any = to if to in {"earliest", "latest"} else _time(to)
     if not yes:
         typer.confirm(f"put {name} at {to} of {stream}?", abort=True)
@@ -160,12 +160,12 @@ def _time(text: str) -> datetime.datetime:
 
 async def _reset(bootstrap: str, name: str, stream: str, to: Any, force: bool) -> None:
     async with connected(bootstrap, patient=False) as client:
-        await client.admin.reset_application(name, stream, to, force=force)
+        await client.admin.reset_consumer_group(name, stream, to, force=force)
 
 
 @app.command()
 def delete(
-    name: str | None = typer.Argument(None, metavar="[GROUP]", help="Name of the application; or give --idle."),
+    name: str | None = typer.Argument(None, metavar="[GROUP]", help="Name of the consumer group; or give --idle."),
     idle: str | None = typer.Option(
         None, "--idle", metavar="TIME", help="All that nobody has used for so long: 7d, 12h. Without GROUP."
     ),
@@ -173,7 +173,7 @@ def delete(
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Forget an application and its cursors, or all that are idle; consumers must have stopped."""
+    """Forget a consumer group and its cursors, or all that are idle; consumers must have stopped."""
     if (name is None) == (idle is None):
         raise UsageError("say which group, or --idle with a time: one of the two")
     if idle is not None:
@@ -189,18 +189,18 @@ def delete(
 
 async def _delete(bootstrap: str, name: str) -> None:
     async with connected(bootstrap, patient=False) as client:
-        await client.admin.delete_application(name)
+        await client.admin.delete_consumer_group(name)
 
 
 async def _delete_idle(bootstrap: str, idle_ms: int, *, dry_run: bool, yes: bool) -> None:
     if not idle_ms:
         raise UsageError("--idle: a group that is used now is idle for 0 s, too; write a time above that")
     async with connected(bootstrap, patient=False) as client:
-        found = [each for each in await client.admin.applications() if not each.members and each.idle_ms >= idle_ms]
+        found = [each for each in await client.admin.consumer_groups() if not each.members and each.idle_ms >= idle_ms]
         if not found:
             print(f"no group was idle for {format_ms(idle_ms)}", file=sys.stderr)
             return
-        rows = [(each.application_id, format_ms(each.idle_ms), ", ".join(each.streams)) for each in found]
+        rows = [(each.consumer_group, format_ms(each.idle_ms), ", ".join(each.streams)) for each in found]
         print(table(("GROUP", "IDLE", "STREAMS"), rows))
         if dry_run:
             return
@@ -209,8 +209,8 @@ async def _delete_idle(bootstrap: str, idle_ms: int, *, dry_run: bool, yes: bool
         deleted = 0
         for each in found:
             try:
-                await client.admin.delete_application(each.application_id, idle_ms=idle_ms)
+                await client.admin.delete_consumer_group(each.consumer_group, idle_ms=idle_ms)
                 deleted += 1
             except InvalidArgument as error:  # used meanwhile, or retention waits for it
-                print(f"kept {each.application_id}: {error.message}", file=sys.stderr)
+                print(f"kept {each.consumer_group}: {error.message}", file=sys.stderr)
     print(f"deleted {plural(deleted, 'group')}")

@@ -58,11 +58,11 @@ def create(
     retention_bytes: str = typer.Option(
         "0", metavar="SIZE", help="What a streamlet has beyond this goes, oldest first; 0: it stays."
     ),
-    retention_application: list[str] | None = typer.Option(
-        None, metavar="NAME", help="Nothing goes that this application has yet to read; repeat it."
+    retention_consumer_group: list[str] | None = typer.Option(
+        None, metavar="NAME", help="Nothing goes that this consumer group has yet to read; repeat it."
     ),
     retention_consumed: bool = typer.Option(
-        False, "--retention-consumed", help="What all these applications have read goes at once."
+        False, "--retention-consumed", help="What all these consumer groups have read goes at once."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
@@ -82,7 +82,7 @@ def create(
         "timestamp_column": timestamp_column,
         "retention_ms": retention_ms,
         "retention_bytes": parse_size(retention_bytes, name="--retention-bytes"),
-        "retention_applications": retention_application or [],
+        "retention_consumer_groups": retention_consumer_group or [],
         "retention_consumed": retention_consumed,
     }
     if group_segments is not None:
@@ -194,10 +194,10 @@ def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:
     if config.retention_bytes:
         rules.append(f"beyond {format_size(config.retention_bytes)} per streamlet")
     if config.retention_consumed:
-        rules.append("read by all applications")
+        rules.append("read by all consumer groups")
     pairs: list[tuple[str, object]] = [("retention", "\n".join(rules))] if rules else []
-    if config.retention_applications:
-        pairs.append(("held back by", ", ".join(config.retention_applications)))
+    if config.retention_consumer_groups:
+        pairs.append(("held back by", ", ".join(config.retention_consumer_groups)))
     return pairs
 
 
@@ -244,16 +244,18 @@ def alter(
     retention_bytes: str | None = typer.Option(
         None, metavar="SIZE", help="What a streamlet has beyond this goes, oldest first; 0: it stays."
     ),
-    retention_application: list[str] | None = typer.Option(
+    retention_consumer_group: list[str] | None = typer.Option(
         None,
         metavar="NAME",
-        help="Nothing goes that this application has yet to read; repeat it. Replaces those there were.",
+        help="Nothing goes that this consumer group has yet to read; repeat it. Replaces those there were.",
     ),
-    no_retention_applications: bool = typer.Option(
-        False, "--no-retention-applications", help="Clear the list of applications that retention waits for."
+    no_retention_consumer_groups: bool = typer.Option(
+        False, "--no-retention-consumer-groups", help="Clear the list of consumer groups that retention waits for."
     ),
     retention_consumed: bool | None = typer.Option(
-        None, "--retention-consumed/--no-retention-consumed", help="What all these applications have read goes at once."
+        None,
+        "--retention-consumed/--no-retention-consumed",
+        help="What all these consumer groups have read goes at once.",
     ),
     brokers: int | None = typer.Option(
         None, min=0, metavar="N", help="Spread the streamlets over so many brokers; 0 for all. Older records stay."
@@ -269,14 +271,14 @@ def alter(
 
     What is not given stays as it is.
     """
-    if retention_application and no_retention_applications:
-        raise UsageError("--retention-application and --no-retention-applications exclude each other")
+    if retention_consumer_group and no_retention_consumer_groups:
+        raise UsageError("--retention-consumer group and --no-retention-consumer groups exclude each other")
     changes: dict[str, Any] = {
         "durability": durability,
         "virtual_logs": virtual_logs,
         "retention_ms": retention_ms,
         "retention_bytes": (None if retention_bytes is None else parse_size(retention_bytes, name="--retention-bytes")),
-        "retention_applications": retention_application or ([] if no_retention_applications else None),
+        "retention_consumer_groups": retention_consumer_group or ([] if no_retention_consumer_groups else None),
         "retention_consumed": retention_consumed,
         "brokers": brokers,
         "add_columns": parse_columns(add_column, option="--add-column") if add_column else None,

@@ -4,9 +4,9 @@ Start with `Client.connect`. Everything public is here; modules below this one a
 """
 
 from kera.client.admin.admin import Admin
-from kera.client.admin.applications import (
-    ApplicationDescription,
-    ApplicationSummary,
+from kera.client.admin.consumer_groups import (
+    ConsumerGroupDescription,
+    ConsumerGroupSummary,
     EntryProgress,
     HeldGroup,
     Lag,
@@ -51,8 +51,6 @@ __all__ = [
     "Admin",
     "Appended",
     "Appender",
-    "ApplicationDescription",
-    "ApplicationSummary",
     "Assignment",
     "BackupDescription",
     "BrokerDescription",
@@ -64,6 +62,8 @@ __all__ = [
     "ClientSettings",
     "ClusterDescription",
     "Consumer",
+    "ConsumerGroupDescription",
+    "ConsumerGroupSummary",
     "ConsumerSettings",
     "Delivery",
     "DrainStatus",

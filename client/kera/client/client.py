@@ -91,7 +91,7 @@ class Client:
     ) -> Consumer:
         """A consumer of `streams`; `overrides` are fields of `ConsumerSettings`.
 
-        `start` is ``"earliest"``, ``"latest"``, ``"committed"`` (where ``application_id`` has stopped, else with the
+        `start` is ``"earliest"``, ``"latest"``, ``"committed"`` (where ``consumer_group`` has stopped, else with the
         oldest), or positions (see `Consumer.positions`); `end` is None (never), ``"latest"`` (what is there at the
         start) or positions.
         """
@@ -102,21 +102,21 @@ class Client:
 
     def group_consumer(
         self,
-        application_id: str,
+        consumer_group: str,
         streams: str | Sequence[str],
         settings: GroupSettings | None = None,
         *,
         on_lost: Callable[[list[LostGroup]], None] | None = None,
         **overrides: Any,
     ) -> GroupConsumer:
-        """A consumer that shares `streams` with the others of its application; `overrides` are of `GroupSettings`.
+        """A consumer that shares `streams` with the others of its consumer group; `overrides` are of `GroupSettings`.
 
         Each record goes to one of them, and cursors are kept by the coordinator. `on_lost` is called, instead of
         raising `LeaseLost`, when groups of segments have gone to others because this consumer was silent or stuck.
         """
         names = (streams,) if isinstance(streams, str) else streams
         merged = _merged(GroupSettings, settings, overrides)
-        consumer = GroupConsumer(self._cluster, application_id, names, merged, on_lost=on_lost)
+        consumer = GroupConsumer(self._cluster, consumer_group, names, merged, on_lost=on_lost)
         self._consumers.add(consumer)
         return consumer
 
@@ -158,21 +158,21 @@ class Client:
         return await positions_at(self._cluster, stream, timestamp_us)
 
     async def commit(
-        self, application_id: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
+        self, consumer_group: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
     ) -> None:
-        """Say how far an application has read a stream, as `Consumer.commit` does, for who reads with `read_range`.
+        """Say how far a consumer group has read a stream, as `Consumer.commit` does, for who reads with `read_range`.
 
-        `unnamed`: nobody has chosen the name. If only such calls use the application, it is forgotten once it was idle
-        for ``unnamed_group_retention_ms`` of the coordinator (a week); so repeat the call while the reader lives.
+        `unnamed`: nobody has chosen the name. If only such calls use the consumer group, it is forgotten once it was
+        idle for ``unnamed_group_retention_ms`` of the coordinator (a week); so repeat the call while the reader lives.
 
         Raises what `Consumer.commit` raises, and `UnknownStream` for entries of an earlier stream of the name.
         """
         arguments.all_of("positions", positions, Mapping, EntryId, "a mapping of EntryId to Position")
         arguments.flag("unnamed", unnamed)
         positions = {entry: check_position("positions", position) for entry, position in positions.items()}
-        await self._cluster.commit(application_id, stream, positions)
+        await self._cluster.commit(consumer_group, stream, positions)
         found = await self._cluster.stream(stream)
-        await report_cursors(self._cluster, application_id, found, positions, unnamed=unnamed)
+        await report_cursors(self._cluster, consumer_group, found, positions, unnamed=unnamed)
 
     async def read_range(
         self,

@@ -83,7 +83,7 @@ class ConsumerSettings(KeraSettings):
 
     section: ClassVar[str] = "consumer"
 
-    application_id: str = Field("", description="Name of the application, as brokers see it.")
+    consumer_group: str = Field("", description="Name of the consumer group, as brokers see it.")
     fetch_bytes_max: ByteSize = Field(
         ByteSize(2 * MIB), description="Bound on one response of a broker from which chunks are pulled."
     )
@@ -93,7 +93,7 @@ class ConsumerSettings(KeraSettings):
     prefetch_bytes_max: ByteSize = Field(
         ByteSize(8 * MIB),
         gt=0,
-        description="Fetched and not yet taken by the application; beyond it fetching pauses. What is pushed counts"
+        description="Fetched and not yet taken by the consumer group; beyond it fetching pauses. What is pushed counts"
         " per broker, and a broker may bound it by less.",
     )
     shared_memory: SharedMemory = Field(

@@ -31,10 +31,10 @@ class StreamConfig:
     """Data older than this goes; 0: no such rule."""
     retention_bytes: int = 0
     """What a streamlet has beyond this goes, oldest first; 0: no such rule."""
-    retention_applications: tuple[str, ...] = ()
-    """Nothing goes that one of these applications has yet to read."""
+    retention_consumer_groups: tuple[str, ...] = ()
+    """Nothing goes that one of these consumer groups has yet to read."""
     retention_consumed: bool = False
-    """What all these applications have read goes at once."""
+    """What all these consumer groups have read goes at once."""
     replication: int = 0
     """On how many backups each chunk is, besides its broker."""
     virtual_logs: int = 1
@@ -299,7 +299,7 @@ class StreamDescription:
                 codec=common_pb2.Codec.Name(config.codec).removeprefix("CODEC_").lower(),
                 retention_ms=config.retention_ms,
                 retention_bytes=config.retention_bytes,
-                retention_applications=tuple(config.retention_applications),
+                retention_consumer_groups=tuple(config.retention_consumer_groups),
                 retention_consumed=config.retention_consumed,
                 replication=config.replication,
                 virtual_logs=config.virtual_logs or 1,

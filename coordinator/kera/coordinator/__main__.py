@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from kera.coordinator.cluster.brokers import GrpcBrokers
-from kera.coordinator.consumer_groups.service import Applications
+from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
@@ -134,15 +134,15 @@ async def _office(
             observe_move=metrics.observe_move,
         )
         stack.push_async_callback(coordinator.close)
-        applications = Applications.load(coordinator.state, settings.unnamed_group_retention_ms)
-        stack.push_async_callback(applications.close)
-        coordinator.use_cursors(applications.cursors_of)
+        consumer_groups = ConsumerGroups.load(coordinator.state, settings.unnamed_group_retention_ms)
+        stack.push_async_callback(consumer_groups.close)
+        coordinator.use_cursors(consumer_groups.cursors_of)
         coordinator.start()
         metrics.coordinator = coordinator
         stack.callback(setattr, metrics, "coordinator", None)
-        metrics.applications = applications
-        stack.callback(setattr, metrics, "applications", None)
-        yield coordinator_service(coordinator, metrics.observe, applications)
+        metrics.consumer_groups = consumer_groups
+        stack.callback(setattr, metrics, "consumer_groups", None)
+        yield coordinator_service(coordinator, metrics.observe, consumer_groups)
 
 
 def run(settings: CoordinatorSettings) -> int:

@@ -184,7 +184,7 @@ class Coordinator:
         return self.state.lost
 
     def use_cursors(self, cursors_of: CursorsOf) -> None:
-        """How far applications have read a stream: what is behind that is recovered first."""
+        """How far consumer groups have read a stream: what is behind that is recovered first."""
         self._recoveries.cursors_of = cursors_of
 
     # --- what is there -----------------------------------------------------------------------------------------

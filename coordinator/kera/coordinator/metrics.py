@@ -8,13 +8,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from kera.coordinator.consumer_groups.service import Applications
+from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.recovery.decide import word
 from kera.v1 import coordinator_pb2
 
-APPLICATIONS_MAX = 1000
-"""Applications with a series of their own: the first ones by name. All of them are counted."""
+CONSUMER_GROUPS_MAX = 1000
+"""Consumer groups with a series of their own: the first ones by name. All of them are counted."""
 
 PHASES = [word(phase) for phase in coordinator_pb2.RecoveryPhase.values() if phase]
 
@@ -28,9 +28,9 @@ class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry, coordinator: Coordinator | None = None) -> None:
         self.coordinator = coordinator
         """The one that leads, if it is this process's."""
-        self.applications: Applications | None = None
+        self.consumer_groups: ConsumerGroups | None = None
         """Likewise."""
-        registry.register(_OfApplications(lambda: self.applications))
+        registry.register(_OfConsumerGroups(lambda: self.consumer_groups))
         registry.register(_OfRecoveries(lambda: self.coordinator))
 
         def of_leader(look: Callable[[Coordinator], float]) -> Callable[[], float]:
@@ -104,26 +104,28 @@ class CoordinatorMetrics:
             self._stalls.observe(stall_s)
 
 
-class _OfApplications(Collector):
-    """Looks at the applications when metrics are asked for."""
+class _OfConsumerGroups(Collector):
+    """Looks at the consumer groups when metrics are asked for."""
 
-    def __init__(self, applications: Callable[[], Applications | None]) -> None:
-        self._applications = applications
+    def __init__(self, consumer_groups: Callable[[], ConsumerGroups | None]) -> None:
+        self._consumer_groups = consumer_groups
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The families, with a series for each application up to the limit."""
-        applications = self._applications()
-        count = GaugeMetricFamily("kera_coordinator_applications", "Applications that exist.")
-        count.add_metric([], len(applications) if applications is not None else 0)
+        """The families, with a series for each consumer group up to the limit."""
+        consumer_groups = self._consumer_groups()
+        count = GaugeMetricFamily("kera_coordinator_consumer_groups", "Consumer groups that exist.")
+        count.add_metric([], len(consumer_groups) if consumer_groups is not None else 0)
         consumers = GaugeMetricFamily(
-            "kera_coordinator_application_consumers", "Consumers that take part.", labels=("application",)
+            "kera_coordinator_consumer_group_members", "Consumers that take part.", labels=("consumer_group",)
         )
         held = GaugeMetricFamily(
-            "kera_coordinator_application_groups_held",
+            "kera_coordinator_consumer_group_leases",
             "Groups of segments that consumers read now.",
-            labels=("application",),
+            labels=("consumer_group",),
         )
-        for name, members, groups in applications.holdings(APPLICATIONS_MAX) if applications is not None else ():
+        for name, members, groups in (
+            consumer_groups.holdings(CONSUMER_GROUPS_MAX) if consumer_groups is not None else ()
+        ):
             consumers.add_metric([name], members)
             held.add_metric([name], groups)
         yield from (count, consumers, held)

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kera.coordinator.cluster.changing import REQUESTER
-from kera.coordinator.consumer_groups.service import Applications
+from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.coordinator import Coordinator
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api
@@ -24,9 +24,9 @@ Observe = Callable[[str, str], None]
 
 
 def coordinator_service(
-    coordinator: Coordinator, observe: Observe, applications: Applications | None = None
+    coordinator: Coordinator, observe: Observe, consumer_groups: ConsumerGroups | None = None
 ) -> Service:
-    """What `kera.core.rpc` serves for `coordinator` and the `applications` of its cluster."""
+    """What `kera.core.rpc` serves for `coordinator` and the `consumer_groups` of its cluster."""
     handlers = _Handlers(coordinator)
     by_method: dict[Method[Any, Any], Callable[[Any], Any]] = {
         api.CREATE_STREAM: handlers.create_stream,
@@ -51,8 +51,8 @@ def coordinator_service(
         api.ADOPT_STREAM: handlers.adopt_stream,
         api.READ_METADATA: handlers.read_metadata,
     }
-    if applications is not None:
-        by_method.update(applications.handlers())
+    if consumer_groups is not None:
+        by_method.update(consumer_groups.handlers())
     return {method: _observed(method, handle, observe) for method, handle in by_method.items()}
 
 

@@ -1,6 +1,6 @@
 """Logs and metrics: structlog to standard error, Prometheus over HTTP.
 
-Libraries only call `get_logger`; how they log is for the application to configure, by structlog. Daemons call
+Libraries only call `get_logger`; how they log is for the consumer group to configure, by structlog. Daemons call
 `configure_logging` once, at their start. Metrics are made against a `CollectorRegistry` that the daemon owns, so that
 several can live in one process (tests do).
 """
@@ -26,7 +26,7 @@ METRICS_REQUESTS_MAX = 16
 
 
 def _to_standard_error(*_: object) -> structlog.PrintLogger:
-    return structlog.PrintLogger(sys.stderr)  # as it is now: tests and applications exchange it
+    return structlog.PrintLogger(sys.stderr)  # as it is now: tests and consumer groups exchange it
 
 
 if not structlog.is_configured():

@@ -201,7 +201,7 @@ class MultiReadChunksRequest(_message.Message):
     RANGES_FIELD_NUMBER: _builtins.int
     BYTES_MAX_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
-    APPLICATION_ID_FIELD_NUMBER: _builtins.int
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
@@ -210,8 +210,8 @@ class MultiReadChunksRequest(_message.Message):
     """Bound on the whole response; a single chunk larger than this is still returned, alone."""
     wait_ms: _builtins.int
     """How long to wait until at least one range has something."""
-    application_id: _builtins.str
-    """Unique name of the application (thesis table 6.1), for the broker's records of readers."""
+    consumer_group: _builtins.str
+    """Unique name of the consumer group (thesis table 6.1), for the broker's records of readers."""
     session_id: _builtins.int
     """A read session: the broker keeps the ranges and where they are, and requests and answers name only what changes.
     Chosen by the reader, unique among those of its connection; 0: no session.
@@ -233,14 +233,14 @@ class MultiReadChunksRequest(_message.Message):
         ranges: _abc.Iterable[Global___ReadRange] | None = ...,
         bytes_max: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
-        application_id: _builtins.str = ...,
+        consumer_group: _builtins.str = ...,
         session_id: _builtins.int = ...,
         step: _builtins.int = ...,
         removed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "bytes_max", b"bytes_max", "ranges", b"ranges", "removed", b"removed", "request_id", b"request_id", "session_id", b"session_id", "step", b"step", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "consumer_group", b"consumer_group", "ranges", b"ranges", "removed", b"removed", "request_id", b"request_id", "session_id", b"session_id", "step", b"step", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,11 +330,11 @@ class GetNextGroupsRequest(_message.Message):
 
     STREAM_ID_FIELD_NUMBER: _builtins.int
     STREAMLET_ID_FIELD_NUMBER: _builtins.int
-    APPLICATION_ID_FIELD_NUMBER: _builtins.int
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     GROUPS_MAX_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     streamlet_id: _builtins.int
-    application_id: _builtins.str
+    consumer_group: _builtins.str
     groups_max: _builtins.int
     """q: at most so many groups; 0: up to Q."""
     def __init__(
@@ -342,12 +342,12 @@ class GetNextGroupsRequest(_message.Message):
         *,
         stream_id: _builtins.int = ...,
         streamlet_id: _builtins.int = ...,
-        application_id: _builtins.str = ...,
+        consumer_group: _builtins.str = ...,
         groups_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "groups_max", b"groups_max", "stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "groups_max", b"groups_max", "stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -775,22 +775,22 @@ Global___CursorResult: _TypeAlias = CursorResult  # noqa: Y015
 class CommitCursorsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    APPLICATION_ID_FIELD_NUMBER: _builtins.int
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
-    application_id: _builtins.str
+    consumer_group: _builtins.str
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Cursor]:
-        """Next byte to read, one per entry that the application reads."""
+        """Next byte to read, one per entry that the consumer group reads."""
 
     def __init__(
         self,
         *,
-        application_id: _builtins.str = ...,
+        consumer_group: _builtins.str = ...,
         cursors: _abc.Iterable[_common_pb2.Cursor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "cursors", b"cursors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "cursors", b"cursors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1332,7 +1332,7 @@ class TakeOverStream(_message.Message):
 
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Cursor]:
-        """Up to where each entry was read by all applications: what is behind it is wanted first."""
+        """Up to where each entry was read by all consumer groups: what is behind it is wanted first."""
 
     @_builtins.property
     def handed_over(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamletState]:

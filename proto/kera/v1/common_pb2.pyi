@@ -121,7 +121,7 @@ Global___Error: _TypeAlias = Error  # noqa: Y015
 
 @_typing.final
 class Cursor(_message.Message):
-    """Application offset (thesis 6.2.2): the next byte to read, or one past the last."""
+    """Consumer group offset (thesis 6.2.2): the next byte to read, or one past the last."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -173,7 +173,7 @@ class StreamConfig(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
-    RETENTION_APPLICATIONS_FIELD_NUMBER: _builtins.int
+    RETENTION_CONSUMER_GROUPS_FIELD_NUMBER: _builtins.int
     RETENTION_CONSUMED_FIELD_NUMBER: _builtins.int
     REPLICATION_FIELD_NUMBER: _builtins.int
     VIRTUAL_LOGS_FIELD_NUMBER: _builtins.int
@@ -195,7 +195,7 @@ class StreamConfig(_message.Message):
     retention_bytes: _builtins.int
     """By size: what a streamlet has beyond this many bytes; 0: no such rule."""
     retention_consumed: _builtins.bool
-    """By consumption: what all `retention_applications` have read goes at once."""
+    """By consumption: what all `retention_consumer_groups` have read goes at once."""
     replication: _builtins.int
     """R: on how many backups each chunk is, besides its broker; fixed at creation. In a request, absent: the cluster's
     default.
@@ -205,8 +205,8 @@ class StreamConfig(_message.Message):
     capacity; 0: 1. Can be changed while the stream is in use (AlterStream).
     """
     @_builtins.property
-    def retention_applications(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Applications whose committed cursors (CommitCursors) hold back all rules: nothing goes that one of them has yet to
+    def retention_consumer_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Consumer groups whose committed cursors (CommitCursors) hold back all rules: nothing goes that one of them has yet to
         read.
         """
 
@@ -221,14 +221,14 @@ class StreamConfig(_message.Message):
         codec: Global___Codec.ValueType = ...,
         retention_ms: _builtins.int = ...,
         retention_bytes: _builtins.int = ...,
-        retention_applications: _abc.Iterable[_builtins.str] | None = ...,
+        retention_consumer_groups: _abc.Iterable[_builtins.str] | None = ...,
         retention_consumed: _builtins.bool = ...,
         replication: _builtins.int | None = ...,
         virtual_logs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "replication", b"replication"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "replication", b"replication", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "replication", b"replication", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__replication: _TypeAlias = _typing.Literal["replication"]  # noqa: Y015
     _WhichOneofArgType__replication: _TypeAlias = _typing.Literal["_replication", b"_replication"]  # noqa: Y015

@@ -815,7 +815,7 @@ class AlterStreamRequest(_message.Message):
     DURABILITY_FIELD_NUMBER: _builtins.int
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
-    RETENTION_APPLICATIONS_FIELD_NUMBER: _builtins.int
+    RETENTION_CONSUMER_GROUPS_FIELD_NUMBER: _builtins.int
     RETENTION_CONSUMED_FIELD_NUMBER: _builtins.int
     VIRTUAL_LOGS_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
@@ -835,7 +835,7 @@ class AlterStreamRequest(_message.Message):
     then. All may be null; those that are there already with the same type change nothing. Empty: none.
     """
     @_builtins.property
-    def retention_applications(self) -> Global___Applications:
+    def retention_consumer_groups(self) -> Global___ConsumerGroupNames:
         """Replaces the list."""
 
     def __init__(
@@ -845,26 +845,26 @@ class AlterStreamRequest(_message.Message):
         durability: _common_pb2.Durability.ValueType | None = ...,
         retention_ms: _builtins.int | None = ...,
         retention_bytes: _builtins.int | None = ...,
-        retention_applications: Global___Applications | None = ...,
+        retention_consumer_groups: Global___ConsumerGroupNames | None = ...,
         retention_consumed: _builtins.bool | None = ...,
         virtual_logs: _builtins.int | None = ...,
         brokers: _builtins.int | None = ...,
         add_columns: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_applications", b"_retention_applications", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "add_columns", b"add_columns", "brokers", b"brokers", "durability", b"durability", "name", b"name", "retention_applications", b"retention_applications", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "add_columns", b"add_columns", "brokers", b"brokers", "durability", b"durability", "name", b"name", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__brokers: _TypeAlias = _typing.Literal["brokers"]  # noqa: Y015
     _WhichOneofArgType__brokers: _TypeAlias = _typing.Literal["_brokers", b"_brokers"]  # noqa: Y015
     _WhichOneofReturnType__durability: _TypeAlias = _typing.Literal["durability"]  # noqa: Y015
     _WhichOneofArgType__durability: _TypeAlias = _typing.Literal["_durability", b"_durability"]  # noqa: Y015
-    _WhichOneofReturnType__retention_applications: _TypeAlias = _typing.Literal["retention_applications"]  # noqa: Y015
-    _WhichOneofArgType__retention_applications: _TypeAlias = _typing.Literal["_retention_applications", b"_retention_applications"]  # noqa: Y015
     _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
     _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
     _WhichOneofReturnType__retention_consumed: _TypeAlias = _typing.Literal["retention_consumed"]  # noqa: Y015
     _WhichOneofArgType__retention_consumed: _TypeAlias = _typing.Literal["_retention_consumed", b"_retention_consumed"]  # noqa: Y015
+    _WhichOneofReturnType__retention_consumer_groups: _TypeAlias = _typing.Literal["retention_consumer_groups"]  # noqa: Y015
+    _WhichOneofArgType__retention_consumer_groups: _TypeAlias = _typing.Literal["_retention_consumer_groups", b"_retention_consumer_groups"]  # noqa: Y015
     _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
     _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
     _WhichOneofReturnType__virtual_logs: _TypeAlias = _typing.Literal["virtual_logs"]  # noqa: Y015
@@ -874,11 +874,11 @@ class AlterStreamRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__durability) -> _WhichOneofReturnType__durability | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_applications) -> _WhichOneofReturnType__retention_applications | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_bytes) -> _WhichOneofReturnType__retention_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_consumed) -> _WhichOneofReturnType__retention_consumed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_consumer_groups) -> _WhichOneofReturnType__retention_consumer_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
     @_typing.overload
@@ -887,7 +887,7 @@ class AlterStreamRequest(_message.Message):
 Global___AlterStreamRequest: _TypeAlias = AlterStreamRequest  # noqa: Y015
 
 @_typing.final
-class Applications(_message.Message):
+class ConsumerGroupNames(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMES_FIELD_NUMBER: _builtins.int
@@ -904,7 +904,7 @@ class Applications(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Applications: _TypeAlias = Applications  # noqa: Y015
+Global___ConsumerGroupNames: _TypeAlias = ConsumerGroupNames  # noqa: Y015
 
 @_typing.final
 class AlterStreamResponse(_message.Message):

@@ -14,7 +14,7 @@ or, where the traffic is, plain structures (kera.core.push):
                      3 ALIVE      nothing: the broker is there, see PushHello.alive_interval_ms
   reader to broker  16 SUBSCRIBE  PushSubscribe
                     17 CANCEL     lane u32 each
-                    18 TAKEN      bytes u64: the reader's application has taken so much; opens the window again
+                    18 TAKEN      bytes u64: the reader's consumer group has taken so much; opens the window again
                     19 RELEASE    slot u32 each, once per run: no reference to the run's bytes is left
 
 A run leases its slot to the connection until RELEASE, or until the connection is gone. The window bounds what was
@@ -97,10 +97,10 @@ class PushSubscribe(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    APPLICATION_ID_FIELD_NUMBER: _builtins.int
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
     LANES_FIELD_NUMBER: _builtins.int
-    application_id: _builtins.str
+    consumer_group: _builtins.str
     """For the broker's records of readers."""
     window_bytes: _builtins.int
     """Bytes that may be pushed and not TAKEN, over all lanes; one run may exceed it. 0: as it is."""
@@ -109,13 +109,13 @@ class PushSubscribe(_message.Message):
     def __init__(
         self,
         *,
-        application_id: _builtins.str = ...,
+        consumer_group: _builtins.str = ...,
         window_bytes: _builtins.int = ...,
         lanes: _abc.Iterable[Global___PushLane] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["application_id", b"application_id", "lanes", b"lanes", "window_bytes", b"window_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "lanes", b"lanes", "window_bytes", b"window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

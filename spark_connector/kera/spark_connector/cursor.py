@@ -1,7 +1,8 @@
 """The named cursor: how far a query is, as the cluster knows it.
 
-It makes Spark's lag visible (``kera group describe``) and holds retention back (``retention_applications``). Queries do
-not begin there, the checkpoint says where; so a cursor that could not be stored is a warning, and never ends a query.
+It makes Spark's lag visible (``kera group describe``) and holds retention back (``retention_consumer_groups``). Queries
+do not begin there, the checkpoint says where; so a cursor that could not be stored is a warning, and never ends a
+query.
 """
 
 from __future__ import annotations

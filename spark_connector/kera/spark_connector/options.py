@@ -99,7 +99,7 @@ GROUP_PREFIX_DEFAULT = "spark-kera-source"
 TOKEN_CHARS = 8
 """Random characters at the end of a cursor's name."""
 GROUP_CHARS_MAX = 200
-"""As for every application; see the coordinator."""
+"""As for every consumer group; see the coordinator."""
 _GROUP = re.compile(r"[A-Za-z0-9._-]+")
 
 SharedMemory = Literal["auto", "always", "never"]

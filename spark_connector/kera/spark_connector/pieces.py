@@ -80,7 +80,7 @@ def settings(shared_memory: SharedMemory) -> dict[str, Any]:
         "connect_timeout_ms": client.connect_timeout_ms,
         "verify_checksums": consumer.verify_checksums,
         "transport": client.transport,
-        "application_id": consumer.application_id,
+        "consumer_group": consumer.consumer_group,
     }
 
 

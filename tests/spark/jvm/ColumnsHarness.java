@@ -53,7 +53,7 @@ final class ColumnsHarness {
              "fail_on_data_loss": true, "shared_memory": "never", "bootstrap": "", "broker": null, "hosts": [],
              "settings": {"fetch_bytes_max": 1, "prefetch_bytes_max": 1, "request_timeout_ms": 1,
                           "connect_timeout_ms": 1, "verify_checksums": true, "transport": "tcp",
-                          "application_id": ""}}""");
+                          "consumer_group": ""}}""");
 
     private final Path folder;
 

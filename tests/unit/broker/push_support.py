@@ -145,7 +145,7 @@ class Reader:
             self.connection.received(*each)
 
     def subscribe(self, *lanes: push_pb2.PushLane, window_bytes: int = 0) -> None:
-        message = push_pb2.PushSubscribe(application_id="test", window_bytes=window_bytes, lanes=lanes)
+        message = push_pb2.PushSubscribe(consumer_group="test", window_bytes=window_bytes, lanes=lanes)
         self.say(Kind.SUBSCRIBE, message.SerializeToString())
 
     def cancel(self, *lanes: int) -> None:

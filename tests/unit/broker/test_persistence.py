@@ -549,7 +549,7 @@ def test_a_cursor_that_could_not_be_committed_lets_retention_take_nothing(
     log.engine.run()
     assert [type(error) for error in outcome.calls] == [DiskFailed]
 
-    assert new_starts(log.streamlet, Rules(applications=("a",), consumed=True), 0) == []
+    assert new_starts(log.streamlet, Rules(consumer_groups=("a",), consumed=True), 0) == []
 
 
 def test_segments_are_counted_by_the_states_of_the_thesis(log: Log) -> None:

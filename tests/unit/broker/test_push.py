@@ -833,7 +833,7 @@ def test_a_flush_that_was_under_way_when_the_reader_was_held_or_lost_sends_nothi
         (Kind.SUBSCRIBE, b"\xff", "PushSubscribe"),
         (Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane(1)]).SerializeToString(), "lane 1 is in use"),
         (Kind.SUBSCRIBE, push_pb2.PushSubscribe(lanes=[lane(2), lane(2)]).SerializeToString(), "lane 2 is in use"),
-        (Kind.SUBSCRIBE, push_pb2.PushSubscribe(application_id="x" * 257).SerializeToString(), "too long"),
+        (Kind.SUBSCRIBE, push_pb2.PushSubscribe(consumer_group="x" * 257).SerializeToString(), "too long"),
         (Kind.CANCEL, bytes(5), "length"),
         (Kind.RELEASE, bytes(5), "length"),
         (Kind.RELEASE, b"\x01\x00\x00\x00", "slot 1 is not leased"),

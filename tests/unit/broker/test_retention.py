@@ -49,14 +49,14 @@ def aged(request: pytest.FixtureRequest, engine: Engine) -> Log:
 
 def test_rules_are_those_of_the_configuration() -> None:
     config = common_pb2.StreamConfig(
-        retention_ms=5, retention_bytes=7, retention_applications=["a", "b"], retention_consumed=True
+        retention_ms=5, retention_bytes=7, retention_consumer_groups=["a", "b"], retention_consumed=True
     )
 
     assert Rules.of(config) == Rules(5000, 7, ("a", "b"), consumed=True)
     assert not Rules.of(common_pb2.StreamConfig())
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(applications=("a",)), Rules(consumed=True)])
+@pytest.mark.parametrize("rules", [Rules(), Rules(consumer_groups=("a",)), Rules(consumed=True)])
 def test_a_rule_that_is_not_set_removes_nothing(aged: Log, rules: Rules) -> None:
     assert not rules
     assert new_starts(aged.streamlet, rules, 1 << 60) == []
@@ -204,8 +204,8 @@ def test_the_size_is_that_of_the_streamlet_and_the_oldest_goes_whichever_entry_i
 # --- consumption -------------------------------------------------------------------------------------------
 
 
-def commit(log: Log, application: str, position: Position) -> None:
-    log.entry.committed[application] = position
+def commit(log: Log, consumer_group: str, position: Position) -> None:
+    log.entry.committed[consumer_group] = position
 
 
 @pytest.mark.parametrize(
@@ -219,25 +219,25 @@ def commit(log: Log, application: str, position: Position) -> None:
         (Position(2, 2, CHUNK_BYTES), Position(2, 2, CHUNK_BYTES), Position(2, 2, 0)),
     ],
 )
-def test_what_all_applications_have_read_goes(
+def test_what_all_consumer_groups_have_read_goes(
     aged: Log, first: Position | None, second: Position | None, start: Position
 ) -> None:
-    for application, position in (("a", first), ("b", second)):
+    for consumer_group, position in (("a", first), ("b", second)):
         if position is not None:
-            commit(aged, application, position)
+            commit(aged, consumer_group, position)
 
-    assert apply(aged, applications=("a", "b"), consumed=True) == [start]
+    assert apply(aged, consumer_groups=("a", "b"), consumed=True) == [start]
 
 
 @pytest.mark.parametrize("rules", [{"age_us": 1}, {"bytes_max": 1}, {"age_us": 1, "bytes_max": 1, "consumed": True}])
-def test_applications_hold_back_all_rules(aged: Log, rules: dict[str, int]) -> None:
-    assert apply(aged, 99 * HOUR_US, applications=("a",), **rules) == [Position(1, 1, 0)]
+def test_consumer_groups_hold_back_all_rules(aged: Log, rules: dict[str, int]) -> None:
+    assert apply(aged, 99 * HOUR_US, consumer_groups=("a",), **rules) == [Position(1, 1, 0)]
     commit(aged, "a", Position(2, 1, CHUNK_BYTES))
 
-    assert apply(aged, 99 * HOUR_US, applications=("a",), **rules) == [Position(2, 1, 0)]
+    assert apply(aged, 99 * HOUR_US, consumer_groups=("a",), **rules) == [Position(2, 1, 0)]
 
 
-def test_applications_that_are_not_named_hold_back_nothing(aged: Log) -> None:
+def test_consumer_groups_that_are_not_named_hold_back_nothing(aged: Log) -> None:
     commit(aged, "other", Position(1, 1, 0))
 
     assert apply(aged, 99 * HOUR_US, age_us=1) == [Position(2, 2, 0)]

@@ -1,4 +1,4 @@
-"""Truncation, and cursors that applications commit."""
+"""Truncation, and cursors that consumer groups commit."""
 
 import asyncio
 import errno
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.serving.service import APPLICATION_ID_BYTES_MAX, CHANGES_MAX
+from kera.broker.serving.service import CHANGES_MAX, CONSUMER_GROUP_BYTES_MAX
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
@@ -47,8 +47,8 @@ async def truncate(broker: Broker, *cursors: Any) -> Any:
     return (await broker.ask(api.TRUNCATE_STREAMLETS, request)).results
 
 
-async def commit(broker: Broker, *cursors: Any, application_id: str = "a") -> Any:
-    request = api.COMMIT_CURSORS.request(application_id=application_id, cursors=cursors)
+async def commit(broker: Broker, *cursors: Any, consumer_group: str = "a") -> Any:
+    request = api.COMMIT_CURSORS.request(consumer_group=consumer_group, cursors=cursors)
     return (await broker.ask(api.COMMIT_CURSORS, request)).results
 
 
@@ -156,10 +156,10 @@ async def test_a_cursor_is_on_disk_when_it_is_answered(broker: Broker) -> None:
     assert broker.engine.index.cursors(entry_of(broker).log_id) == {"a": Position(1, 2, CHUNK_BYTES)}
 
 
-async def test_applications_have_cursors_of_their_own(broker: Broker) -> None:
-    await commit(broker, cursor(Position(1, 2, 0)), application_id="a")
-    await commit(broker, cursor(Position(1, 1, CHUNK_BYTES)), application_id="b")
-    await commit(broker, cursor(Position(2, 1, 0)), application_id="a")
+async def test_consumer_groups_have_cursors_of_their_own(broker: Broker) -> None:
+    await commit(broker, cursor(Position(1, 2, 0)), consumer_group="a")
+    await commit(broker, cursor(Position(1, 1, CHUNK_BYTES)), consumer_group="b")
+    await commit(broker, cursor(Position(2, 1, 0)), consumer_group="a")
 
     assert entry_of(broker).committed == {"a": Position(2, 1, 0), "b": Position(1, 1, CHUNK_BYTES)}
 
@@ -186,16 +186,16 @@ async def test_a_cursor_that_cannot_be_committed_fails_alone(broker: Broker) -> 
     assert [result.error.code for result in results] == ["unknown_stream", "invalid_cursor", "invalid_cursor", ""]
 
 
-@pytest.mark.parametrize("application_id", ["", "a" * (APPLICATION_ID_BYTES_MAX + 1), "ä" * APPLICATION_ID_BYTES_MAX])
-async def test_an_application_needs_a_name_that_the_index_can_keep(broker: Broker, application_id: str) -> None:
-    with pytest.raises(InvalidArgument, match=str(APPLICATION_ID_BYTES_MAX)):
-        await commit(broker, cursor(Position(1, 1, 0)), application_id=application_id)
+@pytest.mark.parametrize("consumer_group", ["", "a" * (CONSUMER_GROUP_BYTES_MAX + 1), "ä" * CONSUMER_GROUP_BYTES_MAX])
+async def test_an_consumer_group_needs_a_name_that_the_index_can_keep(broker: Broker, consumer_group: str) -> None:
+    with pytest.raises(InvalidArgument, match=str(CONSUMER_GROUP_BYTES_MAX)):
+        await commit(broker, cursor(Position(1, 1, 0)), consumer_group=consumer_group)
 
 
-async def test_so_many_applications_and_no_more(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.broker.serving.service.APPLICATIONS_MAX", 2)
+async def test_so_many_consumer_groups_and_no_more(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.broker.serving.service.CONSUMER_GROUPS_MAX", 2)
     codes = [
-        (await commit(broker, cursor(Position(1, 1, 0)), application_id=name))[0].error.code
+        (await commit(broker, cursor(Position(1, 1, 0)), consumer_group=name))[0].error.code
         for name in ("a", "b", "c", "a")
     ]
 
@@ -220,7 +220,7 @@ async def test_a_cursor_that_the_disk_does_not_take_is_an_error(
 async def test_a_request_changes_so_many_cursors(broker: Broker, method: Any) -> None:
     request = method.request(cursors=[cursor(EARLIEST)] * (CHANGES_MAX + 1))
     if method is api.COMMIT_CURSORS:
-        request.application_id = "reader"
+        request.consumer_group = "reader"
 
     with pytest.raises(InvalidArgument, match=f"at most {CHANGES_MAX} cursors"):
         await broker.ask(method, request)

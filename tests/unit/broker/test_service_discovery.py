@@ -21,9 +21,9 @@ async def broker(engine: Engine) -> Broker:
     return broker
 
 
-async def test_groups_are_given_to_an_application_once(broker: Broker) -> None:
-    async def ask(application: str, groups_max: int) -> list[tuple[int, int, bool]]:
-        request = api.GET_NEXT_GROUPS.request(**WHERE, application_id=application, groups_max=groups_max)
+async def test_groups_are_given_to_an_consumer_group_once(broker: Broker) -> None:
+    async def ask(consumer_group: str, groups_max: int) -> list[tuple[int, int, bool]]:
+        request = api.GET_NEXT_GROUPS.request(**WHERE, consumer_group=consumer_group, groups_max=groups_max)
         answer = await broker.ask(api.GET_NEXT_GROUPS, request)
         return [(group.group_id, group.entry, group.closed) for group in answer.groups]
 
@@ -33,8 +33,8 @@ async def test_groups_are_given_to_an_application_once(broker: Broker) -> None:
     assert await ask("b", 0) == [(1, 1, True), (2, 0, False)]
 
 
-async def test_groups_are_given_to_applications_with_a_name_only(broker: Broker) -> None:
-    with pytest.raises(InvalidArgument, match="application_id"):
+async def test_groups_are_given_to_consumer_groups_with_a_name_only(broker: Broker) -> None:
+    with pytest.raises(InvalidArgument, match="consumer_group"):
         await broker.ask(api.GET_NEXT_GROUPS, api.GET_NEXT_GROUPS.request(**WHERE))
 
 

@@ -516,7 +516,7 @@ async def test_a_cursor_in_a_later_interval_counts_as_read_here(cluster: Cluster
     cluster.send(5)
     await cluster.move(2)
     cluster.send(5)
-    request = api.COMMIT_CURSORS.request(application_id="a", cursors=[cursor(Position(2, 1, 1024))])
+    request = api.COMMIT_CURSORS.request(consumer_group="a", cursors=[cursor(Position(2, 1, 1024))])
     for number in (1, 2):
         (result,) = (await cluster.brokers[number].ask(api.COMMIT_CURSORS, request)).results
         assert not result.error.code

@@ -18,15 +18,15 @@ def streamlet(engine: Engine) -> Streamlet:
     return log.streamlet
 
 
-def given(streamlet: Streamlet, application: str, groups_max: int) -> list[int]:
-    return [group_id for group_id, _ in streamlet.next_groups(application, groups_max)]
+def given(streamlet: Streamlet, consumer_group: str, groups_max: int) -> list[int]:
+    return [group_id for group_id, _ in streamlet.next_groups(consumer_group, groups_max)]
 
 
-def test_each_group_is_given_to_an_application_once_in_order(streamlet: Streamlet) -> None:
+def test_each_group_is_given_to_an_consumer_group_once_in_order(streamlet: Streamlet) -> None:
     assert [given(streamlet, "a", 2) for _ in range(4)] == [[10, 11], [12, 13], [14], []]
 
 
-def test_applications_do_not_take_groups_from_each_other(streamlet: Streamlet) -> None:
+def test_consumer_groups_do_not_take_groups_from_each_other(streamlet: Streamlet) -> None:
     assert given(streamlet, "a", 3) == [10, 11, 12]
     assert given(streamlet, "b", 9) == [10, 11, 12, 13, 14]
     assert given(streamlet, "a", 9) == [13, 14]

@@ -285,7 +285,7 @@ async def test_a_backup_that_is_lost_for_good_in_the_middle_is_given_up_when_it_
 
 
 @pytest.mark.parametrize("failing", [False, True])
-async def test_what_applications_have_yet_to_read_comes_first(
+async def test_what_consumer_groups_have_yet_to_read_comes_first(
     world: Cluster, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
     """In all entries, whichever replicas it is in; also when reading fails for a while."""

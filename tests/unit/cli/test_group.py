@@ -13,8 +13,8 @@ from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client import (
-    ApplicationDescription,
-    ApplicationSummary,
+    ConsumerGroupDescription,
+    ConsumerGroupSummary,
     EntryProgress,
     HeldGroup,
     Lag,
@@ -42,25 +42,25 @@ ENTRIES = (
 
 
 class FakeClient:
-    """A client, and its admin, of a cluster with one application."""
+    """A client, and its admin, of a cluster with one consumer group."""
 
     def __init__(self) -> None:
         self.admin = self
-        self.known = [ApplicationSummary("loader", ("clicks",), 1)]
+        self.known = [ConsumerGroupSummary("loader", ("clicks",), 1)]
         self.done: list[Any] = []
 
-    async def applications(self) -> list[ApplicationSummary]:
+    async def consumer_groups(self) -> list[ConsumerGroupSummary]:
         return self.known
 
-    async def describe_application(self, name: str) -> ApplicationDescription:
-        return ApplicationDescription(name, (MEMBER,), ENTRIES)
+    async def describe_consumer_group(self, name: str) -> ConsumerGroupDescription:
+        return ConsumerGroupDescription(name, (MEMBER,), ENTRIES)
 
-    async def reset_application(self, *arguments: Any, force: bool) -> None:
+    async def reset_consumer_group(self, *arguments: Any, force: bool) -> None:
         self.done.append((*arguments, force))
 
-    async def delete_application(self, name: str, *, idle_ms: int = 0) -> None:
+    async def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
         if name == "used-again":
-            raise InvalidArgument("application 'used-again' was used 3 s ago")
+            raise InvalidArgument("consumer group 'used-again' was used 3 s ago")
         self.done.append((name, idle_ms) if idle_ms else name)
 
 
@@ -87,7 +87,7 @@ def test_groups_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str
     assert run_app(app, ["group", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
         {
-            "application_id": "loader",
+            "consumer_group": "loader",
             "streams": ["clicks"],
             "members": 1,
             "idle_ms": 0,
@@ -95,7 +95,7 @@ def test_groups_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str
             "expires_in_ms": None,
         }
     ]
-    client.known = [ApplicationSummary("q-1", ("clicks",), 0, 3 * DAY_MS, unnamed=True, expires_in_ms=4 * DAY_MS)]
+    client.known = [ConsumerGroupSummary("q-1", ("clicks",), 0, 3 * DAY_MS, unnamed=True, expires_in_ms=4 * DAY_MS)]
     assert run_app(app, ["group", "list"]) == 0
     assert lines(capsys)[1] == ["q-1", "0", "3", "d", "in", "4", "d", "clicks"]
     client.known = []
@@ -158,10 +158,10 @@ def test_groups_that_nobody_has_used_for_long_are_deleted(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.known = [
-        ApplicationSummary("used", ("clicks",), 1, 0),
-        ApplicationSummary("young", ("clicks",), 0, 6 * DAY_MS),
-        ApplicationSummary("old", ("clicks",), 0, 7 * DAY_MS),
-        ApplicationSummary("used-again", (), 0, 8 * DAY_MS),
+        ConsumerGroupSummary("used", ("clicks",), 1, 0),
+        ConsumerGroupSummary("young", ("clicks",), 0, 6 * DAY_MS),
+        ConsumerGroupSummary("old", ("clicks",), 0, 7 * DAY_MS),
+        ConsumerGroupSummary("used-again", (), 0, 8 * DAY_MS),
     ]
     assert run_app(app, ["group", "delete", "--idle", "7d", "--dry-run"]) == 0
     assert [line[0] for line in lines(capsys)] == ["GROUP", "old", "used-again"]
@@ -170,7 +170,7 @@ def test_groups_that_nobody_has_used_for_long_are_deleted(
     assert client.done == [("old", 7 * DAY_MS)]
     said = capsys.readouterr()
     assert said.out.endswith("deleted 1 group\n")
-    assert said.err == "kept used-again: application 'used-again' was used 3 s ago\n"
+    assert said.err == "kept used-again: consumer group 'used-again' was used 3 s ago\n"
     assert run_app(app, ["group", "delete", "--idle", "2w", "--yes"]) == 0
     assert capsys.readouterr() == ("", "no group was idle for 14 d\n")
 

@@ -147,8 +147,8 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
         (["stream", "create", "x", "--retention-ms", "-1"], "Invalid value for '--retention-ms'"),
         (["stream", "alter", "x"], "nothing to change is given"),
         (
-            ["stream", "alter", "x", "--retention-application", "a", "--no-retention-applications"],
-            "--retention-application and --no-retention-applications exclude each other",
+            ["stream", "alter", "x", "--retention-consumer-group", "a", "--no-retention-consumer-groups"],
+            "--retention-consumer group and --no-retention-consumer groups exclude each other",
         ),
         (["stream", "truncate", "x", "--all"], "truncating x needs --yes where nobody can be asked"),
         (["stream", "truncate", "x", "--yes"], "say what goes"),

@@ -68,7 +68,7 @@ def run(*arguments: str) -> None:
 
 
 def test_a_stream_is_created_without_retention_or_with_it(client: FakeClient) -> None:
-    applications = ("--retention-application", "loader", "--retention-application", "audit")
+    consumer_groups = ("--retention-consumer-group", "loader", "--retention-consumer-group", "audit")
     run("create", "orders")
     run(
         "create",
@@ -77,7 +77,7 @@ def test_a_stream_is_created_without_retention_or_with_it(client: FakeClient) ->
         "60000",
         "--retention-bytes",
         "1GiB",
-        *applications,
+        *consumer_groups,
         "--retention-consumed",
     )
 
@@ -85,11 +85,11 @@ def test_a_stream_is_created_without_retention_or_with_it(client: FakeClient) ->
         {field: value for field, value in arguments.items() if field.startswith("retention_")}
         for _, _, arguments in client.calls
     ] == [
-        {"retention_ms": 0, "retention_bytes": 0, "retention_applications": [], "retention_consumed": False},
+        {"retention_ms": 0, "retention_bytes": 0, "retention_consumer_groups": [], "retention_consumed": False},
         {
             "retention_ms": 60_000,
             "retention_bytes": 1 << 30,
-            "retention_applications": ["loader", "audit"],
+            "retention_consumer_groups": ["loader", "audit"],
             "retention_consumed": True,
         },
     ]
@@ -133,8 +133,8 @@ def test_a_stream_shows_its_replication(client: FakeClient, capsys: pytest.Captu
         (["--durability", "persisted"], {"durability": "persisted"}),
         (["--retention-ms", "0", "--retention-bytes", "0"], {"retention_ms": 0, "retention_bytes": 0}),
         (["--retention-bytes", "8MiB"], {"retention_bytes": 8 << 20}),
-        (["--retention-application", "a"], {"retention_applications": ["a"]}),
-        (["--no-retention-applications"], {"retention_applications": []}),
+        (["--retention-consumer-group", "a"], {"retention_consumer_groups": ["a"]}),
+        (["--no-retention-consumer-groups"], {"retention_consumer_groups": []}),
         (["--retention-consumed"], {"retention_consumed": True}),
         (["--no-retention-consumed"], {"retention_consumed": False}),
         (
@@ -177,7 +177,7 @@ def test_a_description_shows_retention_if_there_is_any(client: FakeClient, capsy
         name="orders",
         retention_ms=60_000,
         retention_bytes=3 << 20,
-        retention_applications=["loader", "audit"],
+        retention_consumer_groups=["loader", "audit"],
         retention_consumed=True,
     )
     run("describe", "orders")
@@ -185,11 +185,11 @@ def test_a_description_shows_retention_if_there_is_any(client: FakeClient, capsy
     first = lines.index("retention     older than 60000 ms")
     assert lines[first + 1 : first + 4] == [
         "              beyond 3 MiB per streamlet",
-        "              read by all applications",
+        "              read by all consumer groups",
         "held back by  loader, audit",
     ]
 
     run("describe", "orders", "--json")
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["retention_ms"], config["retention_bytes"]) == (60_000, 3 << 20)
-    assert (config["retention_applications"], config["retention_consumed"]) == (["loader", "audit"], True)
+    assert (config["retention_consumer_groups"], config["retention_consumed"]) == (["loader", "audit"], True)

@@ -1,4 +1,4 @@
-"""A broker and the applications of a coordinator in this process, for tests of `GroupConsumer`."""
+"""A broker and the consumer groups of a coordinator in this process, for tests of `GroupConsumer`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from kera.coordinator.consumer_groups.service import Applications
+from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.core.errors import KeraError, UnknownStream
 from kera.core.rpc import Method, api
 from kera.v1 import common_pb2
@@ -26,7 +26,7 @@ class GroupCluster(FakeCluster):
         (self.info,) = self.infos.values()
         self.coordinator = coordinator
         coordinator.coordinator.state.catalog.add(self.info)
-        self.applications = Applications.load(coordinator.coordinator.state)
+        self.consumer_groups = ConsumerGroups.load(coordinator.coordinator.state)
         self.failures: deque[KeraError] = deque()
         """Of the next rounds."""
         self.lose_answers = 0
@@ -45,7 +45,7 @@ class GroupCluster(FakeCluster):
         request = method.request.FromString(message.SerializeToString())
         if method in (api.CONSUME_ROUND, api.LEAVE):
             self.steps.append(len(request.steps))
-        if method is api.RESET_APPLICATION:
+        if method is api.RESET_CONSUMER_GROUP:
             self.reset.append(len(request.starts))
         if method is api.CONSUME_ROUND:
             self.rounds += 1
@@ -55,8 +55,8 @@ class GroupCluster(FakeCluster):
                 raise UnknownStream("there is no such stream")
             if self.lose_answers and (request.steps or request.seen):
                 self.lose_answers -= 1
-                await self.applications.handlers()[method](request)
-        answer = self.applications.handlers()[method](request)
+                await self.consumer_groups.handlers()[method](request)
+        answer = self.consumer_groups.handlers()[method](request)
         return await answer
 
     def end_conversation(self, conversation: str) -> None:
@@ -66,13 +66,13 @@ class GroupCluster(FakeCluster):
         return list(self.infos.values())
 
     async def restart_coordinator(self) -> None:
-        await self.applications.close()
+        await self.consumer_groups.close()
         await self.coordinator.restart()
         self.coordinator.coordinator.state.catalog.add(self.info)
-        self.applications = Applications.load(self.coordinator.coordinator.state)
+        self.consumer_groups = ConsumerGroups.load(self.coordinator.coordinator.state)
 
     async def close(self) -> None:
-        await self.applications.close()
+        await self.consumer_groups.close()
         if self.open_channel is not None:
             await self.open_channel.close()
         await asyncio.sleep(0)

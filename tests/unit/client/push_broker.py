@@ -126,7 +126,7 @@ class _Reader(asyncio.Protocol):
         self.lanes: dict[int, push_pb2.PushLane] = {}
         """Those that have not ended."""
         self.subscribed: list[push_pb2.PushLane] = []
-        self.applications: list[str] = []
+        self.consumer_groups: list[str] = []
         self.window_bytes = 0
         self.outstanding_bytes = 0
         self.taken_bytes = 0
@@ -170,7 +170,7 @@ class _Reader(asyncio.Protocol):
             if kind is Kind.SUBSCRIBE:
                 message = push_pb2.PushSubscribe.FromString(body)
                 self.window_bytes = message.window_bytes
-                self.applications.append(message.application_id)
+                self.consumer_groups.append(message.consumer_group)
                 self.subscribed += message.lanes
                 for lane in message.lanes:
                     assert lane.lane not in self.lanes

@@ -30,7 +30,7 @@ from kera.core.record_batch import decode_payload
 from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.method import Call, Peer
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
-from kera.v1 import application_pb2, broker_pb2, common_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
 
 BROKER_ID = 3
 BROKER_EPOCH = 9
@@ -233,8 +233,8 @@ class FakeCluster:
         """Errors of the next attempts to connect."""
         self.forgotten: list[str] = []
         self.committed: list[tuple[str, str, Mapping[EntryId, Position]]] = []
-        self.reported: list[application_pb2.ResetApplicationRequest] = []
-        """What the coordinator was told of applications' cursors."""
+        self.reported: list[consumer_group_pb2.ResetConsumerGroupRequest] = []
+        """What the coordinator was told of consumer groups' cursors."""
         self.restart_broker()
 
     def restart_broker(self) -> None:
@@ -267,12 +267,12 @@ class FakeCluster:
         return await self.stream(name)
 
     async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
-        if method is api.RESET_APPLICATION:
+        if method is api.RESET_CONSUMER_GROUP:
             self.reported.append(message)
-            return application_pb2.ResetApplicationResponse()
-        if method is api.FETCH_APPLICATION:
+            return consumer_group_pb2.ResetConsumerGroupResponse()
+        if method is api.FETCH_CONSUMER_GROUP:
             cursors = [cursor for report in self.reported for start in report.starts for cursor in start.cursors]
-            return application_pb2.FetchApplicationResponse(cursors=cursors)
+            return consumer_group_pb2.FetchConsumerGroupResponse(cursors=cursors)
         assert method is api.INIT_PRODUCER
         self.producer_id += 1
         return coordinator_pb2.InitProducerResponse(producer_id=self.producer_id, producer_epoch=1)
@@ -291,8 +291,8 @@ class FakeCluster:
             each.streamlet_id: [EntryBounds.from_message(entry) for entry in each.entries] for each in answer.streamlets
         }
 
-    async def commit(self, application_id: str, name: str, positions: Mapping[EntryId, Position]) -> None:
-        self.committed.append((application_id, name, positions))
+    async def commit(self, consumer_group: str, name: str, positions: Mapping[EntryId, Position]) -> None:
+        self.committed.append((consumer_group, name, positions))
 
     def forget(self, name: str) -> None:
         self.forgotten.append(name)

@@ -75,11 +75,11 @@ async def test_an_alteration_sets_virtual_logs_if_they_are_given(admin: Admin, a
     assert second == coordinator_pb2.AlterStreamRequest(name="s", durability=common_pb2.DURABILITY_REPLICATED)
 
 
-async def test_a_text_is_no_list_of_applications(admin: Admin, asked: Asked) -> None:
+async def test_a_text_is_no_list_of_consumer_groups(admin: Admin, asked: Asked) -> None:
     with pytest.raises(InvalidArgument, match=r"such as \['billing'\]"):
-        await admin.alter_stream("s", retention_applications="billing")
-    with pytest.raises(InvalidArgument, match="retention_applications"):
-        await admin.create_stream("s", retention_applications="billing")
+        await admin.alter_stream("s", retention_consumer_groups="billing")
+    with pytest.raises(InvalidArgument, match="retention_consumer_groups"):
+        await admin.create_stream("s", retention_consumer_groups="billing")
     assert asked.requests == []
 
 

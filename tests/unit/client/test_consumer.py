@@ -51,7 +51,7 @@ async def fill(cluster: FakeCluster, make_producer: MakeProducer, stream: str = 
 
 
 async def take_records(consumer: Consumer, count: int = len(EXPECTED)) -> list[bytes | None]:
-    """So many values, or all there are; leaves the loop as an application does."""
+    """So many values, or all there are; leaves the loop as a consumer group does."""
     taken: list[bytes | None] = []
     async with asyncio.timeout(WAIT_S):
         async for record in consumer:
@@ -258,14 +258,14 @@ async def test_positions_name_every_entry_also_those_without_records(
 
 
 async def test_what_was_committed_says_where_to_start(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
-    consumer = make_consumer(filled, application_id="loader", start="committed")
+    consumer = make_consumer(filled, consumer_group="loader", start="committed")
     assert await take_batches(consumer, 3) == EXPECTED[: 3 * ROWS]
     await consumer.commit()
     (report,) = filled.reported
-    assert (report.application_id, report.forward_only, report.force) == ("loader", True, False)
-    after = make_consumer(filled, application_id="loader", start="committed")
+    assert (report.consumer_group, report.forward_only, report.force) == ("loader", True, False)
+    after = make_consumer(filled, consumer_group="loader", start="committed")
     assert await take_batches(after) == EXPECTED[3 * ROWS :]
-    with pytest.raises(InvalidArgument, match="application_id"):
+    with pytest.raises(InvalidArgument, match="consumer_group"):
         await make_consumer(filled, start="committed").start()
 
 
@@ -274,7 +274,7 @@ async def test_a_commit_says_how_far_each_stream_has_been_taken(
 ) -> None:
     cluster = make_cluster(stream_info("s", 7), stream_info("t", 8))
     await fill(cluster, make_producer, "s")
-    consumer = make_consumer(cluster, "s", "t", application_id="loader")
+    consumer = make_consumer(cluster, "s", "t", consumer_group="loader")
     await take_records(consumer, ROWS + 2)
     await consumer.commit()
     ((_, _, of_s), of_t) = cluster.committed

@@ -39,7 +39,7 @@ class CursorBroker:
     def __init__(self, *streamlets: int) -> None:
         self.streamlets = set(streamlets)
         self.sent: list[tuple[Method[Any, Any], dict[EntryId, Position]]] = []
-        self.applications: set[str] = set()
+        self.consumer_groups: set[str] = set()
         self.failures: deque[KeraError] = deque()
         """Of the next requests."""
         self.refused: dict[int, KeraError] = {}
@@ -58,7 +58,7 @@ class CursorBroker:
         }
         self.sent.append((method, cursors))
         if method is api.COMMIT_CURSORS:
-            self.applications.add(message.application_id)
+            self.consumer_groups.add(message.consumer_group)
         if self.failures:
             future.set_exception(self.failures.popleft())
         else:
@@ -194,10 +194,10 @@ async def test_positions_of_a_stream_that_is_gone_are_not_those_of_another_with_
     assert "s" not in cluster._streams
 
 
-async def test_a_commit_is_of_an_application(cluster: TwoBrokers, admin: Admin) -> None:
+async def test_a_commit_is_of_an_consumer_group(cluster: TwoBrokers, admin: Admin) -> None:
     await admin.commit_cursors("loader", "s", {0: [ONE], 1: [OTHER]})
-    assert [broker.applications for broker in cluster.brokers.values()] == [{"loader"}, {"loader"}]
-    with pytest.raises(InvalidArgument, match="name it with application_id"):
+    assert [broker.consumer_groups for broker in cluster.brokers.values()] == [{"loader"}, {"loader"}]
+    with pytest.raises(InvalidArgument, match="name it with consumer_group"):
         await admin.commit_cursors("", "s", {0: [ONE]})
 
 
@@ -208,7 +208,7 @@ async def test_a_stream_is_created_with_its_retention(cluster: TwoBrokers, admin
     rules: dict[str, Any] = {
         "retention_ms": 1000,
         "retention_bytes": 5,
-        "retention_applications": ("loader", "audit"),
+        "retention_consumer_groups": ("loader", "audit"),
         "retention_consumed": True,
     }
     cluster.info = stream_info(streamlets=3, **rules)
@@ -218,7 +218,7 @@ async def test_a_stream_is_created_with_its_retention(cluster: TwoBrokers, admin
     config = cluster.asked[0][1].config
     for name, value in rules.items():
         asked = getattr(config, name)
-        assert (tuple(asked) if name == "retention_applications" else asked) == value
+        assert (tuple(asked) if name == "retention_consumer_groups" else asked) == value
         assert getattr(stream.config, name) == value
 
 
@@ -229,8 +229,11 @@ async def test_a_stream_is_created_with_its_retention(cluster: TwoBrokers, admin
         ({"durability": "persisted"}, {"durability": common_pb2.DURABILITY_PERSISTED}),
         ({"retention_ms": 0, "retention_consumed": False}, {"retention_ms": 0, "retention_consumed": False}),
         ({"retention_bytes": 7}, {"retention_bytes": 7}),
-        ({"retention_applications": ["a"]}, {"retention_applications": coordinator_pb2.Applications(names=["a"])}),
-        ({"retention_applications": []}, {"retention_applications": coordinator_pb2.Applications()}),
+        (
+            {"retention_consumer_groups": ["a"]},
+            {"retention_consumer_groups": coordinator_pb2.ConsumerGroupNames(names=["a"])},
+        ),
+        ({"retention_consumer_groups": []}, {"retention_consumer_groups": coordinator_pb2.ConsumerGroupNames()}),
     ],
 )
 async def test_only_what_is_given_is_altered(

@@ -1,4 +1,4 @@
-"""The consumer of an application against a real broker service and a real coordinator's state, without processes."""
+"""The consumer of a consumer group against a real broker service and a real coordinator's state, without processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kera.broker.log.read_plan import ordinal_of
-from kera.client.admin.applications import Lag, describe_application, reset_application
+from kera.client.admin.consumer_groups import Lag, describe_consumer_group, reset_consumer_group
 from kera.client.consuming import group_consumer
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_discovery import look_around
@@ -87,7 +87,7 @@ async def fill(groups: GroupCluster, make_producer: MakeProducer) -> Callable[..
 
 
 async def take(consumer: GroupConsumer, count: int) -> list[int]:
-    """So many records; leaves the loop as an application does."""
+    """So many records; leaves the loop as a consumer group does."""
     taken: list[int] = []
     async with asyncio.timeout(WAIT_S):
         async for record in consumer:
@@ -236,7 +236,7 @@ async def test_commits_of_lost_groups_are_refused(groups: GroupCluster, make_con
     await fill(10)
     consumer = make_consumer(commit_interval_ms=0)
     await take(consumer, 10)
-    groups.applications._applications["app"]._remove(consumer.member_id, 0.0)
+    groups.consumer_groups._consumer_groups["app"]._remove(consumer.member_id, 0.0)
     with pytest.raises(LeaseLost) as caught:
         await consumer.commit()
     assert caught.value.attributes["groups"] == [["s", 0, 0, 1]]
@@ -258,7 +258,7 @@ async def test_a_gap_that_nobody_had_found_is_told_until_it_is_committed(
 ) -> None:
     first = make_consumer()
     await first.start()
-    await until(lambda: any(each.streamlets for each in groups.applications._applications.values()))
+    await until(lambda: any(each.streamlets for each in groups.consumer_groups._consumer_groups.values()))
     await first.close()
     await fill()
     gone = truncate(groups, 4)
@@ -281,7 +281,7 @@ async def test_each_group_tells_its_own_part_of_a_gap(
     consumer = make_consumer()
     taken = await take(consumer, 1)
     await consumer.close()
-    streamlet = groups.applications._applications["app"].streamlets[groups.info.stream_id, 0]
+    streamlet = groups.consumer_groups._consumer_groups["app"].streamlets[groups.info.stream_id, 0]
     last = max(streamlet.groups)
     await fill()
     gone = truncate(groups, last + 3)
@@ -403,7 +403,7 @@ async def test_who_is_told_of_a_loss_is_in_its_code(
     await fill(10)
     consumer = make_consumer()
     await take(consumer, 5)
-    groups.applications._applications["app"]._remove(consumer.member_id, 0.0)
+    groups.consumer_groups._consumer_groups["app"]._remove(consumer.member_id, 0.0)
     with pytest.raises(LeaseLost):
         await take(consumer, 1000)
     await until(lambda: consumer._busy_ms() > 0)
@@ -413,13 +413,13 @@ async def test_a_commit_ends_also_when_the_callback_fails(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
 ) -> None:
     def broken(_: Any) -> None:
-        raise RuntimeError("the application's")
+        raise RuntimeError("the consumer group's")
 
     await fill(10)
     consumer = make_consumer(commit_interval_ms=0, on_lost=broken)
     await take(consumer, 10)
-    groups.applications._applications["app"]._remove(consumer.member_id, 0.0)
-    with pytest.raises(RuntimeError, match="the application's"):
+    groups.consumer_groups._consumer_groups["app"]._remove(consumer.member_id, 0.0)
+    with pytest.raises(RuntimeError, match="the consumer group's"):
         async with asyncio.timeout(WAIT_S):
             await consumer.commit()
 
@@ -437,7 +437,7 @@ async def test_a_close_that_is_cancelled_goes_on(
         await asyncio.sleep(0)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    await until(lambda: not groups.applications._applications["app"].members)
+    await until(lambda: not groups.consumer_groups._consumer_groups["app"].members)
     assert not consumer._tasks
     assert not consumer._feed._tasks
     await consumer.close()
@@ -464,14 +464,14 @@ async def test_a_stream_that_is_gone_is_told(groups: GroupCluster, make_consumer
         ({0: 5}, "positions are"),
     ],
 )
-async def test_an_application_is_put_nowhere_by_a_place_that_there_is_not(
+async def test_an_consumer_group_is_put_nowhere_by_a_place_that_there_is_not(
     groups: GroupCluster, to: Any, meant: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=meant):
-        await reset_application(groups, "app", "s", to, force=False)  # type: ignore[arg-type]
+        await reset_consumer_group(groups, "app", "s", to, force=False)  # type: ignore[arg-type]
 
 
-async def test_an_application_is_not_put_behind_the_end(
+async def test_an_consumer_group_is_not_put_behind_the_end(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
 ) -> None:
     """What comes then would be passed over, up to there."""
@@ -479,14 +479,14 @@ async def test_an_application_is_not_put_behind_the_end(
     ((bounds,),) = (await groups.bounds("s")).values()
     for beyond in (bounds.end._replace(offset=bounds.end.offset + 64), Position(99, 1, 0)):
         with pytest.raises(InvalidArgument, match="behind the end"):
-            await reset_application(groups, "app", "s", {0: [beyond]}, force=False)  # type: ignore[arg-type]
-    await reset_application(groups, "app", "s", {0: [bounds.end]}, force=False)  # type: ignore[arg-type]
+            await reset_consumer_group(groups, "app", "s", {0: [beyond]}, force=False)  # type: ignore[arg-type]
+    await reset_consumer_group(groups, "app", "s", {0: [bounds.end]}, force=False)  # type: ignore[arg-type]
     await fill(5)
     assert await take(make_consumer(), 5) == list(range(10, 15))
 
 
 @pytest.mark.parametrize("groups", [5], indirect=True)
-async def test_an_application_of_many_streamlets_is_put_elsewhere_in_several_requests(
+async def test_an_consumer_group_of_many_streamlets_is_put_elsewhere_in_several_requests(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kera.client.consuming.committed.CURSORS_MAX", 2)
@@ -496,12 +496,12 @@ async def test_an_application_of_many_streamlets_is_put_elsewhere_in_several_req
     first = await take_batches(consumer, 50)
     await consumer.commit()
     await consumer.close()
-    await reset_application(groups, "app", "s", "earliest", force=False)  # type: ignore[arg-type]
+    await reset_consumer_group(groups, "app", "s", "earliest", force=False)  # type: ignore[arg-type]
     assert groups.reset == [2, 2, 1]
     assert sorted(await take_batches(make_consumer(), 50)) == sorted(first)
 
 
-async def test_brokers_are_told_where_an_application_was_put(groups: GroupCluster, fill: Any) -> None:
+async def test_brokers_are_told_where_an_consumer_group_was_put(groups: GroupCluster, fill: Any) -> None:
     """Else retention would go by where it was, and remove what it is to read again."""
     await fill()
     truncate(groups, 3)
@@ -509,7 +509,7 @@ async def test_brokers_are_told_where_an_application_was_put(groups: GroupCluste
     middle = Position(5, 1, 0)
     expected: list[tuple[Any, Position]] = [("earliest", bounds.start), ("latest", bounds.end), ({0: [middle]}, middle)]
     for to, told in expected:
-        await reset_application(groups, "app", "s", to, force=False)  # type: ignore[arg-type]
+        await reset_consumer_group(groups, "app", "s", to, force=False)  # type: ignore[arg-type]
         assert groups.committed[-1] == ("app", "s", {EntryId(groups.info.stream_id, 0, 0): told})
 
 
@@ -523,7 +523,7 @@ async def test_the_lag_of_who_is_behind_retention_is_what_is_left(
     await consumer.close()
     for group_id in (4, 6):  # in groups that are known
         gone = truncate(groups, group_id)
-        (entry,) = (await describe_application(groups, "app")).entries  # type: ignore[arg-type]
+        (entry,) = (await describe_consumer_group(groups, "app")).entries  # type: ignore[arg-type]
         assert entry.lag is not None
         assert entry.lag.records == ROWS - gone
         assert entry.lag.bytes > 0
@@ -531,7 +531,7 @@ async def test_the_lag_of_who_is_behind_retention_is_what_is_left(
     ((bounds,),) = (await groups.bounds("s")).values()
     (log_entry,) = groups.streams.get(groups.info.stream_id).streamlet(0).entries
     groups.streams.move_start(log_entry, bounds.end, ROWS)
-    (entry,) = (await describe_application(groups, "app")).entries  # type: ignore[arg-type]
+    (entry,) = (await describe_consumer_group(groups, "app")).entries  # type: ignore[arg-type]
     assert entry.lag == Lag(0, 0, 0), "all is gone"
 
 
@@ -541,8 +541,8 @@ async def test_brokers_are_told_cursors(groups: GroupCluster, make_consumer: Mak
     await take(consumer, 10)
     await consumer.commit()
     await until(lambda: bool(groups.committed))
-    application, stream, positions = groups.committed[-1]
-    assert (application, stream) == ("app", "s")
+    consumer_group, stream, positions = groups.committed[-1]
+    assert (consumer_group, stream) == ("app", "s")
     (at,) = positions.values()
     await until(lambda: next(iter(groups.committed[-1][2].values())) == consumer.positions()[0, at.group_id])
 
@@ -559,10 +559,10 @@ async def test_who_waits_is_told_that_the_consumer_is_closed(make_consumer: Make
             await use
 
 
-async def test_a_consumer_needs_a_stream_and_an_application(groups: GroupCluster) -> None:
-    for application, streams in (("", ["s"]), ("app", [])):
+async def test_a_consumer_needs_a_stream_and_an_consumer_group(groups: GroupCluster) -> None:
+    for consumer_group, streams in (("", ["s"]), ("app", [])):
         with pytest.raises(InvalidArgument):
-            GroupConsumer(groups, application, streams, GroupSettings())  # type: ignore[arg-type]
+            GroupConsumer(groups, consumer_group, streams, GroupSettings())  # type: ignore[arg-type]
     with pytest.raises(UnknownStream):
         await GroupConsumer(groups, "app", ["none"], GroupSettings()).start()  # type: ignore[arg-type]
 

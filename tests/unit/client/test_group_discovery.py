@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from kera.client.admin import applications
-from kera.client.admin.applications import unread
+from kera.client.admin import consumer_groups
+from kera.client.admin.consumer_groups import unread
 from kera.client.cluster.intervals import start_of_group
 from kera.client.consuming.group_discovery import GROUPS_MAX, Finds, list_groups, look_around
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
-from kera.coordinator.consumer_groups.application import LOOKS_MAX
+from kera.coordinator.consumer_groups.consumer_group import LOOKS_MAX
 from kera.core.errors import NotOwner, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.limits import HEAD_BYTES_MAX
-from kera.v1 import application_pb2, broker_pb2, common_pb2
+from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2
 from tests.unit.client.support import stream_info
 
 PAGE = 3
@@ -97,11 +97,11 @@ class Brokers:
 
 
 async def look(brokers: Brokers, after: int = 0, *, start: str = "earliest", begin: bool = False) -> Any:
-    looks = [application_pb2.Look(stream_id=7, after_group_id=after, start=begin)]
+    looks = [consumer_group_pb2.Look(stream_id=7, after_group_id=after, start=begin)]
     return await look_around(brokers, "s", looks, start=start)  # type: ignore[arg-type]
 
 
-def ids(seen: application_pb2.SeenGroups) -> list[int]:
+def ids(seen: consumer_group_pb2.SeenGroups) -> list[int]:
     return [group.start.group_id for group in seen.groups]
 
 
@@ -145,7 +145,7 @@ async def test_behind_a_broker_that_gives_no_answer_nothing_is_told(failure: Exc
     assert ids(seen) == [10]
 
 
-async def test_where_an_application_begins() -> None:
+async def test_where_an_consumer_group_begins() -> None:
     """At earliest, records count from the oldest that is listed; where there is none, from what the broker says."""
     brokers = Brokers((1, 3))
     brokers.groups[3] = list(map(group, range(2, 8)))
@@ -161,7 +161,7 @@ async def test_where_an_application_begins() -> None:
     assert (seen.after_group_id, ids(seen)) == (4, [5, 6, 7])
 
 
-async def test_an_application_does_not_begin_while_nobody_knows_where() -> None:
+async def test_an_consumer_group_does_not_begin_while_nobody_knows_where() -> None:
     brokers = Brokers((1, 3))
     brokers.failures[3] = Unavailable("away")
     for start in ("earliest", "latest"):
@@ -169,15 +169,15 @@ async def test_an_application_does_not_begin_while_nobody_knows_where() -> None:
 
 
 def test_what_is_found_of_many_streamlets_is_told_in_messages_that_are_not_too_large() -> None:
-    """A new application on a stream with a long past: one message of all of it would be refused, again and again."""
+    """A new consumer group on a stream with a long past: one message of all of it would be refused, again and again."""
     big = 1 << 30
     found = [
-        application_pb2.SeenGroups(
+        consumer_group_pb2.SeenGroups(
             stream_id=big,
             streamlet_id=streamlet_id,
             through_group_id=big + GROUPS_MAX,
             groups=[
-                application_pb2.SeenGroup(
+                consumer_group_pb2.SeenGroup(
                     start=common_pb2.Cursor(
                         stream_id=big, streamlet_id=streamlet_id, entry=1, group_id=big + number, segment_id=1
                     ),
@@ -189,16 +189,16 @@ def test_what_is_found_of_many_streamlets_is_told_in_messages_that_are_not_too_l
         )
         for streamlet_id in range(LOOKS_MAX)
     ]
-    assert application_pb2.ConsumeRoundRequest(seen=found).ByteSize() > HEAD_BYTES_MAX
+    assert consumer_group_pb2.ConsumeRoundRequest(seen=found).ByteSize() > HEAD_BYTES_MAX
     finds = Finds()
-    finds.add([application_pb2.StreamletStart(stream_id=7)], found)
-    told: list[application_pb2.SeenGroups] = []
+    finds.add([consumer_group_pb2.StreamletStart(stream_id=7)], found)
+    told: list[consumer_group_pb2.SeenGroups] = []
     starts = 0
     while finds:
         message = finds.take()
         starts += len(message.starts)
         told += message.seen
-        request = application_pb2.ConsumeRoundRequest(starts=message.starts, seen=message.seen)
+        request = consumer_group_pb2.ConsumeRoundRequest(starts=message.starts, seen=message.seen)
         assert request.ByteSize() < api.CONSUME_ROUND.request_bytes_max // 2
     assert (starts, told) == (1, found)
 
@@ -214,7 +214,7 @@ async def test_ends_of_groups_are_told_once_they_are_known() -> None:
 
 
 async def test_a_stream_that_is_gone_is_told() -> None:
-    looks = [application_pb2.Look(stream_id=7)]
+    looks = [consumer_group_pb2.Look(stream_id=7)]
     with pytest.raises(UnknownStream):
         await look_around(Brokers((1, 3)), "gone", looks, start="earliest")  # type: ignore[arg-type]
 
@@ -222,9 +222,9 @@ async def test_a_stream_that_is_gone_is_told() -> None:
 # -- what is left to read ----------------------------------------------------------------------------------------------
 
 
-def progress(group_id: int, offset: int, *, done: bool = False) -> application_pb2.GroupProgress:
+def progress(group_id: int, offset: int, *, done: bool = False) -> consumer_group_pb2.GroupProgress:
     next_ = common_pb2.Cursor(group_id=group_id, segment_id=1, position=offset)
-    return application_pb2.GroupProgress(next=next_, done=done)
+    return consumer_group_pb2.GroupProgress(next=next_, done=done)
 
 
 def test_what_is_done_behind_the_cursor_is_not_left() -> None:
@@ -244,16 +244,18 @@ def test_where_lag_is_measured() -> None:
     stream = StreamDescription.from_message(Brokers((1, 3), (10, 4), (20, 3), (30, 5)).info)
     entry = stream.entry_id(0, 1)
     at = Position(4, 1, 64)
-    assert applications._parts(stream, entry, at) == {3: at, 4: start_of_group(10), 5: start_of_group(30)}
+    assert consumer_groups._parts(stream, entry, at) == {3: at, 4: start_of_group(10), 5: start_of_group(30)}
     at = Position(12, 1, 0)
-    assert applications._parts(stream, entry, at) == {4: at, 3: start_of_group(20), 5: start_of_group(30)}
-    assert applications._parts(stream, entry, EARLIEST)[3] == EARLIEST
+    assert consumer_groups._parts(stream, entry, at) == {4: at, 3: start_of_group(20), 5: start_of_group(30)}
+    assert consumer_groups._parts(stream, entry, EARLIEST)[3] == EARLIEST
 
 
 def test_so_much_is_told_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kera.client.consuming.group_discovery.TOLD_MAX", 4)
-    starts = [application_pb2.StreamletStart(streamlet_id=at, cursors=[cursor(1, 1, 0)] * 3) for at in range(3)]
-    seen = [application_pb2.SeenGroups(streamlet_id=at, groups=[application_pb2.SeenGroup()] * 2) for at in range(3)]
+    starts = [consumer_group_pb2.StreamletStart(streamlet_id=at, cursors=[cursor(1, 1, 0)] * 3) for at in range(3)]
+    seen = [
+        consumer_group_pb2.SeenGroups(streamlet_id=at, groups=[consumer_group_pb2.SeenGroup()] * 2) for at in range(3)
+    ]
     finds = Finds(list(starts), list(seen))
     taken = [finds.take() for _ in range(5)]
     assert [([one.streamlet_id for one in each.starts], [one.streamlet_id for one in each.seen]) for each in taken] == [

@@ -12,7 +12,7 @@ from kera.core.clock import boottime_s
 from kera.core.errors import NotLeader, Unavailable
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.v1 import application_pb2
+from kera.v1 import consumer_group_pb2
 from tests.unit.client.support import until
 
 
@@ -22,18 +22,20 @@ class Coordinator:
     def __init__(self) -> None:
         self.leader: str | None = None
         self.member = True
-        self.seen: list[application_pb2.KeepAliveRequest] = []
+        self.seen: list[consumer_group_pb2.KeepAliveRequest] = []
         self.away = False
         self.server = GrpcServer([{api.KEEP_ALIVE: self.answer}])
         self.address = ""
 
-    async def answer(self, call: Call[application_pb2.KeepAliveRequest]) -> Reply[application_pb2.KeepAliveResponse]:
+    async def answer(
+        self, call: Call[consumer_group_pb2.KeepAliveRequest]
+    ) -> Reply[consumer_group_pb2.KeepAliveResponse]:
         if self.away:
             raise Unavailable("away")
         if self.leader is not None:
             raise NotLeader("another one leads", leader=self.leader)
         self.seen.append(call.message)
-        return Reply(application_pb2.KeepAliveResponse(member=self.member))
+        return Reply(consumer_group_pb2.KeepAliveResponse(member=self.member))
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ async def coordinators() -> AsyncIterator[list[Coordinator]]:
 
 
 def keep_alive(*addresses: str, busy_ms: int = 0) -> KeepAlive:
-    made = KeepAlive(addresses, application_id="app", member_id="m", interval_s=0.02, busy_ms=lambda: busy_ms)
+    made = KeepAlive(addresses, consumer_group="app", member_id="m", interval_s=0.02, busy_ms=lambda: busy_ms)
     made.start()
     return made
 
@@ -57,7 +59,7 @@ async def test_it_says_who_lives_and_for_how_long_it_has_been_busy(coordinators:
     await until(lambda: len(coordinators[0].seen) > 2)
     said.stop()
     first = coordinators[0].seen[0]
-    assert (first.application_id, first.member_id, first.busy_ms) == ("app", "m", 7)
+    assert (first.consumer_group, first.member_id, first.busy_ms) == ("app", "m", 7)
     assert said.heard_s > begun_s
 
 

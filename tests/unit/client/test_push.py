@@ -93,7 +93,7 @@ def log_of(fleet: PushFleet, streamlet: int = 0) -> list[Stored]:
 async def test_what_is_pushed_comes_in_order_and_is_told_to_be_taken_and_let_go(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
-    consumer, log = make_consumer(application_id="app"), log_of(fleet)
+    consumer, log = make_consumer(consumer_group="app"), log_of(fleet)
     taking = asyncio.ensure_future(take(consumer, 6))
     lane, reader = await opened(fleet), fleet.pushing.reader
     reader.push(lane, log[:2], 0)
@@ -101,7 +101,7 @@ async def test_what_is_pushed_comes_in_order_and_is_told_to_be_taken_and_let_go(
     reader.push(lane, log[5:], 7)
     assert await taking == VALUES
     assert consumer.positions() == {0: [log[-1].end]}
-    assert (fleet.pulled, reader.applications) == (0, ["app"])
+    assert (fleet.pulled, reader.consumer_groups) == (0, ["app"])
     await consumer.close()
     await until(lambda: reader.taken_bytes == sum(len(chunk.data) for chunk in log) and reader.held == 0)
 

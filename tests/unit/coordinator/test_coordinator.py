@@ -338,11 +338,11 @@ async def test_an_altered_stream_is_stored_and_its_brokers_are_told(cluster: Clu
     await cluster.register("b")
     created = await cluster.create("orders", streamlets=2)
 
-    applications = coordinator_pb2.Applications(names=["loader", "audit"])
-    stream = await cluster.alter("orders", retention_ms=1000, retention_applications=applications)
+    consumer_groups = coordinator_pb2.ConsumerGroupNames(names=["loader", "audit"])
+    stream = await cluster.alter("orders", retention_ms=1000, retention_consumer_groups=consumer_groups)
 
     assert (created.config_version, stream.config_version) == (0, 1)
-    assert (stream.config.retention_ms, list(stream.config.retention_applications)) == (1000, ["loader", "audit"])
+    assert (stream.config.retention_ms, list(stream.config.retention_consumer_groups)) == (1000, ["loader", "audit"])
     assert (stream.stream_id, owners(stream)) == (created.stream_id, owners(created))
     assert cluster.brokers.streams == {(1, 1): stream, (2, 1): stream}
     assert cluster.coordinator.stream("orders") == stream
@@ -402,7 +402,9 @@ async def test_what_is_wrong_with_an_alteration_is_told_before_anything_happens(
     await cluster.register("a")
     await cluster.create("orders")
     await cluster.alter(
-        "orders", retention_consumed=True, retention_applications=coordinator_pb2.Applications(names=["loader"])
+        "orders",
+        retention_consumed=True,
+        retention_consumer_groups=coordinator_pb2.ConsumerGroupNames(names=["loader"]),
     )
     before, opened = await cluster.store.list(""), list(cluster.brokers.opened)
 
@@ -410,8 +412,8 @@ async def test_what_is_wrong_with_an_alteration_is_told_before_anything_happens(
         await cluster.alter("other", retention_ms=1)
     with pytest.raises(InvalidArgument, match="needs replication of at least 1"):
         await cluster.alter("orders", durability=common_pb2.DURABILITY_REPLICATED)
-    with pytest.raises(InvalidArgument, match="needs retention_applications"):
-        await cluster.alter("orders", retention_applications=coordinator_pb2.Applications())
+    with pytest.raises(InvalidArgument, match="needs retention_consumer_groups"):
+        await cluster.alter("orders", retention_consumer_groups=coordinator_pb2.ConsumerGroupNames())
 
     assert (await cluster.store.list(""), cluster.brokers.opened) == (before, opened)
     assert cluster.coordinator.stream("orders").config_version == 1

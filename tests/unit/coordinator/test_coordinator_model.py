@@ -78,8 +78,8 @@ class History:
                 alive = coordinator.backups_alive
                 self.take("stream", (await cluster.create(name, streamlets, brokers, replication)).stream_id)
                 assert alive >= replication
-            case "alter", name, retention_ms, applications:
-                await self.alter(name, retention_ms, applications)
+            case "alter", name, retention_ms, consumer_groups:
+                await self.alter(name, retention_ms, consumer_groups)
             case "delete", name:
                 await coordinator.delete_stream(name)
             case ("producer",):
@@ -87,11 +87,14 @@ class History:
             case _:
                 await self.befall(action, *arguments)
 
-    async def alter(self, name: str, retention_ms: int, applications: list[str]) -> None:
+    async def alter(self, name: str, retention_ms: int, consumer_groups: list[str]) -> None:
         brokers = self.cluster.brokers
-        names = coordinator_pb2.Applications(names=applications)
-        stream = await self.cluster.alter(name, retention_ms=retention_ms, retention_applications=names)
-        assert (stream.config.retention_ms, [*stream.config.retention_applications]) == (retention_ms, applications)
+        names = coordinator_pb2.ConsumerGroupNames(names=consumer_groups)
+        stream = await self.cluster.alter(name, retention_ms=retention_ms, retention_consumer_groups=names)
+        assert (stream.config.retention_ms, [*stream.config.retention_consumer_groups]) == (
+            retention_ms,
+            consumer_groups,
+        )
         for owner in stream.assignments:
             if owner.broker_id not in brokers.failures:
                 assert brokers.streams[owner.broker_id, stream.stream_id] == stream

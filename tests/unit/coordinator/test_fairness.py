@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.consumer_groups.service import Applications
+from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.service import coordinator_service
 from kera.core.rpc import Call, Service, api
 from kera.core.rpc.method import Method, Peer
 from kera.core.turns import Turns
-from kera.v1 import application_pb2, common_pb2, coordinator_pb2
+from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
 STREAMLETS = 300
@@ -34,9 +34,9 @@ async def wide(cluster: Cluster) -> common_pb2.StreamInfo:
 async def service(cluster: Cluster, wide: common_pb2.StreamInfo) -> AsyncIterator[Service]:
     """Of the cluster with that stream."""
     assert cluster.coordinator.stream(wide.name) == wide
-    applications = Applications.load(cluster.coordinator.state)
-    yield coordinator_service(cluster.coordinator, lambda *_: None, applications)
-    await applications.close()
+    consumer_groups = ConsumerGroups.load(cluster.coordinator.state)
+    yield coordinator_service(cluster.coordinator, lambda *_: None, consumer_groups)
+    await consumer_groups.close()
 
 
 async def ask(service: Service, method: Method[Any, Any], request: Any, client: str) -> Any:
@@ -44,31 +44,31 @@ async def ask(service: Service, method: Method[Any, Any], request: Any, client: 
     return (await asyncio.ensure_future(answer)).message  # type: ignore[arg-type]
 
 
-def starts(stream_id: int) -> list[application_pb2.StreamletStart]:
+def starts(stream_id: int) -> list[consumer_group_pb2.StreamletStart]:
     return [
-        application_pb2.StreamletStart(
+        consumer_group_pb2.StreamletStart(
             stream_id=stream_id, streamlet_id=number, cursors=[common_pb2.Cursor(stream_id=stream_id)]
         )
         for number in range(STREAMLETS)
     ]
 
 
-def reset(stream_id: int) -> application_pb2.ResetApplicationRequest:
-    return application_pb2.ResetApplicationRequest(application_id="app", starts=starts(stream_id), force=True)
+def reset(stream_id: int) -> consumer_group_pb2.ResetConsumerGroupRequest:
+    return consumer_group_pb2.ResetConsumerGroupRequest(consumer_group="app", starts=starts(stream_id), force=True)
 
 
-def consume(stream_id: int) -> application_pb2.ConsumeRoundRequest:
+def consume(stream_id: int) -> consumer_group_pb2.ConsumeRoundRequest:
     seen = [
-        application_pb2.SeenGroups(
+        consumer_group_pb2.SeenGroups(
             stream_id=stream_id,
             streamlet_id=number,
             through_group_id=3,
-            groups=[application_pb2.SeenGroup(start=common_pb2.Cursor(stream_id=stream_id, group_id=1))],
+            groups=[consumer_group_pb2.SeenGroup(start=common_pb2.Cursor(stream_id=stream_id, group_id=1))],
         )
         for number in range(STREAMLETS)
     ]
-    return application_pb2.ConsumeRoundRequest(
-        application_id="app",
+    return consumer_group_pb2.ConsumeRoundRequest(
+        consumer_group="app",
         member_id="member",
         session_timeout_ms=60_000,
         progress_timeout_ms=60_000,
@@ -95,7 +95,7 @@ REQUESTS: dict[Method[Any, Any], Callable[[int], Any]] = {
     api.REGISTER_BROKER: lambda _: coordinator_pb2.RegisterBrokerRequest(
         broker=common_pb2.BrokerInfo(broker_id=1, grpc_address="x:1"), launch_id="anew"
     ),
-    api.RESET_APPLICATION: reset,
+    api.RESET_CONSUMER_GROUP: reset,
     api.CONSUME_ROUND: consume,
 }
 
@@ -125,16 +125,16 @@ async def test_others_are_answered_while_it_is_done(
 @pytest.mark.parametrize(
     ("method", "request_of"),
     [
-        (api.FETCH_APPLICATION, application_pb2.FetchApplicationRequest),
-        (api.DESCRIBE_APPLICATION, application_pb2.DescribeApplicationRequest),
+        (api.FETCH_CONSUMER_GROUP, consumer_group_pb2.FetchConsumerGroupRequest),
+        (api.DESCRIBE_CONSUMER_GROUP, consumer_group_pb2.DescribeConsumerGroupRequest),
     ],
-    ids=["FetchApplication", "DescribeApplication"],
+    ids=["FetchConsumerGroup", "DescribeConsumerGroup"],
 )
-async def test_others_are_answered_while_an_application_is_described(
+async def test_others_are_answered_while_an_consumer_group_is_described(
     service: Service, wide: common_pb2.StreamInfo, method: Method[Any, Any], request_of: Any
 ) -> None:
-    await ask(service, api.RESET_APPLICATION, reset(wide.stream_id), "busy")
-    request = request_of(application_id="app")
+    await ask(service, api.RESET_CONSUMER_GROUP, reset(wide.stream_id), "busy")
+    request = request_of(consumer_group="app")
     if hasattr(request, "stream_id"):
         request.stream_id = wide.stream_id
     large = asyncio.ensure_future(ask(service, method, request, "busy"))
@@ -177,7 +177,7 @@ async def test_a_round_whose_changes_were_lost_meanwhile_says_so(
     cluster: Cluster, service: Service, wide: common_pb2.StreamInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is taken back because the store does not take it is not answered as done."""
-    await ask(service, api.RESET_APPLICATION, reset(wide.stream_id), "busy")
+    await ask(service, api.RESET_CONSUMER_GROUP, reset(wide.stream_id), "busy")
     state = cluster.coordinator.state
     large = asyncio.ensure_future(ask(service, api.CONSUME_ROUND, consume(wide.stream_id), "busy"))
     slices = state.turns.slices
@@ -189,8 +189,8 @@ async def test_a_round_whose_changes_were_lost_meanwhile_says_so(
         raise RuntimeError("no room")
 
     monkeypatch.setattr(state, "write", full)
-    leave = application_pb2.LeaveRequest(application_id="app", member_id="nobody")
-    other = application_pb2.ConsumeRoundRequest()
+    leave = consumer_group_pb2.LeaveRequest(consumer_group="app", member_id="nobody")
+    other = consumer_group_pb2.ConsumeRoundRequest()
     other.CopyFrom(consume(wide.stream_id))
     del other.starts[:], other.seen[:]
     other.member_id = "other"

@@ -9,7 +9,7 @@ from kera.coordinator.cluster.validation import (
     ENTRIES_MAX,
     GROUP_SEGMENTS_MAX,
     NAME_CHARS_MAX,
-    RETENTION_APPLICATIONS_MAX,
+    RETENTION_CONSUMER_GROUPS_MAX,
     RETENTION_MAX,
     SCHEMA_BYTES_MAX,
     STREAMLETS_MAX,
@@ -25,7 +25,7 @@ from kera.coordinator.settings import REPLICATION_MAX
 from kera.core.errors import InvalidArgument, SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2
-from kera.v1.coordinator_pb2 import AlterStreamRequest, Applications
+from kera.v1.coordinator_pb2 import AlterStreamRequest, ConsumerGroupNames
 
 
 @pytest.mark.parametrize("name", ["a", "orders.v2_EU-west", "...", "x" * NAME_CHARS_MAX])
@@ -126,29 +126,29 @@ def test_retention_by_age_and_size_is_any_number_of_64_bits_with_a_sign(field: s
         checked_config(config(**{field: 1 << 63}))
 
 
-def test_applications_that_hold_back_retention_have_names_like_streams() -> None:
-    names = [f"{number:02}".ljust(NAME_CHARS_MAX, "x") for number in range(RETENTION_APPLICATIONS_MAX)]
-    assert list(checked_config(config(retention_applications=names)).retention_applications) == names
+def test_consumer_groups_that_hold_back_retention_have_names_like_streams() -> None:
+    names = [f"{number:02}".ljust(NAME_CHARS_MAX, "x") for number in range(RETENTION_CONSUMER_GROUPS_MAX)]
+    assert list(checked_config(config(retention_consumer_groups=names)).retention_consumer_groups) == names
 
 
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["a", ""], "an application cannot be called ''"),
-        (["a b"], "an application cannot be called 'a b'"),
+        (["a", ""], "a consumer group cannot be called ''"),
+        (["a b"], "a consumer group cannot be called 'a b'"),
         (["x" * (NAME_CHARS_MAX + 1)], "a name has 1 to 249 letters"),
         (["a", "b", "a"], "names 'a' 2 times"),
-        ([str(number) for number in range(RETENTION_APPLICATIONS_MAX + 1)], "65 applications .* the limit is 64"),
+        ([str(number) for number in range(RETENTION_CONSUMER_GROUPS_MAX + 1)], "65 consumer groups .* the limit is 64"),
     ],
 )
-def test_other_lists_of_applications_are_refused(names: list[str], text: str) -> None:
+def test_other_lists_of_consumer_groups_are_refused(names: list[str], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        checked_config(config(retention_applications=names))
+        checked_config(config(retention_consumer_groups=names))
 
 
 def test_retention_by_consumption_needs_someone_who_consumes() -> None:
-    assert checked_config(config(retention_consumed=True, retention_applications=["a"])).retention_consumed
-    with pytest.raises(InvalidArgument, match="needs retention_applications"):
+    assert checked_config(config(retention_consumed=True, retention_consumer_groups=["a"])).retention_consumed
+    with pytest.raises(InvalidArgument, match="needs retention_consumer_groups"):
         checked_config(config(retention_consumed=True))
 
 
@@ -161,10 +161,10 @@ def test_retention_by_consumption_needs_someone_who_consumes() -> None:
         ({"retention_ms": 0, "retention_bytes": 7}, {"retention_ms": 0, "retention_bytes": 7}),
         ({"virtual_logs": 3}, {"virtual_logs": 3}),
         ({"durability": common_pb2.DURABILITY_REPLICATED}, {"durability": common_pb2.DURABILITY_REPLICATED}),
-        ({"retention_applications": Applications(names=["b"])}, {"retention_applications": ["b"]}),
+        ({"retention_consumer_groups": ConsumerGroupNames(names=["b"])}, {"retention_consumer_groups": ["b"]}),
         (
-            {"retention_applications": Applications(), "retention_consumed": False},
-            {"retention_applications": [], "retention_consumed": False},
+            {"retention_consumer_groups": ConsumerGroupNames(), "retention_consumed": False},
+            {"retention_consumer_groups": [], "retention_consumed": False},
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, A
         "virtual_logs": 2,
         "durability": common_pb2.DURABILITY_PERSISTED,
         "retention_ms": 5,
-        "retention_applications": ["a"],
+        "retention_consumer_groups": ["a"],
         "retention_consumed": True,
     }
     given_config = config(**before)
@@ -192,8 +192,8 @@ def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, A
         ({"durability": common_pb2.DURABILITY_REPLICATED}, "needs replication"),
         ({"virtual_logs": 2}, "virtual_logs must be between 1 and 1, not 2"),
         ({"retention_ms": 1 << 63}, "retention_ms must be"),
-        ({"retention_applications": Applications(names=["."])}, "an application cannot be called"),
-        ({"retention_consumed": True}, "needs retention_applications"),
+        ({"retention_consumer_groups": ConsumerGroupNames(names=["."])}, "a consumer group cannot be called"),
+        ({"retention_consumed": True}, "needs retention_consumer_groups"),
     ],
 )
 def test_an_alteration_is_checked_like_a_new_stream(changes: dict[str, Any], text: str) -> None:

@@ -21,7 +21,7 @@ from kera.core.rpc.frames import Kind, decode_header
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.wire import error_from_message
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes
-from kera.v1 import application_pb2, broker_pb2, common_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 VECTORS: dict[str, Any] = json.loads((DOCS / "vectors.json").read_text(encoding="utf-8"))
@@ -149,6 +149,6 @@ def test_the_page_names_every_field_that_a_producer_fills_in() -> None:
     assert [name for name in ours if f"`{name}`" not in header] == []
 
 
-@pytest.mark.parametrize("messages", [application_pb2, broker_pb2, common_pb2, coordinator_pb2])
+@pytest.mark.parametrize("messages", [consumer_group_pb2, broker_pb2, common_pb2, coordinator_pb2])
 def test_the_messages_compile_into_one_package_of_go(messages: Any) -> None:
     assert messages.DESCRIPTOR.GetOptions().go_package == "kera/v1;kerav1"

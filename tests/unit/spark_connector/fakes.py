@@ -164,9 +164,9 @@ class FakeClient:
         self.reused: set[Position] = set()
         """Chunks that are not."""
         self.unnamed: dict[str, bool] = {}
-        """By application: whether the last commit said that nobody has named it."""
+        """By consumer group: whether the last commit said that nobody has named it."""
         self.committed: dict[tuple[str, str], dict[EntryId, Position]] = {}
-        """By application and stream."""
+        """By consumer group and stream."""
         self.commits = 0
         self.commit_error: KeraError | None = None
         self.shared_memory: set[str] = set()
@@ -225,13 +225,13 @@ class FakeClient:
         return [SegmentBounds(start, end, first, last, end.offset - start.offset, 1, resident=True)]
 
     async def commit(
-        self, application_id: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
+        self, consumer_group: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
     ) -> None:
-        self.unnamed[application_id] = unnamed
+        self.unnamed[consumer_group] = unnamed
         self.commits += 1
         if self.commit_error is not None:
             raise self.commit_error
-        self.committed[application_id, stream] = dict(positions)
+        self.committed[consumer_group, stream] = dict(positions)
 
     async def read_range(
         self,

@@ -26,14 +26,14 @@ class Failing(FakeClient):
         super().__init__({})
         self.error = error
 
-    async def commit(self, application_id: str, stream: str, positions: Any, *, unnamed: bool = False) -> None:
+    async def commit(self, consumer_group: str, stream: str, positions: Any, *, unnamed: bool = False) -> None:
         assert unnamed
         if stream == "numbers":
             if self.error is None:
                 await asyncio.Event().wait()
             else:
                 raise self.error
-        await super().commit(application_id, stream, positions)
+        await super().commit(consumer_group, stream, positions)
 
 
 async def test_every_entry_is_stored() -> None:

@@ -36,7 +36,7 @@ async def documents(cluster: Any, found: list[Piece]) -> list[dict[str, Any]]:
 
 
 async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERA_CONSUMER_APPLICATION_ID", "etl")
+    monkeypatch.setenv("KERA_CONSUMER_CONSUMER_GROUP", "etl")
     monkeypatch.setenv("KERA_CLIENT_TRANSPORT", "tcp")
     cluster.chunks = {0: [[2, 3]], 1: [[]]}
 
@@ -67,7 +67,7 @@ async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatc
             "connect_timeout_ms": 5_000,
             "verify_checksums": True,
             "transport": "tcp",
-            "application_id": "etl",
+            "consumer_group": "etl",
         },
         "broker": {
             "broker_id": 1,

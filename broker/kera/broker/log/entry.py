@@ -95,7 +95,7 @@ class Entry:
         self.readers: dict[int, Key] = {}
         """Where each connected reader is."""
         self.committed: dict[str, Position] = {}
-        """How far applications have said that they have read."""
+        """How far consumer groups have said that they have read."""
         if self.last_stored != NO_SEGMENT:
             last = segment_index.segment(self.address(self.last_stored))
             self.stored_end = Position(*self.last_stored, last.length if last is not None else 0)

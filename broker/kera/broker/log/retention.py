@@ -1,6 +1,6 @@
 """Retention: which segments go, by age, by size, and by consumption. Pure.
 
-Whole closed segments go, oldest first. A rule that is not set removes nothing. Applications that are named hold back
+Whole closed segments go, oldest first. A rule that is not set removes nothing. Consumer groups that are named hold back
 all rules: what one of them has yet to read stays, whatever its age and size. Age is counted from when the last chunk of
 a segment was appended, by the broker's clock; what producers say does not count.
 """
@@ -28,7 +28,7 @@ class Rules(NamedTuple):
     age_us: int = 0
     bytes_max: int = 0
     """Per streamlet."""
-    applications: tuple[str, ...] = ()
+    consumer_groups: tuple[str, ...] = ()
     consumed: bool = False
 
     @classmethod
@@ -37,12 +37,12 @@ class Rules(NamedTuple):
         return cls(
             config.retention_ms * 1000,
             config.retention_bytes,
-            tuple(config.retention_applications),
+            tuple(config.retention_consumer_groups),
             config.retention_consumed,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.age_us or self.bytes_max or (self.consumed and self.applications))
+        return bool(self.age_us or self.bytes_max or (self.consumed and self.consumer_groups))
 
 
 class Start(NamedTuple):
@@ -79,7 +79,7 @@ def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[Start]:
         size = length_of(segment)
         too_old = bool(rules.age_us) and newest_us < now_us - rules.age_us
         too_much = bool(rules.bytes_max) and surplus >= size
-        read = rules.consumed and bool(rules.applications)
+        read = rules.consumed and bool(rules.consumer_groups)
         if not (too_old or too_much or read):
             del heads[entry]
             continue
@@ -111,8 +111,8 @@ def _with_age(segments: Iterator[tuple[Key, Segment | SegmentRecord]], now_us: i
 def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | SegmentRecord]]:
     """Closed segments that nothing holds back, in order."""
     limit = entry.end
-    for application in rules.applications:
-        limit = min(limit, entry.committed.get(application, entry.start))
+    for consumer_group in rules.consumer_groups:
+        limit = min(limit, entry.committed.get(consumer_group, entry.start))
     for key, segment in entry.segments():
         closed = segment.closed if isinstance(segment, Segment) else not segment.open
         if not closed or Position(*key, length_of(segment)) > limit:

@@ -25,7 +25,7 @@ from kera.core.chunk import ChunkHeader
 from kera.core.errors import OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, PRODUCER_IDS
 
-APPLICATIONS_MAX = 1024
+CONSUMER_GROUPS_MAX = 1024
 """Of whom a streamlet remembers which groups they were given; beyond that the one longest unheard of is forgotten."""
 
 
@@ -111,7 +111,7 @@ class Streamlet:
         self.streamlet_id = streamlet_id
         self.entries = entries
         self.given_groups: dict[str, int] = {}
-        """Last group given to each application (thesis table 6.1, getNextGroups)."""
+        """Last group given to each consumer group (thesis table 6.1, getNextGroups)."""
         self.next_group_id = next_group_id
         self.producers = producers
         """How far each got, the one longest unheard of first, see `PRODUCERS_IN_ORDER`."""
@@ -349,9 +349,9 @@ class Streamlet:
         """Of what readers can see, over all entries."""
         return sum(entry.length_bytes for entry in self.entries.made)
 
-    def next_groups(self, application_id: str, groups_max: int) -> list[tuple[int, Entry]]:
-        """The next groups that this application was not given yet, at most `groups_max`, in order."""
-        last = self.given_groups.pop(application_id, 0)
+    def next_groups(self, consumer_group: str, groups_max: int) -> list[tuple[int, Entry]]:
+        """The next groups that this consumer group was not given yet, at most `groups_max`, in order."""
+        last = self.given_groups.pop(consumer_group, 0)
         found: list[tuple[int, Entry]] = []
         while len(found) < groups_max:
             candidates = [
@@ -363,8 +363,8 @@ class Streamlet:
                 break
             last, index = min(candidates)
             found.append((last, self.entries[index]))
-        self.given_groups[application_id] = last
-        if len(self.given_groups) > APPLICATIONS_MAX:
+        self.given_groups[consumer_group] = last
+        if len(self.given_groups) > CONSUMER_GROUPS_MAX:
             del self.given_groups[next(iter(self.given_groups))]
         return found
 

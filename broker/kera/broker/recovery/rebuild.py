@@ -5,7 +5,7 @@
     replicas, read whole and in parallel, wanted-first ──► chunks, verified ──► put in place, in memory
     a segment that is complete ──► a durable file, with its name; its physical id in the index ──► readers, replication
 
-* Wanted first: segments that a reader waits for, then those behind what applications have read, then older ones. A
+* Wanted first: segments that a reader waits for, then those behind what consumer groups have read, then older ones. A
   virtual segment is read when its first wanted segment is; all that it has of others is taken along, and is not read
   again.
 * A replica that fails or is damaged: the next one. None left: it waits, says so, and is tried again; and when nothing
@@ -190,7 +190,7 @@ class Recovering:
         """Segments that have come, with their lengths, and wait to be covered until others have."""
         self._links: dict[int, BackupLink] = {}
         self._cursors: dict[tuple[int, int, int], Position] = {}
-        """Up to where entries were read by all applications."""
+        """Up to where entries were read by all consumer groups."""
         self._ordering = False
         self._order_rest_s = 0.0
         """Until the next time, so that many streamlets that begin one after the other are put in order together."""

@@ -53,7 +53,7 @@ FLUSH_LANES_MAX = 64
 """Looked at for one message, likewise."""
 STEPS_AT_ONCE = 128
 """Lanes that are begun or ended, or leases; then it is looked whether others have their turn."""
-APPLICATION_ID_BYTES_MAX = 256
+CONSUMER_GROUP_BYTES_MAX = 256
 
 Reason = push_pb2.PushEnd.Reason
 
@@ -106,7 +106,7 @@ class PushConnection:
         self._on_failed = on_failed
         self._inbox: deque[Iterator[None]] = deque()
         """What has arrived and is not done."""
-        self.application_id = ""
+        self.consumer_group = ""
         self._window_bytes = push.window_bytes_max
         self._outstanding_bytes = 0
         """Pushed and not taken."""
@@ -187,9 +187,9 @@ class PushConnection:
             self._send(b"".join(ends))
 
     def _subscribe(self, message: push_pb2.PushSubscribe) -> Iterator[None]:
-        if len(message.application_id.encode()) > APPLICATION_ID_BYTES_MAX:
-            raise ProtocolError("application_id is too long", limit=APPLICATION_ID_BYTES_MAX)
-        self.application_id = message.application_id or self.application_id
+        if len(message.consumer_group.encode()) > CONSUMER_GROUP_BYTES_MAX:
+            raise ProtocolError("consumer_group is too long", limit=CONSUMER_GROUP_BYTES_MAX)
+        self.consumer_group = message.consumer_group or self.consumer_group
         if message.window_bytes:
             self._window_bytes = min(message.window_bytes, self._push.window_bytes_max)
             self._blocked = False

@@ -206,8 +206,8 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _failed(self, error: ProtocolError) -> None:
-        application_id = "" if self._state is None else self._state.application_id
-        log.warning("a reader was disconnected", application_id=application_id, error=str(error))
+        consumer_group = "" if self._state is None else self._state.consumer_group
+        log.warning("a reader was disconnected", consumer_group=consumer_group, error=str(error))
         self.abort()
 
     def _read_on(self) -> None:

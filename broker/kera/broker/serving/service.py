@@ -47,8 +47,8 @@ from kera.core.rpc.wire import error_to_message
 from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
-APPLICATION_ID_BYTES_MAX = 256
-APPLICATIONS_MAX = 1024
+CONSUMER_GROUP_BYTES_MAX = 256
+CONSUMER_GROUPS_MAX = 1024
 """Whose cursors an entry remembers."""
 GROUPS_MAX = 4096
 """Told of in one answer."""
@@ -146,14 +146,14 @@ class BrokerService:
         return (self.sessions if call.message.session_id else self.fetches).read(call)
 
     def get_next_groups(self, call: Call[broker_pb2.GetNextGroupsRequest]) -> Reply[broker_pb2.GetNextGroupsResponse]:
-        """Thesis table 6.1: each group is given to an application once."""
+        """Thesis table 6.1: each group is given to a consumer group once."""
         request = call.message
         streamlet = self._streamlet(request)
-        if not request.application_id:
-            raise InvalidArgument("getNextGroups needs an application_id")
-        if len(request.application_id) > APPLICATION_ID_BYTES_MAX:
-            raise InvalidArgument("application_id is too long", limit=APPLICATION_ID_BYTES_MAX)
-        groups = streamlet.next_groups(request.application_id, request.groups_max or len(streamlet.entries))
+        if not request.consumer_group:
+            raise InvalidArgument("getNextGroups needs a consumer_group")
+        if len(request.consumer_group) > CONSUMER_GROUP_BYTES_MAX:
+            raise InvalidArgument("consumer_group is too long", limit=CONSUMER_GROUP_BYTES_MAX)
+        groups = streamlet.next_groups(request.consumer_group, request.groups_max or len(streamlet.entries))
         return Reply(
             broker_pb2.GetNextGroupsResponse(
                 groups=[
@@ -365,20 +365,20 @@ class BrokerService:
     async def commit_cursors(
         self, call: Call[broker_pb2.CommitCursorsRequest]
     ) -> Reply[broker_pb2.CommitCursorsResponse]:
-        """Remember how far an application has read: retention goes by it. Answered when that is on disk."""
-        application_id = call.message.application_id
-        if not application_id or len(application_id.encode()) > APPLICATION_ID_BYTES_MAX:
+        """Remember how far a consumer group has read: retention goes by it. Answered when that is on disk."""
+        consumer_group = call.message.consumer_group
+        if not consumer_group or len(consumer_group.encode()) > CONSUMER_GROUP_BYTES_MAX:
             raise InvalidArgument(
-                f"a cursor belongs to an application_id of 1 to {APPLICATION_ID_BYTES_MAX} bytes",
-                limit=APPLICATION_ID_BYTES_MAX,
+                f"a cursor belongs to a consumer_group of 1 to {CONSUMER_GROUP_BYTES_MAX} bytes",
+                limit=CONSUMER_GROUP_BYTES_MAX,
             )
 
         async def commit(streamlet: Streamlet, entry: Entry, position: Position) -> None:
-            await self._commit_cursor(streamlet, entry, application_id, position)
+            await self._commit_cursor(streamlet, entry, consumer_group, position)
 
         return Reply(broker_pb2.CommitCursorsResponse(results=await self._each(call, commit)))
 
-    async def _commit_cursor(self, streamlet: Streamlet, entry: Entry, application_id: str, position: Position) -> None:
+    async def _commit_cursor(self, streamlet: Streamlet, entry: Entry, consumer_group: str, position: Position) -> None:
         if position == EARLIEST:
             return
         check_possible(position)
@@ -388,11 +388,11 @@ class BrokerService:
             raise InvalidArgument(
                 f"{tuple(position)} is beyond the durable head {tuple(entry.end)}", position=list(position)
             )  # invariant 9
-        if application_id not in entry.committed and len(entry.committed) >= APPLICATIONS_MAX:
+        if consumer_group not in entry.committed and len(entry.committed) >= CONSUMER_GROUPS_MAX:
             raise InvalidArgument(
-                f"{APPLICATIONS_MAX} applications have committed cursors here already", limit=APPLICATIONS_MAX
+                f"{CONSUMER_GROUPS_MAX} consumer groups have committed cursors here already", limit=CONSUMER_GROUPS_MAX
             )
-        await until_done(lambda done: self._memory.commit_cursor(entry, application_id, position, done))
+        await until_done(lambda done: self._memory.commit_cursor(entry, consumer_group, position, done))
 
     # -- from the coordinator ----------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ class SegmentIndex:
         }
 
     def cursors(self, entry: EntryId) -> dict[str, Position]:
-        """How far applications have read an entry."""
+        """How far consumer groups have read an entry."""
         prefix = ENTRY_KEY.pack(b"c", *entry)
         return {key[len(prefix) :].decode(): Position(*POSITION.unpack(value)) for key, value in self.records(prefix)}
 

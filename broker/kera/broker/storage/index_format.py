@@ -5,7 +5,7 @@ key (big-endian, so that LMDB's order is the order of the log)       value (ends
 "e" stream u64, streamlet u32, entry u32                             EntryRecord
 "s" stream u64, streamlet u32, entry u32, group u64, segment u32     SegmentRecord
 "p" stream u64, streamlet u32, producer u64                          epoch u32, next sequence u64
-"c" stream u64, streamlet u32, entry u32, application text           committed cursor: group, segment, offset
+"c" stream u64, streamlet u32, entry u32, consumer group text           committed cursor: group, segment, offset
 "r" physical id u64                                                  empty: file to be removed
 "v" stream u64, virtual segment u64                                  see ``kera.broker.replication.virtual_index``
 "o" stream u64, streamlet u32                                        OriginRecord
@@ -88,9 +88,9 @@ def no_producer(stream_id: int, streamlet_id: int, producer_id: int) -> Change:
     return PRODUCER_KEY.pack(b"p", stream_id, streamlet_id, producer_id), None
 
 
-def put_cursor(entry: EntryId, application_id: str, position: Position) -> Change:
-    """The change that writes how far an application has read."""
-    return sealed(ENTRY_KEY.pack(b"c", *entry) + application_id.encode(), POSITION.pack(*position))
+def put_cursor(entry: EntryId, consumer_group: str, position: Position) -> Change:
+    """The change that writes how far a consumer group has read."""
+    return sealed(ENTRY_KEY.pack(b"c", *entry) + consumer_group.encode(), POSITION.pack(*position))
 
 
 def put_origin(stream_id: int, streamlet_id: int, record: OriginRecord) -> Change:

@@ -583,9 +583,9 @@ class PersistenceManager:
         self._removals.drop_streamlet(stream_id, streamlet_id, done)
         self.on_work()
 
-    def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
+    def commit_cursor(self, entry: Entry, consumer_group: str, position: Position, done: Done) -> None:
         """See `Removals.commit_cursor`."""
-        self._removals.commit_cursor(entry, application_id, position, done)
+        self._removals.commit_cursor(entry, consumer_group, position, done)
         self.on_work()
 
     def note(self, changes: list[Change], done: Done) -> None:

@@ -86,15 +86,15 @@ class Removals:
         """Remove all records and files of one streamlet, which was dropped."""
         self._streamlet_drops.setdefault((stream_id, streamlet_id), []).append(done)
 
-    def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
-        """Remember, durably, how far an application has read."""
+    def commit_cursor(self, entry: Entry, consumer_group: str, position: Position, done: Done) -> None:
+        """Remember, durably, how far a consumer group has read."""
 
         def committed(error: KeraError | None) -> None:
             if error is None:
-                entry.committed[application_id] = position
+                entry.committed[consumer_group] = position
             done(error)
 
-        self.note([put_cursor(entry.log_id, application_id, position)], committed)
+        self.note([put_cursor(entry.log_id, consumer_group, position)], committed)
 
     def note(self, changes: list[Change], done: Done) -> None:
         """Write down what is nobody's segment; `done` when that is durable."""

@@ -9,14 +9,14 @@ from typing import Literal
 import pyarrow as pa
 
 from kera.client import arguments
-from kera.client.admin.applications import (
-    ApplicationDescription,
-    ApplicationSummary,
+from kera.client.admin.consumer_groups import (
+    ConsumerGroupDescription,
+    ConsumerGroupSummary,
     ResetTo,
-    delete_application,
-    describe_application,
-    list_applications,
-    reset_application,
+    delete_consumer_group,
+    describe_consumer_group,
+    list_consumer_groups,
+    reset_consumer_group,
 )
 from kera.client.admin.control import (
     BrokerLoad,
@@ -59,7 +59,7 @@ class Admin:
         timestamp_column: str | None = None,
         retention_ms: int = 0,
         retention_bytes: int = 0,
-        retention_applications: Sequence[str] = (),
+        retention_consumer_groups: Sequence[str] = (),
         retention_consumed: bool = False,
         replication: int | None = None,
         virtual_logs: int = 1,
@@ -73,8 +73,8 @@ class Admin:
 
         Without retention, records stay. With it, whole segments go, oldest first, once one of the rules says so:
         `retention_ms` those that are older, `retention_bytes` what a streamlet has beyond that many bytes (0: no such
-        rule), `retention_consumed` what all `retention_applications` have read. Whatever the rule, nothing goes that
-        one of `retention_applications` has yet to read; they say how far they are with `Consumer.commit`.
+        rule), `retention_consumed` what all `retention_consumer_groups` have read. Whatever the rule, nothing goes that
+        one of `retention_consumer_groups` has yet to read; they say how far they are with `Consumer.commit`.
 
         `replication` (R) is on how many backups each chunk is besides its broker, fixed for ever; None: what the
         cluster has for a default. On each broker, `virtual_logs` (V, at most M·Q) carry the chunks there, one request
@@ -96,7 +96,7 @@ class Admin:
                 codec=_enum(common_pb2.Codec, "CODEC_", codec),  # type: ignore[arg-type]
                 retention_ms=_limit("retention_ms", retention_ms),
                 retention_bytes=_limit("retention_bytes", retention_bytes),
-                retention_applications=arguments.names("retention_applications", retention_applications),
+                retention_consumer_groups=arguments.names("retention_consumer_groups", retention_consumer_groups),
                 retention_consumed=arguments.flag("retention_consumed", retention_consumed),
                 replication=None if replication is None else _count("replication", replication),
                 virtual_logs=_count("virtual_logs", virtual_logs),
@@ -137,7 +137,7 @@ class Admin:
         durability: str | None = None,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
-        retention_applications: Sequence[str] | None = None,
+        retention_consumer_groups: Sequence[str] | None = None,
         retention_consumed: bool | None = None,
         virtual_logs: int | None = None,
         brokers: int | None = None,
@@ -148,7 +148,7 @@ class Admin:
         `add_columns` adds columns to a typed stream, behind those it has. They are nullable: records that are there
         have nulls in them, and producers may go on without them. One that is there already stays as it is.
 
-        `retention_applications` replaces the list. A broker that is away follows when it is back. `brokers` (0: all)
+        `retention_consumer_groups` replaces the list. A broker that is away follows when it is back. `brokers` (0: all)
         has streamlets move until the stream is spread over so many; older records stay where they are.
 
         Raises `UnknownStream`, `InvalidArgument`; with `brokers`, also `Unavailable`; with `add_columns`, also
@@ -163,9 +163,11 @@ class Admin:
             request.retention_ms = _limit("retention_ms", retention_ms)
         if retention_bytes is not None:
             request.retention_bytes = _limit("retention_bytes", retention_bytes)
-        if retention_applications is not None:
-            request.retention_applications.CopyFrom(
-                coordinator_pb2.Applications(names=arguments.names("retention_applications", retention_applications))
+        if retention_consumer_groups is not None:
+            request.retention_consumer_groups.CopyFrom(
+                coordinator_pb2.ConsumerGroupNames(
+                    names=arguments.names("retention_consumer_groups", retention_consumer_groups)
+                )
             )
         if virtual_logs is not None:
             request.virtual_logs = _count("virtual_logs", virtual_logs)
@@ -196,14 +198,14 @@ class Admin:
             found.setdefault(entry.streamlet_id, []).append(start)
         return found
 
-    async def commit_cursors(self, application_id: str, stream: str, positions: Positions) -> None:
-        """Tell the brokers that an application has read a stream up to `positions`: retention goes by it.
+    async def commit_cursors(self, consumer_group: str, stream: str, positions: Positions) -> None:
+        """Tell the brokers that a consumer group has read a stream up to `positions`: retention goes by it.
 
-        (See ``retention_applications``.) It does not say where a consumer starts: `Consumer.commit` does both, and
-        `reset_application` puts an application elsewhere. Raises what `truncate_stream` raises, and `InvalidArgument`
-        when `application_id` is empty.
+        (See ``retention_consumer_groups``.) It does not say where a consumer starts: `Consumer.commit` does both, and
+        `reset_consumer_group` puts a consumer group elsewhere. Raises what `truncate_stream` raises, and
+        `InvalidArgument` when `consumer_group` is empty.
         """
-        await self._cluster.commit(application_id, stream, await self._by_entry(stream, positions))
+        await self._cluster.commit(consumer_group, stream, await self._by_entry(stream, positions))
 
     async def _by_entry(self, name: str, positions: Positions) -> dict[EntryId, Position]:
         check_place("positions", positions, ())
@@ -310,29 +312,29 @@ class Admin:
         answer = await self._cluster.ask(api.LIST_RECOVERIES, coordinator_pb2.ListRecoveriesRequest())
         return [RecoveryDescription.from_message(recovery) for recovery in answer.recoveries]
 
-    async def applications(self) -> list[ApplicationSummary]:
-        """The applications whose consumers share streams (`Client.group_consumer`), by name."""
-        return await list_applications(self._cluster)
+    async def consumer_groups(self) -> list[ConsumerGroupSummary]:
+        """The consumer groups whose consumers share streams (`Client.group_consumer`), by name."""
+        return await list_consumer_groups(self._cluster)
 
-    async def describe_application(self, name: str) -> ApplicationDescription:
-        """Consumers, cursors and lag of an application. Raises `InvalidArgument` when there is none of this name."""
-        return await describe_application(self._cluster, name)
+    async def describe_consumer_group(self, name: str) -> ConsumerGroupDescription:
+        """Consumers, cursors and lag of a consumer group. Raises `InvalidArgument` when there is none of this name."""
+        return await describe_consumer_group(self._cluster, name)
 
-    async def reset_application(self, name: str, stream: str, to: ResetTo, *, force: bool = False) -> None:
-        """Put an application elsewhere in a stream, back or forward: its consumers go on from there.
+    async def reset_consumer_group(self, name: str, stream: str, to: ResetTo, *, force: bool = False) -> None:
+        """Put a consumer group elsewhere in a stream, back or forward: its consumers go on from there.
 
         `to` is ``"earliest"``, ``"latest"``, a time (the first segment that has a record of then or later), or
         positions per streamlet and entry. Refused (`InvalidArgument`) while consumers are active, unless `force`:
-        then they lose the groups that they hold of the stream. An application that there is not yet begins there.
+        then they lose the groups that they hold of the stream. A consumer group that there is not yet begins there.
         """
-        await reset_application(self._cluster, name, stream, to, force=force)
+        await reset_consumer_group(self._cluster, name, stream, to, force=force)
 
-    async def delete_application(self, name: str, *, idle_ms: int = 0) -> None:
-        """Forget an application and its cursors. Raises `InvalidArgument` when consumers are active, or it is none.
+    async def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
+        """Forget a consumer group and its cursors. Raises `InvalidArgument` when consumers are active, or it is none.
 
         `idle_ms`: only if nobody has used it for so long and no stream's retention waits for it; else likewise.
         """
-        await delete_application(self._cluster, name, idle_ms=idle_ms)
+        await delete_consumer_group(self._cluster, name, idle_ms=idle_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
         """The cluster's id, its brokers and its backups."""

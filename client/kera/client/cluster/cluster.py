@@ -318,16 +318,16 @@ class Cluster:
         """Remove what is before `positions`; where these entries start now. See `Admin.truncate_stream`."""
         return await self._with_cursors(name, positions, api.TRUNCATE_STREAMLETS, broker_pb2.TruncateStreamletsRequest)
 
-    async def commit(self, application_id: str, name: str, positions: Mapping[EntryId, Position]) -> None:
-        """Tell the brokers how far an application has read. See `Admin.commit_cursors`.
+    async def commit(self, consumer_group: str, name: str, positions: Mapping[EntryId, Position]) -> None:
+        """Tell the brokers how far a consumer group has read. See `Admin.commit_cursors`.
 
         Brokers that have nothing but what is before a position are told, too, so that they may let it go; when that
         fails, they hold it until the next commit.
         """
-        arguments.text("application_id", application_id, "the name of an application")
-        if not application_id:
-            raise InvalidArgument("a commit is an application's; name it with application_id")
-        new_request = partial(broker_pb2.CommitCursorsRequest, application_id=application_id)
+        arguments.text("consumer_group", consumer_group, "the name of a consumer group")
+        if not consumer_group:
+            raise InvalidArgument("a commit is a consumer group's; name it with consumer_group")
+        new_request = partial(broker_pb2.CommitCursorsRequest, consumer_group=consumer_group)
         await self._with_cursors(name, positions, api.COMMIT_CURSORS, new_request, all_brokers=False)
 
     async def _with_cursors(

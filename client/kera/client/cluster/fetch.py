@@ -48,7 +48,7 @@ class Fetched(NamedTuple):
     slot: PushedSlot | None = None
     """Where the buffers lie in the broker's memory, if they do."""
     on_taken: Callable[[int], None] | None = None
-    """To be told, if it was pushed, how many bytes the application has taken."""
+    """To be told, if it was pushed, how many bytes the caller has taken."""
 
     @property
     def size_bytes(self) -> int:
@@ -56,7 +56,7 @@ class Fetched(NamedTuple):
         return sum([buffer.size for buffer in self.buffers])
 
     def taken(self) -> None:
-        """The application has it now."""
+        """The caller has it now."""
         if self.on_taken is not None:
             self.on_taken(self.size_bytes)
 
@@ -89,14 +89,14 @@ class NewerSchema(Exception):
 class Fetcher:
     """Fetches from one broker over one connection."""
 
-    def __init__(self, channel: Channel, application_id: str = "") -> None:
+    def __init__(self, channel: Channel, consumer_group: str = "") -> None:
         self.channel = channel
-        self._application_id = application_id
+        self._consumer_group = consumer_group
 
     async def fetch(self, wanted: Sequence[Wanted], *, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Fetched]:
         """One request. Errors of single ranges are in their `Fetched`."""
         request = broker_pb2.MultiReadChunksRequest(
-            bytes_max=bytes_max, wait_ms=wait_ms, application_id=self._application_id
+            bytes_max=bytes_max, wait_ms=wait_ms, consumer_group=self._consumer_group
         )
         for item in wanted:
             row = request.ranges.add()

@@ -125,13 +125,13 @@ class Lane:
 class Subscriber:
     """One of those who read over a connection, with its part of the window."""
 
-    def __init__(self, connection: PushConnection, application_id: str, window_bytes: int) -> None:
+    def __init__(self, connection: PushConnection, consumer_group: str, window_bytes: int) -> None:
         self.connection = connection
-        self.application_id = application_id
+        self.consumer_group = consumer_group
         self.window_bytes = window_bytes
         self.lanes: set[Lane] = set()
         self.held_bytes = 0
-        """Pushed, and not taken by the application."""
+        """Pushed, and not taken by the caller."""
         self.paused = False
         self._credited_bytes = 0
         """What the broker was told of `held_bytes` as if it was taken."""
@@ -165,7 +165,7 @@ class Subscriber:
             self.connection.left(self)
 
     def taken(self, taken_bytes: int) -> None:
-        """The application has taken so much of what was pushed."""
+        """The caller has taken so much of what was pushed."""
         self.held_bytes -= taken_bytes
         credited = min(taken_bytes, self._credited_bytes)
         self._credited_bytes -= credited
@@ -303,9 +303,9 @@ class PushConnection(asyncio.Protocol):
             self._transport.abort()
             await asyncio.shield(self._closed)
 
-    def subscriber(self, application_id: str, window_bytes: int) -> Subscriber:
+    def subscriber(self, consumer_group: str, window_bytes: int) -> Subscriber:
         """Somebody who reads over this connection, and holds about `window_bytes` that it has not taken."""
-        return Subscriber(self, application_id, window_bytes)
+        return Subscriber(self, consumer_group, window_bytes)
 
     # -- used by subscribers -----------------------------------------------------------------------------------
 
@@ -373,12 +373,12 @@ class PushConnection(asyncio.Protocol):
 
     def _subscribe(self) -> None:
         new, self._new = self._new, []
-        by_application: dict[str, list[Lane]] = {}
+        by_consumer_group: dict[str, list[Lane]] = {}
         for lane in new:
-            by_application.setdefault(lane.subscriber.application_id, []).append(lane)
-        for application_id, lanes in by_application.items():
+            by_consumer_group.setdefault(lane.subscriber.consumer_group, []).append(lane)
+        for consumer_group, lanes in by_consumer_group.items():
             for first in range(0, len(lanes), LANES_PER_MESSAGE_MAX):
-                message = push_pb2.PushSubscribe(application_id=application_id, window_bytes=self._window_bytes)
+                message = push_pb2.PushSubscribe(consumer_group=consumer_group, window_bytes=self._window_bytes)
                 for lane in lanes[first : first + LANES_PER_MESSAGE_MAX]:
                     row = message.lanes.add(lane=lane.number)
                     fill_cursor(row.start, lane.wanted.entry, lane.next)

@@ -48,9 +48,9 @@ class Given(NamedTuple, Generic[ItemT]):
 class ReadSession(Generic[ItemT]):
     """Ranges that are read over one connection. One request at a time."""
 
-    def __init__(self, channel: Channel, application_id: str = "", items: Iterable[ItemT] = ()) -> None:
+    def __init__(self, channel: Channel, consumer_group: str = "", items: Iterable[ItemT] = ()) -> None:
         self._channel = channel
-        self._application_id = application_id
+        self._consumer_group = consumer_group
         self._session_id = next(_numbers)
         self._step = 0
         self._handles = itertools.count(1)
@@ -103,7 +103,7 @@ class ReadSession(Generic[ItemT]):
         request = broker_pb2.MultiReadChunksRequest(
             bytes_max=bytes_max,
             wait_ms=0 if rest else wait_ms,
-            application_id=self._application_id,
+            consumer_group=self._consumer_group,
             session_id=self._session_id,
             step=self._step + 1 if self._kept else 0,
         )

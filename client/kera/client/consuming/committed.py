@@ -1,4 +1,4 @@
-"""How far an application has committed, at the coordinator: of consumers that read for it alone."""
+"""How far a consumer group has committed, at the coordinator: of consumers that read for it alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kera.client.types import StreamDescription, fill_cursor, position_of
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
-from kera.v1 import application_pb2
+from kera.v1 import consumer_group_pb2
 
 
 async def report_cursors(
@@ -21,32 +21,32 @@ async def report_cursors(
     *,
     unnamed: bool = False,
 ) -> None:
-    """Have the coordinator know how far a consumer is that reads for an application alone. Cursors never go back.
+    """Have the coordinator know how far a consumer is that reads for a consumer group alone. Cursors never go back.
 
-    Raises `InvalidArgument` when consumers that share the stream are active in the application.
+    Raises `InvalidArgument` when consumers that share the stream are active in the consumer group.
     """
     streamlet_ids = sorted({entry.streamlet_id for entry in positions})
     for some in batched(streamlet_ids, streamlets_max(stream)):
-        request = application_pb2.ResetApplicationRequest(application_id=name, forward_only=True, unnamed=unnamed)
+        request = consumer_group_pb2.ResetConsumerGroupRequest(consumer_group=name, forward_only=True, unnamed=unnamed)
         for streamlet_id in some:
             start = request.starts.add(stream_id=stream.stream_id, streamlet_id=streamlet_id)
             for number in range(stream.config.entries):
                 entry = EntryId(stream.stream_id, streamlet_id, number)
                 fill_cursor(start.cursors.add(), entry, positions.get(entry, EARLIEST))
-        await cluster.ask(api.RESET_APPLICATION, request)
+        await cluster.ask(api.RESET_CONSUMER_GROUP, request)
 
 
 def streamlets_max(stream: StreamDescription) -> int:
-    """Of one request that puts an application elsewhere."""
+    """Of one request that puts a consumer group elsewhere."""
     return max(1, min(RESET_STREAMLETS_MAX, CURSORS_MAX // stream.config.entries))
 
 
 async def committed_cursors(cluster: Cluster, name: str, stream: StreamDescription) -> dict[EntryId, Position]:
-    """How far an application is in a stream; entries that it has not begun are left out. Raises `InvalidArgument`."""
+    """How far a consumer group is in a stream; entries that it has not begun are left out. Raises `InvalidArgument`."""
     if not name:
-        raise InvalidArgument("what was committed is an application's; name it with application_id")
-    request = application_pb2.FetchApplicationRequest(application_id=name, stream_id=stream.stream_id)
-    answer = await cluster.ask(api.FETCH_APPLICATION, request)
+        raise InvalidArgument("what was committed is a consumer group's; name it with consumer_group")
+    request = consumer_group_pb2.FetchConsumerGroupRequest(consumer_group=name, stream_id=stream.stream_id)
+    answer = await cluster.ask(api.FETCH_CONSUMER_GROUP, request)
     return {
         EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry): position_of(cursor) for cursor in answer.cursors
     }

@@ -1,6 +1,6 @@
 """The consumer: reads chunks of one or more streams from all their brokers (thesis 7.1.2, 7.4).
 
-Chunks are fetched ahead (`feed.Feed`), by push or pull, in the order of each entry, and the application takes batches
+Chunks are fetched ahead (`feed.Feed`), by push or pull, in the order of each entry, and the caller takes batches
 or records of them. Between entries there is no order, as between partitions.
 """
 
@@ -105,7 +105,7 @@ class Consumer:
         bounds = await self._cluster.bounds(stream.name) if needs_bounds else {}
         committed: Mapping[EntryId, Position] = {}
         if self._start == "committed":
-            committed = await committed_cursors(self._cluster, self._settings.application_id, stream)
+            committed = await committed_cursors(self._cluster, self._settings.consumer_group, stream)
         ranges = []
         for streamlet_id in stream.assignments:
             for entry in range(stream.config.entries):
@@ -138,21 +138,21 @@ class Consumer:
         return found
 
     async def commit(self) -> None:
-        """Say how far the application (the setting ``application_id``) has read all its streams.
+        """Say how far the consumer group (the setting ``consumer_group``) has read all its streams.
 
         That is up to `positions`: what was taken counts as read, so commit when it has been dealt with. A consumer with
-        ``start="committed"`` goes on there, and retention waits for it (``retention_applications``). An application of
-        which several consumers are at work reads with `Client.group_consumer` instead.
+        ``start="committed"`` goes on there, and retention waits for it (``retention_consumer_groups``). A consumer
+        group of which several consumers are at work reads with `Client.group_consumer` instead.
 
-        Raises `InvalidArgument` when ``application_id`` is empty or consumers share the streams under its name,
+        Raises `InvalidArgument` when ``consumer_group`` is empty or consumers share the streams under its name,
         `UnknownStream` when a stream was deleted, and `Unavailable` or `Uncertain` when the coordinator or a broker
         cannot be reached for longer than ``retry_timeout_ms``.
         """
         positions = dict(self._positions)  # what is taken meanwhile is not part of it
         for stream in self._streams.values():
             taken = {entry: at for entry, at in positions.items() if entry.stream_id == stream.stream_id}
-            await self._cluster.commit(self._settings.application_id, stream.name, taken)
-            await report_cursors(self._cluster, self._settings.application_id, stream, taken)
+            await self._cluster.commit(self._settings.consumer_group, stream.name, taken)
+            await report_cursors(self._cluster, self._settings.consumer_group, stream, taken)
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place.

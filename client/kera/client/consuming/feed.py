@@ -179,7 +179,7 @@ class Feed:
             del self._readers[reader.stream_id, reader.broker_id]
 
     def start(self, work: Callable[..., Coroutine[Any, Any, None]], *of: Any) -> None:
-        """Begin a task of a reader's, or of our own; what it raises is told to the application."""
+        """Begin a task of a reader's, or of our own; what it raises is told to the caller."""
         task = asyncio.get_running_loop().create_task(self._guarded(work, *of))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -187,7 +187,7 @@ class Feed:
     async def _guarded(self, work: Callable[..., Coroutine[Any, Any, None]], *of: Any) -> None:
         try:
             await work(*of)
-        except Exception as error:  # noqa: BLE001 - raised where the application waits
+        except Exception as error:  # noqa: BLE001 - raised where the caller waits
             self._put(error)
 
     # -- used by readers ---------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class _Reader:
             try:
                 if self._session is None:
                     channel = await self._feed.connect(self.stream_id, self.broker_id)
-                    self._session = ReadSession(channel, self._feed.settings.application_id, self._waiting)
+                    self._session = ReadSession(channel, self._feed.settings.consumer_group, self._waiting)
                 given = await self._read(self._session)
             except KeraError as error:
                 lost = self._waiting if self._session is None else self._session.items
@@ -430,7 +430,7 @@ class _PushReader:
                 self._feed.pull(item)
             return
         settings = self._feed.settings
-        self._subscriber = connection.subscriber(settings.application_id, settings.prefetch_bytes_max)
+        self._subscriber = connection.subscriber(settings.consumer_group, settings.prefetch_bytes_max)
         for item in waiting:
             self._open(self._subscriber, item)
 

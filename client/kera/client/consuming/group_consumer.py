@@ -1,4 +1,4 @@
-"""The consumer of an application that shares streams: groups of segments are given to it, and taken back.
+"""The consumer of a consumer group that shares streams: groups of segments are given to it, and taken back.
 
 That is the stream consumer of thesis 6.2.3. The coordinator says which groups, in answer to *rounds*: what the consumer
 has done, told whenever there is something to tell, and else about once a second. Here is what happens to a group:
@@ -7,12 +7,12 @@ has done, told whenever there is something to tell, and else about once a second
                      │                  └── asked back: when what was taken is dealt with, released
                      └── lost: others have it, since this consumer was silent or stuck for too long
 
-A chunk is *taken* when the application gets it, and *dealt with* when it comes for the next one. What is dealt with is
+A chunk is *taken* when the caller gets it, and *dealt with* when it comes for the next one. What is dealt with is
 committed from time to time; with ``commit_interval_ms`` 0, only what `GroupConsumer.commit` was called for counts as
 dealt with. So after a crash, records since the last commit are read again by others, and none is left out.
 
 While the coordinator cannot be reached for longer than the session time-out, nothing more is handed out: somebody else
-may have the groups by then. Likewise when the application comes back after more than the progress time-out, until the
+may have the groups by then. Likewise when the caller comes back after more than the progress time-out, until the
 coordinator has answered.
 """
 
@@ -47,7 +47,7 @@ from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
 from kera.core.rpc.method import Method, RequestT, ResponseT
 from kera.core.telemetry import get_logger
-from kera.v1 import application_pb2
+from kera.v1 import consumer_group_pb2
 
 log = get_logger("kera.consumer")
 
@@ -76,16 +76,16 @@ class _Reach(NamedTuple):
     record: int | None
     """Ordinal of what comes there; None: not known."""
     told: tuple[tuple[int, int], ...] = ()
-    """Gaps before the group of which the application has been told."""
+    """Gaps before the group of which the caller has been told."""
 
 
 class _Held:
     """A group that this consumer holds."""
 
-    def __init__(self, key: GroupKey, lease: application_pb2.GroupLease) -> None:
+    def __init__(self, key: GroupKey, lease: consumer_group_pb2.GroupLease) -> None:
         self.key = key
         self.taken = _Reach(position_of(lease.next), lease.next_record if lease.HasField("next_record") else None)
-        """Up to here the application has got it."""
+        """Up to here the caller has got it."""
         self.safe = self.taken
         """Up to here it is dealt with."""
         self.told = self.taken
@@ -93,9 +93,9 @@ class _Held:
         self.end_record = lease.end_record if lease.HasField("end_record") else None
         """Ordinal of the end of the group; None: not known."""
         self.lost: list[tuple[int, int]] = []
-        """Gaps of which the application has to be told."""
+        """Gaps of which the caller has to be told."""
         self.ended = False
-        """It is closed, and the application has got all of it."""
+        """It is closed, and the caller has got all of it."""
         self.leaving = False
         """It was asked back: nothing more of it is handed out. That stays so, as what was fetched is dropped."""
         self.gone = False
@@ -106,9 +106,9 @@ class _Held:
         """All of it is dealt with."""
         return self.ended and self.safe == self.taken
 
-    def step(self) -> application_pb2.GroupStep:
+    def step(self) -> consumer_group_pb2.GroupStep:
         """How far it is, as the coordinator is told."""
-        step = application_pb2.GroupStep(lease=self.key.lease, finished=self.finished, next_record=self.safe.record)
+        step = consumer_group_pb2.GroupStep(lease=self.key.lease, finished=self.finished, next_record=self.safe.record)
         fill_cursor(step.next, self.key.entry, self.safe.next)
         for first, end in self.safe.told:
             step.told.add(first_record=first, end_record=end)
@@ -116,7 +116,7 @@ class _Held:
 
 
 class GroupConsumer:
-    """Reads streams together with the other consumers of its application. Made by `Client.group_consumer`.
+    """Reads streams together with the other consumers of its consumer group. Made by `Client.group_consumer`.
 
     Use it as an async context manager. ``async for record in consumer`` gives records as Python values, and
     `batches` Arrow batches. Records of one group come in their order. Whoever leaves such a loop may begin another one,
@@ -126,7 +126,7 @@ class GroupConsumer:
     def __init__(  # noqa: PLR0915 - one per field, with its line
         self,
         cluster: Cluster,
-        application_id: str,
+        consumer_group: str,
         streams: Sequence[str],
         settings: GroupSettings,
         *,
@@ -134,23 +134,23 @@ class GroupConsumer:
     ) -> None:
         """`on_lost`: called instead of raising `LeaseLost` when groups have gone to others."""
         streams = arguments.names("streams", streams)
-        arguments.text("application_id", application_id, "the name of an application")
+        arguments.text("consumer_group", consumer_group, "the name of a consumer group")
         if not streams:
             raise InvalidArgument("a consumer needs a stream")
-        if not application_id:
-            raise InvalidArgument("consumers that share streams need the name of their application")
+        if not consumer_group:
+            raise InvalidArgument("consumers that share streams need the name of their consumer group")
         self.member_id = uuid.uuid4().hex
-        self.application_id = application_id
+        self.consumer_group = consumer_group
         self._cluster = cluster
         self._names = tuple(dict.fromkeys(streams))
-        self._settings = settings.model_copy(update={"application_id": application_id})
+        self._settings = settings.model_copy(update={"consumer_group": consumer_group})
         self._on_lost = on_lost
         self._streams: dict[int, StreamDescription] = {}
         self._held: dict[GroupKey, _Held] = {}
         self._feed = GroupFeed(cluster, self._settings, {})
         self._keep_alive = KeepAlive(
             cluster.coordinator_addresses,
-            application_id=application_id,
+            consumer_group=consumer_group,
             member_id=self.member_id,
             interval_s=settings.heartbeat_interval_ms / 1000,
             busy_ms=self._busy_ms,
@@ -161,9 +161,9 @@ class GroupConsumer:
         self._closing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._lost: list[LostGroup] = []
-        """To be told to the application."""
+        """To be told to the caller."""
         self._gaps: deque[_Held] = deque()
-        """Groups before which something is gone, of which the application is to be told."""
+        """Groups before which something is gone, of which the caller is to be told."""
         self._speak = asyncio.Event()
         """There is something to tell the coordinator."""
         self._answered = asyncio.Event()
@@ -174,7 +174,7 @@ class GroupConsumer:
         """The last round could not take all that was to be committed."""
         self._committed_s = boottime_s()
         self._busy_since_s: float | None = None
-        """Since when the application does not wait for more; None: it does."""
+        """Since when the caller does not wait for more; None: it does."""
         self._sure_s = float("-inf")
         """Who has not been heard of since then, may hold nothing any more."""
         self._bytes_consumed = 0
@@ -189,7 +189,7 @@ class GroupConsumer:
         self._copying = False
         """Whether the next one is copied: all its values are looked at."""
         self._handed: _Held | None = None
-        """Of which the application has a chunk that it may not have dealt with."""
+        """Of which the caller has a chunk that it may not have dealt with."""
         self._open: ChunkBatch | None = None
         """The chunk whose records are being taken."""
         self._open_records: Iterator[Record] = iter(())
@@ -202,7 +202,7 @@ class GroupConsumer:
         await self.close()
 
     async def start(self) -> None:
-        """Look up the streams and join the application. Raises `UnknownStream`."""
+        """Look up the streams and join the consumer group. Raises `UnknownStream`."""
         if self._started:
             return
         if self._closed:
@@ -218,7 +218,7 @@ class GroupConsumer:
         self._guard = Guard(self)
         self._start(self._rounds())
 
-    # -- what the application calls ----------------------------------------------------------------------------
+    # -- what the caller calls ----------------------------------------------------------------------------
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place.
@@ -303,7 +303,7 @@ class GroupConsumer:
         }
 
     async def close(self) -> None:
-        """Leave the application: what is dealt with is committed, and the groups go to others at once.
+        """Leave the consumer group: what is dealt with is committed, and the groups go to others at once.
 
         The chunk that was taken last is not dealt with, as nobody came for the next one; `commit` it if it is. Waits
         for a coordinator that cannot be reached no longer than some seconds.
@@ -339,8 +339,8 @@ class GroupConsumer:
             return None
         return Loss(
             "consumer was not closed; others get its groups after the session time-out",
-            {"application": self.application_id},
-            f"a consumer of application {self.application_id!r} was dropped without leaving: others get its groups"
+            {"consumer_group": self.consumer_group},
+            f"a consumer of consumer group {self.consumer_group!r} was dropped without leaving: others get its groups"
             " after the session time-out, and read again what was not committed; close it",
         )
 
@@ -351,14 +351,14 @@ class GroupConsumer:
         return 0 if since_s is None else max(1, round((boottime_s() - since_s) * 1000))
 
     def _take(self, held: _Held, chunk: ChunkBatch) -> None:
-        """A chunk goes to the application."""
+        """A chunk goes to the caller."""
         held.taken = held.taken._replace(next=chunk.next, record=chunk.header.first_record + chunk.header.record_count)
         self._handed = held
         self._bytes_consumed += chunk.header.chunk_bytes
         self._busy_since_s = boottime_s()
 
     def _has_come(self) -> bool:
-        """The application comes for more; whether that is too late."""
+        """The caller comes for more; whether that is too late."""
         late = self._busy_ms() > self._settings.progress_timeout_ms
         if late:
             self._sure_s = boottime_s()
@@ -366,7 +366,7 @@ class GroupConsumer:
         return late
 
     def _back(self) -> None:
-        """The application comes for more: it has dealt with what it had."""
+        """The caller comes for more: it has dealt with what it had."""
         self._has_come()
         held = self._handed
         if held is not None and self._open is None:
@@ -381,7 +381,7 @@ class GroupConsumer:
         return await self._as_waiting(self._wait_for_chunk())
 
     async def _as_waiting(self, work: Coroutine[Any, Any, T]) -> T:
-        """Whatever ends the wait, also an error or a cancellation: then it is the application's turn."""
+        """Whatever ends the wait, also an error or a cancellation: then it is the caller's turn."""
         try:
             return await work
         finally:
@@ -488,7 +488,7 @@ class GroupConsumer:
             self._raise_gap(gap)
 
     def _tell_gaps(self) -> None:
-        """Tell the application what went before anybody had found it."""
+        """Tell the caller what went before anybody had found it."""
         while self._gaps:
             held = self._gaps.popleft()
             if held.gone or held.leaving or held.finished or not held.lost:
@@ -520,7 +520,7 @@ class GroupConsumer:
     def _raise_gap(self, gap: DataLost) -> None:
         if self._settings.on_data_lost == "raise":
             raise gap
-        log.warning("records are gone; skipped", application=self.application_id, error=gap.message)
+        log.warning("records are gone; skipped", consumer_group=self.consumer_group, error=gap.message)
 
     def _go_on(self, held: _Held) -> None:
         """Whether a group is finished, or can be given back; then that is said at once."""
@@ -546,7 +546,7 @@ class GroupConsumer:
         return boottime_s() - self._keep_alive.heard_s
 
     def _raise_lost(self, *, committing: bool) -> None:
-        """Tell the application about groups that it has lost: as it likes, or with `LeaseLost`."""
+        """Tell the caller about groups that it has lost: as it likes, or with `LeaseLost`."""
         lost, self._lost = self._lost, []
         if not lost:
             return
@@ -557,10 +557,10 @@ class GroupConsumer:
         names = ", ".join(f"{each.group_id} of {each.stream}/{each.streamlet}" for each in lost[:5])
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         raise LeaseLost(
-            f"application {self.application_id!r}: group {names}{more} is not this consumer's any more: it was silent"
-            " or stuck for too long, and others have it, or the application was reset; what was not committed of it is"
-            " read again. Ask for more with another call of records() or batches()",
-            application=self.application_id,
+            f"consumer group {self.consumer_group!r}: group {names}{more} is not this consumer's any more: it was"
+            " silent or stuck for too long, and others have it, or the consumer group was reset; what was not committed"
+            " of it is read again. Ask for more with another call of records() or batches()",
+            consumer_group=self.consumer_group,
             groups=[list(each) for each in lost],
         )
 
@@ -591,7 +591,7 @@ class GroupConsumer:
                 self._finds.add(request.starts, request.seen)
                 attempt += 1
                 if attempt == 1:
-                    log.warning("round failed; trying again", application=self.application_id, error=error.message)
+                    log.warning("round failed; trying again", consumer_group=self.consumer_group, error=error.message)
                 await asyncio.sleep(backoff_s(self._cluster.settings, attempt))
 
     def _settle_commits(self, commits: Iterable[asyncio.Future[None]]) -> None:
@@ -612,8 +612,8 @@ class GroupConsumer:
         return await self._cluster.ask(method, request, conversation=self.member_id)
 
     async def _exchange(
-        self, request: application_pb2.ConsumeRoundRequest
-    ) -> application_pb2.ConsumeRoundResponse | None:
+        self, request: consumer_group_pb2.ConsumeRoundRequest
+    ) -> consumer_group_pb2.ConsumeRoundResponse | None:
         """One round. One that has nothing to say waits at the coordinator, until there is: then None."""
         asking = asyncio.ensure_future(self._say(api.CONSUME_ROUND, request))
         if not request.wait_ms:
@@ -627,10 +627,10 @@ class GroupConsumer:
                 each.cancel()
                 each.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _round(self) -> application_pb2.ConsumeRoundRequest:
+    def _round(self) -> consumer_group_pb2.ConsumeRoundRequest:
         """Who asks, and with what in hand."""
-        return application_pb2.ConsumeRoundRequest(
-            application_id=self.application_id,
+        return consumer_group_pb2.ConsumeRoundRequest(
+            consumer_group=self.consumer_group,
             member_id=self.member_id,
             client=f"{socket.gethostname()}/{os.getpid()}",
             session_timeout_ms=self._settings.session_timeout_ms,
@@ -641,7 +641,7 @@ class GroupConsumer:
             stream_ids=self._streams,
         )
 
-    def _request(self, *, committing: bool) -> application_pb2.ConsumeRoundRequest:
+    def _request(self, *, committing: bool) -> consumer_group_pb2.ConsumeRoundRequest:
         finds = self._finds.take()
         request = self._round()
         request.starts.extend(finds.starts)
@@ -673,8 +673,8 @@ class GroupConsumer:
 
     def _apply(
         self,
-        request: application_pb2.ConsumeRoundRequest,
-        answer: application_pb2.ConsumeRoundResponse,
+        request: consumer_group_pb2.ConsumeRoundRequest,
+        answer: consumer_group_pb2.ConsumeRoundResponse,
         sent_s: float,
     ) -> None:
         """Do what the coordinator says."""
@@ -737,7 +737,7 @@ class GroupConsumer:
     async def _leave(self) -> None:
         """Last words."""
         steps = [held.step() for held in self._held.values() if held.safe != held.told or held.finished]
-        request = application_pb2.LeaveRequest(application_id=self.application_id, member_id=self.member_id)
+        request = consumer_group_pb2.LeaveRequest(consumer_group=self.consumer_group, member_id=self.member_id)
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 while len(steps) > STEPS_MAX:
@@ -751,7 +751,7 @@ class GroupConsumer:
         except (KeraError, TimeoutError) as error:
             log.warning(
                 "could not tell the coordinator that this consumer leaves",
-                application=self.application_id,
+                consumer_group=self.consumer_group,
                 error=str(error),
             )
         finally:
@@ -759,7 +759,7 @@ class GroupConsumer:
 
     # -- in the background -------------------------------------------------------------------------------------
 
-    def _look(self, looks: Iterable[application_pb2.Look]) -> None:
+    def _look(self, looks: Iterable[consumer_group_pb2.Look]) -> None:
         """Find out what the coordinator wants to know; the next round tells it.
 
         Each streamlet by itself: what one broker has is not to wait for another one that stands still.
@@ -770,7 +770,7 @@ class GroupConsumer:
                 self._looking.add(place)
                 self._start(self._look_around(look))
 
-    async def _look_around(self, look: application_pb2.Look) -> None:
+    async def _look_around(self, look: consumer_group_pb2.Look) -> None:
         try:
             name = self._streams[look.stream_id].name
             finds = await look_around(self._cluster, name, [look], start=self._settings.start)
@@ -805,9 +805,9 @@ class GroupConsumer:
                 if not positions:
                     continue
                 try:
-                    await self._cluster.commit(self.application_id, stream.name, positions)
+                    await self._cluster.commit(self.consumer_group, stream.name, positions)
                 except KeraError as error:  # the next move tells more
-                    log.info("brokers do not know a cursor", application=self.application_id, error=error.message)
+                    log.info("brokers do not know a cursor", consumer_group=self.consumer_group, error=error.message)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
@@ -819,17 +819,17 @@ class GroupConsumer:
         with contextlib.suppress(asyncio.CancelledError):
             try:
                 await work
-            except Exception as error:  # noqa: BLE001 - raised where the application waits
+            except Exception as error:  # noqa: BLE001 - raised where the caller waits
                 self._fail(error)
 
 
-def _key(item: application_pb2.GroupStep | application_pb2.GroupLease) -> GroupKey:
+def _key(item: consumer_group_pb2.GroupStep | consumer_group_pb2.GroupLease) -> GroupKey:
     cursor = item.next
     entry = EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)
     return GroupKey(entry, cursor.group_id, item.lease)
 
 
-def _reach_of(step: application_pb2.GroupStep) -> _Reach:
+def _reach_of(step: consumer_group_pb2.GroupStep) -> _Reach:
     told = tuple((gap.first_record, gap.end_record) for gap in step.told)
     return _Reach(position_of(step.next), step.next_record if step.HasField("next_record") else None, told)
 

@@ -19,7 +19,7 @@ from kera.core.ids import EARLIEST, EntryId
 from kera.core.rpc import api
 from kera.core.rpc.method import call
 from kera.core.telemetry import get_logger
-from kera.v1 import application_pb2, broker_pb2
+from kera.v1 import broker_pb2, consumer_group_pb2
 
 log = get_logger("kera.consumer")
 
@@ -35,13 +35,15 @@ TOLD_MAX = 4096
 class Finds:
     """Answers to `Look`s."""
 
-    starts: list[application_pb2.StreamletStart] = field(default_factory=list)
-    seen: list[application_pb2.SeenGroups] = field(default_factory=list)
+    starts: list[consumer_group_pb2.StreamletStart] = field(default_factory=list)
+    seen: list[consumer_group_pb2.SeenGroups] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.starts or self.seen)
 
-    def add(self, starts: Iterable[application_pb2.StreamletStart], seen: Iterable[application_pb2.SeenGroups]) -> None:
+    def add(
+        self, starts: Iterable[consumer_group_pb2.StreamletStart], seen: Iterable[consumer_group_pb2.SeenGroups]
+    ) -> None:
         """Take up more."""
         self.starts.extend(starts)
         self.seen.extend(seen)
@@ -63,10 +65,10 @@ class Finds:
         return taken
 
 
-async def look_around(cluster: Cluster, name: str, looks: Sequence[application_pb2.Look], *, start: str) -> Finds:
+async def look_around(cluster: Cluster, name: str, looks: Sequence[consumer_group_pb2.Look], *, start: str) -> Finds:
     """Answer `looks` at streamlets of one stream. Where a broker gives no answer, there is nothing to tell yet.
 
-    `start`: where an application begins that is new to a streamlet, ``earliest`` or ``latest``.
+    `start`: where a consumer group begins that is new to a streamlet, ``earliest`` or ``latest``.
     Raises `UnknownStream`.
     """
     if any(look.start for look in looks):
@@ -94,12 +96,12 @@ async def look_around(cluster: Cluster, name: str, looks: Sequence[application_p
     return finds
 
 
-async def list_groups(cluster: Cluster, name: str, streamlet_id: int) -> list[application_pb2.SeenGroup]:
+async def list_groups(cluster: Cluster, name: str, streamlet_id: int) -> list[consumer_group_pb2.SeenGroup]:
     """All groups of a streamlet that have something to read, by id."""
-    found: list[application_pb2.SeenGroup] = []
+    found: list[consumer_group_pb2.SeenGroup] = []
     after_group_id = 0
 
-    async def attempt() -> application_pb2.SeenGroups:
+    async def attempt() -> consumer_group_pb2.SeenGroups:
         try:
             return await _list(cluster, await cluster.stream(name), streamlet_id, after_group_id)
         except KeraError as failure:
@@ -117,12 +119,12 @@ async def list_groups(cluster: Cluster, name: str, streamlet_id: int) -> list[ap
 
 
 async def _look(
-    cluster: Cluster, stream: StreamDescription, look: application_pb2.Look, start: str
-) -> tuple[application_pb2.StreamletStart | None, application_pb2.SeenGroups]:
+    cluster: Cluster, stream: StreamDescription, look: consumer_group_pb2.Look, start: str
+) -> tuple[consumer_group_pb2.StreamletStart | None, consumer_group_pb2.SeenGroups]:
     """Where to begin, if that is asked for, and the groups from there on."""
     if not look.start:
         return None, await _list(cluster, stream, look.streamlet_id, look.after_group_id)
-    begun = application_pb2.StreamletStart(stream_id=stream.stream_id, streamlet_id=look.streamlet_id)
+    begun = consumer_group_pb2.StreamletStart(stream_id=stream.stream_id, streamlet_id=look.streamlet_id)
     entries = [EntryId(stream.stream_id, look.streamlet_id, entry) for entry in range(stream.config.entries)]
     if start == "latest":
         bounds = await _bounds(cluster, stream, look.streamlet_id)
@@ -162,9 +164,9 @@ async def _bounds(cluster: Cluster, stream: StreamDescription, streamlet_id: int
 
 async def _list(
     cluster: Cluster, stream: StreamDescription, streamlet_id: int, after_group_id: int
-) -> application_pb2.SeenGroups:
+) -> consumer_group_pb2.SeenGroups:
     """The groups of a streamlet behind one of them, interval by interval."""
-    seen = application_pb2.SeenGroups(
+    seen = consumer_group_pb2.SeenGroups(
         stream_id=stream.stream_id,
         streamlet_id=streamlet_id,
         after_group_id=after_group_id,
@@ -184,7 +186,7 @@ async def _list(
 async def _list_interval(
     cluster: Cluster,
     stream: StreamDescription,
-    seen: application_pb2.SeenGroups,
+    seen: consumer_group_pb2.SeenGroups,
     interval: Interval,
     last_id: int | None,
 ) -> bool:

@@ -202,7 +202,7 @@ class GroupFeed:
         channel = await self._cluster.channel(self._streams[stream_id], broker_id)
         fetcher = self._fetchers.get(home)
         if fetcher is None or fetcher.channel is not channel:
-            fetcher = self._fetchers[home] = Fetcher(channel, self._settings.application_id)
+            fetcher = self._fetchers[home] = Fetcher(channel, self._settings.consumer_group)
         return await fetcher.fetch(
             [part.wanted for part in parts],
             bytes_max=self._settings.fetch_bytes_max,
@@ -265,7 +265,7 @@ class GroupFeed:
                 self._pull(part)
             self._pump()
             return
-        subscriber = connection.subscriber(settings.application_id, settings.prefetch_bytes_max)
+        subscriber = connection.subscriber(settings.consumer_group, settings.prefetch_bytes_max)
         self._subscribers[home] = subscriber
         for part in waiting:
             self._open(part, subscriber)
@@ -353,5 +353,5 @@ class GroupFeed:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 - raised where the application waits
+        except Exception as error:  # noqa: BLE001 - raised where the caller waits
             self._queue.put_nowait(error)

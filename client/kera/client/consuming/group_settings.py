@@ -10,14 +10,14 @@ from kera.client.settings import ConsumerSettings
 
 
 class GroupSettings(ConsumerSettings):
-    """How a `GroupConsumer` takes part in its application. Variables ``KERA_GROUP_*``."""
+    """How a `GroupConsumer` takes part in its consumer group. Variables ``KERA_GROUP_*``."""
 
     section: ClassVar[str] = "group"
 
     start: Literal["earliest", "latest"] = Field(
         "earliest",
-        description="Where an application begins that has no cursor in a stream yet. earliest: with all that is there;"
-        " latest: with what comes from then on.",
+        description="Where a consumer group begins that has no cursor in a stream yet. earliest: with all that is"
+        " there; latest: with what comes from then on.",
     )
     session_timeout_ms: int = Field(
         10_000,
@@ -42,7 +42,7 @@ class GroupSettings(ConsumerSettings):
         2048,
         ge=1,
         le=16_384,
-        description="Groups of segments that the consumer holds at once. All consumers of an application together"
+        description="Groups of segments that the consumer holds at once. All consumers of a consumer group together"
         " should take a group for each entry of its streams: else some wait until others come to their ends.",
     )
     on_data_lost: Literal["raise", "skip"] = Field(

@@ -18,7 +18,7 @@ from kera.core.rpc import api
 from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
 from kera.core.rpc.wire import error_from_message, parse
 from kera.core.telemetry import get_logger
-from kera.v1 import application_pb2, common_pb2
+from kera.v1 import common_pb2, consumer_group_pb2
 
 log = get_logger("kera.consumer")
 
@@ -32,7 +32,7 @@ class KeepAlive:
         self,
         addresses: Sequence[str],
         *,
-        application_id: str,
+        consumer_group: str,
         member_id: str,
         interval_s: float,
         busy_ms: Callable[[], int],
@@ -40,7 +40,7 @@ class KeepAlive:
         """`busy_ms`: called on the thread; for how long the consumer has been in its user's code."""
         self._addresses = list(addresses)
         self._leader = self._addresses[0]
-        self._application_id = application_id
+        self._consumer_group = consumer_group
         self._member_id = member_id
         self._interval_s = interval_s
         self._busy_ms = busy_ms
@@ -91,19 +91,19 @@ class KeepAlive:
             return
         if not (self._failing or self._stop.is_set()):
             self._failing = True
-            log.warning("no coordinator answers heartbeats", application=self._application_id)
+            log.warning("no coordinator answers heartbeats", consumer_group=self._consumer_group)
 
-    def _heard(self, address: str, sent_s: float, answer: application_pb2.KeepAliveResponse) -> None:
+    def _heard(self, address: str, sent_s: float, answer: consumer_group_pb2.KeepAliveResponse) -> None:
         self._leader, self._failing = address, False
         if answer.member:
             self.heard_s = max(self.heard_s, sent_s)
 
-    def _ask(self, address: str) -> application_pb2.KeepAliveResponse:
+    def _ask(self, address: str) -> consumer_group_pb2.KeepAliveResponse:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = grpc.insecure_channel(address, options=client_options())
-        request = application_pb2.KeepAliveRequest(
-            application_id=self._application_id, member_id=self._member_id, busy_ms=self._busy_ms()
+        request = consumer_group_pb2.KeepAliveRequest(
+            consumer_group=self._consumer_group, member_id=self._member_id, busy_ms=self._busy_ms()
         )
         method = api.KEEP_ALIVE
         send = channel.unary_unary(
@@ -111,7 +111,7 @@ class KeepAlive:
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
-        answer: application_pb2.KeepAliveResponse = send(request, timeout=min(TIMEOUT_S_MAX, 4 * self._interval_s))
+        answer: consumer_group_pb2.KeepAliveResponse = send(request, timeout=min(TIMEOUT_S_MAX, 4 * self._interval_s))
         return answer
 
 

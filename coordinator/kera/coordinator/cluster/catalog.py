@@ -103,7 +103,7 @@ class Catalog:
         self._brokers: dict[int, _Brokers] = {}
         self._streamlets: Counter[int] = Counter()
         self._waited_for: Counter[str] = Counter()
-        """By applications, how many streams' retention waits for them."""
+        """By consumer groups, how many streams' retention waits for them."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
 
     def add(self, stream: common_pb2.StreamInfo) -> None:
@@ -119,8 +119,8 @@ class Catalog:
                 self._of_broker[broker_id].discard(stream.stream_id)
             brokers = brokers.changed(known, stream)
         self._count(stream, brokers)
-        self._waited_for.subtract(known.config.retention_applications if known is not None else ())
-        self._waited_for.update(stream.config.retention_applications)
+        self._waited_for.subtract(known.config.retention_consumer_groups if known is not None else ())
+        self._waited_for.update(stream.config.retention_consumer_groups)
         for broker_id in +brokers.concerned:
             self._of_broker[broker_id].add(stream.stream_id)
         self._streams[stream.stream_id] = stream
@@ -131,7 +131,7 @@ class Catalog:
     def remove(self, stream: common_pb2.StreamInfo) -> None:
         """Forget a stream that is no longer stored."""
         known = self._streams.pop(stream.stream_id)
-        self._waited_for.subtract(known.config.retention_applications)
+        self._waited_for.subtract(known.config.retention_consumer_groups)
         for broker_id in +self._brokers[stream.stream_id].concerned:
             self._of_broker[broker_id].discard(stream.stream_id)
         self._discount(stream)
@@ -230,8 +230,8 @@ class Catalog:
         brokers = self._brokers.get(stream_id)
         return brokers is not None and brokers.owners[broker_id] > 0
 
-    def applications_waited_for(self) -> set[str]:
-        """Applications that somebody has named in a stream's settings: they are nobody's leftovers."""
+    def consumer_groups_waited_for(self) -> set[str]:
+        """Consumer groups that somebody has named in a stream's settings: they are nobody's leftovers."""
         return set(+self._waited_for)
 
     def streamlet_counts(self) -> Counter[int]:

@@ -18,7 +18,7 @@ from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
 
 NAME_CHARS_MAX = 249
-"""Of a stream or an application. As in Kafka, so that a topic's name can be a stream's."""
+"""Of a stream or a consumer group. As in Kafka, so that a topic's name can be a stream's."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 STREAMLETS_MAX = 16_384
@@ -32,7 +32,7 @@ VIRTUAL_LOGS_MAX = 1024
 SCHEMA_BYTES_MAX = 256 << 10
 """Of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
 FIRST_SCHEMA_ID = 1
-RETENTION_APPLICATIONS_MAX = 64
+RETENTION_CONSUMER_GROUPS_MAX = 64
 """Each is asked about whenever something could go, and the names are kept in the stream's record."""
 CREATION_ID_CHARS_MAX = 64
 """What a client calls its request to create a stream: it is kept in the stream's record."""
@@ -132,7 +132,7 @@ def config_of_store(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
 
 def check_alteration(request: coordinator_pb2.AlterStreamRequest) -> None:
     """Refuse a long request before it waits for others to be carried out. Raises `InvalidArgument`."""
-    _check_count(request.retention_applications.names)
+    _check_count(request.retention_consumer_groups.names)
 
 
 def altered_config(
@@ -147,8 +147,8 @@ def altered_config(
         altered.retention_ms = request.retention_ms
     if request.HasField("retention_bytes"):
         altered.retention_bytes = request.retention_bytes
-    if request.HasField("retention_applications"):
-        altered.retention_applications[:] = request.retention_applications.names
+    if request.HasField("retention_consumer_groups"):
+        altered.retention_consumer_groups[:] = request.retention_consumer_groups.names
     if request.HasField("retention_consumed"):
         altered.retention_consumed = request.retention_consumed
     if request.HasField("virtual_logs"):
@@ -169,26 +169,26 @@ def _check_range(field: str, value: int, value_max: int, *, value_min: int = 1) 
         )
 
 
-def _check_count(retention_applications: Sequence[str]) -> None:
-    if len(retention_applications) > RETENTION_APPLICATIONS_MAX:
+def _check_count(retention_consumer_groups: Sequence[str]) -> None:
+    if len(retention_consumer_groups) > RETENTION_CONSUMER_GROUPS_MAX:
         raise InvalidArgument(
-            f"{len(retention_applications)} applications cannot hold back retention,"
-            f" the limit is {RETENTION_APPLICATIONS_MAX}",
-            limit=RETENTION_APPLICATIONS_MAX,
+            f"{len(retention_consumer_groups)} consumer groups cannot hold back retention,"
+            f" the limit is {RETENTION_CONSUMER_GROUPS_MAX}",
+            limit=RETENTION_CONSUMER_GROUPS_MAX,
         )
 
 
 def _check_retention(config: common_pb2.StreamConfig) -> None:
     _check_range("retention_ms", config.retention_ms, RETENTION_MAX, value_min=0)
     _check_range("retention_bytes", config.retention_bytes, RETENTION_MAX, value_min=0)
-    _check_count(config.retention_applications)
-    for name, count in Counter(config.retention_applications).items():
-        _check_name("an application", name)
+    _check_count(config.retention_consumer_groups)
+    for name, count in Counter(config.retention_consumer_groups).items():
+        _check_name("a consumer group", name)
         if count > 1:
-            raise InvalidArgument(f"retention_applications names {name!r} {count} times", application=name)
-    if config.retention_consumed and not config.retention_applications:
+            raise InvalidArgument(f"retention_consumer_groups names {name!r} {count} times", consumer_group=name)
+    if config.retention_consumed and not config.retention_consumer_groups:
         raise InvalidArgument(
-            "retention_consumed needs retention_applications: what they all have read is what goes; name at least one"
+            "retention_consumed needs retention_consumer_groups: what they have all read goes; name at least one"
         )
 
 
@@ -329,12 +329,12 @@ def _check_timestamp(schema: pa.Schema, column: str) -> None:
 _ASSIGNMENT_BYTES_MAX = 40
 """Four varints of at most 3 + 5 + 10 + 10 bytes, their tags, and the tag and length around them. A streamlet that is at
 several brokers takes more; moves leave room for that (``migration``)."""
-_APPLICATION_BYTES_MAX = NAME_CHARS_MAX + 3
+_CONSUMER_GROUP_BYTES_MAX = NAME_CHARS_MAX + 3
 """The name, its tag and its length."""
 invariant(
     STREAMLETS_MAX * _ASSIGNMENT_BYTES_MAX
     + SCHEMA_BYTES_MAX
-    + RETENTION_APPLICATIONS_MAX * _APPLICATION_BYTES_MAX
+    + RETENTION_CONSUMER_GROUPS_MAX * _CONSUMER_GROUP_BYTES_MAX
     + 4096
     <= VALUE_BYTES_MAX,
     "the largest stream fits into a record, whatever becomes of its assignments",

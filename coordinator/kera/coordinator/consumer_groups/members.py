@@ -1,7 +1,7 @@
-"""The consumers of an application: what each one holds, when it counts as gone, and who gives back groups to whom.
+"""The consumers of a consumer group: what each one holds, when it counts as gone, and who gives back groups to whom.
 
-No I/O, no waiting. ``applications`` gives and takes; here it is decided, when members hold unequal numbers of groups,
-how that is evened out (`evened_out`).
+No I/O, no waiting. ``consumer_groups`` gives and takes; here it is decided, when members hold unequal numbers of
+groups, how that is evened out (`evened_out`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kera.coordinator.consumer_groups.progress import UNKNOWN_TIMEOUTS, Group, GroupId, Timeouts, cursor_of, ranges_of
 from kera.core.ids import EntryId
-from kera.v1 import application_pb2 as messages
+from kera.v1 import consumer_group_pb2 as messages
 
 RECENT_HALF_LIFE_S = 60.0
 """What was consumed longer ago counts less."""

@@ -1,7 +1,7 @@
-"""How far an application is in a streamlet: which groups of segments are known, with whom they are, what is done.
+"""How far a consumer group is in a streamlet: which groups of segments are known, with whom they are, what is done.
 
-No I/O, no waiting. ``applications`` says who holds what; here is what becomes of groups from when they are found until
-they are left behind, what there was between them, and the form in which all of that is stored.
+No I/O, no waiting. ``consumer_groups`` says who holds what; here is what becomes of groups from when they are found
+until they are left behind, what there was between them, and the form in which all of that is stored.
 
 Invariants:
 
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
+from kera.v1 import consumer_group_pb2 as messages
 
 STREAMLET_GROUPS_MAX = 2048
 """Groups of a streamlet that are known and not left behind: a record of some 250 KB. A group that stays behind holds up
@@ -94,7 +94,7 @@ class Group:
 
 
 class Streamlet:
-    """How far an application is in a streamlet."""
+    """How far a consumer group is in a streamlet."""
 
     def __init__(
         self,
@@ -148,10 +148,10 @@ class Streamlet:
             )
         return self
 
-    def to_message(self, application_id: str) -> messages.StreamletProgress:
+    def to_message(self, consumer_group: str) -> messages.StreamletProgress:
         """Its stored form."""
         message = messages.StreamletProgress(
-            application_id=application_id,
+            consumer_group=consumer_group,
             stream_id=self.stream_id,
             streamlet_id=self.streamlet_id,
             cursors=[self.cursor(entry) for entry in range(len(self.cursors))],
@@ -339,7 +339,7 @@ class Streamlet:
 
 
 def lowest(cursors: Iterable[common_pb2.Cursor]) -> list[common_pb2.Cursor]:
-    """Of several applications' cursors, the lowest of each entry."""
+    """Of several consumer groups' cursors, the lowest of each entry."""
     found: dict[EntryId, common_pb2.Cursor] = {}
     for cursor in cursors:
         entry = EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)

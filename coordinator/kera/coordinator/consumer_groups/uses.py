@@ -1,15 +1,15 @@
-"""When applications were used last, and which of them were given a name by nobody. No I/O, no waiting.
+"""When consumer groups were used last, and which of them were given a name by nobody. No I/O, no waiting.
 
-Whoever makes a name up, as a query without one does for each new checkpoint, says so: such an application is *unnamed*
-for as long as only those use it who say so. It is forgotten when it was not used for the retention of the coordinator's
-settings; a named one stays until somebody deletes it.
+Whoever makes a name up, as a query without one does for each new checkpoint, says so: such a consumer group is
+*unnamed* for as long as only those use it who say so. It is forgotten when it was not used for the retention of the
+coordinator's settings; a named one stays until somebody deletes it.
 
 Time is what coordinators have spent leading: each one goes on counting where the last one stopped (`Uses.clock_ms`).
 So no wall clock decides, a cluster that was shut down for a month forgets nothing when it is back, and metadata that
 were restored from an older copy are as old as they were then. What is written down is coarse, at most one record per
-application and `note_ms`; so after a change of coordinators an application seems used a little later than it was.
+consumer group and `note_ms`; so after a change of coordinators a consumer group seems used a little later than it was.
 
-Records: ``application_uses/<name>`` → ApplicationUse; ``applications_clock`` → milliseconds, as decimal text.
+Records: ``application_uses/<name>`` → ConsumerGroupUse; ``applications_clock`` → milliseconds, as decimal text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from kera.v1 import application_pb2 as messages
+from kera.v1 import consumer_group_pb2 as messages
 
 USES = "application_uses/"
 CLOCK = "applications_clock"
@@ -36,10 +36,10 @@ class _Use:
 
 
 class Uses:
-    """Of all applications."""
+    """Of all consumer groups."""
 
     def __init__(self, retention_ms: int, now_s: float, clock_ms: int = 0) -> None:
-        """`retention_ms`: of unnamed applications; 0: for ever. `clock_ms`: where the last coordinator stopped."""
+        """`retention_ms`: of unnamed consumer groups; 0: for ever. `clock_ms`: where the last coordinator stopped."""
         self.retention_ms = retention_ms
         self.note_ms = min(NOTE_MS_MAX, max(1, retention_ms // NOTES_PER_RETENTION)) if retention_ms else NOTE_MS_MAX
         self._begun_s = now_s
@@ -47,16 +47,16 @@ class Uses:
         self._uses: dict[str, _Use] = {}
         self._dirty: set[str] = set()
 
-    def restore(self, message: messages.ApplicationUse) -> None:
+    def restore(self, message: messages.ConsumerGroupUse) -> None:
         """Take up what was written down."""
-        self._uses[message.application_id] = _Use(message.used_ms, message.unnamed, message.used_ms)
+        self._uses[message.consumer_group] = _Use(message.used_ms, message.unnamed, message.used_ms)
 
     def clock_ms(self, now_s: float) -> int:
         """For how long coordinators have led."""
         return self._clock_ms + max(0, round((now_s - self._begun_s) * 1000))
 
     def use(self, name: str, now_s: float, *, unnamed: bool = False) -> None:
-        """An application is used: by who has made up its name, or by others."""
+        """A consumer group is used: by who has made up its name, or by others."""
         at_ms = self.clock_ms(now_s)
         known = self._uses.get(name)
         if known is None:
@@ -69,7 +69,7 @@ class Uses:
             self._dirty.add(name)
 
     def forget(self, name: str) -> None:
-        """There is no such application any more."""
+        """There is no such consumer group any more."""
         known = self._uses.pop(name, None)
         if known is not None and known.noted_ms is not None:
             self._dirty.add(name)
@@ -117,7 +117,7 @@ class Uses:
             known = self._uses.get(name)
             if known is not None:
                 known.noted_ms = known.at_ms
-                message = messages.ApplicationUse(application_id=name, unnamed=known.unnamed, used_ms=known.at_ms)
+                message = messages.ConsumerGroupUse(consumer_group=name, unnamed=known.unnamed, used_ms=known.at_ms)
                 changes[USES + name] = message.SerializeToString()
             else:
                 changes[USES + name] = None

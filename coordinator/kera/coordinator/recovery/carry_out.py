@@ -83,7 +83,7 @@ _Key = tuple[object, ...]
 """Of work: the recovery, what is to be done, and for whom or what."""
 
 CursorsOf = Callable[[int], Sequence[common_pb2.Cursor]]
-"""Up to where the applications have read a stream."""
+"""Up to where the consumer groups have read a stream."""
 ObservePhase = Callable[[str, float], None]
 """Called when a phase has ended: its name in lower case, and how many seconds it took."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kera.core.rpc.method import Method
-from kera.v1 import application_pb2 as application
 from kera.v1 import backup_pb2 as backup
 from kera.v1 import broker_pb2 as broker
+from kera.v1 import consumer_group_pb2 as consumer_group
 from kera.v1 import coordinator_pb2 as coordinator
 
 BACKUP = "kera.v1.Backup"
@@ -193,61 +193,63 @@ CONSUME_ROUND = Method(
     CONSUMER_GROUPS,
     "ConsumeRound",
     301,
-    application.ConsumeRoundRequest,
-    application.ConsumeRoundResponse,
+    consumer_group.ConsumeRoundRequest,
+    consumer_group.ConsumeRoundResponse,
     large=True,
     request_bytes_max=1 << 20,
 )
-KEEP_ALIVE = Method(CONSUMER_GROUPS, "KeepAlive", 302, application.KeepAliveRequest, application.KeepAliveResponse)
-LEAVE = Method(CONSUMER_GROUPS, "Leave", 303, application.LeaveRequest, application.LeaveResponse)
-FETCH_APPLICATION = Method(
+KEEP_ALIVE = Method(
+    CONSUMER_GROUPS, "KeepAlive", 302, consumer_group.KeepAliveRequest, consumer_group.KeepAliveResponse
+)
+LEAVE = Method(CONSUMER_GROUPS, "Leave", 303, consumer_group.LeaveRequest, consumer_group.LeaveResponse)
+FETCH_CONSUMER_GROUP = Method(
     CONSUMER_GROUPS,
-    "FetchApplication",
+    "FetchConsumerGroup",
     304,
-    application.FetchApplicationRequest,
-    application.FetchApplicationResponse,
+    consumer_group.FetchConsumerGroupRequest,
+    consumer_group.FetchConsumerGroupResponse,
     large=True,
 )
-LIST_APPLICATIONS = Method(
+LIST_CONSUMER_GROUPS = Method(
     CONSUMER_GROUPS,
-    "ListApplications",
+    "ListConsumerGroups",
     305,
-    application.ListApplicationsRequest,
-    application.ListApplicationsResponse,
+    consumer_group.ListConsumerGroupsRequest,
+    consumer_group.ListConsumerGroupsResponse,
     large=True,
 )
-DESCRIBE_APPLICATION = Method(
+DESCRIBE_CONSUMER_GROUP = Method(
     CONSUMER_GROUPS,
-    "DescribeApplication",
+    "DescribeConsumerGroup",
     306,
-    application.DescribeApplicationRequest,
-    application.DescribeApplicationResponse,
+    consumer_group.DescribeConsumerGroupRequest,
+    consumer_group.DescribeConsumerGroupResponse,
     large=True,
 )
-RESET_APPLICATION = Method(
+RESET_CONSUMER_GROUP = Method(
     CONSUMER_GROUPS,
-    "ResetApplication",
+    "ResetConsumerGroup",
     307,
-    application.ResetApplicationRequest,
-    application.ResetApplicationResponse,
+    consumer_group.ResetConsumerGroupRequest,
+    consumer_group.ResetConsumerGroupResponse,
     large=True,
     request_bytes_max=1 << 20,
 )
-DELETE_APPLICATION = Method(
+DELETE_CONSUMER_GROUP = Method(
     CONSUMER_GROUPS,
-    "DeleteApplication",
+    "DeleteConsumerGroup",
     308,
-    application.DeleteApplicationRequest,
-    application.DeleteApplicationResponse,
+    consumer_group.DeleteConsumerGroupRequest,
+    consumer_group.DeleteConsumerGroupResponse,
 )
 
 CONSUMER_GROUPS_METHODS = (
     CONSUME_ROUND,
     KEEP_ALIVE,
     LEAVE,
-    FETCH_APPLICATION,
-    LIST_APPLICATIONS,
-    DESCRIBE_APPLICATION,
-    RESET_APPLICATION,
-    DELETE_APPLICATION,
+    FETCH_CONSUMER_GROUP,
+    LIST_CONSUMER_GROUPS,
+    DESCRIBE_CONSUMER_GROUP,
+    RESET_CONSUMER_GROUP,
+    DELETE_CONSUMER_GROUP,
 )

@@ -133,7 +133,7 @@ class RawReader:
             await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def subscribe(self, *lanes: push_pb2.PushLane, window_bytes: int = 0) -> None:
-        message = push_pb2.PushSubscribe(application_id="raw", window_bytes=window_bytes, lanes=lanes)
+        message = push_pb2.PushSubscribe(consumer_group="raw", window_bytes=window_bytes, lanes=lanes)
         await self.say(encode(Kind.SUBSCRIBE, message.SerializeToString()))
 
     @contextmanager

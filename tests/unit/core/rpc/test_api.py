@@ -7,7 +7,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from kera.core.rpc import Method
 from kera.core.rpc.api import BACKUP_METHODS, BROKER_METHODS, CONSUMER_GROUPS_METHODS, COORDINATOR_METHODS
-from kera.v1 import application_pb2, backup_pb2, broker_pb2, coordinator_pb2
+from kera.v1 import backup_pb2, broker_pb2, consumer_group_pb2, coordinator_pb2
 
 ALL: tuple[Method[Any, Any], ...] = (
     *BROKER_METHODS,
@@ -19,7 +19,7 @@ SERVICES: list[ServiceDescriptor] = [
     *broker_pb2.DESCRIPTOR.services_by_name.values(),
     *coordinator_pb2.DESCRIPTOR.services_by_name.values(),
     *backup_pb2.DESCRIPTOR.services_by_name.values(),
-    *application_pb2.DESCRIPTOR.services_by_name.values(),
+    *consumer_group_pb2.DESCRIPTOR.services_by_name.values(),
 ]
 
 
@@ -87,11 +87,11 @@ def test_the_numbers_in_frames_never_change() -> None:
         "ConsumeRound": 301,
         "KeepAlive": 302,
         "Leave": 303,
-        "FetchApplication": 304,
-        "ListApplications": 305,
-        "DescribeApplication": 306,
-        "ResetApplication": 307,
-        "DeleteApplication": 308,
+        "FetchConsumerGroup": 304,
+        "ListConsumerGroups": 305,
+        "DescribeConsumerGroup": 306,
+        "ResetConsumerGroup": 307,
+        "DeleteConsumerGroup": 308,
     }
 
 

@@ -47,13 +47,13 @@ final class Wire {
         Writer range = new Writer();
         writeRange(range, 1, piece, start);
         return new Writer().bytes(2, range.done()).varint(3, piece.settings.fetchBytesMax()).varint(4, waitMs)
-                .bytes(5, utf8(piece.settings.applicationId())).done();
+                .bytes(5, utf8(piece.settings.consumerGroup())).done();
     }
 
     static byte[] subscribe(Piece piece, int lane, Position start) {
         Writer row = new Writer().varint(1, Integer.toUnsignedLong(lane));
         writeRange(row, 2, piece, start);
-        return new Writer().bytes(1, utf8(piece.settings.applicationId()))
+        return new Writer().bytes(1, utf8(piece.settings.consumerGroup()))
                 .varint(2, piece.settings.prefetchBytesMax()).bytes(3, row.done()).done();
     }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.examples import examples
-from tests.property.application_world import PROGRESS_MS, SESSION_MS, World
+from tests.property.consumer_group_world import PROGRESS_MS, SESSION_MS, World
 
 NAMES = st.sampled_from("abcde")
 STREAMLETS = st.integers(0, 1)
@@ -18,7 +18,7 @@ ENTRIES = st.integers(0, 2)
 SHARES = st.sampled_from([0.0, 0.3, 1.0])
 
 
-class Applications(RuleBasedStateMachine):
+class ConsumerGroups(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
@@ -63,7 +63,7 @@ class Applications(RuleBasedStateMachine):
     def leave(self, name: str) -> None:
         member = self.world.members.pop(name, None)
         if member is not None:
-            self.world.application.leave(name, [], self.world.now_s)
+            self.world.consumer_group.leave(name, [], self.world.now_s)
             self.world.store()
 
     @rule(name=NAMES, stuck=st.booleans())
@@ -73,7 +73,7 @@ class Applications(RuleBasedStateMachine):
     @rule(name=NAMES)
     def keep_alive(self, name: str) -> None:
         member = self.world.join(name)
-        self.world.application.keep_alive(name, member.busy_ms, self.world.now_s)
+        self.world.consumer_group.keep_alive(name, member.busy_ms, self.world.now_s)
         self.world.store()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, SESSION_MS / 1000 + 1]))
@@ -97,7 +97,7 @@ class Applications(RuleBasedStateMachine):
         self.world.finish()
 
 
-TestApplications = Applications.TestCase
-TestApplications.settings = settings(
+TestConsumerGroups = ConsumerGroups.TestCase
+TestConsumerGroups.settings = settings(
     max_examples=examples(400), print_blob=False, stateful_step_count=40, deadline=None
 )

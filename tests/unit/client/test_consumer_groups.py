@@ -1,4 +1,4 @@
-"""What applications report to the coordinator."""
+"""What consumer groups report to the coordinator."""
 
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ async def test_cursors_of_many_streamlets_are_reported_in_several_requests(monke
     await report_cursors(cast(Cluster, cluster), "billing", stream, positions)
 
     assert [[one.streamlet_id for one in each.starts] for each in cluster.requests] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert all(each.forward_only and each.application_id == "billing" for each in cluster.requests)
+    assert all(each.forward_only and each.consumer_group == "billing" for each in cluster.requests)
     told = [
         (cursor.entry, cursor.group_id) for each in cluster.requests for one in each.starts for cursor in one.cursors
     ]

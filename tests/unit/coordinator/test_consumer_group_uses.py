@@ -1,17 +1,17 @@
-"""When applications were used last: what counts as use, what is written down of it, and which are forgotten."""
+"""When consumer groups were used last: what counts as use, what is written down of it, and which are forgotten."""
 
 from __future__ import annotations
 
 from kera.coordinator.consumer_groups.uses import CLOCK, NOTE_MS_MAX, USES, Uses
-from kera.v1 import application_pb2 as messages
+from kera.v1 import consumer_group_pb2 as messages
 
 DAY_MS = 86_400_000
 WEEK_MS = 7 * DAY_MS
 
 
-def of(value: bytes | None) -> messages.ApplicationUse:
+def of(value: bytes | None) -> messages.ConsumerGroupUse:
     assert value is not None
-    return messages.ApplicationUse.FromString(value)
+    return messages.ConsumerGroupUse.FromString(value)
 
 
 def again(uses: Uses, stored: dict[str, bytes], now_s: float) -> Uses:
@@ -19,7 +19,7 @@ def again(uses: Uses, stored: dict[str, bytes], now_s: float) -> Uses:
     made = Uses(uses.retention_ms, now_s, int(stored.get(CLOCK, b"0")))
     for key, value in stored.items():
         if key.startswith(USES):
-            made.restore(messages.ApplicationUse.FromString(value))
+            made.restore(messages.ConsumerGroupUse.FromString(value))
     return made
 
 

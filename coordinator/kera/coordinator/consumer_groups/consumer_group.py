@@ -1,13 +1,13 @@
-"""An application: which of its consumers reads which groups of segments, and how far they are. No I/O, no waiting.
+"""A consumer group: which of its consumers reads which groups of segments, and how far they are. No I/O, no waiting.
 
-Consumers of an application are its *members*. What one of them is given is a *group* of segments (thesis 6.2.3): of an
-entry, whose groups follow each other, so several members may read an entry at once, each another part of it.
+Consumers of a consumer group are its *members*. What one of them is given is a *group* of segments (thesis 6.2.3): of
+an entry, whose groups follow each other, so several members may read an entry at once, each another part of it.
 
 A group is held by at most one member. Each time it is given, it has a new lease number, and what earlier holders say
-about it is refused. What is promised of groups, cursors and gaps is in ``application_progress``; cursors go back only
-by `Application.reset`.
+about it is refused. What is promised of groups, cursors and gaps is in ``consumer_group_progress``; cursors go back
+only by `ConsumerGroup.reset`.
 
-Who gets what (`Application._balance`): the oldest group of each entry that is not done, and more of them as long as
+Who gets what (`ConsumerGroup._balance`): the oldest group of each entry that is not done, and more of them as long as
 somebody has fewer than `AHEAD`. A free group goes to whoever holds least, and of those to whoever has consumed least
 lately. So holdings differ by at most one, and as groups come to their ends, the extra ones go round. When a member
 joins and nothing is free, those who hold most are asked to give back groups: nobody else is disturbed.
@@ -15,9 +15,9 @@ joins and nothing is free, those who hold most are asked to give back groups: no
 A member that is not heard of for its session time-out, or is in its user's code for longer than its progress time-out,
 is no member any more: what it held is free. Nothing tells it but the answer to its next round.
 
-What is stored is a `StreamletProgress` for each streamlet that the application has begun; `Application.take_changes`
-has those that changed. Members are known by the groups that they hold, with their time-outs, and get a full one after a
-restart.
+What is stored is a `StreamletProgress` for each streamlet that the consumer group has begun;
+`ConsumerGroup.take_changes` has those that changed. Members are known by the groups that they hold, with their
+time-outs, and get a full one after a restart.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from kera.coordinator.consumer_groups.progress import (
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import Position
 from kera.core.turns import at_once
-from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
+from kera.v1 import consumer_group_pb2 as messages
 
 AHEAD = 2
 """Groups for each member, where there are so many: while one is at its end, the next one is being fetched."""
@@ -72,8 +72,8 @@ class StreamShape(NamedTuple):
     entries: int
 
 
-class Application:
-    """The state of one application."""
+class ConsumerGroup:
+    """The state of one consumer group."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -296,9 +296,9 @@ class Application:
         active = [m.member_id for m in self.members.values() if not m.stream_ids or m.stream_ids & touched]
         if active and not force:
             raise InvalidArgument(
-                f"application {self.name!r} has {len(active)} active consumer{'s' if len(active) > 1 else ''};"
+                f"consumer group {self.name!r} has {len(active)} active consumer{'s' if len(active) > 1 else ''};"
                 " stop them, or force it: they lose what they hold",
-                application=self.name,
+                consumer_group=self.name,
                 members=len(active),
             )
 
@@ -339,7 +339,7 @@ class Application:
         if member is None:
             if len(self.members) >= MEMBERS_MAX:
                 raise Unavailable(
-                    f"application {self.name!r} has {MEMBERS_MAX} consumers, which is the limit", limit=MEMBERS_MAX
+                    f"consumer group {self.name!r} has {MEMBERS_MAX} consumers, which is the limit", limit=MEMBERS_MAX
                 )
             others = [other.recent(now_s) for other in self.members.values()]
             member = self.members[request.member_id] = Member(

@@ -1,4 +1,4 @@
-"""Applications over a store: what is answered is stored, rounds that wait, names, and what is forgotten."""
+"""Consumer groups over a store: what is answered is stored, rounds that wait, names, and what is forgotten."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kera.coordinator import metrics
-from kera.coordinator.consumer_groups.application import Application
-from kera.coordinator.consumer_groups.service import APPLICATIONS, NAME_CHARS_MAX, PAUSE_S_MIN, TICK_S, Applications
+from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
+from kera.coordinator.consumer_groups.service import (
+    CONSUMER_GROUPS,
+    NAME_CHARS_MAX,
+    PAUSE_S_MIN,
+    TICK_S,
+    ConsumerGroups,
+)
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.errors import InvalidArgument, UnknownStream
 from kera.core.rpc import api
-from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1 import consumer_group_pb2 as messages
 from tests.unit.coordinator.fake_cluster import Cluster
 
 TIMEOUT_S = 20.0
@@ -27,23 +33,23 @@ SHORT_MS = 200
 
 
 class Service:
-    """The applications of a cluster with one stream ``s``, of one streamlet and entry."""
+    """The consumer groups of a cluster with one stream ``s``, of one streamlet and entry."""
 
-    def __init__(self, cluster: Cluster, applications: Applications) -> None:
+    def __init__(self, cluster: Cluster, consumer_groups: ConsumerGroups) -> None:
         self.cluster = cluster
-        self.applications = applications
+        self.consumer_groups = consumer_groups
 
     async def restart(self) -> None:
-        await self.applications.close()
+        await self.consumer_groups.close()
         await self.cluster.restart()
-        self.applications = Applications.load(self.cluster.coordinator.state)
+        self.consumer_groups = ConsumerGroups.load(self.cluster.coordinator.state)
 
-    async def round(self, member_id: str = "a", application_id: str = "app", **fields: Any) -> Any:
+    async def round(self, member_id: str = "a", consumer_group: str = "app", **fields: Any) -> Any:
         given = {"session_timeout_ms": 10_000, "progress_timeout_ms": 60_000, "groups_max": 10, "stream_ids": [1]}
         request = messages.ConsumeRoundRequest(
-            application_id=application_id, member_id=member_id, **{**given, **fields}
+            consumer_group=consumer_group, member_id=member_id, **{**given, **fields}
         )
-        return await self.applications.consume_round(request)
+        return await self.consumer_groups.consume_round(request)
 
     async def begin(self, *group_ids: int) -> messages.ConsumeRoundResponse:
         """Consumer ``a`` finds groups."""
@@ -60,10 +66,10 @@ class Service:
         """Time goes by while the process runs."""
         for _ in range(round(seconds / TICK_S)):
             self.cluster.clock.advance(TICK_S)
-            await self.applications.list_all(messages.ListApplicationsRequest())
+            await self.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
 
     def records(self) -> list[str]:
-        return [key for key in self.cluster.store._records if key.startswith(APPLICATIONS)]  # type: ignore[attr-defined]
+        return [key for key in self.cluster.store._records if key.startswith(CONSUMER_GROUPS)]  # type: ignore[attr-defined]
 
 
 def cursor(group_id: int, segment_id: int = 1, offset: int = 0) -> common_pb2.Cursor:
@@ -78,14 +84,14 @@ def step(lease: messages.GroupLease, offset: int, **fields: Any) -> messages.Gro
 async def service(cluster: Cluster) -> AsyncIterator[Service]:
     await cluster.register("one")
     await cluster.create("s")
-    made = Service(cluster, Applications.load(cluster.coordinator.state))
+    made = Service(cluster, ConsumerGroups.load(cluster.coordinator.state))
     yield made
-    await made.applications.close()
+    await made.consumer_groups.close()
 
 
 async def test_every_method_is_served(cluster: Cluster) -> None:
-    applications = Applications.load(cluster.coordinator.state)
-    served = coordinator_service(cluster.coordinator, lambda *_: None, applications)
+    consumer_groups = ConsumerGroups.load(cluster.coordinator.state)
+    served = coordinator_service(cluster.coordinator, lambda *_: None, consumer_groups)
     assert set(served) == {*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS}
 
 
@@ -96,9 +102,9 @@ async def test_what_is_answered_is_stored(service: Service) -> None:
     await service.restart()
     (again,) = (await service.round()).held
     assert (again.lease, again.next.position) == (lease.lease, 50)
-    fetched = await service.applications.fetch(messages.FetchApplicationRequest(application_id="app", stream_id=1))
+    fetched = await service.consumer_groups.fetch(messages.FetchConsumerGroupRequest(consumer_group="app", stream_id=1))
     assert [each.position for each in fetched.cursors] == [50]
-    assert [each.position for each in service.applications.cursors_of(1)] == [50]
+    assert [each.position for each in service.consumer_groups.cursors_of(1)] == [50]
 
 
 async def test_rounds_at_once_are_stored_together(service: Service) -> None:
@@ -144,7 +150,7 @@ async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(servi
     await service.round("b")
     waiting = asyncio.create_task(service.round("b", wait_ms=SHORT_MS))
     async with asyncio.timeout(TIMEOUT_S):
-        while ("app", "b") not in service.applications._polls:
+        while ("app", "b") not in service.consumer_groups._polls:
             await asyncio.sleep(0)
     store = service.cluster.store
     write = store.write
@@ -158,17 +164,17 @@ async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(servi
     store.write = write  # type: ignore[method-assign]
     async with asyncio.timeout(TIMEOUT_S):
         assert not (await waiting).held
-    assert "b" not in service.applications._applications["app"].members
+    assert "b" not in service.consumer_groups._consumer_groups["app"].members
     await service.round("b")
-    assert "b" in service.applications._applications["app"].members
+    assert "b" in service.consumer_groups._consumer_groups["app"].members
 
 
-async def test_what_cannot_be_stored_of_one_application_leaves_the_others_alone(service: Service) -> None:
+async def test_what_cannot_be_stored_of_one_consumer_group_leaves_the_others_alone(service: Service) -> None:
     """With thousands, to load all of them anew for each commit that fails would hold up the coordinator."""
     (lease,) = (await service.begin(1)).held
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
-    await service.round("b", application_id="other", starts=[start])
-    known = service.applications._applications
+    await service.round("b", consumer_group="other", starts=[start])
+    known = service.consumer_groups._consumer_groups
     before, other = known["app"], known["other"]
     store = service.cluster.store
     write = store.write
@@ -180,13 +186,13 @@ async def test_what_cannot_be_stored_of_one_application_leaves_the_others_alone(
     with pytest.raises(MetadataStoreFull):
         await service.round(steps=[step(lease, 10)])
     with pytest.raises(MetadataStoreFull):
-        await service.round(application_id="new", starts=[start])
+        await service.round(consumer_group="new", starts=[start])
     store.write = write  # type: ignore[method-assign]
     assert known["other"] is other
     assert list(other.members) == ["b"]
     assert known["app"] is not before
     assert "new" not in known
-    assert [each.group_id for each in service.applications.cursors_of(1)] == [0]
+    assert [each.group_id for each in service.consumer_groups.cursors_of(1)] == [0]
     (again,) = (await service.round()).held
     assert (again.lease, again.next.position) == (lease.lease, 0)
 
@@ -209,7 +215,7 @@ async def test_a_round_waits_until_there_is_something_to_say(service: Service) -
 async def test_the_next_round_ends_the_wait_of_the_one_before(service: Service) -> None:
     await service.begin(1)
     waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
-    while ("app", "a") not in service.applications._polls:
+    while ("app", "a") not in service.consumer_groups._polls:
         await asyncio.sleep(0)
     async with asyncio.timeout(TIMEOUT_S):
         await service.round()
@@ -223,7 +229,7 @@ async def test_a_round_of_a_stuck_consumer_waits_as_well(service: Service) -> No
     async with asyncio.timeout(TIMEOUT_S):
         assert not (await service.round(**stuck)).held, "that it has lost what it held is said at once"
         waiting = asyncio.create_task(service.round(**stuck))
-        while ("app", "a") not in service.applications._polls:
+        while ("app", "a") not in service.consumer_groups._polls:
             assert not waiting.done()
             await asyncio.sleep(0)
         for _ in range(10):
@@ -245,12 +251,12 @@ async def test_a_wait_ends_when_it_is_time_to_look(service: Service) -> None:
 async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kera.coordinator.consumer_groups.service.TICK_S", 0.01)
     await service.begin(1)
-    application = service.applications._applications["app"]
+    consumer_group = service.consumer_groups._consumer_groups["app"]
     async with asyncio.timeout(TIMEOUT_S):
-        while application.members:
+        while consumer_group.members:
             service.cluster.clock.advance(0.2)
             await asyncio.sleep(0.01)
-        while service.applications._ticking is not None:
+        while service.consumer_groups._ticking is not None:
             await asyncio.sleep(0.01)
 
 
@@ -260,36 +266,36 @@ async def test_who_died_while_no_coordinator_led_is_noticed_without_anybody_aski
     monkeypatch.setattr("kera.coordinator.consumer_groups.service.TICK_S", 0.01)
     await service.begin(1)
     await service.restart()
-    application = service.applications._applications["app"]
-    assert application.members
+    consumer_group = service.consumer_groups._consumer_groups["app"]
+    assert consumer_group.members
     async with asyncio.timeout(TIMEOUT_S):
-        while application.members:
+        while consumer_group.members:
             service.cluster.clock.advance(0.2)
             await asyncio.sleep(0.01)
 
 
-async def test_only_applications_with_consumers_are_looked_at(
+async def test_only_consumer_groups_with_consumers_are_looked_at(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be thousands that nobody runs, and the coordinator looks twice a second."""
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
     for number in range(5):
-        await service.applications.reset(
-            messages.ResetApplicationRequest(application_id=f"idle-{number}", starts=[start])
+        await service.consumer_groups.reset(
+            messages.ResetConsumerGroupRequest(consumer_group=f"idle-{number}", starts=[start])
         )
     await service.begin(1)
     looked: set[str] = set()
-    expire = Application.expire
+    expire = ConsumerGroup.expire
 
-    def noting(self: Application, now_s: float) -> list[str]:
+    def noting(self: ConsumerGroup, now_s: float) -> list[str]:
         looked.add(self.name)
         return expire(self, now_s)
 
-    monkeypatch.setattr(Application, "expire", noting)
+    monkeypatch.setattr(ConsumerGroup, "expire", noting)
     await service.advance(2)
     assert looked == {"app"}
     await service.cluster.coordinator.delete_stream("s")
-    await service.applications.list_all(messages.ListApplicationsRequest())
+    await service.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
     assert service.records() == [], "a stream that is gone is forgotten by all"
 
 
@@ -310,19 +316,19 @@ async def test_streams_that_are_gone_are_forgotten(service: Service) -> None:
     await service.cluster.coordinator.delete_stream("s")
     with pytest.raises(UnknownStream):
         await service.round()
-    await service.applications.list_all(messages.ListApplicationsRequest())
+    await service.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
     assert service.records() == []
     with pytest.raises(UnknownStream):
-        await service.applications.fetch(messages.FetchApplicationRequest(application_id="app", stream_id=1))
+        await service.consumer_groups.fetch(messages.FetchConsumerGroupRequest(consumer_group="app", stream_id=1))
 
 
 async def test_people_see_members_and_progress(service: Service) -> None:
     await service.begin(1, 2)
     await service.round("b", client="host/7", busy_ms=500, bytes_consumed=9)
     await service.advance(2)
-    (info,) = (await service.applications.list_all(messages.ListApplicationsRequest())).applications
-    assert (info.application_id, list(info.stream_ids), info.members) == ("app", [1], 2)
-    described = await service.applications.describe(messages.DescribeApplicationRequest(application_id="app"))
+    (info,) = (await service.consumer_groups.list_all(messages.ListConsumerGroupsRequest())).consumer_groups
+    assert (info.consumer_group, list(info.stream_ids), info.members) == ("app", [1], 2)
+    described = await service.consumer_groups.describe(messages.DescribeConsumerGroupRequest(consumer_group="app"))
     assert [member.member_id for member in described.members] == ["a", "b"]
     b = described.members[1]
     assert (b.client, b.silent_ms, b.busy_ms, b.bytes_consumed) == ("host/7", 2000, 2500, 9)
@@ -330,68 +336,70 @@ async def test_people_see_members_and_progress(service: Service) -> None:
     assert (progress.listed_group_id, [group.next.group_id for group in progress.groups]) == (2, [1, 2])
 
 
-async def test_an_application_is_reset_and_deleted(service: Service) -> None:
+async def test_an_consumer_group_is_reset_and_deleted(service: Service) -> None:
     await service.begin(1)
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(5, 1, 7)])
-    request = messages.ResetApplicationRequest(application_id="app", starts=[start])
+    request = messages.ResetConsumerGroupRequest(consumer_group="app", starts=[start])
     with pytest.raises(InvalidArgument, match="active"):
-        await service.applications.reset(request)
+        await service.consumer_groups.reset(request)
     with pytest.raises(InvalidArgument, match="active"):
-        await service.applications.delete(messages.DeleteApplicationRequest(application_id="app"))
-    await service.applications.leave(messages.LeaveRequest(application_id="app", member_id="a"))
-    await service.applications.reset(request)
-    fetched = await service.applications.fetch(messages.FetchApplicationRequest(application_id="app", stream_id=1))
+        await service.consumer_groups.delete(messages.DeleteConsumerGroupRequest(consumer_group="app"))
+    await service.consumer_groups.leave(messages.LeaveRequest(consumer_group="app", member_id="a"))
+    await service.consumer_groups.reset(request)
+    fetched = await service.consumer_groups.fetch(messages.FetchConsumerGroupRequest(consumer_group="app", stream_id=1))
     assert list(fetched.cursors) == [cursor(5, 1, 7)]
-    await service.applications.delete(messages.DeleteApplicationRequest(application_id="app"))
+    await service.consumer_groups.delete(messages.DeleteConsumerGroupRequest(consumer_group="app"))
     assert service.records() == []
-    with pytest.raises(InvalidArgument, match="no application"):
-        await service.applications.describe(messages.DescribeApplicationRequest(application_id="app"))
+    with pytest.raises(InvalidArgument, match="no consumer group"):
+        await service.consumer_groups.describe(messages.DescribeConsumerGroupRequest(consumer_group="app"))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * (NAME_CHARS_MAX + 1), "..", "ü"])
 async def test_a_name_that_cannot_be_a_key_is_refused(service: Service, name: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot be called"):
-        await service.round(application_id=name)
+        await service.round(consumer_group=name)
 
 
-async def test_there_is_a_limit_of_applications_and_a_way_out(
+async def test_there_is_a_limit_of_consumer_groups_and_a_way_out(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kera.coordinator.consumer_groups.service.APPLICATIONS_MAX", 1)
+    monkeypatch.setattr("kera.coordinator.consumer_groups.service.CONSUMER_GROUPS_MAX", 1)
     with pytest.raises(InvalidArgument, match="between"):
-        await service.round(application_id="wrong", session_timeout_ms=1)
+        await service.round(consumer_group="wrong", session_timeout_ms=1)
     await service.begin(1)
-    with pytest.raises(InvalidArgument, match="1 applications, which is the limit; delete") as caught:
-        await service.round(application_id="other")
+    with pytest.raises(InvalidArgument, match="1 consumer groups, which is the limit; delete") as caught:
+        await service.round(consumer_group="other")
     assert not caught.value.retriable, "a consumer is told, and does not try for ever"
 
 
 async def test_those_who_are_not_known_are_told(service: Service) -> None:
-    keep_alive = messages.KeepAliveRequest(application_id="app", member_id="a")
-    assert not (await service.applications.keep_alive(keep_alive)).member
+    keep_alive = messages.KeepAliveRequest(consumer_group="app", member_id="a")
+    assert not (await service.consumer_groups.keep_alive(keep_alive)).member
     await service.begin(1)
-    assert (await service.applications.keep_alive(keep_alive)).member
-    late = messages.LeaveRequest(application_id="none", member_id="a", steps=[messages.GroupStep(lease=3)])
-    assert list((await service.applications.leave(late)).refused) == list(late.steps)
+    assert (await service.consumer_groups.keep_alive(keep_alive)).member
+    late = messages.LeaveRequest(consumer_group="none", member_id="a", steps=[messages.GroupStep(lease=3)])
+    assert list((await service.consumer_groups.leave(late)).refused) == list(late.steps)
 
 
 async def test_metrics_have_consumers_and_what_they_hold(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = CollectorRegistry()
     made = CoordinatorMetrics(registry, service.cluster.coordinator)
-    assert "kera_coordinator_applications 0.0" in generate_latest(registry).decode(), "a coordinator that does not lead"
-    made.applications = service.applications
+    assert "kera_coordinator_consumer_groups 0.0" in generate_latest(registry).decode(), (
+        "a coordinator that does not lead"
+    )
+    made.consumer_groups = service.consumer_groups
     await service.begin(1, 2)
     await service.round("b")
-    await service.round("c", application_id="other")
+    await service.round("c", consumer_group="other")
     text = generate_latest(registry).decode()
-    assert "kera_coordinator_applications 2.0" in text
-    assert 'kera_coordinator_application_consumers{application="app"} 2.0' in text
-    assert 'kera_coordinator_application_groups_held{application="app"} 2.0' in text
-    assert 'kera_coordinator_application_groups_held{application="other"} 0.0' in text
-    monkeypatch.setattr(metrics, "APPLICATIONS_MAX", 1)
+    assert "kera_coordinator_consumer_groups 2.0" in text
+    assert 'kera_coordinator_consumer_group_members{consumer_group="app"} 2.0' in text
+    assert 'kera_coordinator_consumer_group_leases{consumer_group="app"} 2.0' in text
+    assert 'kera_coordinator_consumer_group_leases{consumer_group="other"} 0.0' in text
+    monkeypatch.setattr(metrics, "CONSUMER_GROUPS_MAX", 1)
     text = generate_latest(registry).decode()
-    assert "kera_coordinator_applications 2.0" in text
-    assert '{application="other"}' not in text
+    assert "kera_coordinator_consumer_groups 2.0" in text
+    assert '{consumer_group="other"}' not in text
 
 
 # --- what nobody uses -------------------------------------------------------------------------------------------
@@ -402,35 +410,35 @@ WEEK_MS = 7 * 86_400_000
 
 @pytest.fixture
 async def forgetful(cluster: Cluster) -> AsyncIterator[Service]:
-    """Forgets unnamed applications after a week."""
+    """Forgets unnamed consumer groups after a week."""
     await cluster.register("one")
     await cluster.create("s")
-    made = Service(cluster, Applications.load(cluster.coordinator.state, WEEK_MS))
+    made = Service(cluster, ConsumerGroups.load(cluster.coordinator.state, WEEK_MS))
     yield made
-    await made.applications.close()
+    await made.consumer_groups.close()
 
 
 async def commit(service: Service, name: str, offset: int = 5, **fields: Any) -> None:
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(1, 1, offset)])
-    request = messages.ResetApplicationRequest(application_id=name, starts=[start], forward_only=True, **fields)
-    await service.applications.reset(request)
+    request = messages.ResetConsumerGroupRequest(consumer_group=name, starts=[start], forward_only=True, **fields)
+    await service.consumer_groups.reset(request)
 
 
-async def listed(service: Service) -> dict[str, messages.ApplicationInfo]:
-    answer = await service.applications.list_all(messages.ListApplicationsRequest())
-    return {info.application_id: info for info in answer.applications}
+async def listed(service: Service) -> dict[str, messages.ConsumerGroupInfo]:
+    answer = await service.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
+    return {info.consumer_group: info for info in answer.consumer_groups}
 
 
 async def pass_time(service: Service, milliseconds: int) -> None:
     service.cluster.clock.advance(milliseconds / 1000)
-    await service.applications.forget_unused()
+    await service.consumer_groups.forget_unused()
 
 
 def all_records(service: Service) -> list[str]:
     return [key for key in service.cluster.store._records if key.startswith("application")]  # type: ignore[attr-defined]
 
 
-async def test_an_unnamed_application_that_nobody_uses_is_forgotten_and_leaves_nothing(forgetful: Service) -> None:
+async def test_an_unnamed_consumer_group_that_nobody_uses_is_forgotten_and_leaves_nothing(forgetful: Service) -> None:
     await commit(forgetful, "made-up", unnamed=True)
     await commit(forgetful, "chosen")
     await pass_time(forgetful, WEEK_MS - 1)
@@ -452,9 +460,9 @@ async def test_a_commit_that_moves_nothing_is_use(forgetful: Service) -> None:
 async def test_the_next_coordinator_goes_on_counting(forgetful: Service) -> None:
     await commit(forgetful, "made-up", unnamed=True)
     await pass_time(forgetful, WEEK_MS - 1000)
-    await forgetful.applications.close()
+    await forgetful.consumer_groups.close()
     await forgetful.cluster.restart()
-    forgetful.applications = Applications.load(forgetful.cluster.coordinator.state, WEEK_MS)
+    forgetful.consumer_groups = ConsumerGroups.load(forgetful.cluster.coordinator.state, WEEK_MS)
     assert (await listed(forgetful))["made-up"].unnamed
     await pass_time(forgetful, 1000)
     assert await listed(forgetful) == {}
@@ -463,7 +471,9 @@ async def test_the_next_coordinator_goes_on_counting(forgetful: Service) -> None
 async def test_one_with_consumers_or_that_retention_waits_for_stays(forgetful: Service) -> None:
     cluster = forgetful.cluster
     await cluster.create("pinned")
-    await cluster.alter("pinned", retention_applications=coordinator_pb2.Applications(names=["pinned-by-name"]))
+    await cluster.alter(
+        "pinned", retention_consumer_groups=coordinator_pb2.ConsumerGroupNames(names=["pinned-by-name"])
+    )
     await commit(forgetful, "pinned-by-name", unnamed=True)
     await commit(forgetful, "joined", unnamed=True)
     await forgetful.round("a", "joined", session_timeout_ms=24 * 3_600_000)
@@ -471,20 +481,20 @@ async def test_one_with_consumers_or_that_retention_waits_for_stays(forgetful: S
     found = await listed(forgetful)
     assert set(found) == {"pinned-by-name", "joined"}
     assert not any(info.HasField("expires_in_ms") for info in found.values())
-    request = messages.DeleteApplicationRequest(application_id="pinned-by-name", idle_ms=WEEK_MS)
+    request = messages.DeleteConsumerGroupRequest(consumer_group="pinned-by-name", idle_ms=WEEK_MS)
     with pytest.raises(InvalidArgument, match="retention of a stream waits"):
-        await forgetful.applications.delete(request)
+        await forgetful.consumer_groups.delete(request)
 
 
 async def test_a_deletion_of_what_is_idle_looks_once_more(forgetful: Service) -> None:
     await commit(forgetful, "chosen")
     await pass_time(forgetful, 5000)
     await commit(forgetful, "chosen")
-    request = messages.DeleteApplicationRequest(application_id="chosen", idle_ms=5000)
+    request = messages.DeleteConsumerGroupRequest(consumer_group="chosen", idle_ms=5000)
     with pytest.raises(InvalidArgument, match="was used 0 s ago"):
-        await forgetful.applications.delete(request)
+        await forgetful.consumer_groups.delete(request)
     await pass_time(forgetful, 5000)
-    await forgetful.applications.delete(request)
+    await forgetful.consumer_groups.delete(request)
     assert await listed(forgetful) == {}
 
 

@@ -1,16 +1,16 @@
-"""An application, the streamlets that it reads, and members that follow the protocol: for tests without a daemon."""
+"""A consumer group, the streamlets that it reads, and members that follow the protocol: for tests without a daemon."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kera.coordinator.consumer_groups.application import Application, StreamShape
+from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup, StreamShape
 from kera.coordinator.consumer_groups.members import leases_of
 from kera.coordinator.consumer_groups.progress import key_of, position_of
 from kera.core.turns import at_once
-from kera.v1 import application_pb2 as messages
 from kera.v1 import common_pb2
+from kera.v1 import consumer_group_pb2 as messages
 
 STREAM_ID = 7
 SHAPES = {STREAM_ID: StreamShape(2, 3)}
@@ -60,7 +60,7 @@ class FakeMember:
 class World:
     def __init__(self) -> None:
         self.now_s = 1000.0
-        self.application = Application("app")
+        self.consumer_group = ConsumerGroup("app")
         self.stored: dict[tuple[int, int], bytes] = {}
         self.groups: dict[int, list[TrueGroup]] = {0: [], 1: []}
         self.next_id = {0: 1, 1: 1}
@@ -70,9 +70,9 @@ class World:
         self.written: Counter[tuple[int, int]] = Counter()
         """Records of each (streamlet, entry)."""
         self.began: dict[tuple[int, int], int] = {}
-        """(Streamlet, entry) → the record with which the application began."""
+        """(Streamlet, entry) → the record with which the consumer group began."""
         self.told: Counter[tuple[int, int]] = Counter()
-        """(Streamlet, entry) → how many records the application was told are lost."""
+        """(Streamlet, entry) → how many records the consumer group was told are lost."""
 
     # -- streams -----------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class World:
 
     def request(self, member: FakeMember, steps: list[messages.GroupStep]) -> messages.ConsumeRoundRequest:
         request = messages.ConsumeRoundRequest(
-            application_id="app",
+            consumer_group="app",
             member_id=member.member_id,
             session_timeout_ms=SESSION_MS,
             progress_timeout_ms=PROGRESS_MS,
@@ -132,7 +132,7 @@ class World:
                 request.starts.add(
                     stream_id=STREAM_ID, streamlet_id=look.streamlet_id, cursors=cursors, records=records
                 )
-                if (STREAM_ID, look.streamlet_id) not in self.application.streamlets:
+                if (STREAM_ID, look.streamlet_id) not in self.consumer_group.streamlets:
                     self.began.update(((look.streamlet_id, entry), record) for entry, record in enumerate(first))
             listed = [group for group in self.groups[look.streamlet_id] if group.group_id > after and not group.gone]
             if listed:
@@ -179,21 +179,21 @@ class World:
     def round(self, member: FakeMember, share: float = 0.0, *, answer_lost: bool = False) -> None:
         """A round; if its answer is lost, it is sent once more."""
         steps = self.steps(member, share)
-        self.application.expire(self.now_s)
+        self.consumer_group.expire(self.now_s)
         request = self.request(member, steps)
         leases = {key_of(step): step.lease for step in steps}
         ended = {step.next.group_id for step in steps if self.true_group(*key_of(step)[1:]).gone and step.finished}
         valid = {
             key
             for key, lease in leases.items()
-            if (held := self.application.members.get(member.member_id))
+            if (held := self.consumer_group.members.get(member.member_id))
             and key in held.held
             and held.held[key].lease == lease
         }
-        response = self.application.consume_round(request, SHAPES, self.now_s)
+        response = self.consumer_group.consume_round(request, SHAPES, self.now_s)
         if answer_lost:
-            response = self.application.consume_round(request, SHAPES, self.now_s)
-        at_once(self.application.answering(response, member.member_id, SHAPES, self.now_s))
+            response = self.consumer_group.consume_round(request, SHAPES, self.now_s)
+        at_once(self.consumer_group.answering(response, member.member_id, SHAPES, self.now_s))
         refused = {key_of(step) for step in response.refused}
         if member.busy_ms <= PROGRESS_MS:
             assert refused == set(leases) - valid, "exactly what others have, or may have, is refused"
@@ -215,8 +215,8 @@ class World:
             self.told[place] += step.next_record - group.first_record - step.next.position
 
     def store(self) -> None:
-        for key in self.application.take_dirty():
-            message = self.application.stored(key)
+        for key in self.consumer_group.take_dirty():
+            message = self.consumer_group.stored(key)
             if message is None:
                 del self.stored[key]
             else:
@@ -224,9 +224,9 @@ class World:
 
     def restart(self) -> None:
         """Another coordinator leads."""
-        self.application = Application("app")
+        self.consumer_group = ConsumerGroup("app")
         for value in self.stored.values():
-            self.application.restore(messages.StreamletProgress.FromString(value), self.now_s)
+            self.consumer_group.restore(messages.StreamletProgress.FromString(value), self.now_s)
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
@@ -235,7 +235,7 @@ class World:
 
     def check(self) -> None:
         holders: dict[tuple[int, int, int], str] = {}
-        for member_id, member in self.application.members.items():
+        for member_id, member in self.consumer_group.members.items():
             told = list(leases_of(member))
             assert len(told) == len(member.held)
             for key, group in member.held.items():
@@ -244,7 +244,7 @@ class World:
                 assert group.member_id == member_id
                 assert not group.done
             assert member.give_back <= set(member.held)
-        for (_, streamlet_id), streamlet in self.application.streamlets.items():
+        for (_, streamlet_id), streamlet in self.consumer_group.streamlets.items():
             for group_id, group in streamlet.groups.items():
                 assert holders.get((STREAM_ID, streamlet_id, group_id), "") == group.member_id
                 assert group_id <= streamlet.listed
@@ -283,7 +283,7 @@ class World:
             if not group.gone
         ) and not any(
             not group.done or group.lost
-            for streamlet in self.application.streamlets.values()
+            for streamlet in self.consumer_group.streamlets.values()
             for group in streamlet.groups.values()
         )
 
@@ -296,9 +296,9 @@ class World:
                 if group.entry == place[1] and group.first_record >= first
             )
             pending = sum(
-                gap.end - gap.first for gap in self.application.streamlets[STREAM_ID, place[0]].lost[place[1]]
+                gap.end - gap.first for gap in self.consumer_group.streamlets[STREAM_ID, place[0]].lost[place[1]]
             )
             assert done + self.told[place] + pending == self.written[place] - first
 
     def cursors(self) -> dict[tuple[int, int], tuple[int, int, int]]:
-        return {(each.streamlet_id, each.entry): position_of(each) for each in self.application.cursors(STREAM_ID)}
+        return {(each.streamlet_id, each.entry): position_of(each) for each in self.consumer_group.cursors(STREAM_ID)}

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.consumer_groups import application as applications
-from kera.coordinator.consumer_groups import progress as application_progress
-from kera.coordinator.consumer_groups.application import Application, StreamShape
+from kera.coordinator.consumer_groups import consumer_group as consumer_groups
+from kera.coordinator.consumer_groups import progress as consumer_group_progress
+from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup, StreamShape
 from kera.coordinator.consumer_groups.members import leases_of
 from kera.coordinator.consumer_groups.progress import Streamlet, key_of, lowest, position_of
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.turns import at_once
-from kera.v1 import application_pb2 as messages
-from tests.property.application_world import (
+from kera.v1 import consumer_group_pb2 as messages
+from tests.property.consumer_group_world import (
     PROGRESS_MS,
     SESSION_MS,
     SHAPES,
@@ -29,7 +29,7 @@ from tests.property.application_world import (
 
 
 def world_with(groups: int, *names: str, closed: bool = False) -> World:
-    """Members of an application that reads `groups` groups, of as many entries as there are."""
+    """Members of a consumer group that reads `groups` groups, of as many entries as there are."""
     world = World()
     for number in range(groups):
         world.append(number % 2, number // 2 % 3, 10)
@@ -74,7 +74,7 @@ def test_a_backlog_is_read_by_all_the_oldest_groups_first() -> None:
     for name in "abc":
         world.join(name)
     rounds(world, 4)
-    assert held(world) == [applications.AHEAD] * 3
+    assert held(world) == [consumer_groups.AHEAD] * 3
     given = sorted(key[2] for member in world.members.values() for key in member.held)
     assert given == [1, 2, 3, 4, 5, 6]
 
@@ -93,7 +93,7 @@ def test_a_member_that_joins_gets_groups_from_those_who_have_most_and_others_kee
 
 
 def world_answers(world: World) -> list[messages.GroupLease]:
-    return [lease for member in world.application.members.values() for lease in leases_of(member)]
+    return [lease for member in world.consumer_group.members.values() for lease in leases_of(member)]
 
 
 def test_extra_groups_go_to_those_who_have_consumed_least() -> None:
@@ -115,7 +115,7 @@ def test_members_get_nothing_of_streams_that_they_do_not_read_and_no_more_than_t
     world = world_with(6)
     requests = [
         messages.ConsumeRoundRequest(
-            application_id="app",
+            consumer_group="app",
             member_id=name,
             session_timeout_ms=SESSION_MS,
             progress_timeout_ms=PROGRESS_MS,
@@ -126,10 +126,10 @@ def test_members_get_nothing_of_streams_that_they_do_not_read_and_no_more_than_t
     ]
     shapes = {**SHAPES, STREAM_ID + 1: SHAPES[STREAM_ID]}
     for request in requests:
-        world.application.consume_round(request, shapes, world.now_s)
+        world.consumer_group.consume_round(request, shapes, world.now_s)
     world.join("a")
     rounds(world, 4)
-    members = world.application.members
+    members = world.consumer_group.members
     assert [len(members[name].held) for name in ("elsewhere", "small", "a")] == [0, 1, 5]
 
 
@@ -139,16 +139,16 @@ def test_it_is_known_when_members_do_not_take_the_next_groups_of_all_entries() -
     request = world.request(FakeMember("small"), [])
     request.groups_max = 4
     for _ in range(3):
-        response = world.application.consume_round(request, SHAPES, world.now_s)
-        at_once(world.application.answering(response, "small", SHAPES, world.now_s))
+        response = world.consumer_group.consume_round(request, SHAPES, world.now_s)
+        at_once(world.consumer_group.answering(response, "small", SHAPES, world.now_s))
         request = world.request(FakeMember("small", looks=list(response.look)), [])
         request.groups_max = 4
         world.advance(0.6)
-    assert len(world.application.members["small"].held) == 4
-    assert world.application.is_short
+    assert len(world.consumer_group.members["small"].held) == 4
+    assert world.consumer_group.is_short
     world.join("a")
     rounds(world, 2)
-    assert not world.application.is_short
+    assert not world.consumer_group.is_short
 
 
 def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
@@ -163,8 +163,8 @@ def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
     for expected in (4, 6):
         request = world.request(member, [])
         request.ended.extend(messages.GroupStep(next=lease.next, lease=lease.lease) for lease in member.held.values())
-        response = world.application.consume_round(request, SHAPES, world.now_s)
-        at_once(world.application.answering(response, "a", SHAPES, world.now_s))
+        response = world.consumer_group.consume_round(request, SHAPES, world.now_s)
+        at_once(world.consumer_group.answering(response, "a", SHAPES, world.now_s))
         member.held = {key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
         assert len(member.held) == expected
 
@@ -181,7 +181,7 @@ def test_groups_of_a_dead_member_go_to_others_and_its_commits_are_refused() -> N
     world.advance(SESSION_MS / 2000 + 0.1)
     world.round(world.members["b"])
     assert len(world.members["b"].held) == 2
-    response = world.application.consume_round(world.request(dead, stale), SHAPES, world.now_s)
+    response = world.consumer_group.consume_round(world.request(dead, stale), SHAPES, world.now_s)
     assert list(response.refused) == stale
     assert not response.moved
     world.check()
@@ -191,13 +191,13 @@ def test_a_stuck_member_is_none_until_it_goes_on() -> None:
     world = world_with(1, "a")
     member = world.members["a"]
     member.busy_ms = PROGRESS_MS - 1000
-    assert world.application.keep_alive("a", member.busy_ms, world.now_s)
+    assert world.consumer_group.keep_alive("a", member.busy_ms, world.now_s)
     world.advance(1.5)
-    assert not world.application.keep_alive("a", PROGRESS_MS + 500, world.now_s)
-    assert not world.application.members
+    assert not world.consumer_group.keep_alive("a", PROGRESS_MS + 500, world.now_s)
+    assert not world.consumer_group.members
     member.busy_ms = PROGRESS_MS + 600
     world.round(member)
-    assert (held(world), len(world.application.members)) == ([0], 0)
+    assert (held(world), len(world.consumer_group.members)) == ([0], 0)
     member.busy_ms = 0
     world.round(member)
     assert held(world) == [1]
@@ -206,8 +206,8 @@ def test_a_stuck_member_is_none_until_it_goes_on() -> None:
 def test_a_pause_of_the_coordinator_is_nobodys_silence() -> None:
     world = world_with(2, "a", "b")
     world.advance(SESSION_MS / 1000 + 5)
-    world.application.extend_timeouts(SESSION_MS / 1000 + 5)
-    assert world.application.expire(world.now_s) == []
+    world.consumer_group.extend_timeouts(SESSION_MS / 1000 + 5)
+    assert world.consumer_group.expire(world.now_s) == []
 
 
 def test_a_repeated_report_is_no_late_one() -> None:
@@ -216,16 +216,16 @@ def test_a_repeated_report_is_no_late_one() -> None:
     assert world.all_done()
 
 
-def test_an_application_that_nobody_runs_remembers_no_reports() -> None:
+def test_an_consumer_group_that_nobody_runs_remembers_no_reports() -> None:
     """There may be thousands, each with thousands of them."""
     world = world_with(2, "a", "b", closed=True)
     rounds(world, 1, share=1.0)
-    assert world.application._ended
-    world.application.leave("a", [], world.now_s)
+    assert world.consumer_group._ended
+    world.consumer_group.leave("a", [], world.now_s)
     world.advance(SESSION_MS / 1000 + 1)
-    world.application.expire(world.now_s)
-    assert not world.application.members
-    assert not world.application._ended
+    world.consumer_group.expire(world.now_s)
+    assert not world.consumer_group.members
+    assert not world.consumer_group._ended
 
 
 @pytest.mark.parametrize("group_id", [1, 2])
@@ -238,20 +238,20 @@ def test_a_report_that_is_repeated_to_a_new_coordinator_is_no_late_one(group_id:
     member = world.join("a")
     rounds(world, 4)
     (step,) = [step for step in world.steps(member, 1.0) if step.next.group_id == group_id]
-    assert not world.application.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+    assert not world.consumer_group.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
     world.store()
-    known = world.application.streamlets[STREAM_ID, 0].groups
+    known = world.consumer_group.streamlets[STREAM_ID, 0].groups
     assert (group_id in known) == (group_id == 2), "the first is left behind, the other one waits for it"
     world.restart()
-    assert not world.application.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+    assert not world.consumer_group.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
     step.lease += 100
-    assert world.application.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+    assert world.consumer_group.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
 
 
 def test_a_group_that_was_given_again_has_another_lease() -> None:
     world = world_with(1, "a")
     ((_, before),) = world.members["a"].held.items()
-    world.application.leave("a", [], world.now_s)
+    world.consumer_group.leave("a", [], world.now_s)
     world.round(world.members["a"])
     ((_, after),) = world.members["a"].held.items()
     assert after.lease > before.lease
@@ -260,7 +260,7 @@ def test_a_group_that_was_given_again_has_another_lease() -> None:
 def test_last_words_count() -> None:
     world = world_with(1, "a")
     (step,) = world.steps(world.members["a"], 0.5)
-    answer = world.application.leave("a", [step], world.now_s)
+    answer = world.consumer_group.leave("a", [step], world.now_s)
     assert [each.position for each in answer.moved] == [5]
     assert not answer.refused
 
@@ -288,39 +288,39 @@ def test_a_new_coordinator_knows_the_time_outs_of_those_who_hold_groups() -> Non
     request.session_timeout_ms = 6 * SESSION_MS
     world.join("c")
     for name in "ab":
-        world.application.leave(name, [], world.now_s)
+        world.consumer_group.leave(name, [], world.now_s)
     for _ in range(3):
         world.advance(0.6)
-        world.application.consume_round(request, SHAPES, world.now_s)
+        world.consumer_group.consume_round(request, SHAPES, world.now_s)
     world.store()
     world.restart()
     world.advance(5 * SESSION_MS / 1000)
     world.round(world.members["c"])
-    assert set(world.application.members) == {"a", "c"}
+    assert set(world.consumer_group.members) == {"a", "c"}
     world.advance(SESSION_MS / 1000 + 1)
     world.round(world.members["c"])
-    assert set(world.application.members) == {"c"}
+    assert set(world.consumer_group.members) == {"c"}
 
 
 def test_a_consumer_whose_code_holds_up_its_loop_is_stuck_for_a_new_coordinator_too() -> None:
     """Nothing but heartbeats comes from it, for ever."""
     world = world_with(1, "a")
     world.restart()
-    assert world.application.keep_alive("a", PROGRESS_MS - 1000, world.now_s)
-    assert not world.application.keep_alive("a", PROGRESS_MS + 1000, world.now_s)
-    assert not world.application.members
+    assert world.consumer_group.keep_alive("a", PROGRESS_MS - 1000, world.now_s)
+    assert not world.consumer_group.keep_alive("a", PROGRESS_MS + 1000, world.now_s)
+    assert not world.consumer_group.members
 
 
 def test_only_what_has_changed_is_stored() -> None:
     world = world_with(2, "a")
     rounds(world, 3)
-    assert world.application.take_dirty() == []
-    world.application.keep_alive("a", 5, world.now_s)
-    assert not world.application.dirty
+    assert world.consumer_group.take_dirty() == []
+    world.consumer_group.keep_alive("a", 5, world.now_s)
+    assert not world.consumer_group.dirty
     world.append(0, 0, 5)
     (step,) = [step for step in world.steps(world.members["a"], 1.0) if step.next.streamlet_id == 0]
-    world.application.consume_round(world.request(world.members["a"], [step]), SHAPES, world.now_s)
-    assert world.application.take_dirty() == [(STREAM_ID, 0)]
+    world.consumer_group.consume_round(world.request(world.members["a"], [step]), SHAPES, world.now_s)
+    assert world.consumer_group.take_dirty() == [(STREAM_ID, 0)]
 
 
 # -- groups that are known ---------------------------------------------------------------------------------------------
@@ -369,14 +369,14 @@ def test_a_list_that_makes_no_sense_is_refused(wrong: messages.SeenGroups) -> No
 
 
 def test_no_more_groups_are_known_than_a_record_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application_progress, "STREAMLET_GROUPS_MAX", 3)
+    monkeypatch.setattr(consumer_group_progress, "STREAMLET_GROUPS_MAX", 3)
     world = World()
     for _ in range(8):
         world.append(0, 0, 1)
         world.close(0, 0)
     world.join("a")
     rounds(world, 4)
-    assert len(world.application.streamlets[STREAM_ID, 0].groups) == 3
+    assert len(world.consumer_group.streamlets[STREAM_ID, 0].groups) == 3
     world.finish()
 
 
@@ -392,14 +392,14 @@ def backlog(groups: int) -> World:
 
 def test_of_a_long_backlog_only_the_next_groups_are_known() -> None:
     """What is stored, told and looked at with each commit is not to grow with it."""
-    world = backlog(5 * application_progress.WAITING_MAX)
+    world = backlog(5 * consumer_group_progress.WAITING_MAX)
     for name in "abc":
         world.join(name)
     rounds(world, 4)
     for _ in range(20):
         rounds(world, 1, share=1.0)
-        for streamlet in world.application.streamlets.values():
-            assert len(streamlet.groups) <= application_progress.WAITING_MAX + 3 * applications.AHEAD
+        for streamlet in world.consumer_group.streamlets.values():
+            assert len(streamlet.groups) <= consumer_group_progress.WAITING_MAX + 3 * consumer_groups.AHEAD
             assert streamlet.to_message("app").ByteSize() < 120 * len(streamlet.groups) + 200
         assert all(member.held for member in world.members.values()), "there is always work for all"
     world.finish()
@@ -420,7 +420,7 @@ def test_a_round_looks_at_the_groups_of_streamlets_that_have_changed_only(monkey
     world.round(member)
     assert not looked
     step = next(step for step in world.steps(member, 1.0) if step.next.streamlet_id == 1)
-    world.application.consume_round(world.request(member, [step]), SHAPES, world.now_s)
+    world.consumer_group.consume_round(world.request(member, [step]), SHAPES, world.now_s)
     assert set(looked) == {1}
 
 
@@ -511,7 +511,7 @@ def test_a_gap_is_told_until_somebody_says_that_the_user_knows() -> None:
     expected = [messages.RecordRange(first_record=10, end_record=30)]
     assert list(lease.lost) == expected
     world.restart()
-    world.application.leave("a", [], world.now_s)
+    world.consumer_group.leave("a", [], world.now_s)
     del world.members["a"]
     world.join("b")
     rounds(world, 2)
@@ -524,17 +524,17 @@ def test_a_gap_is_told_until_somebody_says_that_the_user_knows() -> None:
 
 
 def test_a_plain_report_keeps_what_is_known_where_cursors_stay() -> None:
-    application = Application("app")
+    consumer_group = ConsumerGroup("app")
     known = [messages.StartRecord(record=record) for record in (5, 6, 7)]
     first = start(cursor(0, 0, 3, 1, 50), cursor(0, 1, 3, 1, 0), cursor(0, 2, 2, 1, 0))
     first.records.extend(known)
-    application.reset([first], SHAPES, 1.0, force=False, forward_only=True)
+    consumer_group.reset([first], SHAPES, 1.0, force=False, forward_only=True)
     ahead = start(cursor(0, 0, 4, 1, 50), cursor(0, 1, 0, 0, 0), cursor(0, 2, 0, 0, 0))
-    application.reset([ahead], SHAPES, 1.0, force=False, forward_only=True)
-    assert application.streamlets[STREAM_ID, 0].records == [None, 6, 7]
+    consumer_group.reset([ahead], SHAPES, 1.0, force=False, forward_only=True)
+    assert consumer_group.streamlets[STREAM_ID, 0].records == [None, 6, 7]
     first.records.pop()
     with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
-        application.reset([first], SHAPES, 1.0, force=True, forward_only=False)
+        consumer_group.reset([first], SHAPES, 1.0, force=True, forward_only=False)
 
 
 def test_a_cursor_waits_for_the_oldest_group() -> None:
@@ -566,8 +566,8 @@ def test_a_reset_goes_back_and_takes_groups_away() -> None:
     back = start(*(cursor(0, entry, 0, 0, 0) for entry in range(3)))
     reset: dict[str, Any] = {"shapes": SHAPES, "now_s": world.now_s, "forward_only": False}
     with pytest.raises(InvalidArgument, match="1 active consumer"):
-        world.application.reset([back], force=False, **reset)
-    world.application.reset([back], force=True, **reset)
+        world.consumer_group.reset([back], force=False, **reset)
+    world.consumer_group.reset([back], force=True, **reset)
     world.processed.pop((0, 1))
     rounds(world, 3)
     ((key, lease),) = world.members["a"].held.items()
@@ -576,11 +576,11 @@ def test_a_reset_goes_back_and_takes_groups_away() -> None:
 
 
 def test_a_reset_is_carried_out_as_a_whole_or_not_at_all() -> None:
-    application = Application("app")
+    consumer_group = ConsumerGroup("app")
     good, wrong = start(*[cursor(0, 0, 5, 1, 0)] * 3), start(cursor(1, 0, 5, 1, 0), streamlet=1)
     with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
-        application.reset([good, wrong], SHAPES, 1.0, force=True, forward_only=False)
-    assert not application.streamlets
+        consumer_group.reset([good, wrong], SHAPES, 1.0, force=True, forward_only=False)
+    assert not consumer_group.streamlets
 
 
 def test_a_start_in_a_stream_that_the_member_does_not_read_is_refused() -> None:
@@ -588,28 +588,28 @@ def test_a_start_in_a_stream_that_the_member_does_not_read_is_refused() -> None:
     request = world.request(FakeMember("a"), [])
     request.starts.add(stream_id=STREAM_ID + 1)
     with pytest.raises(InvalidArgument, match=f"stream {STREAM_ID + 1} is not one of"):
-        world.application.consume_round(request, SHAPES, 1.0)
+        world.consumer_group.consume_round(request, SHAPES, 1.0)
 
 
 def test_a_report_of_a_plain_consumer_never_goes_back() -> None:
-    application = Application("app")
+    consumer_group = ConsumerGroup("app")
     ahead = start(cursor(0, 0, 3, 1, 50), cursor(0, 1, 0, 0, 0), cursor(0, 2, 2, 1, 0))
     behind = start(cursor(0, 0, 2, 1, 0), cursor(0, 1, 4, 1, 10), cursor(0, 2, 2, 1, 0))
     for each in (ahead, behind):
-        application.reset([each], SHAPES, 1.0, force=False, forward_only=True)
-    assert [position_of(each) for each in application.cursors(STREAM_ID)] == [(3, 1, 50), (4, 1, 10), (2, 1, 0)]
+        consumer_group.reset([each], SHAPES, 1.0, force=False, forward_only=True)
+    assert [position_of(each) for each in consumer_group.cursors(STREAM_ID)] == [(3, 1, 50), (4, 1, 10), (2, 1, 0)]
     with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
-        application.reset([start(cursor(0, 0, 1, 1, 0))], SHAPES, 1.0, force=False, forward_only=True)
+        consumer_group.reset([start(cursor(0, 0, 1, 1, 0))], SHAPES, 1.0, force=False, forward_only=True)
 
 
 def test_a_deleted_stream_is_forgotten() -> None:
     world = world_with(2, "a")
-    world.application.forget([STREAM_ID])
-    assert {world.application.stored(key) for key in world.application.take_dirty()} == {None}
-    assert not world.application.members["a"].held
+    world.consumer_group.forget([STREAM_ID])
+    assert {world.consumer_group.stored(key) for key in world.consumer_group.take_dirty()} == {None}
+    assert not world.consumer_group.members["a"].held
 
 
-def test_the_lowest_cursor_of_all_applications_counts() -> None:
+def test_the_lowest_cursor_of_all_consumer_groups_counts() -> None:
     cursors = [cursor(0, 0, 3, 1, 0), cursor(0, 1, 5, 1, 0), cursor(0, 0, 2, 9, 9), cursor(0, 1, 0, 0, 0)]
     assert lowest(cursors) == [cursors[2], cursors[3]]
 
@@ -633,11 +633,11 @@ def test_a_round_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: 
         if not isinstance(value, list):
             setattr(request, name, value)
     with pytest.raises(InvalidArgument, match=message):
-        world.application.consume_round(request, SHAPES, 1.0)
+        world.consumer_group.consume_round(request, SHAPES, 1.0)
 
 
 def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applications, "MEMBERS_MAX", 2)
+    monkeypatch.setattr(consumer_groups, "MEMBERS_MAX", 2)
     world = world_with(0, "a", "b")
     with pytest.raises(Unavailable, match="2 consumers, which is the limit"):
         world.round(world.join("c"))
@@ -646,7 +646,7 @@ def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thousand_members_do_not_hold_up_the_coordinator() -> None:
     """Which runs on one event loop. They join one by one, and commit; the bound is some thirty times what it takes."""
     begun = time.monotonic()
-    world = world_with(6, *map(str, range(applications.MEMBERS_MAX)), closed=True)
+    world = world_with(6, *map(str, range(consumer_groups.MEMBERS_MAX)), closed=True)
     for member in world.members.values():
         world.round(member, 0.3)
     assert time.monotonic() - begun < 30
@@ -657,13 +657,13 @@ def test_many_who_join_at_once_do_not_hold_up_the_coordinator() -> None:
     """While one member holds a thousand groups; the bound is some thirty times what it takes."""
     lanes, joining = 250, 200
     shapes = {STREAM_ID: StreamShape(lanes, 4)}
-    application = Application("app")
+    consumer_group = ConsumerGroup("app")
 
     def say(name: str, **fields: Any) -> None:
         request = World().request(FakeMember(name), [])
         request.groups_max = 2048
         request.MergeFrom(messages.ConsumeRoundRequest(**fields))
-        application.consume_round(request, shapes, 1.0)
+        consumer_group.consume_round(request, shapes, 1.0)
 
     say("first", starts=[start(*[cursor(0, 0, 0, 0, 0)] * 4, streamlet=number) for number in range(lanes)])
     groups = [[messages.SeenGroup(start=cursor(0, entry, entry + 1, 1, 0)) for entry in range(4)]] * lanes
@@ -678,14 +678,14 @@ def test_many_who_join_at_once_do_not_hold_up_the_coordinator() -> None:
     for number in range(1, joining):
         say(f"m{number:03}")
     assert time.monotonic() - begun < 30
-    assert len(application.members["first"].give_back) == 4 * lanes - 4 * lanes // joining
+    assert len(consumer_group.members["first"].give_back) == 4 * lanes - 4 * lanes // joining
 
 
 def test_one_member_at_a_time_looks_for_groups() -> None:
     world = world_with(0, "a", "b")
     looks = Counter[str]()
     for _ in range(10):
-        world.advance(applications.LOOK_INTERVAL_S / 2 + 0.01)
+        world.advance(consumer_groups.LOOK_INTERVAL_S / 2 + 0.01)
         for name, member in world.members.items():
             world.round(member)
             looks[name] += len(member.looks)

@@ -1,4 +1,4 @@
-"""Applications from outside: who takes part, how far they are, what is left to read, and putting them elsewhere."""
+"""Consumer groups from outside: who takes part, how far they are, what is left to read, and putting them elsewhere."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from kera.core.rpc import api
 from kera.core.rpc.method import call
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
-from kera.v1 import application_pb2, broker_pb2
+from kera.v1 import broker_pb2, consumer_group_pb2
 
-log = get_logger("kera.applications")
+log = get_logger("kera.consumer_groups")
 
 TELL_TIMEOUT_S = 5.0
 
@@ -36,10 +36,10 @@ ResetTo = Literal["earliest", "latest"] | datetime.datetime | Mapping[int, Seque
 
 
 @dataclass(frozen=True, slots=True)
-class ApplicationSummary:
-    """An application, in short."""
+class ConsumerGroupSummary:
+    """A consumer group, in short."""
 
-    application_id: str
+    consumer_group: str
     streams: tuple[str, ...]
     """Those that it has begun to read."""
     members: int
@@ -64,7 +64,7 @@ class HeldGroup:
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """A consumer of an application."""
+    """A consumer of a consumer group."""
 
     member_id: str
     client: str
@@ -91,7 +91,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class EntryProgress:
-    """How far an application is in an entry."""
+    """How far a consumer group is in an entry."""
 
     stream: str
     streamlet: int
@@ -99,7 +99,7 @@ class EntryProgress:
     cursor: Position
     """Everything before is done."""
     groups: int
-    """Groups behind the cursor that the application knows, the one of the cursor included."""
+    """Groups behind the cursor that the consumer group knows, the one of the cursor included."""
     member_id: str
     """The consumer that has the first of them that is not done; empty: nobody."""
     lag: Lag | None
@@ -107,10 +107,10 @@ class EntryProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplicationDescription:
-    """An application, in full."""
+class ConsumerGroupDescription:
+    """A consumer group, in full."""
 
-    application_id: str
+    consumer_group: str
     members: tuple[MemberDescription, ...]
     entries: tuple[EntryProgress, ...]
 
@@ -124,46 +124,46 @@ class _Point(NamedTuple):
     position: Position
 
 
-async def list_applications(cluster: Cluster) -> list[ApplicationSummary]:
-    """All applications, by name."""
-    answer = await cluster.ask(api.LIST_APPLICATIONS, application_pb2.ListApplicationsRequest())
+async def list_consumer_groups(cluster: Cluster) -> list[ConsumerGroupSummary]:
+    """All consumer groups, by name."""
+    answer = await cluster.ask(api.LIST_CONSUMER_GROUPS, consumer_group_pb2.ListConsumerGroupsRequest())
     names = await _names(cluster)
     return [
-        ApplicationSummary(
-            info.application_id,
+        ConsumerGroupSummary(
+            info.consumer_group,
             tuple(sorted(names[stream_id] for stream_id in info.stream_ids if stream_id in names)),
             info.members,
             info.idle_ms,
             info.unnamed,
             info.expires_in_ms if info.HasField("expires_in_ms") else None,
         )
-        for info in answer.applications
+        for info in answer.consumer_groups
     ]
 
 
-async def describe_application(cluster: Cluster, name: str) -> ApplicationDescription:
-    """Members, cursors and lag of an application. Raises `InvalidArgument` when there is none of this name."""
-    arguments.text("name", name, "the name of an application")
+async def describe_consumer_group(cluster: Cluster, name: str) -> ConsumerGroupDescription:
+    """Members, cursors and lag of a consumer group. Raises `InvalidArgument` when there is none of this name."""
+    arguments.text("name", name, "the name of a consumer group")
     answer = await cluster.ask(
-        api.DESCRIBE_APPLICATION, application_pb2.DescribeApplicationRequest(application_id=name)
+        api.DESCRIBE_CONSUMER_GROUP, consumer_group_pb2.DescribeConsumerGroupRequest(consumer_group=name)
     )
     names = await _names(cluster)
     entries: list[EntryProgress] = []
     for stream_id in sorted({progress.stream_id for progress in answer.streamlets} & set(names)):
         progresses = [progress for progress in answer.streamlets if progress.stream_id == stream_id]
         entries += await _progress(cluster, names[stream_id], progresses)
-    return ApplicationDescription(name, tuple(_member(info, names) for info in answer.members), tuple(entries))
+    return ConsumerGroupDescription(name, tuple(_member(info, names) for info in answer.members), tuple(entries))
 
 
-async def reset_application(cluster: Cluster, name: str, stream_name: str, to: ResetTo, *, force: bool) -> None:
-    """See `Admin.reset_application`."""
-    arguments.text("name", name, "the name of an application")
+async def reset_consumer_group(cluster: Cluster, name: str, stream_name: str, to: ResetTo, *, force: bool) -> None:
+    """See `Admin.reset_consumer_group`."""
+    arguments.text("name", name, "the name of a consumer group")
     arguments.flag("force", force)
     cluster.forget(stream_name)
     stream = await cluster.stream(stream_name)
     starts = []
     for streamlet_id, targets in (await _targets(cluster, stream, to)).items():
-        start = application_pb2.StreamletStart(stream_id=stream.stream_id, streamlet_id=streamlet_id)
+        start = consumer_group_pb2.StreamletStart(stream_id=stream.stream_id, streamlet_id=streamlet_id)
         starts.append(start)
         if len(targets) != stream.config.entries:
             raise InvalidArgument(
@@ -177,25 +177,25 @@ async def reset_application(cluster: Cluster, name: str, stream_name: str, to: R
             start.records.add(record=target.record)
     for some in batched(starts, streamlets_max(stream)):
         await cluster.ask(
-            api.RESET_APPLICATION,
-            application_pb2.ResetApplicationRequest(application_id=name, force=force, starts=some),
+            api.RESET_CONSUMER_GROUP,
+            consumer_group_pb2.ResetConsumerGroupRequest(consumer_group=name, force=force, starts=some),
         )
     try:
         async with asyncio.timeout(TELL_TIMEOUT_S):
             await _tell_brokers(cluster, name, stream, starts)
     except (KeraError, TimeoutError) as error:
         log.warning(
-            "application was put elsewhere, and not all brokers know: retention goes by its former cursors for now",
-            application=name,
+            "consumer group was put elsewhere, and not all brokers know: retention goes by its former cursors for now",
+            consumer_group=name,
             stream=stream_name,
             error=str(error),
         )
 
 
 async def _tell_brokers(
-    cluster: Cluster, name: str, stream: StreamDescription, starts: Iterable[application_pb2.StreamletStart]
+    cluster: Cluster, name: str, stream: StreamDescription, starts: Iterable[consumer_group_pb2.StreamletStart]
 ) -> None:
-    """Retention goes by the cursors that brokers know: it is not to take what an application is to read again."""
+    """Retention goes by the cursors that brokers know: it is not to take what a consumer group is to read again."""
     positions = {
         EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry): position_of(cursor)
         for start in starts
@@ -208,19 +208,19 @@ async def _tell_brokers(
     await cluster.commit(name, stream.name, positions)
 
 
-async def delete_application(cluster: Cluster, name: str, *, idle_ms: int = 0) -> None:
-    """See `Admin.delete_application`."""
-    arguments.text("name", name, "the name of an application")
+async def delete_consumer_group(cluster: Cluster, name: str, *, idle_ms: int = 0) -> None:
+    """See `Admin.delete_consumer_group`."""
+    arguments.text("name", name, "the name of a consumer group")
     idle_ms = arguments.whole("idle_ms", idle_ms, 0, arguments.UINT64_MAX)
-    request = application_pb2.DeleteApplicationRequest(application_id=name, idle_ms=idle_ms)
-    await cluster.ask(api.DELETE_APPLICATION, request)
+    request = consumer_group_pb2.DeleteConsumerGroupRequest(consumer_group=name, idle_ms=idle_ms)
+    await cluster.ask(api.DELETE_CONSUMER_GROUP, request)
 
 
 async def _names(cluster: Cluster) -> dict[int, str]:
     return {info.stream_id: info.name for info in await cluster.all_streams()}
 
 
-def _member(info: application_pb2.MemberInfo, names: Mapping[int, str]) -> MemberDescription:
+def _member(info: consumer_group_pb2.MemberInfo, names: Mapping[int, str]) -> MemberDescription:
     cursors = [lease.next for lease in info.held]
     return MemberDescription(
         member_id=info.member_id,
@@ -242,10 +242,10 @@ def _member(info: application_pb2.MemberInfo, names: Mapping[int, str]) -> Membe
 
 
 async def _progress(
-    cluster: Cluster, name: str, progresses: Sequence[application_pb2.StreamletProgress]
+    cluster: Cluster, name: str, progresses: Sequence[consumer_group_pb2.StreamletProgress]
 ) -> list[EntryProgress]:
     """Of the entries of one stream."""
-    found: list[tuple[EntryId, Position, list[application_pb2.GroupProgress], list[_Span]]] = []
+    found: list[tuple[EntryId, Position, list[consumer_group_pb2.GroupProgress], list[_Span]]] = []
     points: set[_Point] = set()
     for progress in progresses:
         for number, cursor in enumerate(progress.cursors):
@@ -269,7 +269,7 @@ async def _progress(
     ]
 
 
-def unread(cursor: Position, groups: Sequence[application_pb2.GroupProgress]) -> list[_Span]:
+def unread(cursor: Position, groups: Sequence[consumer_group_pb2.GroupProgress]) -> list[_Span]:
     """What of an entry is not done, as intervals; None: up to its end. `groups`: those that are known, in order."""
     if not groups:
         return [(cursor, None)]
@@ -383,7 +383,7 @@ def _behind(error: KeraError, start: Position) -> Position | None:
 
 
 class _Target(NamedTuple):
-    """Where an application goes on in an entry."""
+    """Where a consumer group goes on in an entry."""
 
     position: Position
     record: int | None = None
@@ -440,7 +440,7 @@ async def _first_since(
     cluster: Cluster,
     stream: StreamDescription,
     entry: EntryId,
-    groups: Iterable[application_pb2.SeenGroup],
+    groups: Iterable[consumer_group_pb2.SeenGroup],
     moment_us: int,
 ) -> _Target | None:
     """The first segment of an entry with a record of a moment or later; None: there is none.
