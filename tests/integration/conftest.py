@@ -1,4 +1,4 @@
-"""Real daemons for the tests of this folder."""
+"""Real daemons for the tests of this folder, and which worker runs what."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,20 +7,34 @@ import pytest
 
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
+from tests.integration.zookeeper import ZooKeeper
 
+HERE = Path(__file__).parent
 SHM = Path("/dev/shm")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Know the marker of pytest-xdist without it, too: these tests also run one after the other."""
-    config.addinivalue_line("markers", "xdist_group(name): run on one worker")
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a module go to one worker, so that no cluster of theirs starts twice; so do those with ZooKeeper."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
+            shares_zookeeper = "zookeeper" in getattr(item, "fixturenames", ())
+            group = "zookeeper" if shares_zookeeper else item.path.stem.removeprefix("test_")
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[RunningCluster]:
-    """Two brokers with small segments, shared by the tests of a module; they use streams of their own."""
+    """Two brokers with small segments for all tests that kill none of them; each uses streams of its own."""
     with LocalCluster.running(brokers=2, arena_bytes=256 * MIB, segment_bytes=512 * KIB) as running:
         arenas = [Path(ready["arena_path"]) for name, ready in running.ready.items() if name.startswith("broker")]
         assert all(path.parent == SHM and path.exists() for path in arenas)
         yield running
     assert not any(path.exists() for path in arenas), "a cluster that has stopped leaves nothing in shared memory"
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
+    """A server that tests share; they use roots of their own: ``<address>/<root>``."""
+    with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server

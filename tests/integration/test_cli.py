@@ -26,7 +26,6 @@ from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 
 BOUND_S = 60
-pytestmark = pytest.mark.xdist_group("cli")  # one cluster for all
 
 
 @pytest.fixture(scope="module")

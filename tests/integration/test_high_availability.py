@@ -27,9 +27,7 @@ from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 from kera.v1 import coordinator_pb2 as messages
 from tests.integration.support import until
-from tests.integration.zookeeper import ZooKeeper, zookeeper
-
-__all__ = ["zookeeper"]
+from tests.integration.zookeeper import ZooKeeper
 
 SESSION_TIMEOUT_MS = 2000
 TAKEOVER_S = 20.0

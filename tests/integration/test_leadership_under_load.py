@@ -10,7 +10,7 @@ from kera.client import Client
 from kera.core.errors import StreamExists
 from tests.chaos.control import Chaos, Totals
 from tests.integration.control_support import connect, control_cluster
-from tests.integration.zookeeper import ZooKeeper, zookeeper  # noqa: F401 - a fixture
+from tests.integration.zookeeper import ZooKeeper
 
 CREATED = 40
 
@@ -26,7 +26,7 @@ CREATED = 40
 )
 async def test_a_lost_leader_leaves_nothing_half_done(
     tmp_path: Path,
-    zookeeper: ZooKeeper,  # noqa: F811 - the fixture
+    zookeeper: ZooKeeper,
     scenario: str,
 ) -> None:
     async with (
@@ -40,7 +40,7 @@ async def test_a_lost_leader_leaves_nothing_half_done(
 
 async def test_no_stream_is_lost_or_doubled_when_the_leader_is_killed_in_a_burst_of_them(
     tmp_path: Path,
-    zookeeper: ZooKeeper,  # noqa: F811 - the fixture
+    zookeeper: ZooKeeper,
 ) -> None:
     async with (
         control_cluster(

@@ -34,7 +34,7 @@ from kera.coordinator.store.zookeeper_session import (
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.errors import InternalError, KeraError
 from tests.examples import examples
-from tests.integration.zookeeper import TICK_MS, ZooKeeper, zookeeper
+from tests.integration.zookeeper import TICK_MS, ZooKeeper
 from tests.unit.coordinator.test_metadata_store import (
     WRITES,
     compare,
@@ -75,7 +75,6 @@ __all__ = [
     "test_to_delete_what_is_not_there_is_to_check_that",
     "test_versions_count_the_puts_of_a_key",
     "test_what_is_listed_belongs_to_one_moment",
-    "zookeeper",
 ]
 
 SESSION_TIMEOUT_MS = 4000

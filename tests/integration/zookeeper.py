@@ -11,13 +11,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-import pytest
 
 JARS = Path("/usr/share/java")
 JAR = JARS / "zookeeper.jar"
@@ -192,10 +190,3 @@ _libc = ctypes.CDLL(None)
 
 def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
-    """A server that the tests of a module share; they use roots of their own: ``<address>/<root>``."""
-    with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
