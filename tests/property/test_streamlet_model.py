@@ -27,6 +27,7 @@ from kera.broker.log.intervals import Holding
 from kera.broker.log.read_plan import ReadPlan, end_record, first_record, lag_records, plan_read
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.serving.thesis_api import GivenGroups
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
@@ -88,6 +89,7 @@ class StreamletMachine(RuleBasedStateMachine):
         self.positions: list[dict[Position, None]] = [{EARLIEST: None} for _ in range(entries)]  # each once, in order
         self.seen: dict[tuple[int, int], Seen] = {}
         self.given: dict[str, list[int]] = {}
+        self.given_groups = GivenGroups()
 
     # -- appending ---------------------------------------------------------------------------------------------
 
@@ -285,7 +287,7 @@ class StreamletMachine(RuleBasedStateMachine):
     @rule(consumer_group=st.sampled_from("ab"), groups_max=st.integers(1, 4))
     def next_groups(self, consumer_group: str, groups_max: int) -> None:
         given = self.given.setdefault(consumer_group, [])
-        groups = self.streamlet.next_groups(consumer_group, groups_max)
+        groups = self.given_groups.next(self.streamlet, consumer_group, groups_max)
         there = sorted({chunk.appended.group_id for entry in self.model.entries for chunk in entry})
         assert [group_id for group_id, _ in groups] == there[len(given) : len(given) + groups_max]
         given += [group_id for group_id, _ in groups]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kera.broker.log.arena import Arena
+from kera.broker.serving.limits import ServingLimits
 from tests.unit.broker.support import SLOT_BYTES, Engine, Log
 
 
@@ -44,6 +45,12 @@ def make_arena(shm_dir: Path) -> Iterator[Callable[..., Arena]]:
     yield make
     for arena in made:
         arena.close()
+
+
+@pytest.fixture
+def limits() -> ServingLimits:
+    """Of the test's broker; see `limited`."""
+    return ServingLimits()
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from kera.broker.counters import Counters, PushTotals
 from kera.broker.log.arena import Arena, Slot
@@ -20,6 +21,7 @@ from kera.broker.ownership.orders import Takeovers
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentAddress
 from kera.broker.replication.manager import Limits, Replication
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.service import BrokerService
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
@@ -41,6 +43,7 @@ from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc.method import Call, Method, Peer, Reply
 from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
 CHUNK_BYTES = 1024
@@ -299,6 +302,11 @@ def stream_info(stream_id: int = STREAM_ID, *, owners: Sequence[int] = (BROKER_I
     )
 
 
+def limited(**limits: int) -> pytest.MarkDecorator:
+    """The test's broker has these `ServingLimits`."""
+    return pytest.mark.parametrize("limits", [ServingLimits(**limits)], ids=["limited"])
+
+
 class Broker:
     """A broker's service over an engine, called as a transport calls it."""
 
@@ -308,6 +316,9 @@ class Broker:
         *streams: common_pb2.StreamInfo,
         read_bytes_max: int = EVERYTHING,
         takeovers: Takeovers | None = None,
+        limits: ServingLimits | None = None,
+        turns: Turns | None = None,
+        pump: Callable[[], None] = lambda: None,
     ) -> None:
         self.engine = engine
         self.arena = engine.arena
@@ -318,10 +329,12 @@ class Broker:
             engine.memory,
             engine.replication,
             self.counters,
-            pump=lambda: None,
+            pump=pump,
             read_bytes_max=read_bytes_max,
             takeovers=takeovers,
             check_payload=any_payload,
+            limits=limits,
+            turns=turns,
         )
         self.service = self.broker.service()
         self.peer = Peer("unix", "")

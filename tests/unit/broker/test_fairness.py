@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kera.broker.log import waiting as waiting_module
-from kera.broker.serving import following, read_sessions
+from kera.broker.serving.limits import ServingLimits
+from kera.broker.serving.read_sessions import ROUSED_AT_ONCE
 from kera.core.ids import Position
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Method, Peer
@@ -20,6 +21,7 @@ from tests.unit.broker.support import (
     Engine,
     chunk,
     cursor,
+    limited,
     read_range,
     sequences_of,
     stream_info,
@@ -34,9 +36,9 @@ REQUESTS: dict[Method[Any, Any], Callable[[], Any]] = {
 
 
 @pytest.fixture
-async def broker(engine: Engine) -> Broker:
+async def broker(engine: Engine, limits: ServingLimits) -> Broker:
     """Owns streamlet 0 of stream 7, which has two entries."""
-    broker = Broker(engine, stream_info(owners=(BROKER_ID,), entries=2))
+    broker = Broker(engine, stream_info(owners=(BROKER_ID,), entries=2), limits=limits)
     broker.append(chunk(2, 0))
     return broker
 
@@ -105,8 +107,8 @@ async def rounds_until(condition: Callable[[], bool]) -> int:
     return rounds
 
 
-async def test_a_connection_with_many_sessions_goes_in_slices(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_sessions, "FORGOTTEN_AT_ONCE", 4)
+@limited(forgotten_at_once=4)
+async def test_a_connection_with_many_sessions_goes_in_slices(broker: Broker) -> None:
     broker.append(chunk(3, 0))
     peer = Peer("tcp", "gone")
     for number in range(1, 101):
@@ -122,7 +124,7 @@ async def test_many_requests_that_wait_for_one_write_go_on_a_few_in_each_round(b
         asyncio.ensure_future(broker.start(api.MULTI_READ_CHUNKS, session(number, 1, wait_ms=60_000)))
         for number in range(1, 101)
     ]
-    await rounds_until(lambda: len(broker.broker.sessions._kept_of(broker.peer).by_id) == 100)
+    await rounds_until(lambda: broker.broker.sessions.ranges == 100)
     for _ in range(200):
         await asyncio.sleep(0)
     assert not any(each.done() for each in waiting)
@@ -133,13 +135,13 @@ async def test_many_requests_that_wait_for_one_write_go_on_a_few_in_each_round(b
         await asyncio.sleep(0)
         before, done = done, sum(each.done() for each in waiting)
         most = max(most, done - before)
-    assert most <= read_sessions.ROUSED_AT_ONCE
+    assert most <= ROUSED_AT_ONCE
     assert broker.broker.turns.slices >= slices + 100
     assert all(each.result().message.results for each in waiting)
 
 
-async def test_many_ranges_of_an_entry_are_woken_in_slices(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "WOKEN_AT_ONCE", 16)
+@limited(woken_at_once=16)
+async def test_many_ranges_of_an_entry_are_woken_in_slices(broker: Broker) -> None:
     broker.append(chunk(3, 0))
     reply = broker.start(api.MULTI_READ_CHUNKS, session(1, 400))
     assert not isinstance(reply, Reply)

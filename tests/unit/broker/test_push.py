@@ -10,8 +10,8 @@ from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.segment import SegmentState
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.serving import push as push_module
-from kera.broker.serving.fetch import LOAD_WAIT_MS_MAX
 from kera.broker.serving.following import LOADING_MAX
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.push import LANES_MAX, PushConnection
 from kera.core.errors import DiskFull, ProtocolError
 from kera.core.ids import Position
@@ -22,6 +22,7 @@ from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, STREAM_ID, Engine, stream_info
 
 SLOTS = 64
+LOAD_WAIT_S = ServingLimits().load_wait_ms / 1000
 WINDOW_BYTES = window_bytes_max(SLOTS, 4 * CHUNK_BYTES)
 """All that a reader can have."""
 
@@ -634,7 +635,7 @@ def test_what_the_disk_is_too_slow_for_fails_and_lets_others_have_their_turn(eng
     node.to_disk()
     reader.subscribe(*(lane(entry, entry=entry) for entry in range(lanes)))
     node.run(disk=False)
-    node.loop.advance(LOAD_WAIT_MS_MAX / 1000)
+    node.loop.advance(LOAD_WAIT_S)
     node.run(disk=False)
     assert sorted(reader.ends) == list(range(LOADING_MAX))
     node.run()
@@ -677,7 +678,7 @@ def test_a_load_that_takes_too_long_ends_the_lane_and_is_worth_another_try(node:
     node.to_disk()
     reader.subscribe(lane())
     node.run(disk=False)
-    node.loop.advance(LOAD_WAIT_MS_MAX / 1000 - 0.001)
+    node.loop.advance(LOAD_WAIT_S - 0.001)
     node.run(disk=False)
     assert reader.ends == {}
     node.loop.advance(0.002)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.serving import read_sessions
 from kera.broker.serving.following import LOADING_MAX
+from kera.broker.serving.limits import ServingLimits
 from kera.core.errors import InvalidArgument, SessionLost
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
@@ -19,6 +19,7 @@ from tests.unit.broker.support import (
     Broker,
     Engine,
     chunk,
+    limited,
     next_of,
     read_range,
     sequences_of,
@@ -30,9 +31,9 @@ SESSION = 5
 
 
 @pytest.fixture
-async def broker(engine: Engine) -> Broker:
+async def broker(engine: Engine, limits: ServingLimits) -> Broker:
     """Owns streamlets 0 to 3 of stream 7; not streamlet 4."""
-    return Broker(engine, stream_info(owners=(BROKER_ID,) * 4 + (BROKER_ID + 1,)))
+    return Broker(engine, stream_info(owners=(BROKER_ID,) * 4 + (BROKER_ID + 1,)), limits=limits)
 
 
 def fill(broker: Broker, count: int, streamlet: int = 0, start: int = 0, **fields: Any) -> None:
@@ -218,8 +219,8 @@ async def test_sessions_of_different_numbers_and_connections_know_nothing_of_eac
     assert told(step(broker, 1, session_id=6)) == told(step(broker, 1)) == []
 
 
-async def test_nothing_is_left_of_a_connection_that_is_gone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_sessions, "FORGOTTEN_AT_ONCE", 2)
+@limited(forgotten_at_once=2)
+async def test_nothing_is_left_of_a_connection_that_is_gone(broker: Broker) -> None:
     peer = Peer("tcp", "gone")
     waiting = asyncio.ensure_future(
         step(broker, 0, *(handled(number, streamlet=number % 4) for number in range(9)), wait_ms=MINUTE_MS, peer=peer)
@@ -234,12 +235,11 @@ async def test_nothing_is_left_of_a_connection_that_is_gone(broker: Broker, monk
     assert (watchers(broker), broker.broker.sessions.ranges) == (0, 0)
 
 
-@pytest.mark.parametrize("limit", ["CONNECTION_RANGES_MAX", "RANGES_MAX", "SESSIONS_MAX"])
-async def test_a_session_beyond_the_bounds_is_answered_and_not_kept(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+@pytest.mark.parametrize(
+    "limits", [ServingLimits(connection_ranges_max=1), ServingLimits(ranges_max=1), ServingLimits(sessions_max=1)]
+)
+async def test_a_session_beyond_the_bounds_is_answered_and_not_kept(broker: Broker) -> None:
     fill(broker, 1)
-    monkeypatch.setattr(read_sessions, limit, 1)
     assert step(broker, 0, handled(1)).message.session_kept
     for _ in range(2):
         reply = step(broker, 0, handled(1), session_id=6)
@@ -250,18 +250,16 @@ async def test_a_session_beyond_the_bounds_is_answered_and_not_kept(
     assert told(step(broker, 1)) == []
 
 
-async def test_a_session_that_grows_beyond_the_bounds_ends(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_sessions, "SESSION_RANGES_MAX", 2)
+@limited(session_ranges_max=2)
+async def test_a_session_that_grows_beyond_the_bounds_ends(broker: Broker) -> None:
     step(broker, 0, handled(1), handled(2))
     with pytest.raises(SessionLost, match="at most 2"):
         step(broker, 1, handled(3))
     assert (watchers(broker), broker.broker.sessions.ranges) == (0, 0)
 
 
-async def test_an_answer_tells_of_so_many_ranges_and_the_next_ones_of_the_others(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(read_sessions, "RESULTS_MAX", 3)
+@limited(results_max=3)
+async def test_an_answer_tells_of_so_many_ranges_and_the_next_ones_of_the_others(broker: Broker) -> None:
     fill(broker, 1)
     step(broker, 0, *(handled(number, Position(1, 1, CHUNK_BYTES)) for number in range(7)))
     await broker.ask(api.DROP_STREAM, api.DROP_STREAM.request(stream_id=STREAM_ID))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
-from kera.broker.serving import fetch as fetching
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.index_format import put_entry, put_producer, put_segment
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import InvalidCursor, NotOwner, StaleEpoch, Unavailable, UnknownStream
@@ -571,15 +571,12 @@ async def test_a_streamlet_that_left_for_good_can_come_back(cluster: Cluster) ->
     assert [header.sequence for piece in reply.bulk for header, _ in iterate_chunks(piece)] == [5]
 
 
-async def test_a_reader_of_what_is_still_being_recovered_is_told_so(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetching, "LOAD_WAIT_MS_MAX", 10)
+async def test_a_reader_of_what_is_still_being_recovered_is_told_so(engine: Engine) -> None:
     address = SegmentAddress(STREAM_ID, 0, 0, 1, 1)
     record = SegmentRecord(0, 1024, False, 1, 0, 0, 1, 10, 20, 5)
     entry = EntryRecord(Position(1, 1, 0), 0, 1, 1024, 1, 1, 1)
     engine.index.commit([put_segment(address, record), put_entry(EntryId(*address[:3]), entry)])
-    broker = Broker(engine, stream_info())
+    broker = Broker(engine, stream_info(), limits=ServingLimits(load_wait_ms=10))
     reply = await broker.read(read_range(Position(1, 1, 0)))
 
     assert [result.error.code for result in reply.message.results] == ["recovering"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kera.broker.replication.virtual_log import Send
-from kera.broker.serving import write as writing
+from kera.broker.serving.limits import ServingLimits
 from kera.core.clock import boottime_s
 from kera.core.errors import Unavailable
 from kera.core.rpc import Reply, api
@@ -38,16 +38,23 @@ WAIT_MS = 5000
 class ReplicatedBroker(Broker):
     """A broker with model backups, which do nothing before they are told to."""
 
-    def __init__(self, engine: Engine, *, backups: int = 3, up: bool = True, **config: Any) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        backups: int = 3,
+        up: bool = True,
+        limits: ServingLimits | None = None,
+        **config: Any,
+    ) -> None:
         engine.replication.begin(EPOCH, [])
         self.replication = engine.replication
         self.wire = Wire(engine.replication, [ModelBackup(number + 1) for number in range(backups)])
         if up:
             self.wire.connect()
             self.wire.run()
-        super().__init__(engine)
+        super().__init__(engine, limits=limits, pump=self.wire.pump)
         engine.replication.on_work = lambda: None
-        self.broker.writer._pump_replication = self.wire.pump
         settings = {"replication": 2, "durability": REPLICATED} | config
         self.broker.registered(BROKER_ID, [stream_info(**settings), stream_info(8, **settings)])
 
@@ -252,9 +259,8 @@ async def test_a_log_that_lags_holds_writers_back_until_backups_have_caught_up(e
     assert codes(await answered(second)) == [""]
 
 
-async def test_a_log_that_lags_too_long_refuses_what_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "WAIT_MS_MAX", 10)
-    broker = ReplicatedBroker(engine)
+async def test_a_log_that_lags_too_long_refuses_what_waits(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, limits=ServingLimits(room_wait_ms=10))
     broker.replication.limits.lag_bytes_max = CHUNK_BYTES
     first = broker.begin(chunk(1, 0))
     second = broker.begin(chunk(1, 1))

@@ -1,9 +1,10 @@
-"""Discovery of groups: the operations of thesis tables 6.1 and 6.2 on one streamlet."""
+"""Which groups a streamlet has, and whose entry they are of."""
 
 import pytest
 
 from kera.broker.log.read_plan import group_entry
 from kera.broker.log.streamlet import Streamlet
+from kera.broker.serving.thesis_api import GivenGroups
 from kera.core.errors import DataLost, UnknownGroup
 from kera.core.ids import Position
 from tests.unit.broker.support import Engine, Log
@@ -16,42 +17,6 @@ def streamlet(engine: Engine) -> Streamlet:
     for producer in (1, 2, 1, 1, 2):
         log.append(producer, size=4096)
     return log.streamlet
-
-
-def given(streamlet: Streamlet, consumer_group: str, groups_max: int) -> list[int]:
-    return [group_id for group_id, _ in streamlet.next_groups(consumer_group, groups_max)]
-
-
-def test_each_group_is_given_to_an_consumer_group_once_in_order(streamlet: Streamlet) -> None:
-    assert [given(streamlet, "a", 2) for _ in range(4)] == [[10, 11], [12, 13], [14], []]
-
-
-def test_consumer_groups_do_not_take_groups_from_each_other(streamlet: Streamlet) -> None:
-    assert given(streamlet, "a", 3) == [10, 11, 12]
-    assert given(streamlet, "b", 9) == [10, 11, 12, 13, 14]
-    assert given(streamlet, "a", 9) == [13, 14]
-
-
-def test_a_group_that_is_opened_later_is_given_then(engine: Engine) -> None:
-    log = Log(engine, group_segments=1)
-    log.append(size=4096)
-    assert given(log.streamlet, "a", 9) == [1]
-    assert given(log.streamlet, "a", 9) == []
-    log.append(size=4096)
-
-    assert given(log.streamlet, "a", 9) == [2]
-
-
-def test_groups_say_whose_entry_they_are_of(streamlet: Streamlet) -> None:
-    groups = streamlet.next_groups("a", 9)
-
-    assert [(entry.index, streamlet.is_active(group_id, entry)) for group_id, entry in groups] == [
-        (1, False),
-        (0, False),
-        (1, False),
-        (1, True),
-        (0, True),
-    ]
 
 
 def test_the_groups_that_are_there_are_an_interval(streamlet: Streamlet, engine: Engine) -> None:
@@ -110,4 +75,4 @@ def test_a_dropped_streamlet_has_no_groups(streamlet: Streamlet) -> None:
     streamlet.drop()
 
     assert streamlet.available_groups() == (0, 0)
-    assert given(streamlet, "a", 9) == []
+    assert GivenGroups().next(streamlet, "a", 9) == []

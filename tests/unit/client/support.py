@@ -3,7 +3,7 @@
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from kera.broker.log.arena import Arena
 from kera.broker.log.segment import Segment
 from kera.broker.ownership.streams import Streams
 from kera.broker.replication.manager import Limits, Replication
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.service import BrokerService
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
@@ -215,8 +216,14 @@ class FakeCluster:
     """Stands in for `kera.client.cluster.cluster.Cluster`: one broker, in this process."""
 
     def __init__(
-        self, directory: Path, *infos: common_pb2.StreamInfo, segment_bytes: int = SEGMENT_BYTES, slots: int = 64
+        self,
+        directory: Path,
+        *infos: common_pb2.StreamInfo,
+        segment_bytes: int = SEGMENT_BYTES,
+        slots: int = 64,
+        limits: ServingLimits | None = None,
     ) -> None:
+        self.limits = limits
         self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=10_000)
         self.request_timeout_s = 10.0
         self.locality = Locality("here", self.settings)
@@ -245,7 +252,9 @@ class FakeCluster:
         memory = PersistenceManager(self.arena, index, next_physical_id=1, meta={})
         replication = Replication(Limits(self.arena.slot_bytes), memory.note)
         self.streams = Streams(memory, Restart(None, index, SegmentStore(root, LocalDisk(root), index)), replication)
-        self.service = BrokerService(self.streams, memory, replication, self.counters, pump=lambda: None)
+        self.service = BrokerService(
+            self.streams, memory, replication, self.counters, pump=lambda: None, limits=self.limits
+        )
         self.service.registered(BROKER_ID, self.infos.values())
         self.open_channel: LoopbackChannel | None = None
 
@@ -285,8 +294,9 @@ class FakeCluster:
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
         request = broker_pb2.DescribeStreamletsRequest(stream_id=self.infos[name].stream_id)
-        reply = await self.service.describe_streamlets(Call(request, memoryview(b""), Peer("tcp", "loopback")))
-        answer = reply.message
+        reply = self.service.service()[api.DESCRIBE_STREAMLETS](Call(request, memoryview(b""), Peer("tcp", "loopback")))
+        assert isinstance(reply, Awaitable)
+        answer = (await reply).message
         return {
             each.streamlet_id: [EntryBounds.from_message(entry) for entry in each.entries] for each in answer.streamlets
         }

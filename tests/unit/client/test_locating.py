@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.serving import lookups
+from kera.broker.serving.limits import ServingLimits
 from kera.client.admin import locating
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.core.errors import (
@@ -130,27 +130,29 @@ async def test_all_queries_for_a_broker_are_one_request(client: RealBrokers) -> 
     assert await locate(client, STREAM, []) == []
 
 
-async def test_long_ways_and_many_queries_take_several_requests(
-    client: RealBrokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send(client, *range(100, 114))
-    await client.map.move(2)
-    send(client, *range(114, 120))
+async def test_long_ways_and_many_queries_take_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     queries = [
         *(ChunkQuery(0, 0, EARLIEST, records_max=number) for number in range(0, 210, 15)),
         *(ChunkQuery(0, 0, Position(1, 1, 2048), bytes_max=1000 * number) for number in range(21)),
         *(ChunkQuery(0, 0, EARLIEST, timestamp_us=time_us) for time_us in range(99, 122)),
     ]
-    whole, pieces = await locate(client, STREAM, queries), await segments(client, STREAM, 0, 0, EARLIEST, None)
-    client.asked.clear()
-    monkeypatch.setattr(lookups, "WALK_SEGMENTS", 1)
-    monkeypatch.setattr(lookups, "WALK_SEGMENTS_MIN", 1)
-    monkeypatch.setattr(lookups, "LIST_SEGMENTS_MAX", 1)
-    monkeypatch.setattr(locating, "QUERIES_MAX", 5)
 
-    assert await locate(client, STREAM, queries) == whole
-    assert len(located(client)) > len(queries) / 5
-    assert await segments(client, STREAM, 0, 0, EARLIEST, None) == pieces
+    async def answers(limits: ServingLimits) -> tuple[Any, Any, int]:
+        with engines(2) as made:
+            client = RealBrokers(Map(*made, limits=limits))
+            send(client, *range(100, 114))
+            await client.map.move(2)
+            send(client, *range(114, 120))
+            found = await locate(client, STREAM, queries), await segments(client, STREAM, 0, 0, EARLIEST, None)
+            client.stop()
+            return *found, len(located(client))
+
+    whole, pieces, _ = await answers(ServingLimits())
+    monkeypatch.setattr(locating, "QUERIES_MAX", 5)
+    places, listed, requests = await answers(ServingLimits(walk_segments=1, walk_segments_min=1, list_segments_max=1))
+
+    assert (places, listed) == (whole, pieces)
+    assert requests > len(queries) / 5
 
 
 async def test_segments_are_told_with_their_brokers(client: RealBrokers) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kera.broker.serving.limits import ServingLimits
 from kera.client.cluster.fetch import Wanted, batches_of
 from kera.client.cluster.read_session import Given, ReadSession
 from kera.client.settings import ConsumerSettings
@@ -45,8 +46,14 @@ async def read(session: ReadSession[Part], **options: Any) -> list[Given[Part]]:
 
 
 @pytest.fixture
-async def wide(make_cluster: Any) -> FakeCluster:
-    cluster: FakeCluster = make_cluster(stream_info(streamlets=STREAMLETS))
+def limits() -> ServingLimits:
+    """Of the broker."""
+    return ServingLimits()
+
+
+@pytest.fixture
+async def wide(make_cluster: Any, limits: ServingLimits) -> FakeCluster:
+    cluster: FakeCluster = make_cluster(stream_info(streamlets=STREAMLETS), limits=limits)
     return cluster
 
 
@@ -158,14 +165,12 @@ async def test_a_range_that_was_removed_and_came_again_goes_on_where_it_is_now(
     assert item.values == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("limits", [ServingLimits(), ServingLimits(connection_ranges_max=1)], ids=["kept", "not kept"])
 async def test_more_ranges_than_a_request_takes_are_told_in_several(
-    wide: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch, kept: bool
+    wide: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the broker keeps no session: then each begin has others."""
     monkeypatch.setattr("kera.client.cluster.read_session.RANGES_MAX", 2)
-    if not kept:
-        monkeypatch.setattr("kera.broker.serving.read_sessions.CONNECTION_RANGES_MAX", 1)
     producer = make_producer(wide, chunk_bytes_max=1024)
     await producer.prepare("s")
     parts = [part(number) for number in range(STREAMLETS)]

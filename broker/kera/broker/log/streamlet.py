@@ -25,10 +25,6 @@ from kera.core.chunk import ChunkHeader
 from kera.core.errors import OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, PRODUCER_IDS
 
-CONSUMER_GROUPS_MAX = 1024
-"""Of whom a streamlet remembers which groups they were given; beyond that the one longest unheard of is forgotten."""
-
-
 PRODUCERS_KEPT = 32_768
 """Of those whose ids the coordinator gave: of the others, longest unheard of, it is not remembered how far they got.
 One that comes back begins a new epoch, as after any loss of that. So many do not come and go within the time for which
@@ -110,8 +106,6 @@ class Streamlet:
         self.stream_id = stream_id
         self.streamlet_id = streamlet_id
         self.entries = entries
-        self.given_groups: dict[str, int] = {}
-        """Last group given to each consumer group (thesis table 6.1, getNextGroups)."""
         self.next_group_id = next_group_id
         self.producers = producers
         """How far each got, the one longest unheard of first, see `PRODUCERS_IN_ORDER`."""
@@ -348,25 +342,6 @@ class Streamlet:
     def length_bytes(self) -> int:
         """Of what readers can see, over all entries."""
         return sum(entry.length_bytes for entry in self.entries.made)
-
-    def next_groups(self, consumer_group: str, groups_max: int) -> list[tuple[int, Entry]]:
-        """The next groups that this consumer group was not given yet, at most `groups_max`, in order."""
-        last = self.given_groups.pop(consumer_group, 0)
-        found: list[tuple[int, Entry]] = []
-        while len(found) < groups_max:
-            candidates = [
-                (group_id, entry.index)
-                for entry in self.entries.made
-                if (group_id := entry.next_group(last)) is not None
-            ]
-            if not candidates:
-                break
-            last, index = min(candidates)
-            found.append((last, self.entries[index]))
-        self.given_groups[consumer_group] = last
-        if len(self.given_groups) > CONSUMER_GROUPS_MAX:
-            del self.given_groups[next(iter(self.given_groups))]
-        return found
 
     def entry_of(self, group_id: int) -> Entry | None:
         """The entry that a group belongs to, if anything is left of it."""

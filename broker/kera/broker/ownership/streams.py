@@ -181,6 +181,10 @@ class Streams:
                 f"this broker has no stream with id {stream_id}; it may have been deleted", stream_id=stream_id
             ) from None
 
+    def streamlet(self, stream_id: int, streamlet_id: int) -> Streamlet:
+        """A streamlet of this broker. Raises `UnknownStream`, `StreamletOutOfRange` or `NotOwner`."""
+        return self.get(stream_id).streamlet(streamlet_id)
+
     def open(
         self,
         info: common_pb2.StreamInfo,

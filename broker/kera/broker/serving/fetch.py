@@ -20,16 +20,18 @@ from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.waiting import FORGOTTEN_AT_ONCE, EntriesWaiter
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Key
+from kera.broker.serving.cursors import position_of
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import InvalidArgument, KeraError, NotOwner
-from kera.core.ids import EARLIEST, Position
+from kera.core.ids import Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
 from kera.core.turns import Turns, at_once
-from kera.v1 import broker_pb2, common_pb2
+from kera.v1 import broker_pb2
 
 READ_BYTES_MAX = 16 << 20
 """Bound on one response, whatever the reader asks for."""
@@ -37,8 +39,6 @@ READ_RANGES_MAX = 65536
 READ_RANGES_AT_ONCE = 32
 """A request with more of them is handled in slices, and others in between."""
 READ_WAIT_MS_MAX = 60_000
-LOAD_WAIT_MS_MAX = 5_000
-"""How long a reader waits for the disk, and for room in memory to load to."""
 _ENTRIES = "entries"
 
 ReadCall = Call[broker_pb2.MultiReadChunksRequest]
@@ -59,12 +59,20 @@ class Fetches:
     """Handles reads for the service."""
 
     def __init__(
-        self, streams: Streams, memory: PersistenceManager, counters: Counters, turns: Turns, *, read_bytes_max: int
+        self,
+        streams: Streams,
+        memory: PersistenceManager,
+        counters: Counters,
+        turns: Turns,
+        *,
+        read_bytes_max: int,
+        limits: ServingLimits,
     ) -> None:
         self._streams = streams
         self._memory = memory
         self._counters = counters
         self._turns = turns
+        self._load_wait_s = limits.load_wait_ms / 1000
         self._slices = Slices(asyncio.get_running_loop())
         self.outgoing = Outgoing(memory.slot_count)
         self.read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
@@ -94,7 +102,7 @@ class Fetches:
     async def _read_later(self, call: ReadCall) -> ReadReply:
         loop = asyncio.get_running_loop()
         wait_until = loop.time() + min(call.message.wait_ms, READ_WAIT_MS_MAX) / 1000
-        load_until = loop.time() + LOAD_WAIT_MS_MAX / 1000
+        load_until = loop.time() + self._load_wait_s
         errors: dict[tuple[Entry, Key], KeraError] = {}
         waiter = EntriesWaiter(self._slices)
         try:
@@ -152,7 +160,7 @@ class Fetches:
             start = wanted.start
             result.next.CopyFrom(start)
             try:
-                streamlet = self._streams.get(start.stream_id).streamlet(start.streamlet_id)
+                streamlet = self._streams.streamlet(start.stream_id, start.streamlet_id)
                 entry = entry_of(streamlet, start.entry)
                 if waiter is not None:
                     waiter.add(entry)
@@ -231,8 +239,3 @@ def place_of(entry: Entry, position: Position) -> Key:
     segment = entry.resident.get(key)
     done = segment is not None and segment.closed and position.offset >= segment.head
     return (key[0], key[1] + 1) if done else key
-
-
-def position_of(cursor: common_pb2.Cursor) -> Position:
-    """A cursor's position in its entry."""
-    return Position(cursor.group_id, cursor.segment_id, cursor.position) if cursor.group_id else EARLIEST

@@ -17,15 +17,15 @@ from weakref import WeakValueDictionary
 
 from kera.broker.log.entry import Entry, Waiter
 from kera.broker.records import Key
-from kera.broker.serving.fetch import LOAD_WAIT_MS_MAX, place_of, position_of
+from kera.broker.serving.cursors import position_of
+from kera.broker.serving.fetch import place_of
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.slices import Loop, Slices, Timer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import KeraError
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 
-WOKEN_AT_ONCE = 1024
-"""Followers of an entry; more than that are woken in slices."""
 LOADING_MAX = 4
 """Of one reader, that wait for the disk at once. What is loaded for more of them would only push each other out."""
 
@@ -91,11 +91,12 @@ class Follower:
 class _Watched(Waiter):
     """An entry with followers, of whichever readers: what an append wakes, and has to pay for, is this alone."""
 
-    __slots__ = ("__weakref__", "_asleep", "_followers", "_places", "_slices", "_waking", "entry")
+    __slots__ = ("__weakref__", "_asleep", "_followers", "_places", "_slices", "_waking", "_woken_at_once", "entry")
 
-    def __init__(self, entry: Entry, slices: Slices) -> None:
+    def __init__(self, entry: Entry, slices: Slices, woken_at_once: int) -> None:
         self.entry = entry
         self._slices = slices
+        self._woken_at_once = woken_at_once
         self._followers = 0
         self._asleep: dict[Follower, None] = {}
         """Not looked at since they found nothing more."""
@@ -150,7 +151,7 @@ class _Watched(Waiter):
 
     def _wake_some(self) -> bool:
         waking = self._waking
-        for _ in range(min(len(waking), WOKEN_AT_ONCE)):
+        for _ in range(min(len(waking), self._woken_at_once)):
             follower = waking.popleft()
             if follower.watched is self:  # if not, it has ended, or follows another entry
                 follower.wake()
@@ -160,8 +161,9 @@ class _Watched(Waiter):
 class Watches:
     """The entries that are followed. Belongs to one event loop."""
 
-    def __init__(self, slices: Slices) -> None:
-        self.slices = slices
+    def __init__(self, slices: Slices, woken_at_once: int = ServingLimits().woken_at_once) -> None:
+        self._slices = slices
+        self._woken_at_once = woken_at_once
         self._watched: WeakValueDictionary[Entry, _Watched] = WeakValueDictionary()
 
     def watch(self, follower: Follower, entry: Entry) -> None:
@@ -173,16 +175,24 @@ class Watches:
         follower.unwatch()
         watched = self._watched.get(entry)
         if watched is None:
-            watched = self._watched[entry] = _Watched(entry, self.slices)
+            watched = self._watched[entry] = _Watched(entry, self._slices, self._woken_at_once)
         watched.add(follower)
 
 
 class Loading:
     """The followers of one reader that wait for the disk: few at once, the others in line."""
 
-    def __init__(self, memory: PersistenceManager, loop: Loop) -> None:
+    def __init__(
+        self,
+        memory: PersistenceManager,
+        loop: Loop,
+        load_wait_ms: int = ServingLimits().load_wait_ms,
+        at_once_max: int = LOADING_MAX,
+    ) -> None:
         self._memory = memory
         self._loop = loop
+        self._load_wait_s = load_wait_ms / 1000
+        self._at_once_max = at_once_max
         self._loading = 0
         self._in_line: OrderedDict[Follower, None] = OrderedDict()
 
@@ -194,12 +204,12 @@ class Loading:
     def load(self, follower: Follower, entry: Entry, key: Key) -> None:
         """Mark `follower` when the segment is in memory, or is known not to come: then its `error` says why."""
         follower.missing = key
-        if self._loading >= LOADING_MAX:
+        if self._loading >= self._at_once_max:
             self._in_line[follower] = None
             return
         self._loading += 1
         follower.timer = self._loop.call_later(
-            LOAD_WAIT_MS_MAX / 1000, lambda: self._loaded(follower, key, self._memory.not_loaded(entry, key))
+            self._load_wait_s, lambda: self._loaded(follower, key, self._memory.not_loaded(entry, key))
         )
         self._memory.load(entry, key, lambda error: self._loaded(follower, key, error))
 
@@ -215,7 +225,7 @@ class Loading:
 
     def next(self) -> None:
         """Let those whose turn it is look again what they need of the disk; who finds it taken gets in line again."""
-        for _ in range(min(len(self._in_line), LOADING_MAX - self._loading)):
+        for _ in range(min(len(self._in_line), self._at_once_max - self._loading)):
             follower, _ = self._in_line.popitem(last=False)
             follower.missing = None
             follower.mark(follower)

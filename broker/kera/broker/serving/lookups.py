@@ -17,27 +17,14 @@ from kera.broker.log.segment import Segment
 from kera.broker.log.waiting import until_done
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Key
-from kera.broker.serving import fetch as fetching
-from kera.broker.serving.fetch import position_of
+from kera.broker.serving.cursors import position_of
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
 from kera.core.turns import Pace, Turns
 from kera.v1 import broker_pb2, common_pb2
-
-QUERIES_MAX = 1024
-"""In one request."""
-LOADS_MAX = 256
-"""For one request; queries that need more are to be asked again."""
-WALK_SEGMENTS = 16384
-"""A request may walk through about so many; queries that have to go further are answered with how far they got."""
-WALK_SEGMENTS_MIN = 64
-"""What each query may walk through, however many there are."""
-TURN_SEGMENTS = 32
-"""After so many it is looked whether others have their turn."""
-LIST_SEGMENTS_MAX = 256
-"""Told of in one answer."""
 
 
 class _Lookup(NamedTuple):
@@ -57,39 +44,40 @@ class _Waiting(NamedTuple):
 
 
 class _Turn:
-    """Lets other requests be handled whenever this one has walked through `TURN_SEGMENTS`."""
+    """Lets other requests be handled whenever this one has walked through so many segments."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, segments: int) -> None:
         self._pace = pace
-        self.left = TURN_SEGMENTS
+        self._segments = self.left = segments
 
     async def took(self, segments: int) -> None:
         """It has walked through so many more."""
         self.left -= segments
         if self.left <= 0:
-            self.left = TURN_SEGMENTS
+            self.left = self._segments
             await self._pace.step()
 
 
 class Lookups:
     """Handles locateChunks and listSegments for the service."""
 
-    def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns) -> None:
+    def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns, limits: ServingLimits) -> None:
         self._streams = streams
         self._memory = memory
         self._turns = turns
+        self._limits = limits
 
     async def locate(self, call: Call[broker_pb2.LocateChunksRequest]) -> Reply[broker_pb2.LocateChunksResponse]:
         """One place, or error, per query."""
-        queries = call.message.queries
-        if len(queries) > QUERIES_MAX:
-            raise InvalidArgument(f"at most {QUERIES_MAX} queries in a request", limit=QUERIES_MAX)
+        queries, limits = call.message.queries, self._limits
+        if len(queries) > limits.queries_max:
+            raise InvalidArgument(f"at most {limits.queries_max} queries in a request", limit=limits.queries_max)
         response = broker_pb2.LocateChunksResponse()
-        segments_max = max(WALK_SEGMENTS_MIN, WALK_SEGMENTS // max(1, len(queries)))
-        load_until = asyncio.get_running_loop().time() + fetching.LOAD_WAIT_MS_MAX / 1000
+        segments_max = max(limits.walk_segments_min, limits.walk_segments // max(1, len(queries)))
+        load_until = asyncio.get_running_loop().time() + self._limits.load_wait_ms / 1000
         waiting: list[_Waiting] = []
         await self._turns.turn(id(call.peer))  # of many that came together, not all begin at once
-        turn = _Turn(self._turns.pace(id(call.peer)))
+        turn = _Turn(self._turns.pace(id(call.peer)), limits.turn_segments)
         for wanted in queries:
             place = response.places.add()
             try:
@@ -105,7 +93,7 @@ class Lookups:
         loads = 0
         for each in waiting:
             try:
-                loads += await self._look_into(each, LOADS_MAX - loads, load_until, segments_max, turn)
+                loads += await self._look_into(each, limits.loads_max - loads, load_until, segments_max, turn)
             except KeraError as error:
                 each.lookup.place.error.CopyFrom(error_to_message(error))
         return Reply(response)
@@ -123,7 +111,7 @@ class Lookups:
     def _step(self, lookup: _Lookup, begun: Progress, segments_max: int) -> tuple[Entry, Step]:
         """Go on with a query, and fill in how far it got."""
         start = lookup.wanted.start
-        streamlet = self._streams.get(start.stream_id).streamlet(start.streamlet_id)
+        streamlet = self._streams.streamlet(start.stream_id, start.streamlet_id)
         entry = entry_of(streamlet, start.entry)
         step = locate(streamlet, start.entry, lookup.query, begun, segments_max)
         if step.place is not None:
@@ -140,8 +128,9 @@ class Lookups:
         loads = 0
         while step.missing is not None:
             if loads == loads_max:
+                limit = self._limits.loads_max
                 raise Unavailable(
-                    f"at most {LOADS_MAX} segments are loaded for one request; ask again for the rest", limit=LOADS_MAX
+                    f"at most {limit} segments are loaded for one request; ask again for the rest", limit=limit
                 )
             loads += 1
             key = step.missing
@@ -168,12 +157,12 @@ class Lookups:
         """Segments of a range of one entry, as far as they are here."""
         request = call.message
         start, end = position_of(request.start), position_of(request.end) if request.HasField("end") else None
-        segments_max = min(request.segments_max or LIST_SEGMENTS_MAX, LIST_SEGMENTS_MAX)
-        load_until = asyncio.get_running_loop().time() + fetching.LOAD_WAIT_MS_MAX / 1000
+        segments_max = min(request.segments_max or self._limits.list_segments_max, self._limits.list_segments_max)
+        load_until = asyncio.get_running_loop().time() + self._limits.load_wait_ms / 1000
         loaded: Segment | None = None
         await self._turns.turn(id(call.peer))
         while True:
-            streamlet = self._streams.get(request.start.stream_id).streamlet(request.start.streamlet_id)
+            streamlet = self._streams.streamlet(request.start.stream_id, request.start.streamlet_id)
             listing = list_segments(streamlet, request.start.entry, start, end, segments_max)
             self._let_go(loaded)
             if listing.missing is None or listing.segments:

@@ -9,8 +9,8 @@ the ranges that are marked, at no others.
   any other outcome the reader begins anew: it knows where it is. What does not follow is refused with `SessionLost`.
 * **Turns.** Marked ranges are looked at in the order in which they were marked; of which there is more goes behind the
   others. A chunk that does not fit beside what an answer has already keeps its range in front.
-* **Bounds.** A session has at most `SESSION_RANGES_MAX` ranges, those of a connection at most `CONNECTION_RANGES_MAX`,
-  and all of them at most `RANGES_MAX`. A session beyond these is not kept: it is answered, and begins anew each time.
+* **Bounds.** A session, a connection and all of them have so many ranges at most (`ServingLimits`). A session
+  beyond these is not kept: it is answered, and begins anew each time.
   Sessions end with their connection.
 """
 
@@ -36,6 +36,7 @@ from kera.broker.serving.fetch import (
     ReadReply,
 )
 from kera.broker.serving.following import Follower, Loading, Watches
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
@@ -46,16 +47,6 @@ from kera.core.rpc.wire import error_to_message
 from kera.core.turns import Turns, at_once
 from kera.v1 import broker_pb2
 
-SESSION_RANGES_MAX = READ_RANGES_MAX
-CONNECTION_RANGES_MAX = 2 * SESSION_RANGES_MAX
-RANGES_MAX = 2 * CONNECTION_RANGES_MAX
-"""About half a kilobyte of memory each."""
-SESSIONS_MAX = 4096
-"""Of a connection: a reader has one for each stream."""
-RESULTS_MAX = 4096
-"""In one answer: when a stream is dropped, each of its ranges has an error to tell."""
-FORGOTTEN_AT_ONCE = 32
-"""Ranges of sessions that have ended; then it is looked whether others have their turn."""
 ROUSED_AT_ONCE = 8
 """Requests that wait, in a round of the loop."""
 _SESSIONS = "read sessions"
@@ -177,7 +168,9 @@ class ReadSessions:
         outgoing: Outgoing,
         *,
         read_bytes_max: int,
+        limits: ServingLimits,
     ) -> None:
+        self._limits = limits
         self._streams = streams
         self._memory = memory
         self._counters = counters
@@ -187,7 +180,7 @@ class ReadSessions:
         self.ranges = 0
         """Of all sessions that are kept."""
         self._slices = Slices(asyncio.get_running_loop())
-        self._watches = Watches(self._slices)
+        self._watches = Watches(self._slices, limits.woken_at_once)
         self._ended: deque[_Session] = deque()
         """To be forgotten."""
         self._to_rouse: dict[_Session, None] = {}
@@ -200,8 +193,10 @@ class ReadSessions:
         request = call.message
         if len(request.ranges) > READ_RANGES_MAX:
             raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
-        if len(request.removed) > SESSION_RANGES_MAX:
-            raise InvalidArgument(f"a session has at most {SESSION_RANGES_MAX} ranges", limit=SESSION_RANGES_MAX)
+        if len(request.removed) > self._limits.session_ranges_max:
+            raise InvalidArgument(
+                f"a session has at most {self._limits.session_ranges_max} ranges", limit=self._limits.session_ranges_max
+            )
         session = self._session_of(call)
         session.busy = True
         if len(request.ranges) + len(request.removed) + len(session.marked) > READ_RANGES_AT_ONCE:
@@ -265,11 +260,11 @@ class ReadSessions:
     def _begun(self, sessions: _Kept, request: broker_pb2.MultiReadChunksRequest) -> _Session:
         added = len(request.ranges)
         kept = (
-            len(sessions.by_id) < SESSIONS_MAX
-            and sessions.ranges + added <= CONNECTION_RANGES_MAX
-            and self.ranges + added <= RANGES_MAX
+            len(sessions.by_id) < self._limits.sessions_max
+            and sessions.ranges + added <= self._limits.connection_ranges_max
+            and self.ranges + added <= self._limits.ranges_max
         )
-        loading = Loading(self._memory, asyncio.get_running_loop())
+        loading = Loading(self._memory, asyncio.get_running_loop(), self._limits.load_wait_ms)
         session = _Session(request.session_id, loading, self._rouse, kept=kept)
         if kept:
             sessions.by_id[session.session_id] = session
@@ -302,14 +297,14 @@ class ReadSessions:
         if session.kept:
             sessions = self._kept_of(peer)
             if (
-                len(session.ranges) >= SESSION_RANGES_MAX
-                or sessions.ranges >= CONNECTION_RANGES_MAX
-                or self.ranges >= RANGES_MAX
+                len(session.ranges) >= self._limits.session_ranges_max
+                or sessions.ranges >= self._limits.connection_ranges_max
+                or self.ranges >= self._limits.ranges_max
             ):
                 raise SessionLost(
-                    f"the broker does not keep so many ranges: at most {SESSION_RANGES_MAX} of a session,"
-                    f" {CONNECTION_RANGES_MAX} of a connection and {RANGES_MAX} of all",
-                    limit=SESSION_RANGES_MAX,
+                    f"the broker does not keep so many ranges: at most {self._limits.session_ranges_max} of a session,"
+                    f" {self._limits.connection_ranges_max} of a connection and {self._limits.ranges_max} of all",
+                    limit=self._limits.session_ranges_max,
                 )
             sessions.ranges += 1
             self.ranges += 1
@@ -342,7 +337,7 @@ class ReadSessions:
 
     def _forget(self) -> bool:
         """Take ranges of ended sessions away, a few; returns whether there are more."""
-        for _ in range(FORGOTTEN_AT_ONCE):
+        for _ in range(self._limits.forgotten_at_once):
             if not self._ended:
                 return False
             session = self._ended[0]
@@ -357,7 +352,7 @@ class ReadSessions:
         sessions = self._kept_of(peer)
 
         def close_some() -> bool:
-            for session in list(itertools.islice(sessions.by_id.values(), FORGOTTEN_AT_ONCE)):
+            for session in list(itertools.islice(sessions.by_id.values(), self._limits.forgotten_at_once)):
                 self._close(peer, session)
             return bool(sessions.by_id)
 
@@ -392,7 +387,7 @@ class ReadSessions:
         answer = _Answer(min(call.message.bytes_max or self._read_bytes_max, self._read_bytes_max))
         for _ in range(len(session.marked)):
             yield
-            full = answer.left <= 0 or len(answer.response.results) >= RESULTS_MAX
+            full = answer.left <= 0 or len(answer.response.results) >= self._limits.results_max
             if full or session.closed or not session.marked:
                 break
             item, _ = session.marked.popitem(last=False)
@@ -418,7 +413,7 @@ class ReadSessions:
         if item.error is not None:
             raise item.error
         stream_id, streamlet_id, index = item.address
-        streamlet = self._streams.get(stream_id).streamlet(streamlet_id)
+        streamlet = self._streams.streamlet(stream_id, streamlet_id)
         here = _Place(streamlet, entry_of(streamlet, index))
         self._watches.watch(item, here.entry)
         plan = plan_read(streamlet, index, item.position, item.end, answer.left, strict=answer.used)

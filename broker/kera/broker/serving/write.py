@@ -26,6 +26,7 @@ from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.streams import Stream, Streams
 from kera.broker.replication.manager import Replication, StreamLogs
 from kera.broker.replication.virtual_log import Batch, VirtualLog
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.done import nothing
@@ -44,11 +45,6 @@ from kera.core.rpc import Answer, Call, Reply
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
-
-WAITING_BYTES_MAX = 64 << 20
-"""Of requests that wait for room in memory, all together."""
-WAIT_MS_MAX = 5_000
-"""How long one of them waits."""
 
 _LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED
 _REPLICATED = common_pb2.DURABILITY_REPLICATED
@@ -140,6 +136,7 @@ class Writer:
         lease: Lease,
         *,
         check_payload: PayloadCheck = check_payload,
+        limits: ServingLimits,
     ) -> None:
         """`pump`: has carried out what replication wants to be done."""
         self._streams = streams
@@ -149,6 +146,7 @@ class Writer:
         self._pump_replication = pump
         self._lease = lease
         self._check_payload = check_payload
+        self._limits = limits
         self._fenced = False
         """Nothing is acknowledged any more."""
         self._loop = asyncio.get_running_loop()
@@ -181,11 +179,11 @@ class Writer:
     def _wait_for_room(self, write: _Write) -> bool:
         """Queue a write for which there is no room; False when enough wait already, and it is refused."""
         rest = len(write.bulk) - write.at
-        if self._queued_bytes + rest > WAITING_BYTES_MAX:
+        if self._queued_bytes + rest > self._limits.room_bytes_max:
             self._refuse_rest(write, ArenaFull("the broker's memory is full, and enough requests wait for it already"))
             return False
         write.bulk, write.at = memoryview(bytes(write.bulk[write.at :])), 0  # the transport's buffer is used again
-        write.deadline_s = self._loop.time() + WAIT_MS_MAX / 1000
+        write.deadline_s = self._loop.time() + self._limits.room_wait_ms / 1000
         self._queue.append(write)
         self._queued_bytes += rest
         if self._pump is None:
@@ -374,8 +372,8 @@ class Writer:
         """Refuse all chunks from `write.at` on; without `error`, for want of room."""
         if error is None:
             error = ArenaFull(
-                f"the broker's memory was full for {WAIT_MS_MAX} ms: its disk, backups or readers are slower than its"
-                " writers",
+                f"the broker's memory was full for {self._limits.room_wait_ms} ms: its disk, backups or readers are"
+                " slower than its writers",
                 slot_bytes=self._memory.slot_bytes,
             )
         # How many there are is only claimed, so no more are answered than the bytes have room for.

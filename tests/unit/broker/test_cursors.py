@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.serving.service import CHANGES_MAX, CONSUMER_GROUP_BYTES_MAX
+from kera.broker.serving.cursors import CHANGES_MAX, CONSUMER_GROUP_BYTES_MAX
+from kera.broker.serving.limits import ServingLimits
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
@@ -20,14 +21,15 @@ from tests.unit.broker.support import (
     Engine,
     chunk,
     cursor,
+    limited,
     stream_info,
 )
 
 
 @pytest.fixture(params=["memory", "disk"])
-async def broker(request: pytest.FixtureRequest, engine: Engine) -> Broker:
+async def broker(request: pytest.FixtureRequest, engine: Engine, limits: ServingLimits) -> Broker:
     """Eleven chunks in segments (1, 1), (1, 2) and (2, 1), of which the closed ones may be on disk only."""
-    broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1)))
+    broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1)), limits=limits)
     broker.paused = True
     broker.append(*(chunk(1, sequence) for sequence in range(11)))
     if request.param == "disk":
@@ -187,13 +189,13 @@ async def test_a_cursor_that_cannot_be_committed_fails_alone(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("consumer_group", ["", "a" * (CONSUMER_GROUP_BYTES_MAX + 1), "ä" * CONSUMER_GROUP_BYTES_MAX])
-async def test_an_consumer_group_needs_a_name_that_the_index_can_keep(broker: Broker, consumer_group: str) -> None:
+async def test_a_consumer_group_needs_a_name_that_the_index_can_keep(broker: Broker, consumer_group: str) -> None:
     with pytest.raises(InvalidArgument, match=str(CONSUMER_GROUP_BYTES_MAX)):
         await commit(broker, cursor(Position(1, 1, 0)), consumer_group=consumer_group)
 
 
-async def test_so_many_consumer_groups_and_no_more(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.broker.serving.service.CONSUMER_GROUPS_MAX", 2)
+@limited(consumer_groups_max=2)
+async def test_so_many_consumer_groups_and_no_more(broker: Broker) -> None:
     codes = [
         (await commit(broker, cursor(Position(1, 1, 0)), consumer_group=name))[0].error.code
         for name in ("a", "b", "c", "a")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.serving import fetch as fetching
 from kera.broker.serving.fetch import READ_RANGES_MAX
+from kera.broker.serving.limits import ServingLimits
 from kera.core.chunk import verify_chunk
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
@@ -23,6 +23,7 @@ from tests.unit.broker.support import (
     Broker,
     Engine,
     chunk,
+    limited,
     next_of,
     read_range,
     sequences_of,
@@ -275,9 +276,9 @@ async def test_bytes_on_their_way_keep_their_slots_until_the_last_view_is_gone(b
 
 
 @pytest.fixture
-async def stored(engine: Engine) -> Broker:
+async def stored(engine: Engine, limits: ServingLimits) -> Broker:
     """Chunks 0 to 15 in four segments that are on disk only, and 16 in memory. The disk does what it is asked to."""
-    broker = Broker(engine, stream_info())
+    broker = Broker(engine, stream_info(), limits=limits)
     fill(broker, 17)
     engine.run()
     slots = engine.fill_memory()
@@ -366,10 +367,8 @@ async def test_damage_on_disk_is_told_with_its_limits_and_the_rest_is_served(sto
 
 
 @pytest.mark.timeout(20)
-async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(
-    stored: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetching, "LOAD_WAIT_MS_MAX", 10)
+@limited(load_wait_ms=10)
+async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(stored: Broker) -> None:
     slots = stored.engine.fill_memory()
     (result,) = (await waits(stored.read(read_range()))).message.results
     assert (result.error.code, result.error.retriable) == ("unavailable", True)

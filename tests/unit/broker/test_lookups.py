@@ -8,27 +8,33 @@ from typing import Any
 import pytest
 
 from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
-from kera.broker.serving import fetch as fetching
-from kera.broker.serving import lookups
+from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.index_format import put_entry, put_segment
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, Recovering, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
+from kera.core.turns import Turns
 from kera.v1 import broker_pb2
 from tests.unit.broker.persistence_support import MakeEngine
-from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, STREAM_ID, Broker, Engine, chunk, cursor, stream_info
+from tests.unit.broker.support import (
+    BROKER_ID,
+    CHUNK_BYTES,
+    STREAM_ID,
+    Broker,
+    Engine,
+    chunk,
+    cursor,
+    limited,
+    stream_info,
+)
 
 END = Position(4, 1, 1024)
 
 
 @pytest.fixture
-async def broker(engine: Engine) -> Broker:
+async def broker(engine: Engine, limits: ServingLimits) -> Broker:
     """25 chunks of ten records each; but for the last one they are on disk only."""
-    return filled(engine)
-
-
-def filled(engine: Engine) -> Broker:
-    broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1)))
+    broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1)), limits=limits, turns=Turns(0.0))
     for number in range(25):
         broker.append(chunk(1, number, record_count=10, max_timestamp_us=100 + number))
         engine.run()
@@ -129,10 +135,8 @@ async def test_there_need_not_be_room_for_two_segments_at_a_time(broker: Broker)
     assert [told(place)[1] for place in places] == [50, 100, 150, 190]
 
 
-async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetching, "LOAD_WAIT_MS_MAX", 10)
+@limited(load_wait_ms=10)
+async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(broker: Broker) -> None:
     slots = broker.engine.fill_memory()
     places = await locate(broker, query(records_max=15), query(records_max=40))
     assert codes(places) == [Unavailable.code, ""]
@@ -151,15 +155,14 @@ async def test_a_disk_that_cannot_be_read_is_the_error_of_the_query(broker: Brok
 
 
 async def test_what_has_yet_to_come_from_backups_is_passed_over_but_not_looked_into(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine,
 ) -> None:
-    monkeypatch.setattr(fetching, "LOAD_WAIT_MS_MAX", 10)
     engine = make_engine(8)
     address = SegmentAddress(STREAM_ID, 0, 0, 1, 1)
     record = SegmentRecord(0, 1024, False, 2, 0, 0, 7, 10, 20, 5)
     entry = EntryRecord(Position(1, 1, 0), 0, 7, 1024, 1, 1, 1)
     engine.index.commit([put_segment(address, record), put_entry(EntryId(*address[:3]), entry)])
-    broker = Broker(engine, stream_info())
+    broker = Broker(engine, stream_info(), limits=ServingLimits(load_wait_ms=10))
 
     places = await locate(broker, query(timestamp_us=15), query(records_max=7), query(timestamp_us=21))
     assert codes(places) == [Recovering.code, "", ""]
@@ -170,41 +173,34 @@ async def test_what_has_yet_to_come_from_backups_is_passed_over_but_not_looked_i
         await segments(broker, end=Position(1, 1, 512))
 
 
-async def test_who_waits_for_a_recovery_is_answered_last(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+@limited(load_wait_ms=500)
+async def test_who_waits_for_a_recovery_is_answered_last(broker: Broker) -> None:
     """Its time is that of the whole request, and the others need little of it."""
     engine, address = broker.engine, SegmentAddress(STREAM_ID, 0, 0, 1, 1)
     record = engine.index.segment(address)
     assert record is not None
     engine.index.commit([put_segment(address, record._replace(physical_id=0))])
-    monkeypatch.setattr(fetching, "LOAD_WAIT_MS_MAX", 500)
 
     places = await locate(broker, query(records_max=15), query(records_max=95))
     assert codes(places) == [Recovering.code, ""]
 
 
-async def test_requests_are_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "QUERIES_MAX", 2)
+@limited(queries_max=2, loads_max=1, list_segments_max=3)
+async def test_requests_are_bounded(broker: Broker) -> None:
     with pytest.raises(InvalidArgument, match="at most 2 queries"):
         await locate(broker, *[query(records_max=1)] * 3)
 
-    monkeypatch.setattr(lookups, "LOADS_MAX", 1)
     places = await locate(broker, query(records_max=15), query(records_max=135))
     assert codes(places) == ["", Unavailable.code]
     assert places[1].error.retriable
 
-    monkeypatch.setattr(lookups, "LIST_SEGMENTS_MAX", 3)
     first = await segments(broker)
     assert (len(first.segments), first.complete) == (3, False)
     assert len((await segments(broker, segments_max=2)).segments) == 2
 
 
-async def test_a_long_walk_is_cut_and_lets_others_have_their_turn(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookups, "WALK_SEGMENTS", 4)
-    monkeypatch.setattr(lookups, "WALK_SEGMENTS_MIN", 2)
-    monkeypatch.setattr(lookups, "TURN_SEGMENTS", 1)
-    monkeypatch.setattr(broker.broker.turns, "_slice_s", 0.0)
+@limited(walk_segments=4, walk_segments_min=2, turn_segments=1)
+async def test_a_long_walk_is_cut_and_lets_others_have_their_turn(broker: Broker) -> None:
     turns = 0
 
     async def others() -> None:

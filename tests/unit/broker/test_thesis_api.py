@@ -1,14 +1,15 @@
-"""The broker's answers about groups, segments and entries (thesis tables 6.1 and 6.2)."""
+"""Discovery of groups and segments, as in thesis tables 6.1 and 6.2."""
 
 from typing import Any
 
 import pytest
 
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.serving.thesis_api import GivenGroups
 from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, UnknownGroup, UnknownStream
-from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
-from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, stream_info
+from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, Log, chunk, stream_info
 
 WHERE: dict[str, Any] = {"stream_id": STREAM_ID, "streamlet_id": 0}
 
@@ -21,7 +22,7 @@ async def broker(engine: Engine) -> Broker:
     return broker
 
 
-async def test_groups_are_given_to_an_consumer_group_once(broker: Broker) -> None:
+async def test_groups_are_given_to_a_consumer_group_once(broker: Broker) -> None:
     async def ask(consumer_group: str, groups_max: int) -> list[tuple[int, int, bool]]:
         request = api.GET_NEXT_GROUPS.request(**WHERE, consumer_group=consumer_group, groups_max=groups_max)
         answer = await broker.ask(api.GET_NEXT_GROUPS, request)
@@ -55,17 +56,21 @@ async def test_segments_of_a_group_are_described_from_where_the_consumer_knows_t
 
 
 async def test_segments_on_disk_are_described_like_those_in_memory(broker: Broker) -> None:
-    async def ask(group_id: int) -> Any:
-        request = api.GET_NEXT_SEGMENTS.request(**WHERE, group_id=group_id)
-        return (await broker.ask(api.GET_NEXT_SEGMENTS, request)).SerializeToString()
+    async def ask() -> list[bytes]:
+        described = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID)
+        answers = [await broker.ask(api.DESCRIBE_STREAMLETS, described)]
+        for group_id in (1, 2, 3):
+            request = api.GET_NEXT_SEGMENTS.request(**WHERE, group_id=group_id)
+            answers.append(await broker.ask(api.GET_NEXT_SEGMENTS, request))
+        return [answer.SerializeToString() for answer in answers]
 
-    before = [await ask(group_id) for group_id in (1, 2, 3)], list(await describe(broker))
+    before = await ask()
     broker.engine.run()
     broker.engine.fill_memory()
     slots = [broker.engine.memory.allocate() for _ in range(2)]
     assert len(slots) == 2, "both segments of group 1 have left the memory"
 
-    assert ([await ask(group_id) for group_id in (1, 2, 3)], list(await describe(broker))) == before
+    assert await ask() == before
 
 
 async def test_available_groups_and_segments_are_intervals(broker: Broker) -> None:
@@ -113,48 +118,48 @@ async def test_a_streamlet_that_is_not_here_is_refused(
 # --- entries -----------------------------------------------------------------------------------------------
 
 
-async def describe(broker: Broker, *streamlet_ids: int) -> Any:
-    request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=streamlet_ids)
-    return (await broker.ask(api.DESCRIBE_STREAMLETS, request)).streamlets
+def given(groups: GivenGroups, streamlet: Streamlet, consumer_group: str, groups_max: int) -> list[int]:
+    return [group_id for group_id, _ in groups.next(streamlet, consumer_group, groups_max)]
 
 
-def place(cursor: Any) -> Position:
-    return Position(cursor.group_id, cursor.segment_id, cursor.position)
+@pytest.fixture
+def streamlet(engine: Engine) -> Streamlet:
+    """Groups 10 to 14 of two entries, one segment each."""
+    log = Log(engine, entries=2, group_segments=1, first_group_id=10)
+    for producer in (1, 2, 1, 1, 2):
+        log.append(producer, size=4096)
+    return log.streamlet
 
 
-async def test_entries_are_described_with_their_ends_and_records(broker: Broker) -> None:
-    (streamlet,) = await describe(broker, 0)
-    even, odd = streamlet.entries
-
-    assert (streamlet.streamlet_id, streamlet.group_count) == (0, 3)
-    assert (place(even.start), place(even.end)) == ((2, 1, 0), (2, 1, 1024))
-    assert (place(odd.start), place(odd.end)) == ((1, 1, 0), (3, 1, 1024))
-    assert [(e.first_record, e.next_record, e.length_bytes) for e in (even, odd)] == [(0, 1, 1024), (0, 81, 9 * 1024)]
-    assert [(e.start.stream_id, e.start.streamlet_id, e.start.entry) for e in (even, odd)] == [(7, 0, 0), (7, 0, 1)]
+def test_each_group_is_given_to_a_consumer_group_once_in_order(streamlet: Streamlet) -> None:
+    groups = GivenGroups()
+    assert [given(groups, streamlet, "a", 2) for _ in range(4)] == [[10, 11], [12, 13], [14], []]
 
 
-async def test_an_entry_without_chunks_starts_and_ends_at_the_earliest_position(broker: Broker) -> None:
-    (streamlet,) = await describe(broker, 1)
-
-    assert [(place(e.start), place(e.end), e.first_record, e.next_record) for e in streamlet.entries] == [
-        (EARLIEST, EARLIEST, 0, 0)
-    ] * 2
-
-
-async def test_all_streamlets_of_the_broker_are_described_when_none_is_named(broker: Broker) -> None:
-    assert [streamlet.streamlet_id for streamlet in await describe(broker)] == [0, 1]
+def test_consumer_groups_do_not_take_groups_from_each_other(streamlet: Streamlet) -> None:
+    groups = GivenGroups()
+    assert given(groups, streamlet, "a", 3) == [10, 11, 12]
+    assert given(groups, streamlet, "b", 9) == [10, 11, 12, 13, 14]
+    assert given(groups, streamlet, "a", 9) == [13, 14]
 
 
-async def test_a_streamlet_of_another_broker_is_not_described(broker: Broker) -> None:
-    with pytest.raises(NotOwner):
-        await describe(broker, 0, 2)
+def test_a_group_that_is_opened_later_is_given_then(engine: Engine) -> None:
+    log, groups = Log(engine, group_segments=1), GivenGroups()
+    log.append(size=4096)
+    assert given(groups, log.streamlet, "a", 9) == [1]
+    assert given(groups, log.streamlet, "a", 9) == []
+    log.append(size=4096)
+
+    assert given(groups, log.streamlet, "a", 9) == [2]
 
 
-async def test_an_answer_describes_so_many_entries(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream may have a million of them: they would fit into no message, and take the broker's memory."""
-    (row,) = await describe(broker, 0)
-    monkeypatch.setattr("kera.broker.serving.service.ENTRIES_MAX", 2 * len(row.entries))
+def test_groups_say_whose_entry_they_are_of(streamlet: Streamlet) -> None:
+    groups = GivenGroups().next(streamlet, "a", 9)
 
-    assert len(await describe(broker, 0, 0)) == 2
-    with pytest.raises(InvalidArgument, match="name fewer streamlets"):
-        await describe(broker, 0, 0, 0)
+    assert [(entry.index, streamlet.is_active(group_id, entry)) for group_id, entry in groups] == [
+        (1, False),
+        (0, False),
+        (1, False),
+        (1, True),
+        (0, True),
+    ]

@@ -1,0 +1,146 @@
+"""Cursors: positions as they travel, committing them, and removing what is before them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kera.broker.log.bounds import end_of
+from kera.broker.log.entry import Entry
+from kera.broker.log.intervals import interval_after, interval_before, interval_of
+from kera.broker.log.read_plan import check_possible, entry_of, ordinal_of, resolve
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.log.waiting import until_done
+from kera.broker.ownership.streams import Streams
+from kera.broker.records import SegmentRecord
+from kera.broker.serving.limits import ServingLimits
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.errors import DataLost, InvalidArgument, KeraError
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import Call, Reply
+from kera.core.rpc.wire import error_to_message
+from kera.core.turns import Turns
+from kera.v1 import broker_pb2, common_pb2
+
+CONSUMER_GROUP_BYTES_MAX = 256
+CHANGES_MAX = 8192
+"""Cursors in one request to commit or to truncate: each waits for the disk, and results are kept until all are done."""
+
+
+def position_of(cursor: common_pb2.Cursor) -> Position:
+    """A cursor's position in its entry."""
+    return Position(cursor.group_id, cursor.segment_id, cursor.position) if cursor.group_id else EARLIEST
+
+
+def fill_cursor(cursor: common_pb2.Cursor, entry: Entry, position: Position) -> None:
+    """Make `cursor` stand for a position in an entry."""
+    cursor.stream_id, cursor.streamlet_id, cursor.entry = entry.log_id
+    cursor.group_id, cursor.segment_id, cursor.position = position
+
+
+class CursorChanges:
+    """Handles commitCursors and truncateStreamlets."""
+
+    def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns, limits: ServingLimits) -> None:
+        self._streams = streams
+        self._memory = memory
+        self._turns = turns
+        self._consumer_groups_max = limits.consumer_groups_max
+
+    async def truncate_streamlets(
+        self, call: Call[broker_pb2.TruncateStreamletsRequest]
+    ) -> Reply[broker_pb2.TruncateStreamletsResponse]:
+        """Remove what is before cursors; answered when it cannot come back. What is gone already is no error."""
+        return Reply(broker_pb2.TruncateStreamletsResponse(results=await self._for_each(call, self._truncate)))
+
+    async def commit_cursors(
+        self, call: Call[broker_pb2.CommitCursorsRequest]
+    ) -> Reply[broker_pb2.CommitCursorsResponse]:
+        """Remember how far a consumer group has read: retention goes by it. Answered when that is on disk."""
+        consumer_group = call.message.consumer_group
+        if not consumer_group or len(consumer_group.encode()) > CONSUMER_GROUP_BYTES_MAX:
+            raise InvalidArgument(
+                f"a cursor belongs to a consumer_group of 1 to {CONSUMER_GROUP_BYTES_MAX} bytes",
+                limit=CONSUMER_GROUP_BYTES_MAX,
+            )
+
+        async def commit(streamlet: Streamlet, entry: Entry, position: Position) -> None:
+            await self._commit(streamlet, entry, consumer_group, position)
+
+        return Reply(broker_pb2.CommitCursorsResponse(results=await self._for_each(call, commit)))
+
+    async def _for_each(
+        self, call: Call[Any], action: Callable[[Streamlet, Entry, Position], Awaitable[None]]
+    ) -> list[broker_pb2.CursorResult]:
+        """Do something with each cursor of a request; one that fails does not fail its neighbours."""
+        cursors = call.message.cursors
+        if len(cursors) > CHANGES_MAX:
+            raise InvalidArgument(f"at most {CHANGES_MAX} cursors in a request", limit=CHANGES_MAX)
+        results = []
+        pace = self._turns.pace(id(call.peer))
+        for cursor in cursors:
+            await pace.step()
+            result = broker_pb2.CursorResult()
+            try:
+                streamlet = self._streams.streamlet(cursor.stream_id, cursor.streamlet_id)
+                entry = entry_of(streamlet, cursor.entry)
+                await action(streamlet, entry, position_of(cursor))
+                fill_cursor(result.start, entry, entry.start)
+            except KeraError as error:
+                result.error.CopyFrom(error_to_message(error))
+            results.append(result)
+        return results
+
+    async def _truncate(self, streamlet: Streamlet, entry: Entry, position: Position) -> None:
+        check_possible(position)
+        if position <= entry.start:
+            return
+        if interval_of(streamlet.intervals, position.group_id) is None:
+            await self._truncate_before(streamlet, entry, position)
+            return
+        key = (position.group_id, position.segment_id)
+        if position.offset and key not in entry.resident and isinstance(entry.find(key), SegmentRecord):
+            await until_done(lambda done: self._memory.load(entry, key, done))  # to see where its chunks end
+        try:
+            resolve(streamlet, entry, position)
+        except DataLost:
+            if position < entry.start:
+                return  # retention was there first
+            raise
+        if position == EARLIEST or position <= entry.start:
+            return
+        await self._move_start(entry, position, ordinal_of(entry, position))
+
+    async def _truncate_before(self, streamlet: Streamlet, entry: Entry, position: Position) -> None:
+        """Remove what is here before a position that is at another broker."""
+        before = interval_before(streamlet.intervals, position.group_id)
+        after = interval_after(streamlet.intervals, position.group_id)
+        if before is None:
+            return
+        if after is not None:
+            start, record = after.start, after.first_record(entry.index)
+        else:
+            start, record = before.following, before.end_record(entry.index)
+        if start > entry.start:
+            await self._move_start(entry, start, record)
+
+    async def _move_start(self, entry: Entry, position: Position, record: int) -> None:
+        self._streams.move_start(entry, position, record)
+        await until_done(lambda done: self._memory.collect(entry, done))
+
+    async def _commit(self, streamlet: Streamlet, entry: Entry, consumer_group: str, position: Position) -> None:
+        if position == EARLIEST:
+            return
+        check_possible(position)
+        interval = interval_of(streamlet.intervals, position.group_id)
+        beyond = interval is None and interval_before(streamlet.intervals, position.group_id) is not None
+        if position > end_of(streamlet, entry)[0] and not beyond:
+            raise InvalidArgument(
+                f"{tuple(position)} is beyond the durable head {tuple(entry.end)}", position=list(position)
+            )  # invariant 9
+        if consumer_group not in entry.committed and len(entry.committed) >= self._consumer_groups_max:
+            raise InvalidArgument(
+                f"{self._consumer_groups_max} consumer groups have committed cursors here already",
+                limit=self._consumer_groups_max,
+            )
+        await until_done(lambda done: self._memory.commit_cursor(entry, consumer_group, position, done))

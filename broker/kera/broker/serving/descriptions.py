@@ -1,0 +1,134 @@
+"""What this broker has of streamlets: their bounds, their groups, and how much there is behind a cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from kera.broker.log.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
+from kera.broker.log.entry import Entry
+from kera.broker.log.read_plan import entry_of, first_record, interval_at, resolve
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.streams import Streams
+from kera.broker.serving.cursors import fill_cursor, position_of
+from kera.broker.serving.limits import ServingLimits
+from kera.core.errors import InvalidArgument, KeraError
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import Call, Reply
+from kera.core.rpc.wire import error_to_message
+from kera.core.turns import Turns
+from kera.v1 import broker_pb2, common_pb2
+
+GROUPS_MAX = 4096
+"""Listed in one answer."""
+CURSORS_MAX = 65536
+"""Measured for one request."""
+STREAMLETS_MAX = 65536
+"""Named by one request for descriptions."""
+
+
+class Descriptions:
+    """Handles describeStreamlets, listGroups and measureLag."""
+
+    def __init__(self, streams: Streams, turns: Turns, limits: ServingLimits) -> None:
+        self._streams = streams
+        self._turns = turns
+        self._entries_max = limits.described_entries_max
+
+    async def describe_streamlets(
+        self, call: Call[broker_pb2.DescribeStreamletsRequest]
+    ) -> Reply[broker_pb2.DescribeStreamletsResponse]:
+        """Starts and durable heads of all entries of streamlets, as far as they are here."""
+        if len(call.message.streamlet_ids) > STREAMLETS_MAX:
+            raise InvalidArgument(f"at most {STREAMLETS_MAX} streamlets in a request", limit=STREAMLETS_MAX)
+        return Reply(await self._turns.run(self._descriptions(call.message), id(call.peer)))
+
+    def _descriptions(
+        self, request: broker_pb2.DescribeStreamletsRequest
+    ) -> Generator[None, None, broker_pb2.DescribeStreamletsResponse]:
+        response = broker_pb2.DescribeStreamletsResponse()
+        stream = self._streams.get(request.stream_id)
+        entries = 0
+        for streamlet_id in request.streamlet_ids or sorted(stream.streamlets):
+            yield
+            streamlet = self._streams.streamlet(request.stream_id, streamlet_id)
+            entries += len(streamlet.entries)
+            if entries > self._entries_max:
+                raise InvalidArgument(
+                    f"at most {self._entries_max} entries are described in an answer: name fewer streamlets",
+                    limit=self._entries_max,
+                )
+            first, last = streamlet.available_groups()
+            info = response.streamlets.add(streamlet_id=streamlet_id, group_count=last - first + 1 if first else 0)
+            for entry in streamlet.entries:
+                end, next_record = end_of(streamlet, entry)
+                row = info.entries.add(
+                    first_record=first_record(entry), next_record=next_record, length_bytes=entry.length_bytes
+                )
+                fill_cursor(row.start, entry, entry.start)
+                fill_cursor(row.end, entry, end)
+                if entry.gaps:
+                    fill_cursor(row.lost_from, entry, entry.gaps[-1].start)
+                    fill_cursor(row.lost_to, entry, entry.gaps[-1].end)
+        return response
+
+    async def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
+        """Groups of this broker's intervals with their durable bounds, in order."""
+        return Reply(await self._turns.run(self._groups(call.message), id(call.peer)))
+
+    def _groups(self, request: broker_pb2.ListGroupsRequest) -> Generator[None, None, broker_pb2.ListGroupsResponse]:
+        streamlet = self._streamlet(request)
+        groups, complete = yield from list_groups(
+            streamlet, request.after_group_id, min(request.groups_max or GROUPS_MAX, GROUPS_MAX)
+        )
+        self._streamlet(request)  # it may have been dropped, and its groups with it: then they were not all
+        response = broker_pb2.ListGroupsResponse(complete=complete)
+        for group in groups:
+            row = response.groups.add(
+                group_id=group.group_id,
+                entry=group.entry,
+                closed=group.closed,
+                first_record=group.first_record,
+                next_record=group.next_record,
+                length_bytes=group.length_bytes,
+            )
+            entry = streamlet.entries[group.entry]
+            fill_cursor(row.start, entry, group.start)
+            fill_cursor(row.end, entry, group.end)
+            yield
+        return response
+
+    async def measure_lag(self, call: Call[broker_pb2.MeasureLagRequest]) -> Reply[broker_pb2.MeasureLagResponse]:
+        """What is durable at this broker behind cursors."""
+        if len(call.message.cursors) > CURSORS_MAX:
+            raise InvalidArgument(f"at most {CURSORS_MAX} cursors in a request", limit=CURSORS_MAX)
+        return Reply(await self._turns.run(self._lags(call.message.cursors), id(call.peer)))
+
+    def _lags(self, cursors: Iterable[common_pb2.Cursor]) -> Generator[None, None, broker_pb2.MeasureLagResponse]:
+        response = broker_pb2.MeasureLagResponse()
+        for cursor in cursors:
+            yield  # one may walk through a thousand segments
+            lag = response.lags.add()
+            try:
+                streamlet = self._streamlet(cursor)
+                entry = entry_of(streamlet, cursor.entry)
+                position = _in_a_segment(streamlet, entry, position_of(cursor))
+                lag.records = lag_records(streamlet, entry, position)
+                lag.bytes = lag_bytes(entry, position, lag.records)
+                lag.oldest_us = oldest_us(entry, position)
+                lag.next_record = ordinal_at(streamlet, entry, position)
+            except KeraError as error:
+                lag.error.CopyFrom(error_to_message(error))
+        return response
+
+    def _streamlet(self, request: Any) -> Streamlet:
+        return self._streams.streamlet(request.stream_id, request.streamlet_id)
+
+
+def _in_a_segment(streamlet: Streamlet, entry: Entry, position: Position) -> Position:
+    """A position as one that is in a segment, if there is one. Raises as `resolve`."""
+    interval_at(streamlet, position.group_id)
+    if position == EARLIEST:
+        return entry.start
+    key, offset = resolve(streamlet, entry, position)
+    return Position(*key, offset)

@@ -1,0 +1,52 @@
+"""What a request, an answer and a connection may have of a broker: bounds on memory, and on what others wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLimits:
+    """The defaults are the product's; tests choose small ones."""
+
+    # Writes.
+    room_bytes_max: int = 64 << 20
+    """Of requests that wait for room in memory, all together."""
+    room_wait_ms: int = 5_000
+    """How long one of them waits."""
+
+    # Reads, and searches in the log.
+    load_wait_ms: int = 5_000
+    """How long a reader waits for the disk, and for room in memory to load to."""
+    queries_max: int = 1024
+    """In one request."""
+    loads_max: int = 256
+    """For one request; queries that need more are to be asked again."""
+    walk_segments: int = 16384
+    """A request may walk through about so many; queries that have to go further are answered with how far they got."""
+    walk_segments_min: int = 64
+    """What each query may walk through, however many there are."""
+    turn_segments: int = 32
+    """After so many it is looked whether others have their turn."""
+    list_segments_max: int = 256
+    """Listed in one answer."""
+
+    # Read sessions. A range takes about half a kilobyte of memory.
+    session_ranges_max: int = 65536
+    connection_ranges_max: int = 131_072
+    ranges_max: int = 262_144
+    """Of all sessions that are kept."""
+    sessions_max: int = 4096
+    """Of a connection: a reader has one for each stream."""
+    results_max: int = 4096
+    """In one answer: when a stream is dropped, each of its ranges has an error to tell."""
+    forgotten_at_once: int = 32
+    """Ranges of sessions that have ended; then it is looked whether others have their turn."""
+    woken_at_once: int = 1024
+    """Ranges that follow the same entry; more than that are woken in slices."""
+
+    # Descriptions and cursors.
+    described_entries_max: int = 32768
+    """In one answer, in at most 128 bytes each: it has to fit into a message."""
+    consumer_groups_max: int = 1024
+    """Whose cursors an entry remembers."""

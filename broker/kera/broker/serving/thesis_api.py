@@ -1,0 +1,142 @@
+"""The discovery calls of thesis tables 6.1 and 6.2, for clients that go through a streamlet group by group.
+
+Which groups a consumer group was given is only in memory: after a start, or a move, it is given all of them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kera.broker.log.entry import Entry, length_of
+from kera.broker.log.read_plan import group_entry
+from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.streams import Streams
+from kera.broker.records import Key, SegmentRecord
+from kera.broker.serving.cursors import CONSUMER_GROUP_BYTES_MAX
+from kera.core.errors import InvalidArgument
+from kera.core.rpc import Call, Reply
+from kera.core.turns import Turns
+from kera.v1 import broker_pb2
+
+CONSUMER_GROUPS_MAX = 1024
+"""Of whom it is remembered, per streamlet, which groups they were given; beyond that the one unheard of for longest is
+forgotten."""
+
+
+class GivenGroups:
+    """Up to which group each consumer group was given the groups of one streamlet."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        """By consumer group, the one unheard of for longest first."""
+
+    def next(self, streamlet: Streamlet, consumer_group: str, groups_max: int) -> list[tuple[int, Entry]]:
+        """The next groups that this consumer group was not given yet, at most `groups_max`, in order."""
+        last = self._last.pop(consumer_group, 0)
+        found: list[tuple[int, Entry]] = []
+        while len(found) < groups_max:
+            candidates = [
+                (group_id, entry.index)
+                for entry in streamlet.entries.made
+                if (group_id := entry.next_group(last)) is not None
+            ]
+            if not candidates:
+                break
+            last, index = min(candidates)
+            found.append((last, streamlet.entries[index]))
+        self._last[consumer_group] = last
+        if len(self._last) > CONSUMER_GROUPS_MAX:
+            del self._last[next(iter(self._last))]
+        return found
+
+
+class ThesisApi:
+    """Handles getNextGroups, getNextSegments, getAvailableGroups and getAvailableSegments."""
+
+    def __init__(self, streams: Streams, turns: Turns) -> None:
+        self._streams = streams
+        self._turns = turns
+        self._given: WeakKeyDictionary[Streamlet, GivenGroups] = WeakKeyDictionary()
+
+    def get_next_groups(self, call: Call[broker_pb2.GetNextGroupsRequest]) -> Reply[broker_pb2.GetNextGroupsResponse]:
+        """Each group is given to a consumer group once."""
+        request = call.message
+        streamlet = self._streamlet(request)
+        if not request.consumer_group:
+            raise InvalidArgument("getNextGroups needs a consumer_group")
+        if len(request.consumer_group) > CONSUMER_GROUP_BYTES_MAX:
+            raise InvalidArgument("consumer_group is too long", limit=CONSUMER_GROUP_BYTES_MAX)
+        given = self._given.setdefault(streamlet, GivenGroups())
+        groups = given.next(streamlet, request.consumer_group, request.groups_max or len(streamlet.entries))
+        return Reply(
+            broker_pb2.GetNextGroupsResponse(
+                groups=[
+                    broker_pb2.GroupInfo(
+                        group_id=group_id, entry=entry.index, closed=not streamlet.is_active(group_id, entry)
+                    )
+                    for group_id, entry in groups
+                ]
+            )
+        )
+
+    async def get_next_segments(
+        self, call: Call[broker_pb2.GetNextSegmentsRequest]
+    ) -> Reply[broker_pb2.GetNextSegmentsResponse]:
+        """The segments of a group that a consumer does not know yet."""
+        return Reply(await self._turns.run(self._next_segments(call.message), id(call.peer)))
+
+    def _next_segments(
+        self, request: broker_pb2.GetNextSegmentsRequest
+    ) -> Generator[None, None, broker_pb2.GetNextSegmentsResponse]:
+        streamlet, group_id = self._streamlet(request), request.group_id
+        entry = group_entry(streamlet, group_id)
+        # Before the segments: what comes to the group meanwhile is behind what is told.
+        response = broker_pb2.GetNextSegmentsResponse(group_closed=not streamlet.is_active(group_id, entry))
+        for key, segment in entry.group_segments(group_id, request.after_segment_id):
+            response.segments.append(_segment_info(key, segment))
+            yield
+        return response
+
+    def get_available_groups(
+        self, call: Call[broker_pb2.GetAvailableGroupsRequest]
+    ) -> Reply[broker_pb2.GetAvailableGroupsResponse]:
+        """The interval of groups that are there."""
+        first, last = self._streamlet(call.message).available_groups()
+        return Reply(broker_pb2.GetAvailableGroupsResponse(first_group_id=first, last_group_id=last))
+
+    async def get_available_segments(
+        self, call: Call[broker_pb2.GetAvailableSegmentsRequest]
+    ) -> Reply[broker_pb2.GetAvailableSegmentsResponse]:
+        """The interval of segments of a group."""
+        return Reply(await self._turns.run(self._available_segments(call.message), id(call.peer)))
+
+    def _available_segments(
+        self, request: broker_pb2.GetAvailableSegmentsRequest
+    ) -> Generator[None, None, broker_pb2.GetAvailableSegmentsResponse]:
+        entry = group_entry(self._streamlet(request), request.group_id)
+        response = broker_pb2.GetAvailableSegmentsResponse()
+        for (_, segment_id), _ in entry.group_segments(request.group_id):
+            response.first_segment_id = response.first_segment_id or segment_id
+            response.last_segment_id = segment_id
+            yield
+        return response
+
+    def _streamlet(self, request: Any) -> Streamlet:
+        return self._streams.streamlet(request.stream_id, request.streamlet_id)
+
+
+def _segment_info(key: Key, segment: Segment | SegmentRecord) -> broker_pb2.SegmentInfo:
+    closed, durable_head = (
+        (segment.closed, segment.durable_head) if isinstance(segment, Segment) else (True, length_of(segment))
+    )
+    return broker_pb2.SegmentInfo(
+        segment_id=key[1],
+        closed=closed,
+        durable_head=durable_head,
+        record_count=segment.record_count,
+        min_timestamp_us=segment.min_timestamp_us,
+        max_timestamp_us=segment.max_timestamp_us,
+    )

@@ -1,0 +1,64 @@
+"""What a broker says of its streamlets: the bounds of their entries."""
+
+from typing import Any
+
+import pytest
+
+from kera.broker.serving.limits import ServingLimits
+from kera.core.errors import InvalidArgument, NotOwner
+from kera.core.ids import EARLIEST, Position
+from kera.core.rpc import api
+from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, limited, stream_info
+
+
+@pytest.fixture
+async def broker(engine: Engine, limits: ServingLimits) -> Broker:
+    """Streamlet 0: groups 1 (full) and 3 of entry 1, group 2 of entry 0. Streamlet 1: empty. Streamlet 2: elsewhere."""
+    broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2), limits=limits)
+    broker.append(*(chunk(1, n, record_count=10, max_timestamp_us=100 + n) for n in range(8)), chunk(2, 0), chunk(1, 8))
+    return broker
+
+
+async def describe(broker: Broker, *streamlet_ids: int) -> Any:
+    request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=streamlet_ids)
+    return (await broker.ask(api.DESCRIBE_STREAMLETS, request)).streamlets
+
+
+def place(cursor: Any) -> Position:
+    return Position(cursor.group_id, cursor.segment_id, cursor.position)
+
+
+async def test_entries_are_described_with_their_ends_and_records(broker: Broker) -> None:
+    (streamlet,) = await describe(broker, 0)
+    even, odd = streamlet.entries
+
+    assert (streamlet.streamlet_id, streamlet.group_count) == (0, 3)
+    assert (place(even.start), place(even.end)) == ((2, 1, 0), (2, 1, 1024))
+    assert (place(odd.start), place(odd.end)) == ((1, 1, 0), (3, 1, 1024))
+    assert [(e.first_record, e.next_record, e.length_bytes) for e in (even, odd)] == [(0, 1, 1024), (0, 81, 9 * 1024)]
+    assert [(e.start.stream_id, e.start.streamlet_id, e.start.entry) for e in (even, odd)] == [(7, 0, 0), (7, 0, 1)]
+
+
+async def test_an_entry_without_chunks_starts_and_ends_at_the_earliest_position(broker: Broker) -> None:
+    (streamlet,) = await describe(broker, 1)
+
+    assert [(place(e.start), place(e.end), e.first_record, e.next_record) for e in streamlet.entries] == [
+        (EARLIEST, EARLIEST, 0, 0)
+    ] * 2
+
+
+async def test_all_streamlets_of_the_broker_are_described_when_none_is_named(broker: Broker) -> None:
+    assert [streamlet.streamlet_id for streamlet in await describe(broker)] == [0, 1]
+
+
+async def test_a_streamlet_of_another_broker_is_not_described(broker: Broker) -> None:
+    with pytest.raises(NotOwner):
+        await describe(broker, 0, 2)
+
+
+@limited(described_entries_max=4)
+async def test_an_answer_describes_so_many_entries(broker: Broker) -> None:
+    """A stream may have a million of them: they would fit into no message, and take the broker's memory."""
+    assert len(await describe(broker, 0, 0)) == 2
+    with pytest.raises(InvalidArgument, match="name fewer streamlets"):
+        await describe(broker, 0, 0, 0)
