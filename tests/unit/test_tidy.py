@@ -620,3 +620,34 @@ def example_app() -> Any:
 
 def test_what_ci_runs_can_be_executed() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+# --- invariants and their tests ----------------------------------------------------------------------------
+
+
+def missing_tests(text: str) -> list[str]:
+    """Tests that a document names as `path::function`, and that are not there."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    return [
+        f"{path}::{function}"
+        for path, function in named
+        if not re.search(
+            rf"^\s*(?:async )?def {function}\(", text_of(ROOT / path) if (ROOT / path).exists() else "", re.M
+        )
+    ]
+
+
+def test_each_invariant_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "invariants.md").read_text()
+    rows = re.findall(r"^\| [A-Z]\d+ \|.*$", text, re.MULTILINE)
+    assert rows
+    assert [row for row in rows if "`tests/" not in row] == [], "an invariant that no test holds"
+    assert violations([ROOT / "docs" / "invariants.md"], missing_tests) == []
+
+
+def test_a_test_that_is_not_there_is_found() -> None:
+    here = "tests/unit/test_tidy.py"
+    assert missing_tests(f"`{here}::missing_tests` `{here}::never_written` `tests/unit/never.py::missing_tests`") == [
+        f"{here}::never_written",
+        "tests/unit/never.py::missing_tests",
+    ]
