@@ -632,7 +632,7 @@ def missing_tests(text: str) -> list[str]:
         f"{path}::{function}"
         for path, function in named
         if not re.search(
-            rf"^\s*(?:async )?def {function}\(", text_of(ROOT / path) if (ROOT / path).exists() else "", re.M
+            rf"^\s*(?:async )?def {function}\(", text_of(ROOT / path) if (ROOT / path).exists() else "", re.MULTILINE
         )
     ]
 
