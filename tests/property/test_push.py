@@ -19,14 +19,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from kera.broker.log.arena import Arena
 from kera.broker.log.streamlet import Appended
-from kera.broker.serving import following
+from kera.broker.serving.limits import PushLimits
 from kera.core.chunk import iterate_chunks, verify_header
 from kera.core.errors import ArenaFull
 from kera.core.ids import EARLIEST, Position
@@ -38,7 +37,7 @@ from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, Engine, chunk, posi
 
 ENTRIES = 2
 READERS = 3
-EXAMPLES = examples(200)
+EXAMPLES = examples(200, quick=100)  # with fewer, some histories never fill the memory
 SIZES = st.sampled_from([136, 300, 1000, 2048, 4096])
 Reason = push_pb2.PushEnd
 
@@ -113,7 +112,11 @@ class Pushing(RuleBasedStateMachine):
             self.root, arena_bytes=slots * SLOT_BYTES, slot_bytes=SLOT_BYTES, data_dir=Path("/data"), ephemeral=True
         )
         self.engine = Engine(self.arena, self.root)
-        self.node = PushNode(self.engine, stream_info(owners=(BROKER_ID,), entries=ENTRIES))
+        self.node = PushNode(
+            self.engine,
+            stream_info(owners=(BROKER_ID,), entries=ENTRIES),
+            limits=PushLimits(loads_at_once=1),  # so that lanes wait for their turn
+        )
         self.logs: list[list[Chunk]] = [[] for _ in range(ENTRIES)]
         self.sequences: Counter[int] = Counter()
         self.readers = [CheckingReader(self.node) for _ in range(READERS)]
@@ -330,8 +333,7 @@ class Pushing(RuleBasedStateMachine):
         happened["loads"] += self.engine.memory.totals.segments_loaded
 
 
-def test_every_lane_gives_the_log_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "LOADING_MAX", 1)  # so that lanes wait for their turn
+def test_every_lane_gives_the_log_from_its_start_to_its_end() -> None:
     run_state_machine_as_test(
         Pushing, settings=settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None, print_blob=False)
     )

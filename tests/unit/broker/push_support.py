@@ -5,6 +5,7 @@ from typing import Any
 
 from kera.broker.counters import PushTotals
 from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.serving.limits import PushLimits
 from kera.broker.serving.push import Push, PushConnection
 from kera.core.chunk import iterate_chunks, verify_header
 from kera.core.ids import EARLIEST, Position
@@ -60,12 +61,12 @@ class FakeLoop:
 class PushNode:
     """A broker that pushes, called as its server calls it."""
 
-    def __init__(self, engine: Engine, *streams: common_pb2.StreamInfo) -> None:
+    def __init__(self, engine: Engine, *streams: common_pb2.StreamInfo, limits: PushLimits | None = None) -> None:
         """Of each of `streams`, by default one of one streamlet, what belongs to `BROKER_ID`."""
         self.engine = engine
         self.loop = FakeLoop()
         self.totals = PushTotals()
-        self.push = Push(engine.streams, engine.arena, engine.memory, self.totals, self.loop)
+        self.push = Push(engine.streams, engine.arena, engine.memory, self.totals, self.loop, limits)
         self.sequences: dict[tuple[int, int], int] = {}
         for info in streams or (stream_info(),):
             engine.streams.open(info, BROKER_ID)

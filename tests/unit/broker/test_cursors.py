@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.serving.cursors import CHANGES_MAX, CONSUMER_GROUP_BYTES_MAX
-from kera.broker.serving.limits import ServingLimits
+from kera.broker.serving.cursors import CHANGES_MAX
+from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api

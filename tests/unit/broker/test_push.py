@@ -10,9 +10,8 @@ from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.segment import SegmentState
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.serving import push as push_module
-from kera.broker.serving.following import LOADING_MAX
-from kera.broker.serving.limits import ServingLimits
-from kera.broker.serving.push import LANES_MAX, PushConnection
+from kera.broker.serving.limits import PushLimits, ServingLimits
+from kera.broker.serving.push import PushConnection
 from kera.core.errors import DiskFull, ProtocolError
 from kera.core.ids import Position
 from kera.core.push import WINDOW_BYTES_MAX, Kind, window_bytes_max
@@ -22,6 +21,7 @@ from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, STREAM_ID, Engine, stream_info
 
 SLOTS = 64
+LOADING_MAX = PushLimits().loads_at_once
 LOAD_WAIT_S = ServingLimits().load_wait_ms / 1000
 WINDOW_BYTES = window_bytes_max(SLOTS, 4 * CHUNK_BYTES)
 """All that a reader can have."""
@@ -33,9 +33,14 @@ def engine(make_engine: Callable[..., Engine]) -> Engine:
 
 
 @pytest.fixture
-def node(engine: Engine) -> PushNode:
+def limits() -> PushLimits:
+    return PushLimits()
+
+
+@pytest.fixture
+def node(engine: Engine, limits: PushLimits) -> PushNode:
     """Owns streamlets 0 and 1 of stream 7, each with two entries; not streamlet 2."""
-    return PushNode(engine, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2))
+    return PushNode(engine, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2), limits=limits)
 
 
 @pytest.fixture
@@ -131,8 +136,8 @@ def test_only_what_is_durable_is_pushed(node: PushNode, reader: Reader) -> None:
     assert again.sequences == {1: [0]}
 
 
-def test_lanes_take_turns(node: PushNode, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_module, "RUN_BYTES_MAX", 2 * CHUNK_BYTES)
+@pytest.mark.parametrize("limits", [PushLimits(run_bytes_max=2 * CHUNK_BYTES)], ids=["limited"])
+def test_lanes_take_turns(node: PushNode, reader: Reader) -> None:
     node.append(8)
     node.append(4, producer=1)
     reader.subscribe(lane(1), lane(2, entry=1))
@@ -142,11 +147,10 @@ def test_lanes_take_turns(node: PushNode, reader: Reader, monkeypatch: pytest.Mo
     assert {run.length_bytes for run in reader.runs} == {2 * CHUNK_BYTES}
 
 
+@pytest.mark.parametrize("limits", [PushLimits(flush_runs_max=2, run_bytes_max=CHUNK_BYTES)], ids=["limited"])
 def test_a_message_has_so_many_runs_at_most_and_the_rest_comes_in_the_next_round(
-    node: PushNode, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    node: PushNode, reader: Reader
 ) -> None:
-    monkeypatch.setattr(push_module, "FLUSH_RUNS_MAX", 2)
-    monkeypatch.setattr(push_module, "RUN_BYTES_MAX", CHUNK_BYTES)
     node.append(5)
     reader.subscribe(lane())
     node.loop.round()
@@ -470,11 +474,9 @@ def test_who_needs_what_is_in_the_reserve_of_the_memory_is_told_to_pull(make_eng
     assert node.engine.arena.leased_slots == 0
 
 
-def test_lanes_beyond_the_limit_are_told_to_pull(
-    node: PushNode, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert LANES_MAX == 65536
-    monkeypatch.setattr(push_module, "LANES_MAX", 2)
+@pytest.mark.parametrize("limits", [PushLimits(subscriptions_max=2)], ids=["limited"])
+def test_lanes_beyond_the_limit_are_told_to_pull(node: PushNode, reader: Reader) -> None:
+    assert PushLimits().subscriptions_max == 65536
     node.append(1)
     reader.subscribe(lane(1), lane(2), lane(3, Position(1, 1, 0)))
     node.run()
@@ -487,11 +489,9 @@ def test_lanes_beyond_the_limit_are_told_to_pull(
 MANY = 40
 
 
-@pytest.fixture
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four in a round of the loop."""
-    monkeypatch.setattr(push_module, "STEPS_AT_ONCE", 4)
-    monkeypatch.setattr(push_module, "FLUSH_LANES_MAX", 4)
+few_steps = pytest.mark.parametrize(
+    "limits", [PushLimits(steps_at_once=4, flush_subscriptions_max=4)], ids=["four in a round of the loop"]
+)
 
 
 def rounds_until_idle(node: PushNode, reader: Reader) -> int:
@@ -502,7 +502,7 @@ def rounds_until_idle(node: PushNode, reader: Reader) -> int:
     return rounds
 
 
-@pytest.mark.usefixtures("few_steps")
+@few_steps
 def test_many_lanes_are_begun_pushed_to_and_cancelled_in_slices_and_in_order(node: PushNode, reader: Reader) -> None:
     node.append(1)
     reader.subscribe(*(lane(number) for number in range(1, MANY + 1)))
@@ -522,7 +522,7 @@ def test_many_lanes_are_begun_pushed_to_and_cancelled_in_slices_and_in_order(nod
         assert len(reader.runs) - before <= 4
 
 
-@pytest.mark.usefixtures("few_steps")
+@few_steps
 def test_the_lanes_of_a_connection_that_is_gone_go_in_slices_and_its_leases_at_once(
     node: PushNode, reader: Reader
 ) -> None:
@@ -540,7 +540,7 @@ def test_the_lanes_of_a_connection_that_is_gone_go_in_slices_and_its_leases_at_o
     assert all(not entry.waiters and not entry.readers for entry in node.streamlet().entries)
 
 
-@pytest.mark.usefixtures("few_steps")
+@few_steps
 def test_a_peer_that_turns_out_not_to_be_trusted_later_is_told_of_then(node: PushNode) -> None:
     failed: list[ProtocolError] = []
     idle: list[bool] = []

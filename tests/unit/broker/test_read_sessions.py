@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from kera.broker.serving.following import LOADING_MAX
-from kera.broker.serving.limits import ServingLimits
+from kera.broker.serving.limits import PushLimits, ServingLimits
 from kera.core.errors import InvalidArgument, SessionLost
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api
@@ -286,7 +285,7 @@ async def test_what_is_on_disk_is_loaded_for_few_ranges_at_once(engine: Engine) 
     engine.run()
     for slot in engine.fill_memory() + [engine.memory.allocate() for _ in range(4)]:
         slot.retire()
-    ranges = 2 * LOADING_MAX
+    ranges = 2 * PushLimits().loads_at_once
     given: dict[int, list[int]] = {number: [] for number in range(ranges)}
     broker.paused = True
     waiting = asyncio.ensure_future(step(broker, 0, *map(handled, range(ranges))))

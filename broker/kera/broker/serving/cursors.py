@@ -13,7 +13,7 @@ from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.waiting import until_done
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentRecord
-from kera.broker.serving.limits import ServingLimits
+from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import DataLost, InvalidArgument, KeraError
 from kera.core.ids import EARLIEST, Position
@@ -22,7 +22,6 @@ from kera.core.rpc.wire import error_to_message
 from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
-CONSUMER_GROUP_BYTES_MAX = 256
 CHANGES_MAX = 8192
 """Cursors in one request to commit or to truncate: each waits for the disk, and results are kept until all are done."""
 

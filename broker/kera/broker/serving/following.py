@@ -19,15 +19,12 @@ from kera.broker.log.entry import Entry, Waiter
 from kera.broker.records import Key
 from kera.broker.serving.cursors import position_of
 from kera.broker.serving.fetch import place_of
-from kera.broker.serving.limits import ServingLimits
+from kera.broker.serving.limits import PushLimits, ServingLimits
 from kera.broker.slices import Loop, Slices, Timer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import KeraError
 from kera.core.ids import Position
 from kera.v1 import common_pb2
-
-LOADING_MAX = 4
-"""Of one reader, that wait for the disk at once. What is loaded for more of them would only push each other out."""
 
 
 class Follower:
@@ -187,7 +184,7 @@ class Loading:
         memory: PersistenceManager,
         loop: Loop,
         load_wait_ms: int = ServingLimits().load_wait_ms,
-        at_once_max: int = LOADING_MAX,
+        at_once_max: int = PushLimits().loads_at_once,
     ) -> None:
         self._memory = memory
         self._loop = loop

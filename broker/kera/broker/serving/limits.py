@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CONSUMER_GROUP_BYTES_MAX = 256
+"""Of its name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLimits:
@@ -50,3 +53,21 @@ class ServingLimits:
     """In one answer, in at most 128 bytes each: it has to fit into a message."""
     consumer_groups_max: int = 1024
     """Whose cursors an entry remembers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushLimits:
+    """What one reader may have that is pushed to, and what others wait for; likewise."""
+
+    subscriptions_max: int = 65536
+    """Of a connection. Those above are told to pull."""
+    run_bytes_max: int = 4 << 20
+    """A longer run would keep the other subscriptions waiting; a single chunk may be larger."""
+    flush_runs_max: int = 1024
+    """In one message; then it is other connections' turn."""
+    flush_subscriptions_max: int = 64
+    """Looked at for one message, likewise."""
+    steps_at_once: int = 128
+    """Subscriptions that are begun or ended, or leases; then it is looked whether others have their turn."""
+    loads_at_once: int = 4
+    """Subscriptions that wait for the disk. What is loaded for more of them would only push each other out."""

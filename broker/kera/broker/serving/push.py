@@ -1,17 +1,17 @@
 """Push: readers of this node are told where new chunks lie in memory (thesis 7.4.2). State only, no sockets.
 
-    append, load, move ──wake()──► lane, marked ──call_soon──► flush ──► RUNS, END
-                                                                 ▲
-                              TAKEN opens the window, RELEASE ends leases
+    append, load, move ──wake()──► subscription, marked ──call_soon──► flush ──► RUNS, END
+                                                                         ▲
+                                      TAKEN opens the window, RELEASE ends leases
 
-* A **lane** is a range of an entry that is pushed over one connection. It goes on where its last run has ended, by the
-  rules of ``kera.broker.log.read_plan``; so what is on disk and is loaded first, and what is appended meanwhile, follow
-  each other without gap or repeat.
+* A **subscription** is a range of an entry that is pushed over one connection (a lane, on the wire). It goes on where
+  its last run has ended, by the rules of ``kera.broker.log.read_plan``; so what is on disk and is loaded first, and
+  what is appended meanwhile, follow each other without gap or repeat.
 * A **flush** is one per connection and round of the loop at most, whatever has happened in it: a run is all that became
-  readable of a segment meanwhile. Lanes take turns, and so do connections (``kera.broker.slices``).
+  readable of a segment meanwhile. Subscriptions take turns, and so do connections (``kera.broker.slices``).
 * What a reader asks for is done at once if it is little, and else in slices, in its order.
 * The **window** bounds what was pushed and is not taken. A run may exceed it when nothing else is outstanding, or a
-  large chunk would never come; until then, a lane whose turn it is keeps its place before the others.
+  large chunk would never come; until then, a subscription whose turn it is keeps its place before the others.
 * A **lease** per run keeps its slot, until the reader releases it or is gone. Readers who hold too much of the memory,
   or need what is in its reserve, are told to pull: they get copies then, and others get the memory.
 
@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from kera.broker.counters import PushTotals
@@ -32,6 +32,9 @@ from kera.broker.log.read_plan import ReadPlan, entry_of, plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
 from kera.broker.serving.following import Follower, Loading, Watches
+from kera.broker.serving.inbox import Inbox
+from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, PushLimits
+from kera.broker.serving.reader_leases import ReaderLeases
 from kera.broker.slices import Loop, Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import InvalidCursor, KeraError, ProtocolError
@@ -43,18 +46,6 @@ from kera.v1 import push_pb2
 
 log = get_logger("kera.push")
 
-LANES_MAX = 65536
-"""Of a connection. Those above are told to pull."""
-RUN_BYTES_MAX = 4 << 20
-"""A longer run would keep the other lanes waiting; a single chunk may be larger."""
-FLUSH_RUNS_MAX = 1024
-"""In one message; then it is other connections' turn."""
-FLUSH_LANES_MAX = 64
-"""Looked at for one message, likewise."""
-STEPS_AT_ONCE = 128
-"""Lanes that are begun or ended, or leases; then it is looked whether others have their turn."""
-CONSUMER_GROUP_BYTES_MAX = 256
-
 Reason = push_pb2.PushEnd.Reason
 
 
@@ -62,8 +53,15 @@ class Push:
     """What all connections have in common."""
 
     def __init__(
-        self, streams: Streams, arena: Arena, memory: PersistenceManager, totals: PushTotals, loop: Loop
+        self,
+        streams: Streams,
+        arena: Arena,
+        memory: PersistenceManager,
+        totals: PushTotals,
+        loop: Loop,
+        limits: PushLimits | None = None,
     ) -> None:
+        self.limits = limits or PushLimits()
         self.streams = streams
         self.arena = arena
         self.memory = memory
@@ -74,7 +72,7 @@ class Push:
         self.window_bytes_max = window_bytes_max(arena.slot_count, arena.slot_bytes)
 
 
-class Lane(Follower):
+class Subscription(Follower):
     """A range of an entry, as far as it has been pushed."""
 
     __slots__ = ("connection", "number")
@@ -102,22 +100,18 @@ class PushConnection:
         """
         self._push = push
         self._send = send
-        self._on_idle = on_idle
-        self._on_failed = on_failed
-        self._inbox: deque[Iterator[None]] = deque()
-        """What has arrived and is not done."""
+        self._inbox = Inbox(push.slices, push.limits.steps_at_once, on_idle=on_idle, on_failed=on_failed)
         self.consumer_group = ""
         self._window_bytes = push.window_bytes_max
         self._outstanding_bytes = 0
         """Pushed and not taken."""
-        self._lanes: dict[int, Lane] = {}
-        self._marked: OrderedDict[Lane, None] = OrderedDict()
+        self._subscriptions: dict[int, Subscription] = {}
+        self._marked: OrderedDict[Subscription, None] = OrderedDict()
         """Whose turn it is, in this order."""
         self._blocked = False
         """The first of them wants more than the window has room for."""
-        self._loading = Loading(push.memory, push.loop)
-        self._leases: Counter[int] = Counter()
-        """By slot; none is 0."""
+        self._loading = Loading(push.memory, push.loop, at_once_max=push.limits.loads_at_once)
+        self._leases = ReaderLeases(push.arena)
         self._scheduled = self._paused = self._lost = False
         push.totals.connections += 1
 
@@ -125,39 +119,15 @@ class PushConnection:
 
     def received(self, kind: Kind, body: bytes) -> None:
         """A message has arrived. Raises `ProtocolError`."""
-        if kind == Kind.TAKEN and not self._inbox:
+        if kind == Kind.TAKEN and not self.busy:
             self._taken(taken_of(body))
-            return
-        self._inbox.append(self._handled(kind, body))
-        if len(self._inbox) == 1 and self._handle():
-            self._push.slices.add(self._handle_more)
+        else:
+            self._inbox.add(self._handled(kind, body))
 
     @property
     def busy(self) -> bool:
         """Whether it has yet to do what has arrived: read no more from the peer for now."""
-        return bool(self._inbox)
-
-    def _handle(self) -> bool:
-        """Do a little of what has arrived; returns whether there is more."""
-        inbox = self._inbox
-        for _ in range(STEPS_AT_ONCE):
-            if not inbox:
-                break
-            if next(inbox[0], inbox) is inbox:
-                inbox.popleft()
-        return bool(inbox)
-
-    def _handle_more(self) -> bool:
-        try:
-            if self._handle():
-                return True
-        except ProtocolError as error:
-            self._inbox.clear()
-            self._on_failed(error)
-            return False
-        if not self._lost:
-            self._on_idle()
-        return False
+        return self._inbox.busy
 
     def _handled(self, kind: Kind, body: bytes) -> Iterator[None]:
         """Do what a message asks for; yields after each part."""
@@ -176,10 +146,10 @@ class PushConnection:
     def _cancel(self, numbers: tuple[int, ...]) -> Iterator[None]:
         ends: list[bytes] = []
         for number in numbers:
-            lane = self._lanes.get(number)
-            if lane is not None:  # if not, its end is on its way
-                ends.append(self._end(lane, Reason.CANCELLED))
-            if len(ends) == FLUSH_LANES_MAX:
+            subscription = self._subscriptions.get(number)
+            if subscription is not None:  # if not, its end is on its way
+                ends.append(self._end(subscription, Reason.CANCELLED))
+            if len(ends) == self._push.limits.flush_subscriptions_max:
                 self._send(b"".join(ends))
                 ends.clear()
             yield
@@ -194,15 +164,15 @@ class PushConnection:
             self._window_bytes = min(message.window_bytes, self._push.window_bytes_max)
             self._blocked = False
         for wanted in message.lanes:
-            if wanted.lane in self._lanes:
+            if wanted.lane in self._subscriptions:
                 raise ProtocolError(f"lane {wanted.lane} is in use", lane=wanted.lane)
-            lane = Lane(self, wanted.lane, wanted)
-            if len(self._lanes) == LANES_MAX:
-                self._send(self._ended(lane, Reason.PULL))
+            subscription = Subscription(self, wanted.lane, wanted)
+            if len(self._subscriptions) == self._push.limits.subscriptions_max:
+                self._send(self._ended(subscription, Reason.PULL))
             else:
-                self._lanes[lane.number] = lane
+                self._subscriptions[subscription.number] = subscription
                 self._push.totals.lanes += 1
-                self.mark(lane)
+                self.mark(subscription)
             yield
         self._schedule()
 
@@ -216,16 +186,8 @@ class PushConnection:
         self._schedule()
 
     def _release(self, slots: tuple[int, ...]) -> Iterator[None]:
-        leases, arena = self._leases, self._push.arena
         for index in slots:
-            left = leases[index] - 1
-            if left < 0:
-                raise ProtocolError(f"slot {index} is not leased to this reader", slot=index)
-            if left:
-                leases[index] = left
-            else:
-                del leases[index]
-            arena.slot(index).release()
+            self._leases.release(index)
             yield
 
     def pause(self) -> None:
@@ -238,29 +200,27 @@ class PushConnection:
         self._schedule()
 
     def lost(self) -> None:
-        """The connection is gone, and with it its lanes and leases; may be repeated."""
+        """The connection is gone, and with it its subscriptions and leases; may be repeated."""
         if self._lost:
             return
         self._lost = True
-        self._inbox.clear()
+        self._inbox.close()
         self._push.totals.connections -= 1
-        leases, self._leases = self._leases, Counter()
-        for index, count in leases.items():
-            self._push.arena.slot(index).release(count)
+        self._leases.release_all()
         if self._forget_some():
             self._push.slices.add(self._forget_some)
 
     def _forget_some(self) -> bool:
-        for _ in range(min(len(self._lanes), STEPS_AT_ONCE)):
-            self._forget(self._lanes.popitem()[1])
-        return bool(self._lanes)
+        for _ in range(min(len(self._subscriptions), self._push.limits.steps_at_once)):
+            self._forget(self._subscriptions.popitem()[1])
+        return bool(self._subscriptions)
 
     # -- to the reader -------------------------------------------------------------------------------------------
 
-    def mark(self, lane: Lane) -> None:
-        """There may be something for a lane."""
-        lane.marked = True
-        self._marked[lane] = None
+    def mark(self, subscription: Subscription) -> None:
+        """There may be something for a subscription."""
+        subscription.marked = True
+        self._marked[subscription] = None
         if not self._scheduled:
             self._schedule()
 
@@ -275,91 +235,87 @@ class PushConnection:
             self._push.slices.add(self._flush)
 
     def _flush(self) -> bool:
-        """Push what there is, for one lane after the other. If there is more, it has scheduled itself."""
+        """Push what there is, for one subscription after the other. If there is more, it has scheduled itself."""
         if self._paused or self._lost:
             self._scheduled = False
             return False
         marked = self._marked
         runs: list[bytes] = []
         ends: list[bytes] = []
-        for _ in range(FLUSH_LANES_MAX):
-            if not marked or self._outstanding_bytes >= self._window_bytes or len(runs) >= FLUSH_RUNS_MAX:
+        limits = self._push.limits
+        for _ in range(limits.flush_subscriptions_max):
+            if not marked or self._outstanding_bytes >= self._window_bytes or len(runs) >= limits.flush_runs_max:
                 break
-            lane, _ = marked.popitem(last=False)
-            lane.marked = False
+            subscription, _ = marked.popitem(last=False)
+            subscription.marked = False
             try:
-                if not self._advance(lane, runs, ends):
-                    self.mark(lane)
-                    marked.move_to_end(lane, last=False)
+                if not self._advance(subscription, runs, ends):
+                    self.mark(subscription)
+                    marked.move_to_end(subscription, last=False)
                     self._blocked = True  # by the window; it keeps its turn
                     break
             except KeraError as error:
-                ends.append(self._end(lane, Reason.FAILED, error))
+                ends.append(self._end(subscription, Reason.FAILED, error))
             except Exception as error:  # as of a request: whatever happens is told
-                log.exception("cannot push", address=list(lane.address), position=list(lane.position))
-                ends.append(self._end(lane, Reason.FAILED, error))
+                log.exception("cannot push", address=list(subscription.address), position=list(subscription.position))
+                ends.append(self._end(subscription, Reason.FAILED, error))
         self._loading.next()
         self._scheduled = False  # from here on: what was marked meanwhile was seen
         if runs:
             self._send(encode(Kind.RUNS, b"".join(runs)))
-        if ends:  # behind the runs of the same lanes
+        if ends:  # behind the runs of the same subscriptions
             self._send(b"".join(ends))
         self._schedule()
         return False
 
-    def _advance(self, lane: Lane, runs: list[bytes], ends: list[bytes]) -> bool:
-        """Take the next step of a lane; False when it has to wait for the window. Raises as `plan_read`."""
-        if lane.error is not None:
-            raise lane.error
+    def _advance(self, subscription: Subscription, runs: list[bytes], ends: list[bytes]) -> bool:
+        """Take the next step of a subscription; False when it has to wait for the window. Raises as `plan_read`."""
+        if subscription.error is not None:
+            raise subscription.error
         push = self._push
-        stream_id, streamlet_id, index = lane.address
-        streamlet = push.streams.get(stream_id).streamlet(streamlet_id)
+        stream_id, streamlet_id, index = subscription.address
+        streamlet = push.streams.streamlet(stream_id, streamlet_id)
         entry = entry_of(streamlet, index)
-        if lane.entry is None and lane.end is not None:
-            _check_end(streamlet, entry, lane.end)
-        push.watches.watch(lane, entry)
+        if subscription.entry is None and subscription.end is not None:
+            _check_end(streamlet, entry, subscription.end)
+        push.watches.watch(subscription, entry)
         outstanding = self._outstanding_bytes
         plan = plan_read(
             streamlet,
             index,
-            lane.position,
-            lane.end,
-            min(self._window_bytes - outstanding, RUN_BYTES_MAX),
+            subscription.position,
+            subscription.end,
+            min(self._window_bytes - outstanding, push.limits.run_bytes_max),
             strict=outstanding > 0,
         )
         behind = plan.next < entry.end
-        all_given = self._give(lane, streamlet, entry, plan, runs, behind=behind)
-        if not all_given or (plan.missing is not None and self._holds_too_much()):
-            ends.append(self._end(lane, Reason.PULL))
-        elif lane.end is not None and plan.next >= lane.end:
-            ends.append(self._end(lane, Reason.REACHED))
+        all_given = self._give(subscription, streamlet, entry, plan, runs, behind=behind)
+        if not all_given or (plan.missing is not None and self._leases.too_many):
+            ends.append(self._end(subscription, Reason.PULL))
+        elif subscription.end is not None and plan.next >= subscription.end:
+            ends.append(self._end(subscription, Reason.REACHED))
         elif plan.moved:
-            ends.append(self._end(lane, Reason.MOVED))
+            ends.append(self._end(subscription, Reason.MOVED))
         elif plan.missing is not None and self._outstanding_bytes < self._window_bytes:
-            self._loading.load(lane, entry, plan.missing)
+            self._loading.load(subscription, entry, plan.missing)
         elif behind or (entry.gaps and entry.gap_at(plan.next) is not None):
             if not plan.ranges and outstanding:
                 return False
             if plan.ranges or plan.missing is not None:
-                self.mark(lane)  # behind the others
+                self.mark(subscription)  # behind the others
         return True
 
-    def _holds_too_much(self) -> bool:
-        """Whether all readers hold half of the memory, or this one a quarter.
-
-        Of the latter, what is being written to does not count: it is in memory in any case, and many lanes that follow
-        their entries lease all of it for a moment.
-        """
-        arena = self._push.arena
-        slots = arena.slot_count
-        if 2 * arena.leased_slots > slots:
-            return True
-        return 4 * len(self._leases) > slots and 4 * sum([not arena.slot(index).open for index in self._leases]) > slots
-
     def _give(
-        self, lane: Lane, streamlet: Streamlet, entry: Entry, plan: ReadPlan, runs: list[bytes], *, behind: bool
+        self,
+        subscription: Subscription,
+        streamlet: Streamlet,
+        entry: Entry,
+        plan: ReadPlan,
+        runs: list[bytes],
+        *,
+        behind: bool,
     ) -> bool:
-        """Lease what a plan has found, say where it is, and advance the lane; False if not all of it may be had.
+        """Lease what a plan has found, say where it is, and advance the subscription; False if some may not be had.
 
         `behind`: there is more in the entry than the plan.
         """
@@ -370,17 +326,16 @@ class PushConnection:
             lags = [lag_records(streamlet, entry, Position(*segment.key, end)) for segment, _, end in plan.ranges]
         for (segment, begin, end), lag in zip(plan.ranges, lags, strict=True):
             group_id, segment_id = segment.key
-            if self._holds_too_much() or not push.memory.may_lease(segment):
+            if leases.too_many or not push.memory.may_lease(segment):
                 position = Position(group_id, segment_id, begin)
                 break
             slot = segment.slot
-            slot.lease()
-            leases[slot.index] += 1
+            leases.add(slot)
             push.memory.touched(segment)
             length += end - begin
             runs.append(
                 RUN.pack(
-                    lane.number,
+                    subscription.number,
                     slot.index,
                     slot.generation,
                     slot.arena_offset + begin,
@@ -391,32 +346,34 @@ class PushConnection:
                     lag,
                 )
             )
-        lane.position = position
-        lane.reads_at(entry, position)
+        subscription.position = position
+        subscription.reads_at(entry, position)
         self._outstanding_bytes += length
         streamlet.bytes_read += length
         push.totals.runs += len(runs) - first
         push.totals.bytes += length
         return len(runs) - first == len(plan.ranges)
 
-    def _end(self, lane: Lane, reason: Reason.ValueType, error: BaseException | None = None) -> bytes:
-        """End a lane; returns the message that says so."""
-        self._forget(lane)
-        return self._ended(lane, reason, error)
+    def _end(self, subscription: Subscription, reason: Reason.ValueType, error: BaseException | None = None) -> bytes:
+        """End a subscription; returns the message that says so."""
+        self._forget(subscription)
+        return self._ended(subscription, reason, error)
 
-    def _ended(self, lane: Lane, reason: Reason.ValueType, error: BaseException | None = None) -> bytes:
+    def _ended(self, subscription: Subscription, reason: Reason.ValueType, error: BaseException | None = None) -> bytes:
         self._push.totals.ends[Reason.Name(reason).lower()] += 1
-        message = push_pb2.PushEnd(lane=lane.number, reason=reason, next=lane.cursor(lane.position))
+        message = push_pb2.PushEnd(
+            lane=subscription.number, reason=reason, next=subscription.cursor(subscription.position)
+        )
         if error is not None:
             message.error.CopyFrom(error_to_message(error))
         return encode(Kind.END, message.SerializeToString())
 
-    def _forget(self, lane: Lane) -> None:
-        self._lanes.pop(lane.number, None)
-        self._marked.pop(lane, None)
+    def _forget(self, subscription: Subscription) -> None:
+        self._subscriptions.pop(subscription.number, None)
+        self._marked.pop(subscription, None)
         self._push.totals.lanes -= 1
-        self._loading.stop(lane)
-        lane.unwatch()
+        self._loading.stop(subscription)
+        subscription.unwatch()
 
 
 def _check_end(streamlet: Streamlet, entry: Entry, end: Position) -> None:

@@ -55,10 +55,16 @@ class PushServer:
         *,
         uid_of: Callable[[socket.socket], int] = peer_uid,
         connections_max: int = CONNECTIONS_MAX,
+        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+        alive_interval_ms: int = ALIVE_INTERVAL_MS,
+        message_s_max: float = MESSAGE_S_MAX,
     ) -> None:
         self.push = push
         self.connections_max = min(connections_max, CONNECTIONS_MAX)
         self.uid_of = uid_of
+        self.write_buffer_bytes_max = write_buffer_bytes_max
+        self.message_s_max = message_s_max
+        self._alive_interval_ms = alive_interval_ms
         self.connections: set[_Connection] = set()
         self.closing = False
         self.hello = b""
@@ -89,7 +95,7 @@ class PushServer:
             slots_at=arena.slot(0).arena_offset,
             rows_at=HEAD_BYTES,
             row_bytes=ROW_BYTES,
-            alive_interval_ms=ALIVE_INTERVAL_MS,
+            alive_interval_ms=self._alive_interval_ms,
         )
         self.hello = encode(Kind.HELLO, hello.SerializeToString())
         loop = asyncio.get_running_loop()
@@ -100,7 +106,7 @@ class PushServer:
         loop = asyncio.get_running_loop()
         for connection in list(self.connections):
             connection.tell_alive(loop.time())
-        self._telling = loop.call_later(ALIVE_INTERVAL_MS / 1000, self._tell_alive)
+        self._telling = loop.call_later(self._alive_interval_ms / 1000, self._tell_alive)
 
     async def close(self) -> None:
         """End all connections, and with them the leases of readers."""
@@ -130,7 +136,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._decoder = Decoder()
         self._state: PushConnection | None = None
-        self._paused = False
+        self.paused = False
+        """The reader takes nothing."""
         self._messages = self._messages_seen = 0
         self._unfinished_s: float | None = None
         """Since when the same message has been unfinished."""
@@ -145,15 +152,16 @@ class _Connection(asyncio.Protocol):
 
     def tell_alive(self, now_s: float) -> None:
         """Say that we are here, to a reader that takes what it is sent; end one that does not finish a message."""
-        if self._state is None or self._transport is None or self._transport.is_closing() or self._paused:
+        if self._state is None or self._transport is None or self._transport.is_closing() or self.paused:
             return
         self._transport.write(ALIVE)
         if not self._decoder.unfinished or self._state.busy or self._messages != self._messages_seen:
             self._messages_seen, self._unfinished_s = self._messages, None
         elif self._unfinished_s is None:
             self._unfinished_s = now_s
-        elif now_s >= self._unfinished_s + MESSAGE_S_MAX:
-            log.warning("a reader was disconnected", error=f"a message has not come whole within {MESSAGE_S_MAX:g} s")
+        elif now_s >= self._unfinished_s + self._server.message_s_max:
+            seconds = f"{self._server.message_s_max:g} s"
+            log.warning("a reader was disconnected", error=f"a message has not come whole within {seconds}")
             self.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -164,7 +172,7 @@ class _Connection(asyncio.Protocol):
         if server.closing or not self._greet(transport):
             self.abort()
             return
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)  # type: ignore[attr-defined]
+        transport.set_write_buffer_limits(high=server.write_buffer_bytes_max)  # type: ignore[attr-defined]
         self._state = PushConnection(
             server.push,
             transport.write,  # type: ignore[attr-defined]
@@ -212,7 +220,7 @@ class _Connection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         """Read from the peer again, unless it takes nothing, or there is something to do of what it has sent."""
-        if self._state is None or self._transport is None or self._paused or self._state.busy:
+        if self._state is None or self._transport is None or self.paused or self._state.busy:
             return
         self._unfinished_s = None
         if not self._transport.is_closing():
@@ -221,14 +229,14 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         if self._state is not None and self._transport is not None:
-            self._paused = True
+            self.paused = True
             self._state.pause()
             self._transport.pause_reading()  # what it asks for would be answered
 
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         if self._state is not None and self._transport is not None:
-            self._paused = False
+            self.paused = False
             self._state.resume()
             self._read_on()
 

@@ -15,7 +15,7 @@ from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Key, SegmentRecord
-from kera.broker.serving.cursors import CONSUMER_GROUP_BYTES_MAX
+from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import Call, Reply
 from kera.core.turns import Turns

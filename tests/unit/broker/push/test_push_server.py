@@ -44,10 +44,10 @@ async def broker(make_engine: Callable[..., Engine]) -> Broker:
 
 @asynccontextmanager
 async def serving(
-    broker: Broker, path: Path, uid_of: Callable[[socket.socket], int] = peer_uid
+    broker: Broker, path: Path, uid_of: Callable[[socket.socket], int] = peer_uid, **limits: Any
 ) -> AsyncIterator[PushServer]:
     push = Push(broker.streams, broker.arena, broker.engine.memory, broker.pushed, asyncio.get_running_loop())
-    server = PushServer(push, broker.arena, uid_of=uid_of)
+    server = PushServer(push, broker.arena, uid_of=uid_of, **limits)
     try:
         server.bind(path)
         await server.start(3, EPOCH)
@@ -73,7 +73,7 @@ class RawReader:
         self.runs: list[Run] = []
         self.ends: dict[int, push_pb2.PushEnd] = {}
         self.signs_of_life = 0
-        self._decoder = Decoder()
+        self.decoder = Decoder()
 
     @classmethod
     async def connect(cls, path: Path) -> "RawReader":
@@ -82,18 +82,18 @@ class RawReader:
         sock.setblocking(False)
         reader = cls(sock)
         await asyncio.get_running_loop().sock_connect(sock, str(path))
-        await reader._readable()
+        await reader.readable()
         data, ancillary, _, _ = sock.recvmsg(1 << 16, socket.CMSG_SPACE(4 * 8))
         for _, _, content in ancillary:
             numbers = array.array("i")
             numbers.frombytes(content)
             reader.descriptors += numbers
-        ((kind, body),) = reader._decoder.feed(data)
+        ((kind, body),) = reader.decoder.feed(data)
         assert kind == Kind.HELLO
         reader.hello.ParseFromString(body)
         return reader
 
-    async def _readable(self) -> None:
+    async def readable(self) -> None:
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self.sock, readable.set)
         try:
@@ -109,7 +109,7 @@ class RawReader:
                 data = await asyncio.get_running_loop().sock_recv(self.sock, 1 << 16)
             except ConnectionResetError:
                 return False
-        for kind, body in self._decoder.feed(data):
+        for kind, body in self.decoder.feed(data):
             if kind == Kind.ALIVE:
                 self.signs_of_life += 1
             elif kind == Kind.RUNS:
@@ -368,12 +368,9 @@ def test_the_kernel_says_whose_a_connection_is() -> None:
         assert peer_uid(one) == os.getuid()
 
 
-async def test_there_are_so_many_readers_and_no_more(
-    broker: Broker, path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_there_are_so_many_readers_and_no_more(broker: Broker, path: Path, connect: Any) -> None:
     assert push_server.CONNECTIONS_MAX == 1024
-    monkeypatch.setattr(push_server, "CONNECTIONS_MAX", 2)
-    async with serving(broker, path):
+    async with serving(broker, path, connections_max=2):
         first, _ = await connect(), await connect()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
@@ -390,17 +387,16 @@ async def test_there_are_so_many_readers_and_no_more(
 
 
 async def test_a_reader_that_takes_no_messages_costs_a_bounded_buffer_and_gets_everything_later(
-    make_engine: Callable[..., Engine], path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: Callable[..., Engine], path: Path, connect: Any
 ) -> None:
-    monkeypatch.setattr(push_server, "WRITE_BUFFER_BYTES_MAX", 4096)
     broker = Broker(make_engine(8192), stream_info())
     small = 128 + 8
-    async with serving(broker, path) as server:
+    async with serving(broker, path, write_buffer_bytes_max=4096) as server:
         reader = await connect()
         await reader.subscribe(*(lane(number) for number in range(64)))
         (connection,) = server.connections
         count = 0
-        while connection._state is None or not connection._state._paused:
+        while not connection.paused:
             fill(broker, count, 1, size=small)
             count += 1
             for _ in range(3):
@@ -429,21 +425,18 @@ async def test_a_reader_that_takes_no_messages_costs_a_bounded_buffer_and_gets_e
 
 
 async def test_a_reader_with_nothing_to_read_is_told_that_the_broker_is_there(
-    broker: Broker, path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, path: Path, connect: Any
 ) -> None:
-    monkeypatch.setattr(push_server, "ALIVE_INTERVAL_MS", 5)
-    async with serving(broker, path):
+    async with serving(broker, path, alive_interval_ms=5):
         reader = await connect()
         assert reader.hello.alive_interval_ms == 5
         await reader.until(lambda: reader.signs_of_life >= 3)
 
 
 async def test_a_reader_that_does_not_finish_a_message_is_disconnected(
-    broker: Broker, path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, path: Path, connect: Any
 ) -> None:
-    monkeypatch.setattr(push_server, "ALIVE_INTERVAL_MS", 5)
-    monkeypatch.setattr(push_server, "MESSAGE_S_MAX", 0.05)
-    async with serving(broker, path):
+    async with serving(broker, path, alive_interval_ms=5, message_s_max=0.05):
         reader, other = await connect(), await connect()
         await reader.say(encode_taken(0)[:-1])
         await reader.until_closed()
