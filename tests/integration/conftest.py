@@ -7,6 +7,8 @@ import pytest
 
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
+from tests.integration.control_support import control_cluster_of
+from tests.integration.shared_cluster import SharedCluster
 from tests.integration.zookeeper import ZooKeeper
 
 HERE = Path(__file__).parent
@@ -38,3 +40,16 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
     """A server that tests share; they use roots of their own: ``<address>/<root>``."""
     with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def shared_members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    with SharedCluster(lambda: control_cluster_of(tmp_path_factory.mktemp("members"))) as shared:
+        yield shared
+
+
+@pytest.fixture
+async def members(shared_members: SharedCluster) -> SharedCluster:
+    """Three brokers and three backups that keep what they have, for tests that kill them: each finds all of them."""
+    await shared_members.make_whole()
+    return shared_members

@@ -32,7 +32,7 @@ from kera.core.errors import KeraError
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from tests.integration.replication_support import Wrong, samples
-from tests.integration.support import number_of, until, value_of
+from tests.integration.support import Members, number_of, until, value_of
 
 HEARTBEAT_MS = 200
 HEARTBEATS_MISSED_MAX = 8
@@ -50,8 +50,7 @@ FINISHED = ("done", "cancelled")
 # -- clusters --------------------------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def control_cluster(
+def control_cluster_of(
     data_dir: Path,
     *,
     brokers: int = 3,
@@ -62,9 +61,9 @@ async def control_cluster(
     coordinator_settings: Mapping[str, int] | None = None,
     kind: type[LocalCluster] = LocalCluster,
     **arguments: Any,
-) -> AsyncIterator[LocalCluster]:
-    """A cluster that keeps what it has, and notices within `DETECTION_S` who is gone; shared memory is left clean."""
-    cluster = kind(
+) -> LocalCluster:
+    """A cluster that keeps what it has, and notices within `DETECTION_S` who is gone; it has not been started."""
+    return kind(
         data_dir=data_dir,
         brokers=brokers,
         backups=backups,
@@ -80,6 +79,12 @@ async def control_cluster(
         broker_settings={"metrics_port": 0, "repair_delay_ms": 1_000},
         **arguments,
     )
+
+
+@contextlib.asynccontextmanager
+async def control_cluster(data_dir: Path, **arguments: Any) -> AsyncIterator[LocalCluster]:
+    """Such a cluster, started; shared memory is left clean. See `control_cluster_of`."""
+    cluster = control_cluster_of(data_dir, **arguments)
     try:
         async with cluster:
             yield cluster
@@ -88,22 +93,22 @@ async def control_cluster(
             Path(cluster.ready[name]["arena_path"]).unlink(missing_ok=True)  # of one that was killed
 
 
-async def connect(cluster: LocalCluster, **settings: Any) -> Client:
+async def connect(cluster: Members, **settings: Any) -> Client:
     """A client that gives up a request soon: a broker that is stopped never answers."""
     return await Client.connect(cluster.bootstrap, ClientSettings.load(**{"request_timeout_ms": 3_000, **settings}))
 
 
-def broker_names(cluster: LocalCluster) -> list[str]:
+def broker_names(cluster: Members) -> list[str]:
     """All brokers, also those that do not run."""
     return [name for name in cluster.ready if name.startswith("broker")]
 
 
-def broker_id_of(cluster: LocalCluster, name: str) -> int:
+def broker_id_of(cluster: Members, name: str) -> int:
     """The id of a broker."""
     return int(cluster.ready[name]["broker_id"])
 
 
-def broker_name(cluster: LocalCluster, broker_id: int) -> str:
+def broker_name(cluster: Members, broker_id: int) -> str:
     """What the broker with this id is called."""
     return next(name for name in broker_names(cluster) if broker_id_of(cluster, name) == broker_id)
 
@@ -123,12 +128,12 @@ async def until_registered(client: Client, broker_id: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def _lacking(cluster: LocalCluster, name: str) -> dict[str, float]:
+def _lacking(cluster: Members, name: str) -> dict[str, float]:
     prefixes = ("virtual_segments_deficient", "replication_backlog", "replication_lag_bytes")
     return {sample: value for sample, value in samples(cluster, name).items() if sample.startswith(prefixes) and value}
 
 
-async def until_safe(cluster: LocalCluster, timeout_s: float = TIMEOUT_S) -> None:
+async def until_safe(cluster: Members, timeout_s: float = TIMEOUT_S) -> None:
     """Wait until everything at all brokers that run has its replicas. Nothing may be written meanwhile."""
     deadline_s = time.monotonic() + timeout_s
     for name in broker_names(cluster):

@@ -25,7 +25,7 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import backup_pb2, common_pb2
-from tests.integration.support import BROKER, TIMEOUT_S, arena_of, number_of, until, value_of
+from tests.integration.support import BROKER, TIMEOUT_S, Members, arena_of, number_of, until, value_of
 from tests.replica_reading import ReplicasRead, read_replicas
 
 SEGMENT_BYTES = 64 * KIB
@@ -68,12 +68,12 @@ def replicated_cluster(
             arena.unlink(missing_ok=True)  # of a broker that was killed
 
 
-def backup_names(cluster: RunningCluster | LocalCluster) -> list[str]:
+def backup_names(cluster: Members) -> list[str]:
     """All backups, also those that do not run."""
     return [name for name in cluster.ready if name.startswith("backup")]
 
 
-def backup_name(cluster: RunningCluster | LocalCluster, backup_id: int) -> str:
+def backup_name(cluster: Members, backup_id: int) -> str:
     """What the backup with this id is called."""
     return next(name for name in backup_names(cluster) if cluster.ready[name]["backup_id"] == backup_id)
 
@@ -90,7 +90,7 @@ async def in_threads(function: object, names: Iterable[str]) -> None:
         await asyncio.gather(*(asyncio.to_thread(function, name) for name in names))  # type: ignore[arg-type]
 
 
-def samples(cluster: RunningCluster | LocalCluster, daemon: str = BROKER) -> dict[str, float]:
+def samples(cluster: Members, daemon: str = BROKER) -> dict[str, float]:
     """What a daemon measures: by name without ``kera_broker_`` or ``kera_backup_``, with labels."""
     url = f"http://{cluster.ready[daemon]['metrics_address']}/metrics"
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:

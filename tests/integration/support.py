@@ -10,7 +10,7 @@ import shutil
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kera.client import Client, Consumer, Delivery, Position, Producer
 from kera.core.errors import DataLost
@@ -20,6 +20,19 @@ from kera.local.cluster import LocalCluster, RunningCluster
 TIMEOUT_S = 60.0
 BROKER = "broker-1"
 NOISE = random.Random(7).randbytes(64 * KIB)
+
+
+class Members(Protocol):
+    """What is asked of a cluster, whoever runs it."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    @property
+    def processes(self) -> dict[str, int]: ...
+    @property
+    def ready(self) -> dict[str, dict[str, Any]]: ...
+    @property
+    def log_dir(self) -> Path: ...
 
 
 @contextlib.contextmanager

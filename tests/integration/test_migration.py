@@ -1,7 +1,6 @@
 """Streamlets move from broker to broker while producers and consumers run: nothing lost, repeated or out of order."""
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator
@@ -12,7 +11,6 @@ import pytest
 from kera.client import Client
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.settings import MIB
-from kera.local.cluster import LocalCluster
 from tests.integration.control_support import (
     TIMEOUT_S,
     Reader,
@@ -31,18 +29,16 @@ from tests.integration.control_support import (
     until_safe,
     writer,
 )
+from tests.integration.shared_cluster import SharedCluster
 
 STALL_S_MAX = 2.0
 """A bound for any machine; what is usual is measured by bench/migration.py."""
 
 
-@contextlib.asynccontextmanager
-async def cluster_of(tmp_path: Path, brokers: int, backups: int = 1) -> AsyncIterator[tuple[LocalCluster, Client]]:
-    async with (
-        control_cluster(tmp_path, brokers=brokers, backups=backups, arena_bytes=8 * MIB) as cluster,
-        await connect(cluster) as client,
-    ):
-        yield cluster, client
+@pytest.fixture
+async def client(members: SharedCluster) -> AsyncIterator[Client]:
+    async with await connect(members) as connected:
+        yield connected
 
 
 async def owners(client: Client, stream: str) -> dict[int, int]:
@@ -60,117 +56,114 @@ async def check(client: Client, stream: str, writers: list[Writer], followers: l
 
 
 @pytest.mark.parametrize("replication", [0, 1])
-async def test_a_streamlet_moves_back_and_forth_under_producers_and_consumers(tmp_path: Path, replication: int) -> None:
-    async with cluster_of(tmp_path, 2) as (cluster, client):
-        await client.admin.create_stream("s", streamlets=2, entries=2, group_segments=2, replication=replication)
-        ids = [broker_id_of(cluster, name) for name in broker_names(cluster)]
-        async with (
-            writer(client, "s", 0, pause_s=0.005) as one,
-            writer(client, "s", 1, pause_s=0.005) as two,
-            reader(client, "s") as follower,
-            reader(client, "s", shared_memory="never") as another,
-        ):
-            stalls_s = []
-            for number in range(12):
-                await one.go_on(count=20)
-                at = (await owners(client, "s"))[0]
-                begun_s = time.monotonic()
-                moved = await client.admin.move_streamlet("s", 0, next(each for each in ids if each != at))
-                assert moved.stream.assignments[0].broker_id != at
-                assert 0 < moved.stall_us < STALL_S_MAX * 1e6
-                await one.go_on([0], count=5)
-                stalls_s.append(one.stall_s([0], begun_s, time.monotonic()))
-                if number % 3 == 0:
-                    another.reopen()
-            assert max(stalls_s) < STALL_S_MAX
-            await check(client, "s", [one, two], [follower, another])
-            assignment = (await client.admin.describe_stream("s")).assignments[0]
-            assert len(assignment.intervals) >= 2, "what was written before a move has not moved"
-            assert set(assignment.broker_ids) == set(ids)
+async def test_a_streamlet_moves_back_and_forth_under_producers_and_consumers(client: Client, replication: int) -> None:
+    await client.admin.create_stream("s", streamlets=2, brokers=2, entries=2, group_segments=2, replication=replication)
+    ids = sorted((await owners(client, "s")).values())
+    async with (
+        writer(client, "s", 0, pause_s=0.005) as one,
+        writer(client, "s", 1, pause_s=0.005) as two,
+        reader(client, "s") as follower,
+        reader(client, "s", shared_memory="never") as another,
+    ):
+        stalls_s = []
+        for number in range(12):
+            await one.go_on(count=20)
+            at = (await owners(client, "s"))[0]
+            begun_s = time.monotonic()
+            moved = await client.admin.move_streamlet("s", 0, next(each for each in ids if each != at))
+            assert moved.stream.assignments[0].broker_id != at
+            assert 0 < moved.stall_us < STALL_S_MAX * 1e6
+            await one.go_on([0], count=5)
+            stalls_s.append(one.stall_s([0], begun_s, time.monotonic()))
+            if number % 3 == 0:
+                another.reopen()
+        assert max(stalls_s) < STALL_S_MAX
+        await check(client, "s", [one, two], [follower, another])
+        assignment = (await client.admin.describe_stream("s")).assignments[0]
+        assert len(assignment.intervals) >= 2, "what was written before a move has not moved"
+        assert set(assignment.broker_ids) == set(ids)
 
 
 async def test_what_was_written_before_a_move_is_read_where_it_is_and_no_broker_is_given_it_twice(
-    tmp_path: Path,
+    members: SharedCluster, client: Client
 ) -> None:
-    async with cluster_of(tmp_path, 3) as (cluster, client):
-        await client.admin.create_stream("s", group_segments=1, replication=1)
-        ids = [broker_id_of(cluster, name) for name in broker_names(cluster)]
-        async with writer(client, "s", pause_s=0.002) as load:
-            for broker_id in (*ids, *ids):
-                await load.go_on(count=150)
-                await client.admin.move_streamlet("s", 0, broker_id)  # the first time to where it is: nothing to do
-            await check(client, "s", [load], [])
-            intervals = (await client.admin.describe_stream("s")).assignments[0].intervals
-            assert len(intervals) >= 5
-            assert [each.first_group_id for each in intervals] == sorted({each.first_group_id for each in intervals})
-            assert all(one.broker_id != next_.broker_id for one, next_ in itertools.pairwise(intervals))
-            bounds = (await client.bounds("s"))[0][0]
-            assert (bounds.first_record, bounds.next_record) == (0, load.acknowledged)
+    await client.admin.create_stream("s", group_segments=1, replication=1)
+    ids = [broker_id_of(members, name) for name in broker_names(members)]
+    async with writer(client, "s", pause_s=0.002) as load:
+        for broker_id in (*ids, *ids):
+            await load.go_on(count=150)
+            await client.admin.move_streamlet("s", 0, broker_id)  # the first time to where it is: nothing to do
+        await check(client, "s", [load], [])
+        intervals = (await client.admin.describe_stream("s")).assignments[0].intervals
+        assert len(intervals) >= 5
+        assert [each.first_group_id for each in intervals] == sorted({each.first_group_id for each in intervals})
+        assert all(one.broker_id != next_.broker_id for one, next_ in itertools.pairwise(intervals))
+        bounds = (await client.bounds("s"))[0][0]
+        assert (bounds.first_record, bounds.next_record) == (0, load.acknowledged)
 
 
-async def test_old_intervals_of_a_broker_that_dies_are_recovered(tmp_path: Path) -> None:
-    async with cluster_of(tmp_path, 3, backups=2) as (cluster, client):
-        await client.admin.create_stream("s", group_segments=1, replication=1)
-        async with writer(client, "s", pause_s=0.002) as load, reader(client, "s") as follower:
-            first = (await owners(client, "s"))[0]
-            others = [broker_id_of(cluster, name) for name in broker_names(cluster)]
-            others.remove(first)
-            for broker_id in (others[0], first, others[1]):
-                await load.go_on(count=150)
-                await client.admin.move_streamlet("s", 0, broker_id)
-            await load.go_on(count=50)
-            begun_us = now_us()
-            await cluster.kill(broker_name(cluster, first))  # it owns nothing, and has two older intervals
-            await until_recovered(client, [first], begun_us)
-            await load.go_on(count=50)
-            await check(client, "s", [load], [follower])
-            assert first not in (await client.admin.describe_stream("s")).assignments[0].broker_ids
+async def test_old_intervals_of_a_broker_that_dies_are_recovered(members: SharedCluster, client: Client) -> None:
+    await client.admin.create_stream("s", group_segments=1, replication=1)
+    async with writer(client, "s", pause_s=0.002) as load, reader(client, "s") as follower:
+        first = (await owners(client, "s"))[0]
+        others = [broker_id_of(members, name) for name in broker_names(members)]
+        others.remove(first)
+        for broker_id in (others[0], first, others[1]):
+            await load.go_on(count=150)
+            await client.admin.move_streamlet("s", 0, broker_id)
+        await load.go_on(count=50)
+        begun_us = now_us()
+        await members.kill(broker_name(members, first))  # it owns nothing, and has two older intervals
+        await until_recovered(client, [first], begun_us)
+        await load.go_on(count=50)
+        await check(client, "s", [load], [follower])
+        assert first not in (await client.admin.describe_stream("s")).assignments[0].broker_ids
 
 
-async def test_a_stream_spreads_over_more_brokers_and_one_of_them_is_drained_and_stopped(tmp_path: Path) -> None:
-    async with cluster_of(tmp_path, 3) as (cluster, client):
-        await client.admin.create_stream("s", streamlets=6, brokers=1, group_segments=2, replication=1)
-        async with (
-            writer(client, "s", 0) as one,
-            writer(client, "s", 1) as two,
-            reader(client, "s") as follower,
-        ):
-            await one.go_on(count=50)
-            await client.admin.alter_stream("s", brokers=3)
-            assert sorted((await owners(client, "s")).values()) == [1, 1, 2, 2, 3, 3]
-            await one.go_on()
+async def test_a_stream_spreads_over_more_brokers_and_one_of_them_is_drained_and_stopped(
+    members: SharedCluster, client: Client
+) -> None:
+    await client.admin.create_stream("s", streamlets=6, brokers=1, group_segments=2, replication=1)
+    async with (
+        writer(client, "s", 0) as one,
+        writer(client, "s", 1) as two,
+        reader(client, "s") as follower,
+    ):
+        await one.go_on(count=50)
+        await client.admin.alter_stream("s", brokers=3)
+        assert sorted((await owners(client, "s")).values()) == [1, 1, 2, 2, 3, 3]
+        await one.go_on()
 
-            async with asyncio.timeout(TIMEOUT_S):
-                while not (status := await client.admin.drain_broker(1)).done:
-                    assert status.reasons, "it says what it waits for"
-                    await asyncio.sleep(0.05)
-            assert (status.streamlets_owned, status.streamlets_held) == (0, 0)
-            assert 1 not in (await owners(client, "s")).values()
-            await one.go_on()
-            await cluster.kill(broker_name(cluster, 1))  # whatever it had is elsewhere
-            await one.go_on()
-            await check(client, "s", [one, two], [follower])
-            await until_safe(cluster)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (status := await client.admin.drain_broker(1)).done:
+                assert status.reasons, "it says what it waits for"
+                await asyncio.sleep(0.05)
+        assert (status.streamlets_owned, status.streamlets_held) == (0, 0)
+        assert 1 not in (await owners(client, "s")).values()
+        await one.go_on()
+        await members.kill(broker_name(members, 1))  # whatever it had is elsewhere
+        await one.go_on()
+        await check(client, "s", [one, two], [follower])
+        await until_safe(members)
 
 
-async def test_rebalancing_says_what_it_would_do_and_then_does_it(tmp_path: Path) -> None:
-    async with cluster_of(tmp_path, 2) as (_, client):
-        await client.admin.create_stream("s", streamlets=4, brokers=1, replication=1)
-        (busy,) = set((await owners(client, "s")).values())
-        async with writer(client, "s", pause_s=0.005) as load, reader(client, "s") as follower:
-            await load.go_on(count=100)
-            async with asyncio.timeout(TIMEOUT_S):  # until loads were told with a heartbeat
-                while not (plan := await client.admin.rebalance(dry_run=True)).moves:
-                    await asyncio.sleep(0.1)
-            assert all(move.reason and move.from_broker_id == busy != move.to_broker_id for move in plan.moves)
-            assert set((await owners(client, "s")).values()) == {busy}, "a dry run moves nothing"
+async def test_rebalancing_says_what_it_would_do_and_then_does_it(client: Client) -> None:
+    await client.admin.create_stream("s", streamlets=4, brokers=1, replication=1)
+    (busy,) = set((await owners(client, "s")).values())
+    async with writer(client, "s", pause_s=0.005) as load, reader(client, "s") as follower:
+        await load.go_on(count=100)
+        async with asyncio.timeout(TIMEOUT_S):  # until loads were told with a heartbeat
+            while not (plan := await client.admin.rebalance(dry_run=True)).moves:
+                await asyncio.sleep(0.1)
+        assert all(move.reason and move.from_broker_id == busy != move.to_broker_id for move in plan.moves)
+        assert set((await owners(client, "s")).values()) == {busy}, "a dry run moves nothing"
 
-            async with asyncio.timeout(TIMEOUT_S):
-                while len(await streamlets_of(client, "s", busy)) != 2:
-                    done = await client.admin.rebalance()
-                    assert all(move.error is None for move in done.moves)
-                    await load.go_on()
-            await check(client, "s", [load], [follower])
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(await streamlets_of(client, "s", busy)) != 2:
+                done = await client.admin.rebalance()
+                assert all(move.error is None for move in done.moves)
+                await load.go_on()
+        await check(client, "s", [load], [follower])
 
 
 async def test_a_broker_that_joins_gets_its_share_by_itself_however_small_each_streamlet_is(tmp_path: Path) -> None:
@@ -193,14 +186,13 @@ async def test_a_broker_that_joins_gets_its_share_by_itself_however_small_each_s
             await check(client, "s", [load], [follower])
 
 
-async def test_a_move_to_where_it_cannot_go_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    async with cluster_of(tmp_path, 2) as (_, client):
-        await client.admin.create_stream("s", replication=1)
-        async with writer(client, "s") as load:
-            before = (await client.admin.describe_stream("s")).assignments
-            with pytest.raises(InvalidArgument):
-                await client.admin.move_streamlet("s", 0, 99)
-            with pytest.raises(StreamletOutOfRange):
-                await client.admin.move_streamlet("s", 7, 1)
-            await load.go_on()
-            assert (await client.admin.describe_stream("s")).assignments == before
+async def test_a_move_to_where_it_cannot_go_is_refused_and_changes_nothing(client: Client) -> None:
+    await client.admin.create_stream("s", replication=1)
+    async with writer(client, "s") as load:
+        before = (await client.admin.describe_stream("s")).assignments
+        with pytest.raises(InvalidArgument):
+            await client.admin.move_streamlet("s", 0, 99)
+        with pytest.raises(StreamletOutOfRange):
+            await client.admin.move_streamlet("s", 7, 1)
+        await load.go_on()
+        assert (await client.admin.describe_stream("s")).assignments == before

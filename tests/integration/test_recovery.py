@@ -5,7 +5,6 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -36,6 +35,7 @@ from tests.integration.control_support import (
     writer,
 )
 from tests.integration.replication_support import backup_name
+from tests.integration.shared_cluster import SharedCluster
 from tests.integration.support import until, value_of
 
 # -- under load ------------------------------------------------------------------------------------------------
@@ -69,19 +69,16 @@ async def test_nothing_acknowledged_is_lost_or_twice(
 
 
 @contextlib.asynccontextmanager
-async def pair(
-    tmp_path: Path, *, replication: int = 1, durability: str | None = None, streamlets: int = 1, **arguments: Any
-) -> AsyncIterator[tuple[LocalCluster, Client, str]]:
-    """Two brokers, two backups, the stream "s" on one of the brokers, and the name of that one."""
-    async with (
-        control_cluster(tmp_path, brokers=2, backups=2, **arguments) as cluster,
-        await connect(cluster) as client,
-    ):
+async def owned(
+    cluster: SharedCluster | LocalCluster, *, durability: str | None = None, streamlets: int = 1
+) -> AsyncIterator[tuple[Client, str]]:
+    """A client, and the name of the broker that has the stream "s", which is on no other."""
+    async with await connect(cluster) as client:
         made = await client.admin.create_stream(
-            "s", streamlets=streamlets, brokers=1, group_segments=2, replication=replication, durability=durability
+            "s", streamlets=streamlets, brokers=1, group_segments=2, replication=1, durability=durability
         )
         (owner_id,) = {assignment.broker_id for assignment in made.assignments.values()}
-        yield cluster, client, broker_name(cluster, owner_id)
+        yield client, broker_name(cluster, owner_id)
 
 
 def raw_chunk(stream: StreamDescription, producer: tuple[int, int], sequence: int) -> bytes:
@@ -124,8 +121,8 @@ async def numbers(client: Client) -> list[bytes | None]:
         return [record.value async for record in consumer]
 
 
-async def test_what_a_producer_sends_again_to_the_new_owner_is_recognised(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (cluster, client, owner):
+async def test_what_a_producer_sends_again_to_the_new_owner_is_recognised(members: SharedCluster) -> None:
+    async with owned(members) as (client, owner):
         stream = await client.describe("s")
         producer = await new_producer(client)
         chunks = [raw_chunk(stream, producer, sequence) for sequence in range(7)]
@@ -134,8 +131,8 @@ async def test_what_a_producer_sends_again_to_the_new_owner_is_recognised(tmp_pa
         assert not any(status.HasField("error") for status in stored)
 
         begun_us = now_us()
-        await cluster.kill(owner)
-        await until_recovered(client, [broker_id_of(cluster, owner)], begun_us)
+        await members.kill(owner)
+        await until_recovered(client, [broker_id_of(members, owner)], begun_us)
         await before.close()
 
         after = await channel_to(client, "s")
@@ -148,8 +145,8 @@ async def test_what_a_producer_sends_again_to_the_new_owner_is_recognised(tmp_pa
         assert await numbers(client) == [value_of(number) for number in range(6)]
 
 
-async def test_a_consumer_goes_on_where_another_one_stopped_before(tmp_path: Path) -> None:
-    async with pair(tmp_path, streamlets=2) as (cluster, client, owner), writer(client, "s") as load:
+async def test_a_consumer_goes_on_where_another_one_stopped_before(members: SharedCluster) -> None:
+    async with owned(members, streamlets=2) as (client, owner), writer(client, "s") as load:
         await load.go_on(count=100)
         found = Reader(client, load.stream)
         found.reopen()  # after a chunk
@@ -158,8 +155,8 @@ async def test_a_consumer_goes_on_where_another_one_stopped_before(tmp_path: Pat
         await load.settle()
 
         begun_us = now_us()
-        await cluster.kill(owner)
-        await until_recovered(client, [broker_id_of(cluster, owner)], begun_us)
+        await members.kill(owner)
+        await until_recovered(client, [broker_id_of(members, owner)], begun_us)
         await found.read(end="latest")
         assert found.records == load.acknowledged
         load.paused = False
@@ -169,13 +166,15 @@ async def test_a_consumer_goes_on_where_another_one_stopped_before(tmp_path: Pat
         assert found.records == load.acknowledged
 
 
-async def test_a_broker_that_comes_back_late_is_an_empty_member_and_can_take_streamlets_again(tmp_path: Path) -> None:
-    async with pair(tmp_path, streamlets=2) as (cluster, client, owner):
-        owner_id = broker_id_of(cluster, owner)
+async def test_a_broker_that_comes_back_late_is_an_empty_member_and_can_take_streamlets_again(
+    members: SharedCluster,
+) -> None:
+    async with owned(members, streamlets=2) as (client, owner):
+        owner_id = broker_id_of(members, owner)
         async with writer(client, "s") as load, reader(client, "s") as follower:
             await load.go_on(count=50)
             begun_us = now_us()
-            await cluster.kill(owner)
+            await members.kill(owner)
             (recovery,) = await until_recovered(client, [owner_id], begun_us)
             assert recovery.phase == "done"
             assert (recovery.streamlets_total, recovery.streamlets_restored) == (2, 2)
@@ -185,7 +184,7 @@ async def test_a_broker_that_comes_back_late_is_an_empty_member_and_can_take_str
             assert begun_us < times[0]
             assert [*times, recovery.restored_us] == sorted([*times, recovery.restored_us])
 
-            await cluster.restart(owner)
+            await members.restart(owner)
             await until_registered(client, owner_id)
             assert await streamlets_of(client, "s", owner_id) == []
             stream = await client.admin.describe_stream("s")
@@ -199,22 +198,22 @@ async def test_a_broker_that_comes_back_late_is_an_empty_member_and_can_take_str
             assert await check_log(client, "s", [load]) == load.acknowledged
 
 
-async def test_a_recovery_says_which_replicas_it_waits_for_and_ends_when_they_are_back(tmp_path: Path) -> None:
-    async with pair(tmp_path, durability="persisted") as (cluster, client, owner):
-        owner_id = broker_id_of(cluster, owner)
+async def test_a_recovery_says_which_replicas_it_waits_for_and_ends_when_they_are_back(members: SharedCluster) -> None:
+    async with owned(members, durability="persisted") as (client, owner):
+        owner_id = broker_id_of(members, owner)
         async with writer(client, "s") as load:
             await load.go_on(count=50)
             await load.settle()
-            holders = {backup_name(cluster, each) for delivery in load.deliveries[0] for each in delivery.backups}
+            holders = {backup_name(members, each) for delivery in load.deliveries[0] for each in delivery.backups}
             begun_us = now_us()
             for name in holders:
-                await cluster.kill(name)
-            await cluster.kill(owner)
+                await members.kill(name)
+            await members.kill(owner)
             async with asyncio.timeout(TIMEOUT_S):
                 while not any(each.waits_for for each in await client.admin.recoveries()):
                     await asyncio.sleep(0.05)
             for name in holders:
-                await cluster.restart(name)
+                await members.restart(name)
             (recovery,) = await until_recovered(client, [owner_id], begun_us)
             assert (recovery.phase, list(recovery.waits_for), recovery.records_lost) == ("done", [], 0)
             load.paused = False
@@ -223,8 +222,8 @@ async def test_a_recovery_says_which_replicas_it_waits_for_and_ends_when_they_ar
             assert await check_log(client, "s", [load]) == load.acknowledged
 
 
-async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (cluster, client, owner):
+async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(members: SharedCluster) -> None:
+    async with owned(members) as (client, owner):
         stream = await client.describe("s")
         producer = await new_producer(client)
         chunks = [raw_chunk(stream, producer, sequence) for sequence in range(6)]
@@ -232,20 +231,20 @@ async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(tmp_pa
         assert not any(status.HasField("error") for status in await write(zombie, *chunks[:2]))
 
         begun_us = now_us()
-        await cluster.pause(owner)
+        await members.pause(owner)
         try:
             asked = [asyncio.create_task(write(zombie, chunk)) for chunk in chunks[2:4]]
-            await until_recovered(client, [broker_id_of(cluster, owner)], begun_us)
+            await until_recovered(client, [broker_id_of(members, owner)], begun_us)
             successor = await channel_to(client, "s")
             assert not any(status.HasField("error") for status in await write(successor, *chunks[2:6]))
         finally:
-            await cluster.resume(owner)
+            await members.resume(owner)
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, list):
                 assert [status.HasField("error") for status in answer] == [True]
             else:
                 assert isinstance(answer, KeraError)
-        await until(lambda: owner not in cluster.processes, TIMEOUT_S)
+        await until(lambda: owner not in members.processes, TIMEOUT_S)
         await zombie.close()
         await successor.close()
         assert await numbers(client) == [value_of(number) for number in range(6)]
@@ -253,7 +252,10 @@ async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(tmp_pa
 
 async def test_a_launch_that_comes_back_in_time_keeps_what_it_has(tmp_path: Path) -> None:
     patient = {"report_grace_ms": 60_000, "heartbeats_missed_max": 300}  # however long it takes to start
-    async with pair(tmp_path, coordinator_settings=patient) as (cluster, client, owner):
+    async with (
+        control_cluster(tmp_path, brokers=2, backups=2, coordinator_settings=patient) as cluster,
+        owned(cluster) as (client, owner),
+    ):
         owner_id = broker_id_of(cluster, owner)
         async with writer(client, "s") as load:
             await load.go_on(count=50)
@@ -268,20 +270,20 @@ async def test_a_launch_that_comes_back_in_time_keeps_what_it_has(tmp_path: Path
             assert await check_log(client, "s", [load]) == load.acknowledged
 
 
-async def test_streams_without_replication_wait_for_their_broker(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (cluster, client, owner):
-        owner_id = broker_id_of(cluster, owner)
-        await client.admin.create_stream("alone", streamlets=2, replication=0)
+async def test_streams_without_replication_wait_for_their_broker(members: SharedCluster) -> None:
+    async with owned(members) as (client, owner):
+        owner_id = broker_id_of(members, owner)
+        await client.admin.create_stream("alone", streamlets=3, replication=0)
         mine = await streamlets_of(client, "alone", owner_id)
         assert len(mine) == 1
         async with writer(client, "alone") as load, writer(client, "s") as other:
             await load.go_on(count=50)
             begun_us = now_us()
-            await cluster.kill(owner)
+            await members.kill(owner)
             await until_recovered(client, [owner_id], begun_us)
             await other.go_on()
             assert await streamlets_of(client, "alone", owner_id) == mine
-            await cluster.restart(owner)
+            await members.restart(owner)
             await load.go_on()
             await load.settle()
             assert await streamlets_of(client, "alone", owner_id) == mine
