@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from kera.broker.counters import Counters
 from kera.broker.engine import LogEngine
 from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.orders import Orders
 from kera.broker.serving.service import BrokerService
 from kera.coordinator.cluster.intervals import broker_ids_of, index_of_group, intervals_of
 from kera.coordinator.coordinator import Coordinator
@@ -186,7 +188,9 @@ class World:
             engine.replication,
             Counters(),
             pump=engine.replicator.pump,
-            takeovers=engine.takeovers,
+            orders=Orders(
+                engine.streams, engine.memory, engine.takeovers, coordinator=CoordinatorEpoch(confirmed=False)
+            ),
             check_payload=any_payload,
         )
         node.handlers = node.service.service()

@@ -19,7 +19,8 @@ from typing import Any
 from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
-from kera.broker.ownership.streams import Stream, Streams
+from kera.broker.ownership.stream import Stream
+from kera.broker.ownership.streams import Streams
 from kera.broker.replication import virtual_log
 from kera.broker.replication.manager import REPAIR_LOG_ID, Limits, Replication
 from kera.broker.replication.virtual_index import virtual_segments

@@ -15,6 +15,8 @@ from pathlib import Path
 from kera.broker.counters import Counters
 from kera.broker.engine import LogEngine
 from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.orders import Orders
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.serving.service import BrokerService
 from kera.coordinator.coordinator import Coordinator
@@ -166,7 +168,9 @@ class World(ownership_world.World):
             engine.replication,
             Counters(),
             pump=engine.replicator.pump,
-            takeovers=engine.takeovers,
+            orders=Orders(
+                engine.streams, engine.memory, engine.takeovers, coordinator=CoordinatorEpoch(confirmed=False)
+            ),
             check_payload=any_payload,
         )
         node.handlers = node.service.service()

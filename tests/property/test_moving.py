@@ -70,7 +70,7 @@ class Moving(RuleBasedStateMachine):
     def _orders(self, number: int) -> Orders:
         world = self.worlds[number]
         orders = Orders(world.streams, world.memory, coordinator=CoordinatorEpoch(confirmed=False))
-        orders.broker_id = number
+        orders.registered(number, 0, [])
         return orders
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:

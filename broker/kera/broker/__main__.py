@@ -15,6 +15,7 @@ from kera.broker.engine import LogEngine
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.metrics import BrokerCollector
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.orders import Orders
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.registration import DataDirectory, Registration
 from kera.broker.serving.push import Push
@@ -62,8 +63,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             counters,
             pump=engine.replicator.pump,
             read_bytes_max=settings.message_bytes_max,
-            takeovers=engine.takeovers,
-            coordinator=leader,
+            orders=Orders(engine.streams, engine.memory, engine.takeovers, coordinator=leader),
         )
         stack.push_async_callback(broker.close)
         service = broker.service()

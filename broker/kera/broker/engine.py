@@ -189,7 +189,7 @@ class LogEngine:
         for stream_id, streamlet_id in {entry[:2] for entry in self._index.entries()} - held:
             if stream_id in keep - overtaken:
                 log.info("dropping a streamlet that is elsewhere now", stream_id=stream_id, streamlet_id=streamlet_id)
-                self.streams.drop_remains(stream_id, streamlet_id)
+                self.streams.removal.remove(stream_id, streamlet_id)
         self.restart.drop_leftovers(
             lambda stream_id, streamlet_id: (
                 stream_id in gone or (stream_id in keep - overtaken and (stream_id, streamlet_id) not in held)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from kera.broker.ownership.orders import StreamletRecovery
 from kera.broker.serving.limits import ServingLimits
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import KeraError
@@ -50,8 +51,16 @@ def moved(info: common_pb2.StreamInfo, state: common_pb2.StreamletState, to: int
 class Cluster:
     """Brokers with one stream of one streamlet, and clients who go by the map."""
 
-    def __init__(self, *engines: Engine, limits: ServingLimits | None = None, **config: Any) -> None:
-        self.brokers = {number: Broker(engine, limits=limits) for number, engine in enumerate(engines, start=1)}
+    def __init__(
+        self,
+        *engines: Engine,
+        limits: ServingLimits | None = None,
+        takeovers: StreamletRecovery | None = None,
+        **config: Any,
+    ) -> None:
+        self.brokers = {
+            number: Broker(engine, limits=limits, takeovers=takeovers) for number, engine in enumerate(engines, start=1)
+        }
         self.info: common_pb2.StreamInfo = stream_info(owners=(1,), **config)
         self.info.assignments[0].broker_epoch = 0
         for number, broker in self.brokers.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
-from kera.broker.ownership.streams import Stream
+from kera.broker.ownership.stream import Stream
 from kera.broker.replication.manager import Limits, Replication
 from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.replication.virtual_log import Close, Effect, Extent, Free, Send, VirtualSegment

@@ -17,7 +17,8 @@ from kera.broker.log.intervals import Holding
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
-from kera.broker.ownership.orders import Takeovers
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.orders import Orders, StreamletRecovery
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentAddress
 from kera.broker.replication.manager import Limits, Replication
@@ -315,15 +316,24 @@ class Broker:
         engine: Engine,
         *streams: common_pb2.StreamInfo,
         read_bytes_max: int = EVERYTHING,
-        takeovers: Takeovers | None = None,
+        takeovers: StreamletRecovery | None = None,
         limits: ServingLimits | None = None,
         turns: Turns | None = None,
+        order_turns: Turns | None = None,
         pump: Callable[[], None] = lambda: None,
     ) -> None:
         self.engine = engine
         self.arena = engine.arena
         self.counters, self.pushed = Counters(), PushTotals()
         self.streams = engine.streams
+        orders = Orders(
+            engine.streams,
+            engine.memory,
+            takeovers,
+            coordinator=CoordinatorEpoch(confirmed=False),
+            turns=order_turns,
+            retry_interval_s=0.001,
+        )
         self.broker = BrokerService(
             self.streams,
             engine.memory,
@@ -331,7 +341,7 @@ class Broker:
             self.counters,
             pump=pump,
             read_bytes_max=read_bytes_max,
-            takeovers=takeovers,
+            orders=orders,
             check_payload=any_payload,
             limits=limits,
             turns=turns,

@@ -18,6 +18,8 @@ from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
 from kera.broker.counters import Counters
 from kera.broker.engine import LogEngine
+from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.orders import Orders
 from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.core.chunk import ChunkHeader, iterate_chunks
@@ -117,7 +119,9 @@ class Node:
             engine.replication,
             Counters(),
             pump=engine.replicator.pump,
-            takeovers=engine.takeovers,
+            orders=Orders(
+                engine.streams, engine.memory, engine.takeovers, coordinator=CoordinatorEpoch(confirmed=False)
+            ),
             check_payload=any_payload,
         )
         self.handlers = self.service.service()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kera.broker.log.arena import Arena
-from kera.broker.ownership import orders as orders_module
 from kera.broker.ownership.handover import HandedOver, handed_over, put_handed_over
 from kera.broker.records import OriginRecord, ProducerRecord
 from kera.broker.storage.index import SegmentIndex
@@ -129,9 +128,8 @@ async def test_a_broker_without_backups_takes_nothing_over(engine: Engine) -> No
 
 @pytest.mark.parametrize("failure", [Unavailable("no backup has it"), RuntimeError("unforeseen")])
 async def test_at_a_registration_what_is_not_known_yet_is_opened_later_and_the_rest_at_once(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, failure: Exception
+    engine: Engine, failure: Exception
 ) -> None:
-    monkeypatch.setattr(orders_module, "RETRY_INTERVAL_S", 0.001)
     takeovers = FakeTakeovers()
     takeovers.failures, takeovers.failure = 2, failure
     broker = Broker(engine, takeovers=takeovers)
@@ -140,7 +138,7 @@ async def test_at_a_registration_what_is_not_known_yet_is_opened_later_and_the_r
     assert sorted(stream.streamlets) == [1]
     assert takeovers.calls == [("opened", [1])]
     async with asyncio.timeout(10):
-        while len(stream.streamlets) < 3:
+        while takeovers.calls[-1][0] != "opened" or len(stream.streamlets) < 3:
             await asyncio.sleep(0.001)
     await broker.broker.close()
 
@@ -272,8 +270,7 @@ async def test_an_owner_that_was_lost_is_followed_by_who_has_older_groups(make_e
     """What was taken over is in the index, as for any other; but the streamlet is open here already."""
     takeovers = FakeTakeovers()
     takeovers.known.add(0)
-    cluster = Cluster(make_engine(16), make_engine(16))
-    cluster.brokers[1].broker.orders._takeovers = takeovers
+    cluster = Cluster(make_engine(16), make_engine(16), takeovers=takeovers)
     cluster.send(3)
     await cluster.move(2)
     index = cluster.brokers[1].engine.index

@@ -19,11 +19,15 @@ ALWAYS_OVER = 0.0
 
 
 @pytest.fixture
-async def broker(engine: Engine) -> Broker:
+def turns() -> Turns:
+    """Of orders."""
+    return Turns(ALWAYS_OVER)
+
+
+@pytest.fixture
+async def broker(engine: Engine, turns: Turns) -> Broker:
     """A broker that owns a stream of one streamlet, and gives way after each step."""
-    broker = Broker(engine, stream_info(8, owners=(BROKER_ID,)))
-    broker.broker.orders._turns = Turns(ALWAYS_OVER)
-    return broker
+    return Broker(engine, stream_info(8, owners=(BROKER_ID,)), order_turns=turns)
 
 
 def order() -> broker_pb2.OpenStreamletsRequest:
@@ -55,14 +59,13 @@ async def test_others_are_served_while_a_stream_is_opened_sealed_and_dropped(bro
 
 @pytest.mark.parametrize("method", [api.OPEN_STREAMLETS, api.DROP_STREAM], ids=lambda method: method.name)
 async def test_an_order_that_was_begun_is_carried_out_though_the_caller_has_given_up(
-    broker: Broker, method: Method[Any, Any]
+    broker: Broker, turns: Turns, method: Method[Any, Any]
 ) -> None:
     gone: list[Streamlet] = []
     if method is api.DROP_STREAM:
         await rounds(broker, api.OPEN_STREAMLETS, order())
         gone += broker.streams.get(STREAM_ID).streamlets.values()
     request = order() if method is api.OPEN_STREAMLETS else broker_pb2.DropStreamRequest(stream_id=STREAM_ID)
-    turns = broker.broker.orders._turns
     slices = turns.slices
     answer = asyncio.ensure_future(broker.start(method, request))
     while turns.slices < slices + STREAMLETS // 2:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from kera.broker.log.entry import Entry
-from kera.broker.ownership.streams import Stream
+from kera.broker.ownership.stream import Stream
 from kera.broker.records import Hole, SegmentAddress
 from kera.broker.replication import repair
 from kera.broker.replication.repair import Repair

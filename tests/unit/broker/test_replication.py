@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kera.broker.heartbeat import HeartbeatReport
-from kera.broker.ownership.streams import Stream
+from kera.broker.ownership.stream import Stream
 from kera.broker.records import Hole
 from kera.broker.replication import manager as replication_module
 from kera.broker.replication import virtual_log

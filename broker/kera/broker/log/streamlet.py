@@ -14,6 +14,7 @@ stored sequences have no gap and no repeat; ordinals of records have no gap with
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from kera.broker.log.arena import Slot
@@ -31,6 +32,7 @@ One that comes back begins a new epoch, as after any loss of that. So many do no
 a chunk is sent again."""
 PRODUCERS_SPARE = PRODUCERS_KEPT // 16
 """So many more are remembered before any is forgotten: it takes a look at all of them."""
+NO_FENCES: Mapping[int, int] = MappingProxyType({})
 PRODUCERS_IN_ORDER = 1024
 """With more than so many, each is put behind the others when it is heard of; with fewer nobody asks for their order."""
 
@@ -91,7 +93,7 @@ class Memory(Protocol):
 class Streamlet:
     """One partition of a stream on this broker."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a streamlet is made of
         self,
         stream_id: int,
         streamlet_id: int,
@@ -102,7 +104,9 @@ class Streamlet:
         producers: dict[int, ProducerRecord],
         memory: Memory,
         held: Holding,
+        first_epochs: Mapping[int, int] = NO_FENCES,
     ) -> None:
+        """`first_epochs`: by producer, the first epoch of which its broker takes chunks."""
         self.stream_id = stream_id
         self.streamlet_id = streamlet_id
         self.entries = entries
@@ -110,9 +114,8 @@ class Streamlet:
         self.producers = producers
         """How far each got, the one longest unheard of first, see `PRODUCERS_IN_ORDER`."""
         self._producers_max = PRODUCERS_KEPT + PRODUCERS_SPARE
-        self.first_epochs: Mapping[int, int] = {}
-        """By producer, the first epoch of which its broker takes chunks: see
-        ``kera.broker.ownership.producer_fences``."""
+        self.first_epochs = first_epochs
+        """See ``kera.broker.ownership.producer_fences``."""
         self._group_segments = group_segments
         self._memory = memory
         self.sealed = False

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.stream_records import assignments_version, stream_record
-from kera.broker.ownership.streams import Stream, Streams
+from kera.broker.ownership.streams import Streams
 from kera.broker.storage.restart import Unserved
 from kera.v1 import common_pb2, coordinator_pb2
 

@@ -13,7 +13,7 @@ from typing import Any
 from kera.broker.counters import Counters
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
-from kera.broker.ownership.orders import Orders, Takeovers
+from kera.broker.ownership.orders import Orders
 from kera.broker.ownership.streams import Streams
 from kera.broker.replication.manager import Replication
 from kera.broker.serving.cursors import CursorChanges
@@ -45,20 +45,17 @@ class BrokerService:
         *,
         pump: Callable[[], None],
         read_bytes_max: int = READ_BYTES_MAX,
-        takeovers: Takeovers | None = None,
-        coordinator: CoordinatorEpoch | None = None,
+        orders: Orders | None = None,
         check_payload: PayloadCheck = check_payload,
         limits: ServingLimits | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """`pump`: carries out what replication wants to be done; `takeovers`: by default there are none.
+        """`pump`: carries out what replication wants to be done; `check_payload`: what is asked of a chunk's payload.
 
-        `coordinator`: whose orders are carried out; by default of any that is not older than one before it.
-        `check_payload`: what is asked of a chunk's payload.
+        `orders`: by default those of any coordinator that is not older than one before it, and nothing is taken over.
         """
         limits = limits or ServingLimits()
-        coordinator = coordinator or CoordinatorEpoch(confirmed=False)
-        self.orders = Orders(streams, memory, takeovers, coordinator=coordinator)
+        self.orders = orders or Orders(streams, memory, coordinator=CoordinatorEpoch(confirmed=False))
         self.lease = Lease()
         """To be renewed by who hears of the coordinator."""
         self.writer = Writer(

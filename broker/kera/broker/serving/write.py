@@ -23,7 +23,8 @@ from kera.broker.counters import Counters
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.ownership.lease import Lease
-from kera.broker.ownership.streams import Stream, Streams
+from kera.broker.ownership.stream import Stream
+from kera.broker.ownership.streams import Streams
 from kera.broker.replication.manager import Replication, StreamLogs
 from kera.broker.replication.virtual_log import Batch, VirtualLog
 from kera.broker.serving.limits import ServingLimits

@@ -1,0 +1,124 @@
+"""Opens a streamlet with what is here of it, and changes how an open one is held.
+
+What an owner goes on from is here when the streamlet was always its own, when its predecessor has handed it over
+(``kera.broker.ownership.handover``), or when it was found out from backups.
+"""
+
+from __future__ import annotations
+
+from kera.broker.log.entry import Entry
+from kera.broker.log.intervals import Holding
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.handover import HandedOver, handed_over, producers_of, put_handed_over
+from kera.broker.ownership.producer_fences import ProducerFences
+from kera.broker.ownership.stream import Stream
+from kera.broker.storage.index_format import no_producer
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.restart import Restart
+from kera.core.done import nothing
+from kera.v1 import common_pb2
+
+
+class StreamletOpener:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        memory: PersistenceManager,
+        restart: Restart,
+        fences: ProducerFences,
+        moved_starts: dict[Entry, None],
+    ) -> None:
+        """`moved_starts`: gets the entries whose start may have moved when nobody was told."""
+        self._memory = memory
+        self._restart = restart
+        self._fences = fences
+        self._moved_starts = moved_starts
+
+    def as_inherited(self, stream_id: int, assignment: common_pb2.StreamletAssignment, held: Holding) -> Holding:
+        """`held`, or only the older intervals when what the last one goes on from is not here.
+
+        It was handed over, or is taken over from backups. An index that was made anew does not know; then producers
+        begin new epochs, as for all else that it forgot.
+        """
+        last = held.intervals[-1]
+        before = handed_over(self._restart.index, stream_id, assignment.streamlet_id)
+        if before.first_group_id >= last.first_group_id:
+            return held
+        if assignment.sources or self._restart.found.repaired:
+            change = put_handed_over(stream_id, assignment.streamlet_id, last.first_group_id, last.first_records)
+            self._memory.note([change], nothing)
+            return held
+        return Holding(held.intervals[:-1], owned=False, broker_epoch=held.broker_epoch)
+
+    def change(
+        self, streamlet: Streamlet, held: Holding, state: common_pb2.StreamletState | None, *, taken_over: bool
+    ) -> None:
+        """An open streamlet is held in another way from now on, or in the same.
+
+        `state`: what was handed over; `taken_over`: its last owner was lost, and the index knows what that had.
+        """
+        if state is not None and not streamlet.owned:
+            streamlet.learn(producers_of(state))
+        if taken_over and held.owned and not streamlet.owned:
+            index, ref = self._restart.index, (streamlet.stream_id, streamlet.streamlet_id)
+            origin = index.origin(*ref)
+            streamlet.learn(index.producers(*ref))
+            streamlet.next_group_id = max(streamlet.next_group_id, origin.next_group_id if origin is not None else 0)
+        streamlet.hold(held)
+
+    def open(
+        self,
+        stream: Stream,
+        info: common_pb2.StreamInfo,
+        assignment: common_pb2.StreamletAssignment,
+        held: Holding,
+        *,
+        fresh: bool,
+    ) -> Streamlet:
+        """Open a streamlet, and add it to its stream.
+
+        `fresh`: it was handed over just now, so none of the last interval's groups was ever given.
+        """
+        last = held.intervals[-1]
+        first_group_id = max(assignment.first_group_id if held.owned else 0, last.first_group_id, 1)
+        restored = self._restart.restore(
+            stream.stream_id,
+            assignment.streamlet_id,
+            info.config.entries,
+            last.end_group_id if last.closed else first_group_id,
+            persisted=stream.by_disk and stream.durability == common_pb2.DURABILITY_PERSISTED,
+            fresh=fresh,
+        )
+        before = HandedOver()
+        if held.owned:
+            before = handed_over(self._restart.index, stream.stream_id, assignment.streamlet_id)
+        for index, record in enumerate(before.first_records[: info.config.entries]):
+            entry = restored.entries[index]
+            entry.next_record = max(entry.next_record, record)
+        streamlet = Streamlet(
+            stream.stream_id,
+            assignment.streamlet_id,
+            entries=restored.entries,
+            group_segments=info.config.group_segments,
+            next_group_id=before.first_group_id if fresh else max(restored.next_group_id, before.first_group_id),
+            producers=restored.producers,
+            memory=self._memory,
+            held=held,
+            first_epochs=self._fences.first_epochs,
+        )
+        forgotten = streamlet.forget_producers()
+        if forgotten:
+            ref = (stream.stream_id, assignment.streamlet_id)
+            self._memory.note([no_producer(*ref, producer_id) for producer_id in forgotten], nothing)
+        for entry in restored.moved:
+            self._memory.collect(entry)
+        for entry in streamlet.entries.made:
+            if entry.start_record > held.intervals[0].first_record(entry.index):
+                self._moved_starts[entry] = None  # it may have moved when nobody was told
+        for segment in restored.segments:
+            self._memory.adopt(segment)
+            if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:
+                self._memory.persist([(segment, segment.head)], nothing)
+        stream.add(streamlet)
+        return streamlet

@@ -1,0 +1,89 @@
+"""Receiving a streamlet from another broker: what that has handed over is durable here before the streamlet is opened.
+
+What is written down, and why, is in ``kera.broker.ownership.handover``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from kera.broker.log.intervals import holding
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.log.waiting import until_done, woken
+from kera.broker.ownership.handover import changes_for, producers_of
+from kera.broker.ownership.streams import Streams
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.errors import Unavailable
+from kera.core.ids import EntryId
+from kera.v1 import common_pb2
+
+WRITES_WAIT_S = 5.0
+"""For segments of an earlier time that are just being written to disk, when a streamlet comes back."""
+WRITES_CHECK_S = 0.1
+"""A write that fails wakes nobody."""
+
+
+class Receiving:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        memory: PersistenceManager,
+        is_ours: Callable[[common_pb2.StreamletAssignment], bool],
+    ) -> None:
+        """`is_ours`: whether this launch is to own a streamlet."""
+        self._streams = streams
+        self._memory = memory
+        self._is_ours = is_ours
+
+    async def receive(self, info: common_pb2.StreamInfo, states: list[common_pb2.StreamletState]) -> None:
+        """Make durable what was handed over, of streamlets that are not owned yet."""
+        wanted = {state.streamlet_id for state in states}
+        assignments = {each.streamlet_id: each for each in info.assignments if each.streamlet_id in wanted}
+        changes = []
+        for state in states:
+            assignment = assignments.get(state.streamlet_id)
+            if assignment is None or not self._is_ours(assignment):
+                continue
+            held = holding(assignment, assignment.broker_id)
+            await self._wait_for_removal(info.stream_id, state.streamlet_id)
+            streamlet = self._streamlet(info.stream_id, state.streamlet_id)
+            if not held.owned or (streamlet is not None and streamlet.owned):
+                continue
+            if streamlet is not None:
+                await self._wait_for_writes(streamlet)
+                streamlet.learn(producers_of(state))
+            elif held.intervals[0].first_group_id == state.next_group_id:
+                await self._remove_remains(info, state.streamlet_id)
+            changes += changes_for(self._streams.index, info.stream_id, state, held, known=streamlet is not None)
+        if changes:
+            await until_done(lambda done: self._memory.note(changes, done))
+
+    def _streamlet(self, stream_id: int, streamlet_id: int) -> Streamlet | None:
+        return self._streams.get(stream_id).streamlets.get(streamlet_id) if stream_id in self._streams else None
+
+    async def _wait_for_removal(self, stream_id: int, streamlet_id: int) -> None:
+        """What this broker had of the streamlet at an earlier time goes first."""
+        await until_done(lambda done: self._streams.removal.when_removed(stream_id, streamlet_id, lambda: done(None)))
+
+    async def _remove_remains(self, info: common_pb2.StreamInfo, streamlet_id: int) -> None:
+        """Nothing of before is ours: what is left here of a launch that has lost it to others must not come to life."""
+        index = self._streams.index
+        entries = (EntryId(info.stream_id, streamlet_id, number) for number in range(info.config.entries))
+        if any(index.entry(entry) is not None for entry in entries):
+            await until_done(lambda done: self._streams.removal.remove(info.stream_id, streamlet_id, done))
+
+    @staticmethod
+    async def _wait_for_writes(streamlet: Streamlet) -> None:
+        """Wait until nothing of the streamlet is being written: with it, older states of producers would be written."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + WRITES_WAIT_S
+        while busy := [entry for entry in streamlet.entries if any(segment.busy for segment in entry.tail)]:
+            if loop.time() >= until:
+                raise Unavailable(
+                    f"older groups of streamlet {streamlet.streamlet_id} are still being written to disk; try again",
+                    streamlet_id=streamlet.streamlet_id,
+                )
+            await woken(busy, min(until, loop.time() + WRITES_CHECK_S))

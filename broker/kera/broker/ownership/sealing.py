@@ -1,0 +1,145 @@
+"""Sealing: streamlets take no more chunks, and all that they have becomes durable, so that another broker can go on.
+
+Seals end when they are overtaken: a streamlet that was opened again meanwhile, or is gone, is not sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from kera.broker.log.entry import Entry
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.log.waiting import woken
+from kera.broker.ownership.stream import Stream
+from kera.broker.ownership.streams import Streams
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.done import nothing
+from kera.core.errors import InvalidArgument, Unavailable
+from kera.core.turns import Pace, Turns
+from kera.v1 import broker_pb2, common_pb2
+
+WAIT_MS_MAX = 60_000
+
+
+class Sealing:
+    """Belongs to one event loop."""
+
+    def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns) -> None:
+        self._streams = streams
+        self._memory = memory
+        self._turns = turns
+        self._seals: dict[Streamlet, object] = {}
+        """The latest order to seal each, of those that are waited for."""
+
+    async def seal(self, request: broker_pb2.SealStreamletsRequest) -> list[common_pb2.StreamletState]:
+        """Take no more chunks for streamlets; where they end, once all that they have is durable.
+
+        Raises `NotOwner`, or `Unavailable` when that takes too long: then they take chunks again. An order that was
+        overtaken by a later version of the assignments is refused: whoever gave it has given it up, and told that.
+        """
+        stream = self._streams.get(request.stream_id)
+        if request.assignments_version and request.assignments_version < stream.assignments_version:
+            raise Unavailable(
+                f"the order to seal streamlets of stream {stream.name!r} came late: what it was given for is over",
+                stream=stream.name,
+            )
+        if len(request.streamlet_ids) > stream.streamlet_count:
+            raise InvalidArgument(
+                f"stream {stream.name!r} has {stream.streamlet_count} streamlets, and {len(request.streamlet_ids)} are"
+                " to be sealed",
+                stream=stream.name,
+                limit=stream.streamlet_count,
+            )
+        streamlets: list[Streamlet] = []
+        order, pace = object(), self._turns.pace(self)
+        for streamlet_id in dict.fromkeys(request.streamlet_ids):
+            await pace.step()
+            streamlet = stream.streamlet(streamlet_id)
+            if not streamlet.owned:
+                raise stream.not_owner(streamlet_id)
+            streamlets.append(streamlet)
+        try:
+            for streamlet in streamlets:
+                await pace.step()
+                streamlet.seal()
+                self._seals[streamlet] = order
+            await self._wait_until_durable(stream, streamlets, min(request.wait_ms, WAIT_MS_MAX), pace)
+        except BaseException:
+            for streamlet in streamlets:
+                if self._seals.get(streamlet) is order and streamlet.sealed:
+                    streamlet.unseal()
+            raise
+        finally:
+            for streamlet in streamlets:
+                if self._seals.get(streamlet) is order:
+                    del self._seals[streamlet]
+        return [await _state_of(streamlet, pace) for streamlet in streamlets]
+
+    def seal_all(self) -> None:
+        """This launch ends: take no more chunks for any streamlet."""
+        for stream in self._streams:
+            for streamlet in stream.streamlets.values():
+                if streamlet.owned:
+                    streamlet.seal()
+
+    async def _wait_until_durable(self, stream: Stream, streamlets: list[Streamlet], wait_ms: int, pace: Pace) -> None:
+        until = asyncio.get_running_loop().time() + wait_ms / 1000
+        to_disk = stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER
+        lacking: list[Entry] = []
+        for streamlet in streamlets:
+            await pace.step()
+            tails = [(segment, segment.head) for entry in streamlet.entries.made for segment in entry.tail]
+            if to_disk and tails:
+                self._memory.persist(tails, nothing)
+            lacking += filter(_lacks, streamlet.entries.made)
+        while lacking := [entry for entry in lacking if _lacks(entry)]:  # no more come: they are sealed
+            if not await woken(lacking, until):
+                raise self._not_durable(stream, lacking, wait_ms)
+            await self._check_sealed(stream, streamlets, pace)
+
+    @staticmethod
+    async def _check_sealed(stream: Stream, streamlets: list[Streamlet], pace: Pace) -> None:
+        for streamlet in streamlets:
+            await pace.step()
+            if stream.streamlets.get(streamlet.streamlet_id) is not streamlet or not streamlet.sealed:
+                raise Unavailable(
+                    f"streamlet {streamlet.streamlet_id} of stream {stream.name!r} was opened again, or is gone,"
+                    " while it was being sealed",
+                    stream=stream.name,
+                    streamlet_id=streamlet.streamlet_id,
+                )
+
+    @staticmethod
+    def _not_durable(stream: Stream, lacking: list[Entry], wait_ms: int) -> Unavailable:
+        place = "backups" if stream.by_replicas else "disk"
+        what = ", ".join(
+            f"{_lacks(entry)} bytes of entry {entry.index} of streamlet {entry.log_id.streamlet_id}"
+            for entry in lacking[:8]
+        )
+        return Unavailable(
+            f"stream {stream.name!r}: {what} did not get to {place} within {wait_ms} ms;"
+            " it is not sealed, and takes chunks again",
+            stream=stream.name,
+            wait_ms=wait_ms,
+            waits_for=place,
+        )
+
+
+def _lacks(entry: Entry) -> int:
+    """Bytes that are not durable at the level that readers wait for."""
+    return sum(segment.head - segment.durable_head for segment in entry.tail)
+
+
+async def _state_of(streamlet: Streamlet, pace: Pace) -> common_pb2.StreamletState:
+    """Where a streamlet ends: all that another broker needs to go on."""
+    state = common_pb2.StreamletState(
+        streamlet_id=streamlet.streamlet_id,
+        next_group_id=streamlet.next_group_id,
+        next_records=[entry.next_record for entry in streamlet.entries],
+    )
+    for producer_id, record in list(streamlet.producers.items()):
+        await pace.step()
+        state.producers.add(
+            producer_id=producer_id, producer_epoch=record.producer_epoch, next_sequence=record.next_sequence
+        )
+    return state

@@ -1,0 +1,82 @@
+"""A stream, as far as this broker is concerned with it: its configuration, and its streamlets that are here."""
+
+from __future__ import annotations
+
+from kera.broker.log.retention import Rules
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.replication.manager import StreamLogs
+from kera.core.errors import NotOwner, StreamletOutOfRange
+from kera.v1 import common_pb2
+
+
+class Stream:
+    """A stream, as far as this broker is concerned with it."""
+
+    def __init__(self, info: common_pb2.StreamInfo) -> None:
+        self.stream_id = info.stream_id
+        self.name = info.name
+        self.streamlet_count = info.config.streamlets
+        self.streamlets: dict[int, Streamlet] = {}
+        """Those of which this broker has anything, its own and those of which it has older groups."""
+        self.logs: StreamLogs | None = None
+        """Its virtual logs, if it is replicated."""
+        self.assignments_version = 0
+        """Of the assignments that are carried out here."""
+        self.alter(info)
+
+    def alter(self, info: common_pb2.StreamInfo) -> None:
+        """Take over what can change while the stream is in use."""
+        self.config_version = info.config_version
+        self.schema_ids = frozenset(schema.schema_id for schema in info.schemas)
+        """The versions of its schema: producers may go on with an older one."""
+        self.durability = max(info.config.durability, common_pb2.DURABILITY_LEADER)
+        """The level at which chunks are acknowledged, unless a request asks for another, and readable."""
+        self.replication = info.config.replication
+        self.virtual_logs = max(1, info.config.virtual_logs)
+        self.by_replicas = self.replication > 0 and self.durability > common_pb2.DURABILITY_LEADER
+        """Whether readers and writers wait for backups."""
+        self.by_disk = self.replication == 0
+        """Whether level persisted means the broker's own disk: there are no replicas."""
+        if self.logs is not None:
+            self.logs.by_replicas = self.by_replicas
+        self.retention = Rules.of(info.config)
+        for streamlet in self.streamlets.values():
+            self._set_level(streamlet)
+
+    def add(self, streamlet: Streamlet) -> None:
+        """One more of which something is here."""
+        self.streamlets[streamlet.streamlet_id] = streamlet
+        self._set_level(streamlet)
+
+    def _set_level(self, streamlet: Streamlet) -> None:
+        streamlet.entries.set_by_replicas(self.by_replicas)
+        if self.durability == common_pb2.DURABILITY_LEADER:
+            for entry in streamlet.entries.made:
+                for segment in entry.tail:
+                    segment.advance_durable_head(segment.head)
+                entry.wake()
+
+    def streamlet(self, streamlet_id: int) -> Streamlet:
+        """A streamlet of this broker. Raises `StreamletOutOfRange` or `NotOwner`."""
+        streamlet = self.streamlets.get(streamlet_id)
+        if streamlet is not None:
+            return streamlet
+        if streamlet_id >= self.streamlet_count:
+            raise StreamletOutOfRange(
+                f"stream {self.name!r} has streamlets 0 to {self.streamlet_count - 1}, not {streamlet_id}",
+                stream=self.name,
+                streamlet_id=streamlet_id,
+                streamlets=self.streamlet_count,
+            )
+        raise self.not_owner(streamlet_id)
+
+    def not_owner(self, streamlet_id: int) -> NotOwner:
+        """The error for a streamlet whose chunks this broker does not take, or does not have."""
+        streamlet = self.streamlets.get(streamlet_id)
+        moves = streamlet is not None and streamlet.sealed
+        return NotOwner(
+            f"streamlet {streamlet_id} of stream {self.name!r} is "
+            + ("about to move to another broker" if moves else "owned by another broker"),
+            stream=self.name,
+            streamlet_id=streamlet_id,
+        )
