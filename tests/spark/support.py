@@ -18,6 +18,10 @@ T = TypeVar("T")
 
 both_engines = pytest.mark.parametrize("engine", ["python", "columnar"], indirect=True)
 """The same queries have the same outcomes, whichever engine reads: for tests with the fixture `kera`, or `engine`."""
+columnar_first = pytest.mark.parametrize(
+    "engine", [pytest.param("python", marks=pytest.mark.slow), "columnar"], indirect=True
+)
+"""The same, where it is enough that the quick tests use one: Spark starts a process of Python's for each plan."""
 
 
 def with_kera(spark: SparkSession) -> SparkSession:

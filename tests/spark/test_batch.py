@@ -17,12 +17,11 @@ from kera.client import Client
 from kera.core.process import node_id
 from kera.spark_connector import KeraDataSource
 from kera.spark_connector.columns import RECORD_COLUMNS
-from tests.spark.support import Kera, Sent, both_engines, send_mib, sent
-
-pytestmark = both_engines
+from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_mib, sent
 
 
-@pytest.mark.parametrize("entries", [1, 2])
+@both_engines
+@pytest.mark.parametrize("entries", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_batch_read_equals_what_was_produced(kera: Kera, stream: str, entries: int) -> None:
     kera.create(stream, streamlets=3, entries=entries)
     produced = kera.send(stream, range(500)) + kera.send(stream, range(500, 1000), flush_every=50)
@@ -30,6 +29,7 @@ def test_a_batch_read_equals_what_was_produced(kera: Kera, stream: str, entries:
     assert sorted(sent(kera.read(stream))) == sorted(produced)
 
 
+@both_engines
 def test_columns_of_a_record(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
@@ -85,6 +85,7 @@ TYPES = pa.table(
 )
 
 
+@both_engines
 def test_a_typed_stream_has_its_own_columns_and_values(kera: Kera, stream: str) -> None:
     table = TYPES.drop_columns(["category"])  # a chunk has no place for dictionaries
     kera.create(stream, schema=table.schema, timestamp_column="time")
@@ -119,6 +120,7 @@ def test_a_typed_stream_has_its_own_columns_and_values(kera: Kera, stream: str) 
         assert read[name].cast(table[name].type).to_pylist() == table[name].to_pylist(), name
 
 
+@columnar_first
 def test_a_stream_of_many_segments_and_groups_is_read_whole(kera: Kera, stream: str) -> None:
     table = pa.table({"n": range(200_000), "text": ["x" * 20] * 200_000})
     kera.create(stream, streamlets=2, group_segments=2, schema=table.schema)
@@ -136,12 +138,14 @@ def test_a_stream_of_many_segments_and_groups_is_read_whole(kera: Kera, stream: 
     assert sorted(read.select("n").toArrow()["n"].to_pylist()) == list(range(200_000))
 
 
+@columnar_first
 def test_an_empty_stream_is_an_empty_frame(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
 
     assert kera.read(stream).count() == 0
 
 
+@both_engines
 def test_starting_and_ending_offsets_bound_what_is_read(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     before = kera.send(stream, range(100))
@@ -159,6 +163,7 @@ def test_starting_and_ending_offsets_bound_what_is_read(kera: Kera, stream: str)
     assert {record.streamlet for record in sent(kera.read(stream, startingOffsets=only_first))} == {0}
 
 
+@columnar_first
 def test_only_the_columns_of_a_given_schema_are_read(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(3))
@@ -170,6 +175,7 @@ def test_only_the_columns_of_a_given_schema_are_read(kera: Kera, stream: str) ->
     assert reader.schema("headers array<struct<key:string,value:binary>>").load(stream).count() == 3
 
 
+@columnar_first
 def test_the_stream_may_be_named_by_subscribe(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(3))
@@ -178,6 +184,7 @@ def test_the_stream_may_be_named_by_subscribe(kera: Kera, stream: str) -> None:
     assert reader.option("subscribe", stream).load().count() == 3
 
 
+@both_engines
 def test_several_streams_are_read_as_one(kera: Kera, stream: str) -> None:
     produced = {}
     for name, streamlets in ((stream, 2), (f"{stream}-b", 1), (f"{stream}-c", 1)):
@@ -193,6 +200,7 @@ def test_several_streams_are_read_as_one(kera: Kera, stream: str) -> None:
     assert {row.stream for row in assigned.select("stream").distinct().collect()} == {one, two}
 
 
+@both_engines
 def test_records_are_found_by_time(kera: Kera, stream: str) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(0, 1_000_000, 1000), flush_every=100)  # a record per ms, from 1970 on
@@ -218,6 +226,7 @@ def test_records_are_found_by_time(kera: Kera, stream: str) -> None:
         read(startingTimestamp="-1h")
 
 
+@columnar_first
 def test_times_may_be_relative_to_now(kera: Kera, stream: str) -> None:
     kera.create(stream)
     now_us = time.time_ns() // 1000
@@ -228,6 +237,7 @@ def test_times_may_be_relative_to_now(kera: Kera, stream: str) -> None:
     assert sent(kera.read(stream, endingTimestamp="-3600s")) == long_ago
 
 
+@columnar_first
 def test_a_stream_is_cut_into_more_partitions_than_it_has_streamlets(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2, group_segments=2)
     produced = send_mib(kera, stream, 8, streamlets=2)
@@ -241,6 +251,7 @@ def test_a_stream_is_cut_into_more_partitions_than_it_has_streamlets(kera: Kera,
         assert frame.select("streamlet", "offset").distinct().count() == produced
 
 
+@columnar_first
 def test_what_would_be_read_is_shown(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(100))
@@ -258,6 +269,7 @@ def test_what_would_be_read_is_shown(kera: Kera, stream: str) -> None:
     assert kera.read(stream, endingOffsets=places).count() == len(produced)
 
 
+@columnar_first
 def test_streams_are_listed(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=3, entries=2)
     kera.create(f"{stream}-typed", schema=pa.schema([("n", pa.int64())]))
@@ -273,7 +285,8 @@ def test_streams_are_listed(kera: Kera, stream: str) -> None:
     assert [tuple(row) for row in only.collect()] == [(f"{stream}-typed", 0)]
 
 
-@pytest.mark.parametrize("shared_memory", ["auto", "always", "never"])
+@columnar_first
+@pytest.mark.parametrize("shared_memory", [pytest.param("auto", marks=pytest.mark.slow), "always", "never"])
 def test_records_are_the_same_in_place_and_as_copies(kera: Kera, stream: str, shared_memory: str) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(500), flush_every=50)
@@ -281,6 +294,7 @@ def test_records_are_the_same_in_place_and_as_copies(kera: Kera, stream: str, sh
     assert sorted(sent(kera.read(stream, sharedMemory=shared_memory))) == sorted(produced)
 
 
+@columnar_first
 @pytest.mark.parametrize(("shared_memory", "in_place"), [("auto", True), ("never", False)])
 def test_a_task_on_a_brokers_node_reads_in_its_memory_if_it_may(
     kera: Kera, stream: str, caplog: pytest.LogCaptureFixture, shared_memory: str, in_place: bool
@@ -297,16 +311,19 @@ def test_a_task_on_a_brokers_node_reads_in_its_memory_if_it_may(
     assert f"10 chunks, {10 if in_place else 0} of them in the broker's memory" in caplog.text
 
 
+@columnar_first
 def test_an_unknown_option_gets_a_suggestion(kera: Kera, stream: str) -> None:
     with pytest.raises(AnalysisException, match=r"unknown option .*: did you mean startingOffsets\?"):
         kera.read(stream, startingOffset="earliest")
 
 
+@columnar_first
 def test_an_unknown_stream_is_named(kera: Kera, stream: str) -> None:
     with pytest.raises(AnalysisException, match=stream):
         kera.read(stream)
 
 
+@columnar_first
 def test_a_column_that_is_not_there_gets_a_suggestion(kera: Kera, stream: str) -> None:
     kera.create(stream)
     reader = kera.reader()

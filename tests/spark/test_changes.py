@@ -17,9 +17,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kera.client import Client
 from kera.core.ids import Position
 from kera.local.cluster import LocalCluster, RunningCluster
-from tests.spark.support import Kera, Sent, both_engines, sent, start, wait_until
+from tests.spark.support import Kera, Sent, columnar_first, sent, start, wait_until
 
-pytestmark = both_engines
+pytestmark = columnar_first
 
 STRICT = {"startingOffsets": "earliest"}
 LENIENT = {**STRICT, "failOnDataLoss": "false"}

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from kera.client import Client
-from tests.spark.support import Kera, Sent, both_engines, send_mib, start, wait_until
+from tests.spark.support import Kera, Sent, columnar_first, send_mib, start, wait_until
 
-pytestmark = both_engines
+pytestmark = columnar_first
 
 
 def test_the_lag_of_a_query_is_shown_under_its_name(kera: Kera, stream: str, tmp_path: Path) -> None:

@@ -52,7 +52,14 @@ def test_the_python_data_source_may_be_registered_by_hand_where_the_jar_is(
         assert sorted(sent(by_engine[engine].read(stream))) == sorted(produced)
 
 
-@pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "90"}, {"maxBytesPerTrigger": "6000"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"maxOffsetsPerTrigger": "90"},
+        pytest.param({"maxBytesPerTrigger": "6000"}, marks=pytest.mark.slow),
+    ],
+)
 def test_checkpoints_have_the_same_bytes(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path, options: dict[str, str]
 ) -> None:
@@ -71,7 +78,7 @@ def test_checkpoints_have_the_same_bytes(
     assert sum(place[3] for entries in of_stream["streamlets"].values() for place in entries) == len(produced)
 
 
-@pytest.mark.parametrize("first", ENGINES)
+@pytest.mark.parametrize("first", [ENGINES[0], pytest.param(ENGINES[1], marks=pytest.mark.slow)])
 def test_a_query_may_change_its_engine_at_every_restart(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path, first: str
 ) -> None:
@@ -85,7 +92,7 @@ def test_a_query_may_change_its_engine_at_every_restart(
         assert sorted(found) == sorted(produced)
 
 
-@pytest.mark.parametrize(("failing", "repeating"), [ENGINES, ENGINES[::-1]])
+@pytest.mark.parametrize(("failing", "repeating"), [pytest.param(*ENGINES, marks=pytest.mark.slow), ENGINES[::-1]])
 def test_a_micro_batch_that_failed_is_the_same_with_the_other_engine(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path, failing: str, repeating: str
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark.support import Kera
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -101,7 +101,9 @@ def test_every_example_is_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED) | elsewhere
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize(
+    "name", [name if name == "word_count" else pytest.param(name, marks=pytest.mark.slow) for name in PRINTED]
+)
 def test_an_example_prints_its_result_and_leaves_no_stream(
     name: str, kera: Kera, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +117,7 @@ def test_an_example_prints_its_result_and_leaves_no_stream(
     assert kera.run(lambda client: client.admin.list_streams()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(" " in sys.executable, reason="Spark does not look for data sources below a path with a space")
 def test_an_example_runs_in_a_process_of_its_own(kera: Kera, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -55,7 +55,8 @@ JAR = Path(connector.__file__).parent / "jars" / "kera-spark-connector.jar"
 SPARK_JARS = Path(pyspark.__file__).parent / "jars" / "*"
 SEGMENT_BYTES = 64 * KIB
 PUSHED_AND_PULLED = pytest.mark.parametrize(
-    ("shared_memory", "transport"), [("always", "auto"), ("never", "auto"), ("never", "tcp")]
+    ("shared_memory", "transport"),
+    [("always", "auto"), pytest.param("never", "auto", marks=pytest.mark.slow), ("never", "tcp")],
 )
 Reason = push_pb2.PushEnd
 

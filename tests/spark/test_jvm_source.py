@@ -255,6 +255,7 @@ def test_a_query_goes_on_when_its_planner_is_killed(kera: Kera, stream: str, tmp
     assert sorted(record for batch in found.values() for record in batch) == sorted(produced)
 
 
+@pytest.mark.slow
 def test_a_query_from_latest_begins_where_it_began_when_its_planner_is_killed(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -304,7 +305,7 @@ def test_what_is_missing_is_an_error_that_says_the_way_out(kera: Kera, stream: s
 @pytest.mark.parametrize(
     ("script", "what"),
     [
-        ("exit 3", "has ended at once; is kera"),
+        pytest.param("exit 3", "has ended at once; is kera", marks=pytest.mark.slow),
         ("""read line; echo '{"id": 1, "result": {"version": "0.0.1"}}'; read line""", "is of kera 0.0.1"),
     ],
 )
@@ -318,7 +319,7 @@ def test_a_planner_that_does_not_fit_is_said(kera: Kera, stream: str, tmp_path: 
         kera.read(stream)
 
 
-@pytest.mark.parametrize("given_columns", [True, False])
+@pytest.mark.parametrize("given_columns", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_python_reads_where_something_is_missing(kera: Kera, stream: str, given_columns: bool) -> None:
     kera.create(stream)
     kera.send(stream, range(10))

@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kera.client import Client
-from tests.spark.support import Kera, both_engines, wait_until
+from tests.spark.support import Kera, columnar_first, wait_until
 
-pytestmark = both_engines
+pytestmark = columnar_first
 
 COLUMNS = pa.schema([("user", pa.string()), pa.field("fare", pa.int32(), nullable=False)])
 ADDED = pa.schema([("tip", pa.float64()), ("tags", pa.list_(pa.string()))])

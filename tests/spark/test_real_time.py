@@ -185,6 +185,7 @@ def test_records_come_while_their_micro_batch_goes_on(kera: Kera, stream: str) -
         assert told.query.lastProgress is None, "no micro-batch has ended"
 
 
+@pytest.mark.slow
 def test_streams_that_join_come_with_the_next_micro_batch(kera: Kera, stream: str) -> None:
     names = [f"{stream}-{letter}" for letter in "ab"]
     kera.create(names[0])
@@ -205,6 +206,7 @@ def test_streams_that_join_come_with_the_next_micro_batch(kera: Kera, stream: st
 # -- where micro-batches end ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_record_is_put_out_whatever_micro_batch_or_engine_it_is_read_by(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:

@@ -7,11 +7,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
-from tests.spark.support import Kera, Sent, both_engines, send_mib, start, wait_until
-
-pytestmark = both_engines
+from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_mib, start, wait_until
 
 
+@both_engines
 def test_available_now_reads_what_is_there_and_a_restart_only_what_is_new(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -24,6 +23,7 @@ def test_available_now_reads_what_is_there_and_a_restart_only_what_is_new(
         assert sorted(found) == sorted(produced)
 
 
+@both_engines
 def test_a_running_query_takes_what_comes(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     found: dict[int, list[Sent]] = {}
@@ -39,6 +39,7 @@ def test_a_running_query_takes_what_comes(kera: Kera, stream: str, tmp_path: Pat
     assert sorted(record for batch in found.values() for record in batch) == sorted(produced)
 
 
+@columnar_first
 def test_latest_starts_behind_what_is_there(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     kera.send(stream, range(100))
@@ -54,6 +55,7 @@ def test_latest_starts_behind_what_is_there(kera: Kera, stream: str, tmp_path: P
     assert sorted(record for batch in found.values() for record in batch) == sorted(produced)
 
 
+@columnar_first
 def test_micro_batches_keep_to_max_offsets_per_trigger_in_whole_chunks(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(1000), flush_every=20)
@@ -68,6 +70,7 @@ def test_micro_batches_keep_to_max_offsets_per_trigger_in_whole_chunks(kera: Ker
     assert [record for batch in found.values() for record in batch] == produced
 
 
+@columnar_first
 def test_a_chunk_larger_than_max_offsets_per_trigger_is_taken_alone(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(100), flush_every=50)
@@ -80,6 +83,7 @@ def test_a_chunk_larger_than_max_offsets_per_trigger_is_taken_alone(kera: Kera, 
     assert len(found) > 1
 
 
+@columnar_first
 def test_a_query_may_start_at_given_offsets(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(100))
@@ -90,6 +94,7 @@ def test_a_query_may_start_at_given_offsets(kera: Kera, stream: str, tmp_path: P
     assert sorted(found) == sorted(record for record in produced if record.streamlet == 0)
 
 
+@columnar_first
 def test_progress_tells_how_far_behind_a_query_is(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(100), flush_every=20)
@@ -106,6 +111,7 @@ def test_progress_tells_how_far_behind_a_query_is(kera: Kera, stream: str, tmp_p
     assert latest[3] - end[3] == 80
 
 
+@columnar_first
 def test_micro_batches_keep_to_max_bytes_per_trigger(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(400), flush_every=20)
@@ -120,6 +126,7 @@ def test_micro_batches_keep_to_max_bytes_per_trigger(kera: Kera, stream: str, tm
     assert [record for batch in found.values() for record in batch] == produced
 
 
+@columnar_first
 def test_a_micro_batch_waits_until_enough_is_there_or_long_enough(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     found: dict[int, list[Sent]] = {}
@@ -136,6 +143,7 @@ def test_a_micro_batch_waits_until_enough_is_there_or_long_enough(kera: Kera, st
     assert all(len(batch) >= 50 for number, batch in found.items() if number)
 
 
+@columnar_first
 def test_available_now_takes_all_of_several_streams_within_the_limits(kera: Kera, stream: str, tmp_path: Path) -> None:
     names = [stream, f"{stream}-b"]
     produced = []
@@ -154,6 +162,7 @@ def test_available_now_takes_all_of_several_streams_within_the_limits(kera: Kera
     assert max(map(len, found.values())) <= 100
 
 
+@columnar_first
 def test_micro_batches_are_cut_into_more_tasks_than_streamlets(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, group_segments=2)
     count = send_mib(kera, stream, 5, streamlets=1)
@@ -170,6 +179,7 @@ def test_micro_batches_are_cut_into_more_tasks_than_streamlets(kera: Kera, strea
     assert tasks[0] >= 4
 
 
+@columnar_first
 def test_a_streaming_query_with_an_end_is_refused(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
 

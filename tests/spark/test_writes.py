@@ -305,7 +305,7 @@ def test_a_write_with_a_transaction_adds_its_rows_once(kera: Kera, stream: str) 
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize("reordered", [False, True])
+@pytest.mark.parametrize("reordered", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_write_that_failed_in_the_middle_is_completed_by_its_repeat(
     kera: Kera, stream: str, tmp_path: Path, *, reordered: bool
 ) -> None:
@@ -337,7 +337,7 @@ def test_a_streaming_query_writes_each_micro_batch(kera: Kera, stream: str, text
     assert len({record.streamlet for record in written(kera, stream)}) == 2, "keyless rows of batches are spread"
 
 
-@pytest.mark.parametrize("reordered", [False, True])
+@pytest.mark.parametrize("reordered", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_micro_batch_that_is_run_again_adds_nothing(
     kera: Kera, stream: str, texts: Texts, *, reordered: bool
 ) -> None:
