@@ -16,12 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from kera.broker.counters import Counters
-from kera.broker.engine import LogEngine
 from kera.broker.heartbeat import HeartbeatReport
-from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
-from kera.broker.ownership.orders import Orders
-from kera.broker.serving.service import BrokerService
+from kera.broker.recovery.rebuild import RebuildLimits
 from kera.coordinator.cluster.intervals import broker_ids_of, index_of_group, intervals_of
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.settings import CoordinatorSettings
@@ -33,7 +29,7 @@ from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.v1 import backup_pb2, broker_pb2, common_pb2, coordinator_pb2
-from tests.unit.broker.support import SLOT_BYTES, any_payload, chunk, cursor, next_of, read_range
+from tests.unit.broker.support import SLOT_BYTES, chunk, cursor, next_of, read_range
 from tests.unit.broker.takeover_support import Backup, Node, header_of
 
 BROKERS = 3
@@ -44,6 +40,8 @@ PULSE_S = 0.02
 SETTINGS = CoordinatorSettings.for_testing(Path("unused")).model_copy(
     update={"heartbeats_missed_max": 3, "report_grace_ms": 0, "seal_wait_ms": 3000}
 )
+LIMITS = RebuildLimits(retry_s=0.05, rescan_s=0.2)
+OPEN_RETRY_S = 0.05
 TRANSIENT = {
     "not_owner",
     "unavailable",
@@ -179,22 +177,9 @@ class World:
         """A new launch of a broker, with whatever the last one has left."""
         self.started += 1
         node = self.nodes[broker_id]
-        node.settings.data_dir.mkdir(parents=True, exist_ok=True)
         launch = Launch(node, f"launch-{self.started}")
-        engine = node.engine = await LogEngine.start(node.settings, node.settings.data_dir)
-        node.service = BrokerService(
-            engine.streams,
-            engine.memory,
-            engine.replication,
-            Counters(),
-            pump=engine.replicator.pump,
-            orders=Orders(
-                engine.streams, engine.memory, engine.takeovers, coordinator=CoordinatorEpoch(confirmed=False)
-            ),
-            check_payload=any_payload,
-        )
-        node.handlers = node.service.service()
-        node.told()
+        node.limits, node.open_retry_s = LIMITS, OPEN_RETRY_S
+        engine = await node.begin()
         known = broker_id in self.coordinator.state.brokers.ids()
         request = coordinator_pb2.RegisterBrokerRequest(
             broker=common_pb2.BrokerInfo(

@@ -12,13 +12,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from kera.broker.counters import Counters
-from kera.broker.engine import LogEngine
 from kera.broker.heartbeat import HeartbeatReport
-from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
-from kera.broker.ownership.orders import Orders
 from kera.broker.ownership.unknown import UnknownReport
-from kera.broker.serving.service import BrokerService
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.store.metadata import Record
 from kera.coordinator.store.numbers import SINCE_US, next_epoch
@@ -27,7 +22,7 @@ from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.property import ownership_world
 from tests.property.ownership_world import Launch
-from tests.unit.broker.support import SLOT_BYTES, any_payload
+from tests.unit.broker.support import SLOT_BYTES
 from tests.unit.broker.takeover_support import Backup, Node
 
 SETTINGS = ownership_world.SETTINGS.model_copy(update={"heartbeats_missed_max": 60})
@@ -158,23 +153,8 @@ class World(ownership_world.World):
         """A process that has yet to register."""
         self.started += 1
         self.clock.advance(1.0)  # epochs are given once a second at most, see ``kera.coordinator.store.numbers``
-        directory = node.settings.data_dir
-        directory.mkdir(parents=True, exist_ok=True)
         launch = Launch(node, f"launch-{self.started}")
-        engine = node.engine = await LogEngine.start(node.settings, directory)
-        node.service = BrokerService(
-            engine.streams,
-            engine.memory,
-            engine.replication,
-            Counters(),
-            pump=engine.replicator.pump,
-            orders=Orders(
-                engine.streams, engine.memory, engine.takeovers, coordinator=CoordinatorEpoch(confirmed=False)
-            ),
-            check_payload=any_payload,
-        )
-        node.handlers = node.service.service()
-        node.told()
+        await node.begin()
         return launch
 
     async def _register(self, launch: Launch) -> None:

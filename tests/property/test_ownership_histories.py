@@ -15,8 +15,6 @@ from random import Random
 import pytest
 import structlog
 
-from kera.broker.ownership import orders
-from kera.broker.recovery import rebuild as recovering
 from kera.core.errors import KeraError
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1.coordinator_pb2 import RECOVERY_PHASE_CANCELLED, RECOVERY_PHASE_DONE
@@ -417,11 +415,7 @@ async def test_what_was_acknowledged_is_there_whoever_owns_it(
     number: int,
     tmp_path: Path,
     shm_dir: Path,  # noqa: F811 - the fixture
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recovering, "RETRY_S", 0.05)
-    monkeypatch.setattr(recovering, "RESCAN_S", 0.2)
-    monkeypatch.setattr(orders, "RETRY_INTERVAL_S", 0.05)
     with structlog.testing.capture_logs() as logs:
         await live(number, STEPS, tmp_path, shm_dir)
     assert [entry for entry in logs if entry["event"].startswith("defect")] == []
@@ -432,11 +426,7 @@ async def test_what_was_acknowledged_is_there_whoever_restarts(
     number: int,
     tmp_path: Path,
     shm_dir: Path,  # noqa: F811 - the fixture
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recovering, "RETRY_S", 0.05)
-    monkeypatch.setattr(recovering, "RESCAN_S", 0.2)
-    monkeypatch.setattr(orders, "RETRY_INTERVAL_S", 0.05)
     with structlog.testing.capture_logs() as logs:
         await live(number, RESTART_STEPS, tmp_path, shm_dir, RESTART_WEIGHTS)
     assert [entry for entry in logs if entry["event"].startswith("defect")] == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kera.broker.log.intervals import Interval
 from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.recovery.merge import digest_of
-from kera.broker.recovery.plan import Known, Start, StreamletMerge, StreamletPlan, places
+from kera.broker.recovery.plan import EntryStart, Known, StreamletMerge, StreamletPlan, places
 from kera.core.chunk import ChunkHeader, padded, read_header
 from kera.core.header_table import table
 from kera.core.ids import Position
@@ -261,7 +261,7 @@ def test_what_a_start_without_memory_took_for_lost_is_no_gap_when_ordinals_go_on
 def test_a_producer_whose_only_chunk_was_removed_is_still_known_by_it() -> None:
     """Else the same chunk, sent again because its answer was lost, would be stored a second time."""
     header = read_header(placed(0, ADDRESS))._replace(streamlet_id=STREAMLET)
-    start = Start(Position(ADDRESS.group_id, ADDRESS.segment_id + 1, 0), header.first_record + header.record_count)
+    start = EntryStart(Position(ADDRESS.group_id, ADDRESS.segment_id + 1, 0), header.first_record + header.record_count)
     merge = StreamletMerge(replace(KNOWN, starts={0: start}, keeps_all=False), {})
     merge.add(table([header]), closed=True)
 

@@ -23,6 +23,7 @@ from kera.broker.log.retention import new_starts
 from kera.broker.ownership.stream_records import assignments_version
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentAddress
+from kera.broker.recovery.rebuild import RebuildLimits
 from kera.broker.recovery.takeover import Takeovers
 from kera.broker.registration import IDENTITY_NAMES
 from kera.broker.replication.manager import Replication
@@ -62,7 +63,13 @@ class LogEngine:
     """See the head of this module. Made with `start`; belongs to one event loop."""
 
     def __init__(
-        self, settings: BrokerSettings, arena: Arena, restart: Restart, memory: PersistenceManager, clock: Clock
+        self,
+        settings: BrokerSettings,
+        arena: Arena,
+        restart: Restart,
+        memory: PersistenceManager,
+        clock: Clock,
+        rebuild_limits: RebuildLimits | None = None,
     ) -> None:
         self.arena = arena
         self.restart = restart
@@ -79,6 +86,7 @@ class LogEngine:
             backups=lambda: self.replicator.known_backups,
             broker_id=lambda: self.replicator.broker_id,
             node_id=node_id(),
+            limits=rebuild_limits or RebuildLimits(),
         )
         self._settings = settings
         self._clock = clock
@@ -97,7 +105,14 @@ class LogEngine:
         self._repairing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: BrokerSettings, data_dir: Path, clock: Clock | None = None) -> LogEngine:
+    async def start(
+        cls,
+        settings: BrokerSettings,
+        data_dir: Path,
+        clock: Clock | None = None,
+        *,
+        rebuild_limits: RebuildLimits | None = None,
+    ) -> LogEngine:
         """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it."""
         clock = clock or SystemClock()
         begun_s = clock.monotonic_s()
@@ -124,7 +139,7 @@ class LogEngine:
                 ephemeral=settings.ephemeral,
             )
         memory = await _memory(arena, index, settings.segment_bytes, clock, settings.flush_delay_ms)
-        engine = cls(settings, arena, restart, memory, clock)
+        engine = cls(settings, arena, restart, memory, clock, rebuild_limits)
         log.info(
             "log opened",
             seconds=round(clock.monotonic_s() - begun_s, 3),
@@ -283,14 +298,18 @@ class LogEngine:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Flush everything, unless the broker never comes back. What the disk does not take stays in the arena."""
-        await self._stop(close_index=True, flush_timeout_s=self._settings.stop_flush_ms / 1000)
+    async def close(self, *, flush: bool = True) -> None:
+        """Flush everything, unless the broker never comes back. What the disk does not take stays in the arena.
 
-    async def _stop(self, *, close_index: bool, flush_timeout_s: float | None) -> bool:
+        `flush`: or nothing, so that the next launch finds what one finds after a crash.
+        """
+        await self._stop(flush=flush, close_index=True, flush_timeout_s=self._settings.stop_flush_ms / 1000)
+
+    async def _stop(self, *, flush: bool = True, close_index: bool, flush_timeout_s: float | None) -> bool:
         """Whether all is on disk. The arena goes only then, or if the broker never comes back."""
         clean = False
-        if not self._settings.ephemeral:
+        flush = flush and not self._settings.ephemeral
+        if flush:
             for entry in self.restart.leftovers():  # of streams that were not opened: the arena is about to go
                 for segment in self.restart.restore_entry(entry):
                     self.memory.adopt(segment)
@@ -310,13 +329,13 @@ class LogEngine:
             await asyncio.wait(self._jobs)
         await asyncio.to_thread(self._pool.shutdown)
         # What was under way when the time was up may have been the last of it.
-        clean = clean or (not self._settings.ephemeral and self.memory.idle and self.memory.disk_error is None)
+        clean = clean or (flush and self.memory.idle and self.memory.disk_error is None)
         try:
             if clean:
                 await asyncio.to_thread(self._index.commit, [], dict(self.memory.meta, clean=True))
         except OSError:
             clean = False
-        if not clean and not self._settings.ephemeral:
+        if flush and not clean:
             log.error(
                 "not all is on disk; what is left stays in shared memory for the next start, unless the host goes down",
                 bytes=self.memory.bytes_left,

@@ -20,12 +20,14 @@ from kera.broker.counters import Counters
 from kera.broker.engine import LogEngine
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.orders import Orders
+from kera.broker.recovery.rebuild import RebuildLimits
+from kera.broker.recovery.scan import VirtualKey
 from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.core.chunk import ChunkHeader, iterate_chunks
-from kera.core.errors import DataLost, StaleEpoch
+from kera.core.errors import DataLost, StaleEpoch, Unavailable
 from kera.core.ids import EARLIEST, Position
-from kera.core.rpc import Call, Reply, api
+from kera.core.rpc import Call, Method, Reply, Service, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.method import Peer
@@ -38,11 +40,65 @@ WAIT_S = 20.0
 PRODUCERS = 4
 
 
+QUICK = RebuildLimits(retry_s=0.02, rescan_s=0.05)
+"""What the second broker waits for between tries."""
+
+
+class ReadsOfReplicas:
+    """Reads of whole replicas, as all backups are asked: they can be held back, or fail. Reads of headers go on."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.left: int | None = None
+        """So many more are answered before it is as if it were not open."""
+        self.lists = 0
+        """How often replicas were listed."""
+        self.fail: Callable[[VirtualKey], bool] = lambda _: False
+        self.chunks: dict[VirtualKey, list[ChunkHeader]] = {}
+        """That were answered, by virtual segment, in the order in which these were read first."""
+
+    def release(self) -> None:
+        """All are answered from now on."""
+        self.left = None
+        self.open.set()
+
+    def through(self, service: Service) -> Service:
+        """A backup's handlers, with this before them."""
+
+        async def read(call: Call[backup_pb2.ReadReplicaRequest]) -> Reply[backup_pb2.ReadReplicaResponse]:
+            if call.message.headers_only:
+                return await answer(api.READ_REPLICA, call)
+            if self.left == 0:
+                self.open.clear()
+            elif self.left is not None:
+                self.left -= 1
+            await self.open.wait()
+            key = VirtualKey(call.message.broker_id, call.message.virtual_segment_id)
+            if self.fail(key):
+                raise Unavailable("a bad moment")
+            reply = await answer(api.READ_REPLICA, call)
+            headers = [header for header, _ in iterate_chunks(b"".join(map(bytes, reply.bulk)))]
+            self.chunks.setdefault(key, []).extend(headers)
+            return reply
+
+        async def lists(call: Call[backup_pb2.ListReplicasRequest]) -> Reply[backup_pb2.ListReplicasResponse]:
+            self.lists += 1
+            return await answer(api.LIST_REPLICAS, call)
+
+        async def answer(method: Method[Any, Any], call: Call[Any]) -> Reply[Any]:
+            found = service[method](call)
+            return found if isinstance(found, Reply) else await found
+
+        return {**service, api.READ_REPLICA: read, api.LIST_REPLICAS: lists}
+
+
 class Backup:
     """A backup that can end and come again."""
 
-    def __init__(self, backup_id: int, root: Path) -> None:
+    def __init__(self, backup_id: int, root: Path, reads: ReadsOfReplicas | None = None) -> None:
         self.backup_id = backup_id
+        self.reads = reads or ReadsOfReplicas()
         self.root = root
         self.address = ""
         self.draining = False
@@ -56,7 +112,7 @@ class Backup:
         self.engine = await BackupEngine.start(settings, self.root, (self.backup_id, "cluster"))
         service = BackupService(self.engine, BackupCounters(), read_bytes_max=1 << 20)
         service.registered()
-        self._server = FrameServer(service.service(), bulk_bytes_max=1 << 20)
+        self._server = FrameServer(self.reads.through(service.service()), bulk_bytes_max=1 << 20)
         self.address = f"127.0.0.1:{await self._server.listen_tcp('127.0.0.1', 0)}"
 
     async def stop(self) -> None:
@@ -99,6 +155,9 @@ class Node:
         self.epoch = 0
         self.peer = Peer("tcp", "")
         self._backups = backups
+        self.limits = RebuildLimits()
+        """Of what is got in the background."""
+        self.open_retry_s = 1.0
         self.settings = BrokerSettings(
             data_dir=root,
             shm_dir=shm_dir,
@@ -110,9 +169,15 @@ class Node:
 
     async def start(self, epoch: int, *streams: common_pb2.StreamInfo, recovered_before_epoch: int = 0) -> None:
         self.epoch = epoch
+        engine = await self.begin()
+        await engine.own(streams, self.broker_id, epoch, recovered_before_epoch)
+        self.service.registered(self.broker_id, streams, epoch)
+
+    async def begin(self) -> LogEngine:
+        """A launch that has yet to be registered."""
         self.settings.data_dir.mkdir(parents=True, exist_ok=True)
-        self.engine = await LogEngine.start(self.settings, self.settings.data_dir)
-        engine = self.engine
+        engine = await LogEngine.start(self.settings, self.settings.data_dir, rebuild_limits=self.limits)
+        self.engine = engine
         self.service = BrokerService(
             engine.streams,
             engine.memory,
@@ -120,14 +185,17 @@ class Node:
             Counters(),
             pump=engine.replicator.pump,
             orders=Orders(
-                engine.streams, engine.memory, engine.takeovers, coordinator=CoordinatorEpoch(confirmed=False)
+                engine.streams,
+                engine.memory,
+                engine.takeovers,
+                coordinator=CoordinatorEpoch(confirmed=False),
+                retry_interval_s=self.open_retry_s,
             ),
             check_payload=any_payload,
         )
         self.handlers = self.service.service()
         self.told()
-        await engine.own(streams, self.broker_id, epoch, recovered_before_epoch)
-        self.service.registered(self.broker_id, streams, epoch)
+        return engine
 
     def told(self) -> None:
         """The coordinator tells of the backups."""
@@ -135,21 +203,10 @@ class Node:
 
     async def kill(self, *, memory: bool = False) -> None:
         """End it as a signal would: nothing is flushed; `memory`: the host is gone."""
-        engine = self.engine
         await self.service.close()
-        engine._ticking.cancel()
-        if engine._repairing is not None:
-            engine._repairing.cancel()
-        await engine.takeovers.close()
-        await engine.replicator.close()
-        engine.memory.on_work = lambda: None
-        if engine._jobs:
-            await asyncio.wait(engine._jobs)
-        await asyncio.sleep(0)
-        engine._pool.shutdown()
-        engine._index._environment.close()
-        engine.arena.on_release = None
-        engine.arena.close(keep=not memory)
+        await self.engine.close(flush=False)
+        if memory:
+            self.engine.arena.path.unlink()
 
     async def stop(self) -> None:
         await self.service.close()
@@ -213,7 +270,8 @@ class Cluster:
     """Backups, brokers, and what the coordinator would know of one stream."""
 
     def __init__(self, root: Path, shm_dir: Path, backups: int) -> None:
-        self.backups = [Backup(number + 1, root / f"backup-{number + 1}") for number in range(backups)]
+        self.reads = ReadsOfReplicas()
+        self.backups = [Backup(number + 1, root / f"backup-{number + 1}", self.reads) for number in range(backups)]
         self.nodes = {number: Node(number, root / f"broker-{number}", shm_dir, self.backups) for number in (1, 2, 3)}
         self.last_epoch = 10
         self.sequences: dict[int, int] = {}

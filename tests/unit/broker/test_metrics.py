@@ -16,7 +16,7 @@ from kera.broker.metrics import (
     _TOTALS_HELP,
     BrokerCollector,
 )
-from kera.broker.recovery import rebuild as recovering
+from kera.broker.recovery.progress import RecoveryTotals
 from kera.broker.replication import virtual_log
 from kera.broker.storage.jobs import RETRY_MS, Totals
 from kera.broker.storage.restart import Found
@@ -30,7 +30,7 @@ def metrics(broker: Broker) -> dict[str, float]:
         replication=broker.engine.replication,
         restart=broker.engine.restart,
         streams=broker.streams,
-        takeovers=SimpleNamespace(totals=recovering.Totals(segments_to_come=3)),
+        takeovers=SimpleNamespace(totals=RecoveryTotals(segments_to_come=3)),
     )
     registry = CollectorRegistry()
     registry.register(BrokerCollector(broker.counters, broker.pushed, engine))
@@ -43,7 +43,7 @@ def test_every_counter_is_explained_and_none_else() -> None:
     assert {*_PUSH_HELP, *_PUSH_NOW_HELP, "ends"} == {field.name for field in fields(PushTotals)}
     assert set(_TOTALS_HELP) == {field.name for field in fields(Totals)}
     assert set(_REPLICATION_HELP) == {field.name for field in fields(virtual_log.Totals)}
-    assert {*_RECOVERY_HELP, "segments_to_come"} == {field.name for field in fields(recovering.Totals)}
+    assert {*_RECOVERY_HELP, "segments_to_come"} == {field.name for field in fields(RecoveryTotals)}
     assert set(_FOUND_HELP) == {field.name for field in fields(Found)}
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
+from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kera.backup import reading
-from kera.broker.recovery import assembly as arriving
-from kera.broker.recovery import rebuild as recovering
-from kera.broker.recovery.rebuild import Recovering
+from kera.broker.recovery.rebuild import RebuildLimits
 from kera.broker.recovery.scan import VirtualKey
-from kera.broker.replication.repair import Repair
 from kera.coordinator.cluster.intervals import taken_over
 from kera.core.chunk import ChunkHeader, verify_payload
 from kera.core.errors import CorruptChunk, DataLost
@@ -23,7 +21,7 @@ from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from tests.unit.broker.support import STREAM_ID, chunk, cursor, read_range, stream_info
-from tests.unit.broker.takeover_support import Cluster, Node, cluster, header_of, payloads
+from tests.unit.broker.takeover_support import QUICK, Cluster, Node, cluster, header_of, payloads
 
 
 @pytest.fixture
@@ -65,6 +63,15 @@ def progress(node: Node) -> list[coordinator_pb2.RecoveryProgress]:
     return node.engine.takeovers.progress()
 
 
+IN_FILES = RebuildLimits(parallel_max=1, read_bytes_max=4096, assembled_bytes_max=0)
+"""What comes is put into files piece by piece."""
+
+
+def arriving(node: Node) -> Path:
+    """Where the files are that are not complete."""
+    return node.engine.restart.store.arriving_path(0).parent
+
+
 async def everything(world: Cluster, broker_id: int, entries: int = 2) -> list[bytes]:
     return [data for entry in range(entries) for data in (await world.nodes[broker_id].read(entry=entry))[0]]
 
@@ -101,13 +108,10 @@ async def test_another_broker_goes_on_where_the_lost_one_ended(world: Cluster) -
 
 
 @pytest.mark.parametrize("assembled_bytes_max", [0, 4096, 40 << 10])
-async def test_what_has_no_room_in_memory_is_put_together_in_its_file(
-    world: Cluster, monkeypatch: pytest.MonkeyPatch, assembled_bytes_max: int
-) -> None:
-    monkeypatch.setattr("kera.broker.recovery.assembly.ASSEMBLED_BYTES_MAX", assembled_bytes_max)
-    monkeypatch.setattr("kera.broker.recovery.rebuild.READ_BYTES_MAX", 4096)
+async def test_what_has_no_room_in_memory_is_put_together_in_its_file(world: Cluster, assembled_bytes_max: int) -> None:
     info, stored = await written(world, 20)
     node = world.nodes[2]
+    node.limits = RebuildLimits(assembled_bytes_max=assembled_bytes_max, read_bytes_max=4096)
     await node.start(world.epoch())
     await world.take_over(info, 1, 2)
     assert await everything(world, 2) == stored
@@ -141,28 +145,19 @@ async def test_readers_go_on_from_positions_of_before(world: Cluster) -> None:
 
 
 @pytest.mark.parametrize("memory", [False, True])
-async def test_a_new_owner_that_ends_in_the_middle_goes_on_after_its_start(
-    world: Cluster, monkeypatch: pytest.MonkeyPatch, memory: bool
-) -> None:
+async def test_a_new_owner_that_ends_in_the_middle_goes_on_after_its_start(world: Cluster, memory: bool) -> None:
     info, stored = await written(world, 30)
     node = world.nodes[2]
+    node.limits = IN_FILES
     await node.start(world.epoch())
-    settled = 0
-    settle = type(node.engine.takeovers._recovering)._settle
-
-    def some(self: Any, target: Any, checksum: int) -> None:
-        nonlocal settled
-        settled += 1
-        if settled <= 5:
-            settle(self, target, checksum)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(node.engine.takeovers._recovering), "_settle", some)
-        _, after = await world.take_over(info, 1, 2)
-        new = world.chunks(0, 3)
-        await acknowledged(node, *new)
-        await node.until(lambda: settled > 10)
-        await node.kill(memory=memory)
+    world.reads.left = 10
+    _, after = await world.take_over(info, 1, 2)
+    new = world.chunks(0, 3)
+    await acknowledged(node, *new)
+    await node.until(lambda: not world.reads.open.is_set() and node.engine.takeovers.totals.segments_recovered > 0)
+    assert list(arriving(node).iterdir()), "more has come in part"
+    await node.kill(memory=memory)
+    world.reads.release()
     epoch = world.epoch()
     if memory:
         await node.start(epoch, after)
@@ -213,47 +208,22 @@ async def test_a_backup_that_is_lost_in_the_middle_is_replaced_by_others(world: 
     await node.stop()
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Replicas are read when it is set; their headers are at once."""
-    turn = asyncio.Event()
-    read = Recovering._read
-
-    async def later(self: Any, reading: Any) -> None:
-        await turn.wait()
-        await read(self, reading)
-
-    monkeypatch.setattr(Recovering, "_read", later)
-    return turn
-
-
-@pytest.mark.parametrize("defect", [False, True])
 async def test_a_backup_that_was_away_and_is_back_is_read_when_the_others_are_gone(
-    world: Cluster, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch, defect: bool
+    world: Cluster,
 ) -> None:
-    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
-    monkeypatch.setattr(recovering, "RESCAN_S", 0.05)
     info, stored = await written(world, 30)
     node = world.nodes[2]
+    node.limits = QUICK
+    world.reads.open.clear()
     await node.start(world.epoch())
     await world.backups[2].stop()
     response, _ = await world.take_over(info, 1, 2)
     assert not response.waits_for, "one of two replicas is enough"
 
-    if defect:  # of the first look for what is missing
-        looks = iter([RuntimeError("unforeseen")])
-        rescan = node.engine.takeovers._rescan
-
-        async def once_not(refs: set[tuple[int, int]]) -> Any:
-            for error in looks:
-                raise error
-            return await rescan(refs)
-
-        monkeypatch.setattr(node.engine.takeovers._recovering, "_rescan", once_not)
     await world.backups[2].start()
     await world.backups[0].stop()
     node.told()
-    held.set()
+    world.reads.release()
 
     assert await everything(world, 2) == stored
     await node.until_restored()
@@ -261,19 +231,19 @@ async def test_a_backup_that_was_away_and_is_back_is_read_when_the_others_are_go
 
 
 async def test_a_backup_that_is_lost_for_good_in_the_middle_is_given_up_when_it_is_drained(
-    world: Cluster, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    world: Cluster,
 ) -> None:
-    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
-    monkeypatch.setattr(recovering, "RESCAN_S", 0.05)
     info, _ = await written(world, 12, replication=1, entries=1)
     node = world.nodes[2]
+    node.limits = QUICK
+    world.reads.open.clear()
     await node.start(world.epoch())
     response, _ = await world.take_over(info, 1, 2)
     assert not response.waits_for
 
     await world.backups[1].stop()
     node.told()
-    held.set()
+    world.reads.release()
     await node.until(lambda: any("backup 2" in reason for each in progress(node) for reason in each.waits_for))
     world.backups[1].draining = True
     await node.until(lambda: all(each.readable for each in progress(node)))
@@ -285,42 +255,31 @@ async def test_a_backup_that_is_lost_for_good_in_the_middle_is_given_up_when_it_
 
 
 @pytest.mark.parametrize("failing", [False, True])
-async def test_what_consumer_groups_have_yet_to_read_comes_first(
-    world: Cluster, monkeypatch: pytest.MonkeyPatch, failing: bool
-) -> None:
+async def test_what_consumer_groups_have_yet_to_read_comes_first(world: Cluster, failing: bool) -> None:
     """In all entries, whichever replicas it is in; also when reading fails for a while."""
-    monkeypatch.setattr(recovering, "PARALLEL_MAX", 1)
-    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
     info, stored = await written(world, 30)
     halves = [len(stored) // 6, len(stored) // 2 + len(stored) // 3]
     cursors = {header.entry: header for header in (header_of(stored[at]) for at in halves)}
     assert len(cursors) == 2
-    wanted: dict[VirtualKey, bool] = {}
-    failed: set[VirtualKey] = set()
-    read = Recovering._read
+    tried: Counter[VirtualKey] = Counter()
 
-    async def noting(self: Recovering, reading: Any) -> None:
-        key = reading.replicas.key
-        if failing and key not in failed:
-            failed.add(key)
-            self._failed[key] = "a bad moment"
-            return
-        has_wanted = any(
-            (each.group_id, each.segment_id) >= (cursors[each.entry].group_id, cursors[each.entry].segment_id)
-            for each in (*reading.replicas.first, *reading.replicas.also)
-            if each in self._targets
-        )
-        wanted.setdefault(key, has_wanted)  # a look for what is lacking may have it read once more
-        await read(self, reading)
+    def fail(key: VirtualKey) -> bool:
+        tried[key] += 1
+        return failing and tried[key] <= 2  # on both backups
 
-    monkeypatch.setattr(Recovering, "_read", noting)
+    world.reads.fail = fail
     node = world.nodes[2]
+    node.limits = replace(QUICK, parallel_max=1)
     await node.start(world.epoch())
     at = [cursor(Position(header.group_id, header.segment_id, 0), entry=entry) for entry, header in cursors.items()]
     await world.take_over(info, 1, 2, cursors=at)
     await node.until(lambda: all(each.readable for each in progress(node)))
 
-    order = list(wanted.values())
+    def wanted(header: ChunkHeader) -> bool:
+        start = cursors[header.entry]
+        return (header.group_id, header.segment_id) >= (start.group_id, start.segment_id)
+
+    order = [any(map(wanted, headers)) for headers in world.reads.chunks.values()]
     assert True in order
     assert False in order
     assert order == sorted(order, reverse=True)
@@ -328,31 +287,16 @@ async def test_what_consumer_groups_have_yet_to_read_comes_first(
     await node.stop()
 
 
-async def test_what_nobody_has_read_yet_is_not_given_up_when_it_is_looked_for(
-    world: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_nobody_has_read_yet_is_not_given_up_when_it_is_looked_for(world: Cluster) -> None:
     """A look for what is lacking may come before the replicas that have it are brought into order, or read."""
-    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
-    looked = asyncio.Event()
-    look, order = Recovering._look_for_lacking, Recovering._order
-
-    async def noting(self: Recovering, failed: Any) -> None:
-        await look(self, failed)
-        if self._rescan_s:
-            looked.set()
-
-    def late(self: Recovering) -> None:
-        if looked.is_set():
-            order(self)
-        else:
-            self._loop.call_later(0.01, self._order)
-
-    monkeypatch.setattr(Recovering, "_look_for_lacking", noting)
-    monkeypatch.setattr(Recovering, "_order", late)
     info, stored = await written(world, 10)
     node = world.nodes[2]
+    node.limits = replace(QUICK, order_rest_s=0.5)
     await node.start(world.epoch())
     await world.take_over(info, 1, 2)
+    lists = world.reads.lists
+    await node.until(lambda: world.reads.lists > lists)
+    assert not world.reads.chunks
     await node.until(lambda: all(each.readable for each in progress(node)))
 
     assert node.engine.takeovers.totals.chunks_lost == 0
@@ -361,27 +305,17 @@ async def test_what_nobody_has_read_yet_is_not_given_up_when_it_is_looked_for(
     await node.stop()
 
 
-async def test_a_disk_that_takes_nothing_is_what_a_recovery_waits_for_and_says_so(
-    world: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
+async def test_a_disk_that_takes_nothing_is_what_a_recovery_waits_for_and_says_so(world: Cluster) -> None:
     info, stored = await written(world, 10)
-    full = True
-    sync = arriving.make_durable
-
-    def syncing(*arguments: Any) -> list[int]:
-        if full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return sync(*arguments)
-
-    monkeypatch.setattr(recovering, "make_durable", syncing)
     node = world.nodes[2]
+    node.limits = QUICK
     await node.start(world.epoch())
+    arriving(node).write_bytes(b"")  # where files that come are to be there is none of them
     await world.take_over(info, 1, 2)
-    await node.until(lambda: any("No space left" in reason for each in progress(node) for reason in each.waits_for))
+    await node.until(lambda: any("broker's disk" in reason for each in progress(node) for reason in each.waits_for))
     assert not any(each.readable for each in progress(node))
 
-    full = False
+    arriving(node).unlink()
     await node.until(lambda: all(each.readable for each in progress(node)))
     assert not any(each.waits_for for each in progress(node))
     assert await everything(world, 2) == stored
@@ -389,66 +323,37 @@ async def test_a_disk_that_takes_nothing_is_what_a_recovery_waits_for_and_says_s
     await node.stop()
 
 
-async def test_what_cannot_be_replicated_again_says_that_backups_are_missing(
-    world: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repairs = asyncio.Event()
-    following = Repair._next
-
-    async def later(self: Repair) -> bool:
-        return repairs.is_set() and await following(self)
-
-    monkeypatch.setattr(Repair, "_next", later)
-    info, _ = await written(world, 10)
+async def test_what_cannot_be_replicated_again_says_that_backups_are_missing(world: Cluster) -> None:
+    info, _ = await written(world, 10, replication=3)
+    for backup in world.backups[:2]:
+        await backup.stop()
     node = world.nodes[2]
     await node.start(world.epoch())
     await world.take_over(info, 1, 2)
     await node.until(lambda: all(each.readable for each in progress(node)))
-    for backup in world.backups[:2]:
-        await backup.stop()
-    await node.until(lambda: any("replicated on 2 backups, and 1" in each for each in progress(node)[0].waits_for))
+    await node.until(lambda: any("replicated on 3 backups, and 1" in each for each in progress(node)[0].waits_for))
 
     for backup in world.backups[:2]:
         await backup.start()
-    repairs.set()
     await node.until_restored()
     assert not progress(node)[0].waits_for
     await node.stop()
 
 
-async def test_a_connection_to_a_backup_that_hung_is_not_left_open(world: Cluster) -> None:
+async def test_files_of_a_stream_that_is_deleted_while_it_comes_go_with_it(world: Cluster) -> None:
     info, _ = await written(world, 10)
     node = world.nodes[2]
+    node.limits = IN_FILES
     await node.start(world.epoch())
+    world.reads.left = 2
     await world.take_over(info, 1, 2)
-    await node.until(lambda: all(each.readable for each in progress(node)))
-    reading = node.engine.takeovers._recovering
-    backup_id, link = next(iter(reading._links.items()))
-    link.failed = "no answer within 10 s"
-
-    another = await reading._link(world.backups[backup_id - 1].info)
-
-    assert another is not link
-    await node.until(lambda: link._channel is not None and link._channel.closed)
-    await node.stop()
-
-
-async def test_files_of_a_stream_that_is_deleted_while_it_comes_go_with_it(
-    world: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kera.broker.recovery.assembly.ASSEMBLED_BYTES_MAX", 0)
-    monkeypatch.setattr(Recovering, "_completed", lambda *_: None)
-    info, _ = await written(world, 10)
-    node = world.nodes[2]
-    await node.start(world.epoch())
-    await world.take_over(info, 1, 2)
-    arriving = node.engine.restart.store.arriving_path(0).parent
-    await node.until(lambda: arriving.exists() and bool(list(arriving.iterdir())))
-    await node.until(lambda: not node.engine.takeovers._recovering._reading_now)
+    await node.until(lambda: not world.reads.open.is_set())
+    assert list(arriving(node).iterdir())
 
     await node.ask(api.DROP_STREAM, broker_pb2.DropStreamRequest(stream_id=STREAM_ID))
     assert progress(node) == []
-    await node.until(lambda: not list(arriving.iterdir()))
+    await node.until(lambda: not list(arriving(node).iterdir()))
+    world.reads.release()
     await node.stop()
 
 
@@ -492,12 +397,12 @@ async def test_a_disk_of_a_backup_that_cannot_be_read_is_waited_for_like_a_backu
 
 
 async def test_a_disk_of_a_backup_that_can_never_be_read_again_is_given_up_when_that_is_drained(
-    world: Cluster, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovering, "RETRY_S", 0.02)
-    monkeypatch.setattr(recovering, "RESCAN_S", 0.05)
     info, _ = await written(world, 12, replication=1, entries=1)
     node = world.nodes[2]
+    node.limits = QUICK
+    world.reads.open.clear()
     await node.start(world.epoch())
     response, _ = await world.take_over(info, 1, 2)
     assert not response.waits_for
@@ -506,7 +411,7 @@ async def test_a_disk_of_a_backup_that_can_never_be_read_again_is_given_up_when_
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(world.backups[1].engine, "read", failing)
-    held.set()
+    world.reads.release()
     await node.until(lambda: any("backup 2" in reason for each in progress(node) for reason in each.waits_for))
     world.backups[1].draining = True
     await node.until(lambda: all(each.readable for each in progress(node)))
@@ -722,21 +627,11 @@ async def test_an_owner_that_cannot_find_out_says_for_whom_it_waits(world: Clust
     await node.stop()
 
 
-async def test_what_is_recovered_can_be_removed_before_it_is_here(
-    world: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_recovered_can_be_removed_before_it_is_here(world: Cluster) -> None:
     info, stored = await written(world, 20, entries=1)
     node = world.nodes[2]
     await node.start(world.epoch())
-    recovering = node.engine.takeovers._recovering
-    turn = asyncio.Event()
-    read = type(recovering)._read
-
-    async def later(self: Any, reading: Any) -> None:
-        await turn.wait()
-        await read(self, reading)
-
-    monkeypatch.setattr(type(recovering), "_read", later)
+    world.reads.open.clear()
     await world.take_over(info, 1, 2)
     entry = node.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
     keys = [key for key, _ in entry.segments()]
@@ -744,7 +639,7 @@ async def test_what_is_recovered_can_be_removed_before_it_is_here(
     entry.start, entry.start_record = Position(*keys[4], 0), entry.find(keys[4]).first_record  # type: ignore[union-attr]
     node.engine.memory.collect(entry)
     await node.until(lambda: entry.find(keys[0]) is None)
-    turn.set()
+    world.reads.release()
     found, _ = await node.read()
     assert found == stored[-len(found) :]
     assert header_of(found[0]).segment_id == keys[4][1]

@@ -1,6 +1,8 @@
 """What was a lost broker's: found on backups, merged, taken over, and brought here (thesis 7.4).
 
-``scan`` reads what replicas there are, ``merge`` and ``plan`` decide which chunks are where (both pure), ``takeover``
-has this broker own them, ``rebuild`` brings their data here through ``replica_reader`` and ``assembly`` while readers
-and writers go on. Others use `Takeovers` and `Recovering`; which broker takes what over is decided by the coordinator.
+``takeover`` has this broker own streamlets: ``survey`` finds out what they are, from headers that ``scan`` reads, and
+``merge`` and ``plan`` decide which chunks are where (pure). ``rebuild`` brings their data here while others read and
+write them: ``schedule`` says what is read next (pure), ``replica_fetcher`` reads it, ``assembly`` puts it together,
+``install`` has the log know it, and ``progress`` tells. Both ask backups through ``replica_reader``. Others use
+`Takeovers`; which broker takes what over is decided by the coordinator.
 """

@@ -3,7 +3,7 @@
     chunks of an answer ──put_in_place()──► verified, in `Assembly` or in the file ──make_durable()──► a durable file
 
 Chunks of a segment come from several virtual segments, in any order, some of them twice. So a segment is put together
-in memory, of which there is `ASSEMBLED_BYTES_MAX`; chunks of others are written to their files as they come, by way of
+in memory, of which there is so much and no more; chunks of others are written to their files as they come, by way of
 the page cache, which takes more time. What is done here is done on threads, and blocks; which replicas are read, and
 what becomes of a file that is complete, is decided in ``kera.broker.recovery.rebuild``.
 """
@@ -25,13 +25,9 @@ from kera.broker.log.scan import address_of
 from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery.merge import digest_of
 from kera.broker.recovery.plan import Places
-from kera.broker.recovery.scan import VirtualKey
 from kera.broker.storage.disk import Disk, block_ceiling
 from kera.core.chunk import verify_chunk
 from kera.core.errors import CorruptChunk
-
-ASSEMBLED_BYTES_MAX = 64 << 20
-"""Of segments that are put together in memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,19 +40,26 @@ class Target:
     path: Path
     physical_id: int
     here: bytearray = field(default_factory=bytearray)
-    """Of each chunk, whether it has come."""
+    """Of each chunk whose place is known, whether it has come."""
     missing: int = 0
-    sources: list[VirtualKey] = field(default_factory=list)
-    """That have chunks of it."""
+    """How many of these have not."""
     holes: bool = False
-    """Given up: some of it is nowhere."""
-    settling: bool = False
+    """Some of it is nowhere, or nobody knows where it goes."""
+    installing: bool = False
+    """Nothing more comes of it."""
     memory: memoryview | None = None
     """What has come, if it is put together there; None: it is in the file."""
     begun: bool = False
     """It is decided which of these."""
     writers: int = 0
     """Threads that put a chunk in its place."""
+
+    @classmethod
+    def of(cls, address: SegmentAddress, record: SegmentRecord, places: Places, path: Path, physical_id: int) -> Target:
+        """With none of its chunks."""
+        count = len(places.first_records)
+        holes = count < record.chunk_count
+        return cls(address, record, places, path, physical_id, bytearray(count), count, holes=holes)
 
     @property
     def key(self) -> Key:
@@ -67,9 +70,11 @@ class Target:
 class Assembly:
     """The memory in which segments are put together, used again and again. Asked from threads."""
 
-    def __init__(self) -> None:
-        self._left_bytes = ASSEMBLED_BYTES_MAX
+    def __init__(self, bytes_max: int) -> None:
+        self._left_bytes = bytes_max
+        """That can still be had, besides what is free."""
         self._free: list[memoryview] = []
+        """To be used again."""
         self._lock = threading.Lock()
 
     def begin(self, target: Target) -> memoryview | None:
@@ -142,7 +147,7 @@ def put_in_place(chunks: memoryview, targets: Mapping[SegmentAddress, Target], a
         end = at + header.chunk_bytes
         target = targets.get(address_of(header))
         number = target.places.find(header.first_record, digest_of(header)) if target is not None else None
-        if target is not None and number is not None and not target.here[number] and not target.settling:
+        if target is not None and number is not None and not target.here[number] and not target.installing:
             position = target.places.positions[number]
             last = pieces[-1] if pieces else None
             if last is not None and last[0] is target and last[2] == at and last[3] + at - last[1] == position:

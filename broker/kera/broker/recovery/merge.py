@@ -49,7 +49,7 @@ SEGMENT = (*ENTRY, "group_id", "segment_id")
 _LOW_BITS = 32
 
 
-class Run(NamedTuple):
+class ChunkRun(NamedTuple):
     """Chunks that follow each other in one segment."""
 
     address: SegmentAddress
@@ -63,7 +63,7 @@ class Run(NamedTuple):
         return int(chunk_bytes(self.chunks).sum())
 
 
-class Gap(NamedTuple):
+class MissingRecords(NamedTuple):
     """Records that no replica has, though something behind them was acknowledged."""
 
     entry: EntryId
@@ -91,9 +91,9 @@ class Conflict(NamedTuple):
 class Recovered:
     """What came of reading."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ChunkRun] = field(default_factory=list)
     """Of all entries, in the order of the log."""
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[MissingRecords] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     duplicates: int = 0
@@ -230,9 +230,9 @@ class Merge:
         known += [_counts(before, after, acknowledged) for before, after in pairwise(stretches)]
         kept = max((at for at, counts in enumerate(known, 1) if counts), default=0)
         if start is not None and kept and not from_start:
-            result.gaps.append(Gap(entry, start, _first_record(stretches[0])))
+            result.gaps.append(MissingRecords(entry, start, _first_record(stretches[0])))
         for before, after in pairwise(stretches[:kept]):
-            result.gaps.append(Gap(entry, _end_record(before), _first_record(after)))
+            result.gaps.append(MissingRecords(entry, _end_record(before), _first_record(after)))
         for stretch in stretches[:kept]:
             result.runs += _runs(stretch, after=result.runs[-1] if result.runs else None)
         if kept < len(stretches):
@@ -328,7 +328,7 @@ def _counts(before: Headers | None, after: Headers, acknowledged: int) -> bool:
     return bool(tells.any())
 
 
-def _runs(stretch: Headers, after: Run | None) -> list[Run]:
+def _runs(stretch: Headers, after: ChunkRun | None) -> list[ChunkRun]:
     """The runs of chunks that follow each other; `after`: the run before them."""
     runs = []
     for part in parted(stretch, differs_from_before(stretch, *SEGMENT)):
@@ -338,5 +338,5 @@ def _runs(stretch: Headers, after: Run | None) -> list[Run]:
         whole = bool((column(part, "durable_head") <= np.cumsum(sizes) - sizes).all())
         if after is not None and after.address == address:
             whole = False  # a gap within a segment
-        runs.append(Run(address, 0 if whole else None, part))
+        runs.append(ChunkRun(address, 0 if whole else None, part))
     return runs

@@ -24,7 +24,7 @@ import numpy as np
 
 from kera.broker.log.intervals import Interval
 from kera.broker.records import TO_COME, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
-from kera.broker.recovery.merge import Merge, Origin, Run, digests_of
+from kera.broker.recovery.merge import ChunkRun, Merge, Origin, digests_of
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.header_table import (
     Column,
@@ -41,7 +41,7 @@ HOLE_BYTES = ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class EntryStart:
     """Where an entry starts, as far as that is known."""
 
     position: Position
@@ -57,7 +57,7 @@ class Known:
     entries: int
     intervals: tuple[Interval, ...]
     """That are to be here."""
-    starts: Mapping[int, Start] = field(default_factory=dict)
+    starts: Mapping[int, EntryStart] = field(default_factory=dict)
     """By entry."""
     next_records: tuple[int, ...] = ()
     """By entry: it ends there or later."""
@@ -137,7 +137,7 @@ class StreamletMerge:
             if old is not None and any(interval.has(old.start.group_id) for interval in known.intervals):
                 start = self._known_starts.get(index)
                 if old.start != EARLIEST and (start is None or old.start > start.position):
-                    self._known_starts[index] = Start(old.start, old.start_record)
+                    self._known_starts[index] = EntryStart(old.start, old.start_record)
         self.groups_max = 0
         self._firsts = [interval.first_group_id for interval in known.intervals]
         self._merges = [Merge(self._starts(interval)) for interval in known.intervals]
@@ -342,7 +342,7 @@ def _note_producers(chunks: Headers, producers: dict[int, ProducerRecord]) -> No
         producers[producer_id] = max(producers.get(producer_id, state), state)
 
 
-def _segments(runs: Iterable[Run], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:
+def _segments(runs: Iterable[ChunkRun], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:
     """The segments of runs in the order of the log, of one entry after the other.
 
     `starts`: ordinals at which entries begin; of others, the first chunk is where a segment begins, unless it knows.

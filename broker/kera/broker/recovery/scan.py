@@ -67,14 +67,26 @@ class Replicas:
     key: VirtualKey
     number: int
     """In the order in which they were found."""
-    stream_id: int
     length: int
     backup_ids: tuple[int, ...]
-    """The best first."""
+    """The best first; without those that are found to be gone for good."""
     first: set[SegmentAddress] = field(default_factory=set)
     """Segments of which it has chunks that came from no other before."""
     also: set[SegmentAddress] = field(default_factory=set)
     """Segments of which it has chunks that others have, too."""
+    tried: set[int] = field(default_factory=set)
+    """Backups whose replicas were read, and are no use."""
+
+    @property
+    def segments(self) -> tuple[SegmentAddress, ...]:
+        """Segments of which it has chunks."""
+        return *self.first, *self.also
+
+    def include(self, found: Replicas) -> None:
+        """Another scan has found more of it."""
+        self.first |= found.first
+        self.also |= found.also
+        self.backup_ids = tuple(dict.fromkeys((*self.backup_ids, *found.backup_ids)))
 
 
 @dataclass(slots=True)
@@ -169,7 +181,7 @@ class _Scan:
         found = self._result.replicas
         if key not in found:  # or it was looked through for another source, of a later launch
             backup_ids = tuple(each for each, _ in infos)
-            found[key] = Replicas(key, len(found), infos[0][1].stream_id, source.wanted_bytes, backup_ids)
+            found[key] = Replicas(key, len(found), source.wanted_bytes, backup_ids)
         number = found[key].number
         reasons = []
         whole = False

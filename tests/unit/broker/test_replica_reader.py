@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kera.broker.records import SegmentAddress
-from kera.broker.recovery.merge import Conflict, Run
+from kera.broker.recovery.merge import ChunkRun, Conflict
 from kera.broker.recovery.replica_reader import ReadLimits, choose
 from kera.core.chunk import ChunkHeader, chained_checksum, iterate_chunks
 from kera.core.errors import InternalError, Unavailable
@@ -143,7 +143,7 @@ class World:
         messages = [backup.message for backup in self.backups]
         return await read_replicas(messages, BROKER_ID, streamlets, take=self.take, limits=LIMITS)
 
-    def bytes_of(self, runs: Sequence[Run]) -> list[bytes]:
+    def bytes_of(self, runs: Sequence[ChunkRun]) -> list[bytes]:
         return [self.taken[chunk] for run in runs for chunk in as_headers(run.chunks)]
 
 

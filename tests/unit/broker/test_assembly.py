@@ -19,10 +19,9 @@ def target(number: int, length: int = LENGTH, *, holes: bool = False) -> Target:
 
 
 @pytest.fixture
-def assembly(monkeypatch: pytest.MonkeyPatch) -> Assembly:
+def assembly() -> Assembly:
     """With room for two segments."""
-    monkeypatch.setattr("kera.broker.recovery.assembly.ASSEMBLED_BYTES_MAX", 6 * BLOCK_BYTES)
-    return Assembly()
+    return Assembly(6 * BLOCK_BYTES)
 
 
 def test_memory_is_bounded_and_whoever_got_none_stays_in_its_file(assembly: Assembly) -> None:

@@ -1,0 +1,101 @@
+"""Installs segments that have come whole: a durable file with its name, and its physical id in the index.
+
+Files are synced in batches, on threads; the persistence manager does the rest (``kera.broker.storage.adoptions``). What
+the disk does not take is tried again, and `failing` says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from kera.broker.log.entry import Entry
+from kera.broker.records import SegmentAddress
+from kera.broker.recovery.assembly import Assembly, Target, make_durable
+from kera.broker.recovery.progress import UNEXPECTED, of_disk
+from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.segment_files import SegmentStore
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.recovery")
+
+BATCH_MAX = 4
+"""Files that are synced together."""
+
+
+class Installer:
+    """See the head of this module. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        memory: PersistenceManager,
+        assembly: Assembly,
+        threads: Executor,
+        *,
+        find: Callable[[SegmentAddress], Entry | None],
+        on_installed: Callable[[Target], None],
+        on_gone: Callable[[Target], None],
+        retry_s: float,
+    ) -> None:
+        """`on_gone`: a segment was removed before it was installed."""
+        self._store = store
+        self._memory = memory
+        self._assembly = assembly
+        self._threads = threads
+        self._find = find
+        self._on_installed = on_installed
+        self._on_gone = on_gone
+        self._retry_s = retry_s
+        self._complete: deque[Target] = deque()
+        self._more = asyncio.Event()
+        self.failing = ""
+        """Why what has come cannot be made durable, if so."""
+
+    def add(self, target: Target) -> None:
+        """A segment is complete, or nothing more comes of it."""
+        target.installing = True
+        self._complete.append(target)
+        self._more.set()
+
+    async def install_some(self) -> None:
+        """Wait for segments that are complete, and install a batch."""
+        while not self._complete:
+            self._more.clear()
+            await self._more.wait()
+        batch = [self._complete.popleft() for _ in range(min(BATCH_MAX, len(self._complete)))]
+        checksums: list[int] | None = None
+        failing = UNEXPECTED
+        try:
+            run = asyncio.get_running_loop().run_in_executor
+            checksums = await run(self._threads, make_durable, batch, self._store.disk)
+            failing = ""
+        except OSError as error:
+            log.error("cannot sync what is recovered; it is tried again", error=str(error))
+            failing = of_disk(error)
+        finally:
+            self.failing = failing
+            if failing:
+                self._complete.extend(batch)
+        if checksums is None:
+            await asyncio.sleep(self._retry_s)
+            return
+        for target, checksum in zip(batch, checksums, strict=True):
+            self._assembly.release(target)
+            self._install(target, checksum)
+
+    def _install(self, target: Target, checksum: int) -> None:
+        entry = self._find(target.address)
+        if entry is None:
+            self._on_gone(target)
+            return
+        # With holes, a look at each chunk is what finds them: no checksum spares it.
+        record = target.record._replace(physical_id=target.physical_id, crc32c=0 if target.holes else checksum)
+        self._memory.install(entry, target.key, record, lambda _error: self._installed(target))
+
+    def _installed(self, target: Target) -> None:
+        record = self._store.index.segment(target.address)
+        known = record is not None and record.physical_id == target.physical_id
+        (self._on_installed if known else self._on_gone)(target)

@@ -1,0 +1,144 @@
+"""Reads replicas for the chunks that are to come: one after the other of a virtual segment, until nothing is missing.
+
+A replica that fails or is damaged: the next one. A backup that is being drained was asked once more when it fails, and
+is given up then; any other is waited for. In which order virtual segments are read is for
+``kera.broker.recovery.schedule``, and where chunks go for ``kera.broker.recovery.assembly``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+
+from kera.broker.recovery.progress import RecoveryTotals, of_disk
+from kera.broker.recovery.replica_reader import BackupLink, ReadLimits
+from kera.broker.recovery.scan import Ref, Replicas, add_streamlets
+from kera.core.errors import KeraError, Unavailable
+from kera.core.telemetry import get_logger
+from kera.v1 import backup_pb2, common_pb2
+
+log = get_logger("kera.recovery")
+
+
+class BackupLinks:
+    """The connections to backups, made when they are needed, and again when they were lost."""
+
+    def __init__(self, node_id: str, limits: ReadLimits) -> None:
+        self._node_id = node_id
+        self._limits = limits
+        self._links: dict[int, BackupLink] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def get(self, info: common_pb2.BackupInfo) -> BackupLink:
+        """The connection to a backup. Raises `Unavailable`."""
+        link = self._links.get(info.backup_id)
+        if link is None or link.failed:
+            if link is not None:  # a backup that hangs keeps its side open
+                self._closing.add(task := asyncio.create_task(link.close()))
+                task.add_done_callback(self._closing.discard)
+            link = self._links[info.backup_id] = BackupLink(info, self._node_id, self._limits)
+        if not await link.connect():
+            raise Unavailable(link.failed)
+        return link
+
+    async def close(self) -> None:
+        """Let go of all of them."""
+        for link in self._links.values():
+            with contextlib.suppress(KeraError):
+                await link.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+
+class ReplicaFetcher:
+    """See the head of this module. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        links: BackupLinks,
+        totals: RecoveryTotals,
+        *,
+        backups: Callable[[], Iterable[common_pb2.BackupInfo]],
+        lacking: Callable[[Replicas], set[Ref]],
+        take: Callable[[memoryview], Awaitable[str]],
+        read_bytes_max: int,
+    ) -> None:
+        """`backups`: all there are. `lacking`: the streamlets that lack something that replicas may have. `take` puts
+        chunks where they belong; returns what is wrong with them, if anything, and raises errors of the disk.
+        """
+        self._links = links
+        self._totals = totals
+        self._backups = backups
+        self._lacking = lacking
+        self._take = take
+        self._read_bytes_max = read_bytes_max
+
+    async def fetch(self, replicas: Replicas) -> str:
+        """Read replicas until one is whole, or nothing is missing that they may have.
+
+        Returns why it must be tried again; nothing when none of them has anything more.
+        """
+        infos = {info.backup_id: info for info in self._backups()}
+        reasons = []
+        for backup_id in replicas.backup_ids:
+            if backup_id in replicas.tried:
+                continue
+            info = infos.get(backup_id)
+            if info is not None and info.draining and not info.alive:
+                # Gone for good. Should it come back all the same, the next look finds it.
+                replicas.backup_ids = tuple(each for each in replicas.backup_ids if each != backup_id)
+                continue
+            try:
+                wrong = await self._fetch_from(info, replicas)
+            except KeraError as error:
+                self._totals.replicas_failed += 1
+                if info is not None and info.draining:
+                    replicas.tried.add(backup_id)  # it is given up: it was asked once more, and that is all
+                else:
+                    reasons.append(f"backup {backup_id}: {error.message}")
+                continue
+            except OSError as error:
+                log.error("cannot write what is recovered; it is tried again", error=str(error))
+                return of_disk(error)
+            if not wrong:
+                return ""
+            replicas.tried.add(backup_id)
+            log.warning("a replica is not whole", virtual_segment=list(replicas.key), backup_id=backup_id, reason=wrong)
+        if not (reasons and self._lacking(replicas)):
+            return ""
+        broker_id, virtual_segment_id = replicas.key
+        return f"virtual segment {virtual_segment_id:#x} of broker {broker_id} ({'; '.join(reasons)})"
+
+    async def _fetch_from(self, info: common_pb2.BackupInfo | None, replicas: Replicas) -> str:
+        """Read a replica as far as it is needed; returns what is wrong with it. Raises errors of backup and disk."""
+        if info is None or not info.alive:
+            raise Unavailable("it is not alive")
+        link = await self._links.get(info)
+        async with link.turns:
+            return await self._read(link, replicas)
+
+    async def _read(self, link: BackupLink, replicas: Replicas) -> str:
+        request = backup_pb2.ReadReplicaRequest(
+            broker_id=replicas.key.broker_id,
+            virtual_segment_id=replicas.key.virtual_segment_id,
+            bytes_max=self._read_bytes_max,
+        )
+        streamlets: dict[int, set[int]] = {}
+        for stream_id, streamlet_id in self._lacking(replicas):
+            streamlets.setdefault(stream_id, set()).add(streamlet_id)
+        add_streamlets(request, streamlets)
+        wrong, length = "", replicas.length
+        while request.offset < length:
+            answer, chunks = await link.read(request)
+            length = answer.replica.length
+            if answer.next_offset <= request.offset:
+                return f"it answers nothing at offset {request.offset}"
+            if answer.replica.chunks_damaged:
+                wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
+            if len(chunks):
+                wrong = await self._take(chunks) or wrong
+            request.offset = answer.next_offset
+            if not self._lacking(replicas):
+                return ""
+        return wrong

@@ -1,0 +1,141 @@
+"""In which order virtual segments are read that have chunks which are to come: what is wanted comes first. Pure.
+
+    replicas, and the segments that need them ──add()──► waiting ──next()──► being read ──ended()──► read, or failed
+
+* First those with segments that a reader waits for (`want`); then those with what consumer groups have yet to read, in
+  the order of the log; then older ones, the newest first. A virtual segment is read when its first wanted segment is:
+  all that it has of others is taken along.
+* It is read once, until there is something new: segments that need it, or backups that have it, too. What failed waits
+  until `retry`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from kera.broker.records import SegmentAddress
+from kera.broker.recovery.scan import Replicas, VirtualKey
+from kera.core.ids import EntryId, Position
+
+_LAST = (2, 0)
+"""The rank of what nobody needs any more."""
+
+
+class Schedule:
+    """See the head of this module."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[VirtualKey, Replicas] = {}
+        self._sources: dict[SegmentAddress, list[VirtualKey]] = {}
+        """Of each segment that is to come, what has chunks of it."""
+        self._queue: deque[VirtualKey] = deque()
+        """As `order` has put it."""
+        self._urgent: deque[VirtualKey] = deque()
+        """With segments that readers wait for."""
+        self._taken: set[VirtualKey] = set()
+        """Not to be begun (again): read, being read, or failed."""
+        self._reading: set[VirtualKey] = set()
+        self._failed: dict[VirtualKey, str] = {}
+        """To be tried again, and why."""
+
+    # -- what there is to read -------------------------------------------------------------------------------------
+
+    def add(self, found: Iterable[Replicas], addresses: Collection[SegmentAddress], *, new: bool) -> None:
+        """Segments need these replicas, of those found; `new`: none of them was read for these segments before."""
+        for replicas in found:
+            needed = [address for address in replicas.segments if address in addresses]
+            if not needed:
+                continue
+            key = replicas.key
+            known = self._replicas.setdefault(key, replicas)
+            known.include(replicas)
+            if new:
+                known.tried.clear()  # what was no use to others may be to these
+            for address in needed:
+                sources = self._sources.setdefault(address, [])
+                if key not in sources:
+                    sources.append(key)
+            if not known.tried.issuperset(known.backup_ids):
+                self._taken.discard(key)
+
+    def forget(self, address: SegmentAddress) -> None:
+        """A segment has come, or is gone."""
+        self._sources.pop(address, None)
+        if not self._sources:
+            for each in (self._replicas, self._taken, self._failed, self._queue, self._urgent):
+                each.clear()
+
+    # -- order -----------------------------------------------------------------------------------------------------
+
+    def order(self, lengths: Mapping[SegmentAddress, int], cursor: Callable[[EntryId], Position]) -> None:
+        """Put what waits into the order in which it is wanted; `cursor`: up to where all consumer groups have read."""
+        by_entry: defaultdict[EntryId, list[SegmentAddress]] = defaultdict(list)
+        for address in sorted(lengths):
+            by_entry[EntryId(*address[:3])].append(address)
+        ranks: dict[SegmentAddress, tuple[int, int]] = {}
+        for entry_id, addresses in by_entry.items():
+            position = cursor(entry_id)
+            behind = [each for each in addresses if (each.group_id, each.segment_id, lengths[each]) > position]
+            before = addresses[: len(addresses) - len(behind)]
+            ranks.update((address, (0, number)) for number, address in enumerate(behind))
+            ranks.update((address, (1, number)) for number, address in enumerate(reversed(before)))
+
+        def rank(replicas: Replicas) -> tuple[bool, tuple[int, int], VirtualKey]:
+            wanted = replicas.first or replicas.also
+            return not replicas.first, min((ranks.get(each, _LAST) for each in wanted), default=_LAST), replicas.key
+
+        waiting = [replicas for key, replicas in self._replicas.items() if key not in self._taken]
+        self._queue = deque(replicas.key for replicas in sorted(waiting, key=rank))
+
+    def want(self, address: SegmentAddress) -> None:
+        """A reader waits for a segment."""
+        self._urgent.extend(key for key in self._sources.get(address, ()) if key not in self._urgent)
+
+    def next(self, is_missing: Callable[[SegmentAddress], bool]) -> Replicas | None:
+        """What to read now, if anything; it must be given to `ended`. `is_missing`: whether a segment needs chunks."""
+        for queue in (self._urgent, self._queue):
+            while queue:
+                key = queue.popleft()
+                replicas = self._replicas.get(key)
+                if replicas is None or key in self._taken or key in self._failed:
+                    continue
+                if any(map(is_missing, replicas.segments)):
+                    self._taken.add(key)
+                    self._reading.add(key)
+                    return replicas
+        return None
+
+    def ended(self, key: VirtualKey, failure: str) -> None:
+        """It was read; `failure`: why that must be tried again, if so."""
+        self._reading.discard(key)
+        if failure and key in self._replicas:
+            self._failed[key] = failure
+
+    def retry(self) -> list[tuple[Replicas, str]]:
+        """Have all that has failed tried again, after `order`; returns it, and why."""
+        failed, self._failed = self._failed, {}
+        self._taken.difference_update(failed)
+        return [(self._replicas[key], failure) for key, failure in failed.items()]
+
+    # -- what may still come ---------------------------------------------------------------------------------------
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is being read, nor can be just now."""
+        return not (self._reading or self._queue or self._urgent)
+
+    def unread(self, addresses: Iterable[SegmentAddress]) -> set[VirtualKey]:
+        """What has chunks of these segments and was not read to its end."""
+        sources = {key for address in addresses for key in self._sources.get(address, ())}
+        return {key for key in sources if key not in self._taken or key in self._reading}
+
+    def may_come(self, address: SegmentAddress, unread: Collection[VirtualKey]) -> bool:
+        """Whether chunks of a segment may come from what is being read or has failed, or was among the `unread`."""
+        return any(
+            key in unread or key in self._failed or key in self._reading for key in self._sources.get(address, ())
+        )
+
+    def count_replicas(self, address: SegmentAddress) -> int:
+        """How many replicas there are of what has chunks of a segment."""
+        return sum(len(self._replicas[key].backup_ids) for key in self._sources.get(address, ()))

@@ -1,0 +1,259 @@
+"""Finds out from backups what there is of streamlets whose broker is gone, and what they are to be.
+
+    assignment, and what the coordinator says ──seek()──► Sought
+    headers of all chunks that backups have (``scan``) ──Survey.find()──► Finding ──Survey.plan()──► StreamletPlan
+
+A streamlet waits while as many backups are away as it has replicas: they may have what no other has. A backup that is
+gone for good has to be drained, then it does not count; what is missing then is lost, and told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kera.broker.log.intervals import holding
+from kera.broker.log.retention import Rules
+from kera.broker.ownership.handover import begins_with, handed_over, producers_of
+from kera.broker.records import SegmentAddress, SegmentRecord
+from kera.broker.recovery.plan import EntryStart, Known, Places, StreamletMerge, StreamletPlan, places
+from kera.broker.recovery.scan import Launches, Ref, Scanned, scan
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.restart import LOST_GROUPS_MAX
+from kera.core.errors import InvalidArgument
+from kera.core.header_table import Headers, table
+from kera.core.ids import EARLIEST, Position
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2
+
+log = get_logger("kera.recovery")
+
+KEPT_S_MAX = 900.0
+"""How long is remembered what was found out and never opened."""
+
+Sources = frozenset[Launches]
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A streamlet, and what is known of it before anything of it is found."""
+
+    info: common_pb2.StreamInfo
+    known: Known
+    sources: Sources
+    cursors: dict[int, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """Chunks of streamlets, and where they can be read."""
+
+    merges: Sequence[StreamletMerge]
+    scanned: Scanned
+
+    def chunks(self) -> dict[SegmentAddress, Headers]:
+        """All chunks, by segment."""
+        return {address: chunks for merge in self.merges for address, chunks in merge.chunks().items()}
+
+    def places(self, records: Mapping[SegmentAddress, SegmentRecord]) -> dict[SegmentAddress, Places]:
+        """Where the chunks of segments go."""
+        chunks, none = self.chunks(), table()
+        return {address: places(record, chunks.get(address, none)) for address, record in records.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found out of a streamlet."""
+
+    sources: Sources
+    merge: StreamletMerge
+    scanned: Scanned
+    cursors: dict[int, Position]
+    made_s: float
+
+    @property
+    def materials(self) -> Materials:
+        """Its chunks."""
+        return Materials([self.merge], self.scanned)
+
+
+class Findings:
+    """What was found out of streamlets that have yet to be opened.
+
+    By streamlet and sources: of several brokers that are lost at a time, each had something else of it.
+    """
+
+    def __init__(self) -> None:
+        self._found: defaultdict[Ref, dict[Sources, Finding]] = defaultdict(dict)
+
+    def add(self, ref: Ref, finding: Finding) -> None:
+        """Remember one."""
+        self._found[ref][finding.sources] = finding
+
+    def has(self, ref: Ref, sources: Sources) -> bool:
+        """Whether there is one for just these sources."""
+        return sources in self._found[ref]
+
+    def get(self, ref: Ref, sources: Sources) -> Finding | None:
+        """What was found out for these sources; or for more, if some of those have been released since."""
+        fitting = [each for of, each in self._found.get(ref, {}).items() if of >= sources]
+        return min(fitting, key=lambda each: len(each.sources), default=None)
+
+    def take(self, ref: Ref, sources: Sources) -> Finding | None:
+        """Likewise, and forget it."""
+        finding = self.get(ref, sources)
+        if finding is not None:
+            del self._found[ref][finding.sources]
+        return finding
+
+    def forget_old(self, now_s: float) -> None:
+        """What was not opened for so long belongs to others by now."""
+        for ref, found in list(self._found.items()):
+            for sources in [sources for sources, each in found.items() if now_s - each.made_s > KEPT_S_MAX]:
+                del found[sources]
+            if not found:
+                del self._found[ref]
+
+
+class Survey:
+    """See the head of this module."""
+
+    def __init__(self, index: SegmentIndex, *, node_id: str = "") -> None:
+        self._index = index
+        self._node_id = node_id
+
+    async def find(
+        self, wanted: Mapping[Ref, Sought], backups: Sequence[common_pb2.BackupInfo], *, alone: bool = False
+    ) -> tuple[dict[Ref, Finding], list[str]]:
+        """Look through headers; returns what was found, and what the other streamlets wait for.
+
+        An entry that starts here where the streamlet was handed over says nothing of what comes before: that was never
+        here, and may have to come now, as when the streamlet went back and its other owner was lost then. `alone`:
+        nobody says which of the groups were here before.
+        """
+        if not wanted:
+            return {}, []
+        merges = {}
+        for ref, each in wanted.items():
+            entries = [self._index.entry(each.known.entry(index)) for index in range(each.known.entries)]
+            before = handed_over(self._index, *ref)
+            if alone and before.first_group_id > 1:
+                entries = []
+            entries = [None if entry is not None and begins_with(before, entry) else entry for entry in entries]
+            merges[ref] = StreamletMerge(each.known, await self._present(ref), entries)
+        scanned = await self._scan(wanted, merges, backups)
+        found, waits = {}, []
+        now_s = asyncio.get_running_loop().time()
+        away = scanned.away
+        for ref, each in wanted.items():
+            if len(away) >= max(1, each.info.config.replication):
+                reasons = "; ".join(f"backup {backup_id}: {reason}" for backup_id, reason in sorted(away.items()))
+                waits.append(
+                    f"streamlet {ref[1]} of stream {each.info.name!r}: as many backups are away as it has replicas"
+                    f" ({reasons}); start them, or drain those that are gone for good"
+                )
+            elif away and scanned.unread:
+                waits.append(f"streamlet {ref[1]} of stream {each.info.name!r}: {'; '.join(scanned.unread[:3])}")
+            else:
+                found[ref] = Finding(each.sources, merges[ref], scanned, each.cursors, now_s)
+        for text in scanned.unread:
+            log.warning("a virtual segment cannot be read whole", which=text)
+        return found, waits
+
+    async def find_again(self, wanted: Mapping[Ref, Sought], backups: Sequence[common_pb2.BackupInfo]) -> Materials:
+        """Look for chunks of streamlets that are open already."""
+        merges = {ref: StreamletMerge(each.known, {}) for ref, each in wanted.items()}
+        return Materials(list(merges.values()), await self._scan(wanted, merges, backups))
+
+    async def _scan(
+        self,
+        wanted: Mapping[Ref, Sought],
+        merges: Mapping[Ref, StreamletMerge],
+        backups: Sequence[common_pb2.BackupInfo],
+    ) -> Scanned:
+        by_source: defaultdict[Launches, dict[Ref, StreamletMerge]] = defaultdict(dict)
+        for ref, each in wanted.items():
+            for source in each.sources:
+                by_source[source][ref] = merges[ref]
+        scanned = await scan(backups, by_source, node_id=self._node_id)
+        for backup in backups:
+            if backup.draining:
+                scanned.away.pop(backup.backup_id, None)
+        return scanned
+
+    async def _present(self, ref: Ref) -> dict[int, list[tuple[SegmentAddress, SegmentRecord]]]:
+        """The segments that the index has of a streamlet, by entry."""
+
+        def look() -> dict[int, list[tuple[SegmentAddress, SegmentRecord]]]:
+            found: defaultdict[int, list[tuple[SegmentAddress, SegmentRecord]]] = defaultdict(list)
+            for address, record in self._index.segments_of_streamlet(*ref):
+                found[address.entry].append((address, record))
+            return dict(found)
+
+        return await asyncio.to_thread(look)
+
+    async def plan(self, ref: Ref, merge: StreamletMerge) -> StreamletPlan:
+        """What a streamlet is to be, as of now."""
+        merge.present = await self._present(ref)
+
+        def plan() -> StreamletPlan:
+            entries = [self._index.entry(merge.known.entry(index)) for index in range(merge.known.entries)]
+            return merge.plan(entries, self._index.producers(*ref))
+
+        return await asyncio.to_thread(plan)
+
+
+def launches(sources: Iterable[common_pb2.RecoverySource]) -> Sources:
+    """Which launches are named."""
+    return frozenset((each.broker_id, each.before_epoch) for each in sources)
+
+
+def seek(
+    info: common_pb2.StreamInfo,
+    assignment: common_pb2.StreamletAssignment,
+    sources: Sources,
+    *,
+    held_by: int,
+    starts: Iterable[common_pb2.EntryStart] = (),
+    cursors: Iterable[common_pb2.Cursor] = (),
+    states: Iterable[common_pb2.StreamletState] = (),
+) -> Sought:
+    """What is to be found out of a streamlet's groups that a broker holds; `states`: as they were handed over to it."""
+    intervals = holding(assignment, held_by).intervals
+    if not intervals:
+        raise InvalidArgument(
+            f"broker {held_by} has no groups of streamlet {assignment.streamlet_id} of stream {info.name!r}",
+            stream=info.name,
+            streamlet_id=assignment.streamlet_id,
+            broker_id=held_by,
+        )
+    state = next((each for each in states if each.streamlet_id == assignment.streamlet_id), None)
+    known = Known(
+        info.stream_id,
+        assignment.streamlet_id,
+        info.config.entries,
+        intervals,
+        starts={
+            each.start.entry: EntryStart(_position(each.start), each.first_record)
+            for each in starts
+            if each.start.streamlet_id == assignment.streamlet_id
+        },
+        next_records=tuple(state.next_records) if state is not None else (),
+        next_group_id=max(assignment.first_group_id, state.next_group_id if state is not None else 1, 1),
+        producers=producers_of(state) if state is not None else {},
+        keeps_all=not Rules.of(info.config),
+        may_lose=info.config.durability <= common_pb2.DURABILITY_LEADER,
+        lost_groups=LOST_GROUPS_MAX,
+    )
+    mine = {
+        each.entry: _position(each)
+        for each in cursors
+        if (each.stream_id, each.streamlet_id) == (info.stream_id, assignment.streamlet_id)
+    }
+    return Sought(info, known, sources, mine)
+
+
+def _position(cursor: common_pb2.Cursor) -> Position:
+    return Position(cursor.group_id, cursor.segment_id, cursor.position) if cursor.group_id else EARLIEST
