@@ -156,10 +156,10 @@ class World:
             await Coordinator.load(
                 store,
                 self,
+                Backups(self),
                 self.clock,
                 SETTINGS,
                 coordinator_epoch=self.epoch,
-                backups=Backups(self),
             )
         )
 
@@ -176,14 +176,14 @@ class World:
             lost_memory=lost_memory,
         )
         try:
-            info, streams = await self.coordinator.register_broker(request)
+            answer = await self.coordinator.members.register_broker(request)
         except KeraError:
             self.waking.append((broker_id, lost_memory))
             return
-        assert info.broker_id == broker_id
-        broker.epoch = info.broker_epoch
+        assert answer.broker_id == broker_id
+        broker.epoch = answer.broker_epoch
         self.brokers[broker_id] = broker
-        for stream in streams:
+        for stream in answer.streams:
             broker.learn(stream)
         self.check()
 
@@ -205,8 +205,8 @@ class World:
         for broker in list(self.brokers.values()):
             if not broker.paused:
                 await self.heartbeat(broker)
-        for backup in self.coordinator.backups():
-            self.coordinator.backup_heartbeat(
+        for backup in self.coordinator.state.backups.describe_all():
+            self.coordinator.members.backup_heartbeat(
                 coordinator_pb2.BackupHeartbeatRequest(backup_id=backup.backup_id, backup_epoch=backup.backup_epoch)
             )
         for coordinator in self.coordinators[-2:]:
@@ -219,7 +219,7 @@ class World:
             broker_id=broker.broker_id, broker_epoch=broker.epoch, recoveries=broker.progress(self.slowness)
         )
         try:
-            await self.coordinator.heartbeat(request)
+            await self.coordinator.members.heartbeat(request)
         except StaleEpoch:
             if self.brokers.get(broker.broker_id) is broker:
                 self.kill(broker.broker_id)
@@ -276,7 +276,7 @@ class World:
 
     def _end(self, stream_id: int, streamlet_id: int) -> common_pb2.StreamletState:
         """A group is written to a streamlet whenever somebody asks where it ends."""
-        assignment = self.coordinator.stream_with_id(stream_id).assignments[streamlet_id]
+        assignment = self.coordinator.state.catalog.with_id(stream_id).assignments[streamlet_id]
         last = max(intervals_of(assignment)[-1].first_group_id, assignment.first_group_id)
         return common_pb2.StreamletState(streamlet_id=streamlet_id, next_group_id=last + 1, next_records=[last])
 
@@ -285,7 +285,7 @@ class World:
     ) -> broker_pb2.TakeOverResponse:
         await self._order(info, request.coordinator_epoch)
         lost, before = request.source.broker_id, request.source.before_epoch
-        causes = {(one.broker_id, one.before_epoch): one.cause for one in self.coordinator.recoveries()}
+        causes = {(one.broker_id, one.before_epoch): one.cause for one in self.coordinator.recoveries.describe_all()}
         lives = causes.get((lost, before)) == DRAINED
         for backup_id in () if lives else range(1, BACKUPS + 1):
             assert self.fences.get((backup_id, lost), 0) >= before, "nothing is taken over before the fence"
@@ -320,10 +320,10 @@ class World:
     def check_settled(self) -> None:
         """Everything has come to its end."""
         coordinator = self.coordinator
-        assert all(info.restored_us or "CANCELLED" in str(info) for info in coordinator.recoveries()), (
-            coordinator.recoveries()
+        assert all(info.restored_us or "CANCELLED" in str(info) for info in coordinator.recoveries.describe_all()), (
+            coordinator.recoveries.describe_all()
         )
-        for stream in coordinator.streams():
+        for stream in coordinator.state.catalog.streams():
             for one in stream.assignments:
                 intervals = intervals_of(one)
                 assert [*one.intervals] == ([] if len(intervals) == 1 else intervals)
@@ -359,7 +359,7 @@ class Backups:
         await self._world.step()
         if broker_epoch < self._world.fences.get((backup.backup_id, broker_id), 0):
             raise StaleEpoch("a later launch was fenced")
-        for stream in self._world.coordinator.streams():
+        for stream in self._world.coordinator.state.catalog.streams():
             for one in stream.assignments:
                 for source in one.sources:
                     needed = source.broker_id == broker_id and source.before_epoch <= before_epoch

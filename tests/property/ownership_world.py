@@ -146,10 +146,10 @@ class World:
         self.coordinator = await Coordinator.load(
             self.store,
             self,
+            self.backup_calls,
             self.clock,
             SETTINGS,
             coordinator_epoch=self.coordinator_epoch,
-            backups=self.backup_calls,
         )
         for broker_id in dead:
             if broker_id in self.coordinator.state.brokers.ids() and broker_id not in self.launches:
@@ -192,12 +192,11 @@ class World:
             launch_id=launch.launch_id,
             lost_memory=engine.restart.found.lost_memory,
         )
-        info, streams = await self.coordinator.register_broker(request)
-        assert info.broker_id == broker_id
-        node.epoch = info.broker_epoch
+        answer = await self.coordinator.members.register_broker(request)
+        assert answer.broker_id == broker_id
+        node.epoch, streams = answer.broker_epoch, list(answer.streams)
         self.launches[broker_id] = launch
-        before = self.coordinator.recovered_before_epoch(broker_id)
-        await engine.own(streams, broker_id, node.epoch, before)
+        await engine.own(streams, broker_id, node.epoch, answer.recovered_before_epoch)
         node.service.registered(broker_id, streams, node.epoch)
         launch.report = HeartbeatReport(engine.streams, engine.takeovers.progress)
         launch.fenced = asyncio.create_task(self._until_fenced(launch))
@@ -228,7 +227,7 @@ class World:
         info = backup.info
         info.backup_id = backup.backup_id if known else 0
         info.grpc_address = backup.address
-        await self.coordinator.register_backup(
+        await self.coordinator.members.register_backup(
             coordinator_pb2.RegisterBackupRequest(backup=info, launch_id=f"launch-{self.started}")
         )
 
@@ -255,7 +254,7 @@ class World:
         request = coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=launch.node.epoch)
         launch.report.fill(request)
         try:
-            await self.coordinator.heartbeat(request)
+            await self.coordinator.members.heartbeat(request)
         except StaleEpoch:
             launch.node.service.writer.fence()
             if self.launches.get(broker_id) is launch:
@@ -438,7 +437,7 @@ class Client:
         return self.models.setdefault(ref, Model())
 
     def stream(self, ref: Ref) -> common_pb2.StreamInfo:
-        return self.world.coordinator.stream(ref[0])
+        return self.world.coordinator.state.catalog.named(ref[0])
 
     def assignment(self, ref: Ref) -> common_pb2.StreamletAssignment:
         return self.stream(ref).assignments[ref[1]]

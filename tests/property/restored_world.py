@@ -15,6 +15,7 @@ from pathlib import Path
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.ownership.unknown import UnknownReport
 from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import Record
 from kera.coordinator.store.numbers import SINCE_US, next_epoch
 from kera.core.clock import FakeClock
@@ -75,16 +76,16 @@ class World(ownership_world.World):
         self.given.note("epoch of a coordinator", epoch, object())
         previous = json.loads(last.value)["epoch"] if last else 0
         leader = {"epoch": epoch, "previous_epoch": previous}
-        self.store._records["leader"] = Record(json.dumps(leader).encode(), 1)
+        self.store = MemoryStore({**self.store.records, "leader": Record(json.dumps(leader).encode(), 1)})
         self.coordinator_epoch = epoch
         self.coordinator = await Coordinator.load(
-            self.store, self, self.clock, SETTINGS, coordinator_epoch=epoch, backups=self.backup_calls
+            self.store, self, self.backup_calls, self.clock, SETTINGS, coordinator_epoch=epoch
         )
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def copy(self) -> dict[str, Record]:
-        return dict(self.store._records)
+        return self.store.records
 
     async def restore(self, copy: dict[str, Record], seconds: float, *, stopped: Sequence[int] = ()) -> None:
         """The coordinator ends, and after a while another one begins with a copy.
@@ -95,7 +96,7 @@ class World(ownership_world.World):
         for launch in ended:
             await launch.kill(memory=False)
         await self.coordinator.close()
-        self.store._records = dict(copy)
+        self.store = MemoryStore(copy)
         self.clock.advance(seconds)
         self.coordinator_epoch = 0
         await self.lead()
@@ -106,7 +107,7 @@ class World(ownership_world.World):
             starting = [one for one in starting if not await self.is_admitted(one)]
             await self.wait()
         await self.settle()
-        while self.coordinator.catching_up:
+        while self.coordinator.state.catching_up:
             await self.wait()
         await self.settle()
 
@@ -176,16 +177,15 @@ class World(ownership_world.World):
                 for stream_id, version in held.items()
             ],
         )
-        info, streams = await self.coordinator.register_broker(request)
-        broker_id, epoch = info.broker_id, info.broker_epoch
+        answer = await self.coordinator.members.register_broker(request)
+        broker_id, epoch, streams = answer.broker_id, answer.broker_epoch, list(answer.streams)
         self.given.note("id of a broker", broker_id, directory)
         self.given.note("epoch of a broker", epoch, launch.launch_id)
         assert self.identities.setdefault(directory, broker_id) == broker_id
         node.broker_id, node.epoch = broker_id, epoch
         self.nodes[broker_id], self.launches[broker_id] = node, launch
-        before = self.coordinator.recovered_before_epoch(broker_id)
-        elsewhere = await self.coordinator.elsewhere(broker_id, request.held_streams, streams)
-        await engine.own(streams, broker_id, epoch, before, elsewhere=elsewhere)
+        elsewhere = answer.elsewhere_stream_ids
+        await engine.own(streams, broker_id, epoch, answer.recovered_before_epoch, elsewhere=elsewhere)
         node.service.registered(broker_id, streams, epoch)
         launch.report = HeartbeatReport(
             engine.streams,
@@ -209,7 +209,7 @@ class World(ownership_world.World):
             launch_id=launch.launch_id,
             directory_id=node.settings.data_dir.name,
         )
-        info, _ = await self.coordinator.register_broker(request)
+        info = await self.coordinator.members.register_broker(request)
         assert (info.broker_id, info.broker_epoch) == (node.broker_id, node.epoch)
 
     async def relaunch(self, broker_id: int) -> None:
@@ -237,20 +237,14 @@ class World(ownership_world.World):
         )
         launch.report.fill(request)
         try:
-            await self.coordinator.heartbeat(request)
+            answer = await self.coordinator.members.heartbeat(request)
         except UnknownLaunch:
             await self._register_again(launch)
             return
         except StaleEpoch:
             await self.relaunch(broker_id)
             return
-        fences = self.coordinator.fences(request.fences_version)
-        if fences is not None:
-            launch.node.engine.streams.fences.note(fences)
-        launch.report.answered(
-            coordinator_pb2.HeartbeatResponse(
-                coordinator_epoch=self.coordinator_epoch,
-                unknown_stream_ids=await self.coordinator.unknown_of(request),
-            )
-        )
+        if answer.HasField("fences"):
+            launch.node.engine.streams.fences.note(answer.fences)
+        launch.report.answered(answer)
         launch.node.told()

@@ -64,10 +64,10 @@ async def build(world: World) -> None:
     for number in range(BACKUPS):
         backup = common_pb2.BackupInfo(grpc_address=f"backup-{number}:1")
         request = coordinator_pb2.RegisterBackupRequest(backup=backup, launch_id=f"backup-{number}")
-        await world.coordinator.register_backup(request)
+        await world.coordinator.members.register_backup(request)
     for name, replication in (("copied", 1), ("twice", 2), ("plain", 0)):
         config = common_pb2.StreamConfig(streamlets=3, entries=1, group_segments=4, replication=replication)
-        await world.coordinator.create_stream(name, config, common_pb2.StreamSchema())
+        await world.coordinator.streams.create(name, config, common_pb2.StreamSchema())
 
 
 def run(plan: list[Any], moves: list[tuple[int, int, int]], draining: int, slowness: int = 0) -> None:
@@ -109,12 +109,12 @@ async def live(plan: list[Any], moves: list[tuple[int, int, int]], draining: int
 
 async def move(world: World, streamlet_id: int, broker_id: int) -> None:
     with contextlib.suppress(KeraError):
-        await world.coordinator.move_streamlet("copied", streamlet_id, broker_id)
+        await world.coordinator.migration.move("copied", streamlet_id, broker_id)
 
 
 async def drain(world: World, broker_id: int) -> None:
     with contextlib.suppress(KeraError):
-        await world.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=broker_id))
+        await world.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=broker_id))
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -95,7 +95,7 @@ class History:
         )
         for _ in range(100):
             with contextlib.suppress(KeraError):
-                await self.world.coordinator.create_stream(name, config, common_pb2.StreamSchema(schema_id=1))
+                await self.world.coordinator.streams.create(name, config, common_pb2.StreamSchema(schema_id=1))
                 break
             await asyncio.sleep(0.05)  # sleep: until there are enough
         else:
@@ -149,7 +149,7 @@ class History:
     async def move(self) -> None:
         ref = self.ref()
         to = self.random.randrange(BROKERS) + 1
-        moving = asyncio.ensure_future(self.world.coordinator.move_streamlet(*ref, to))
+        moving = asyncio.ensure_future(self.world.coordinator.migration.move(*ref, to))
         at_once = self.random.random() < 0.3
         if at_once:
             for _ in range(self.random.randrange(30)):
@@ -171,13 +171,13 @@ class History:
             request.virtual_logs = self.random.randrange(1, ENTRIES + 1)
         else:
             request.retention_bytes = (1 << 40) + self.random.randrange(100)
-        await self.world.coordinator.alter_stream(request)
+        await self.world.coordinator.streams.alter(request)
 
     async def delete(self) -> None:
         name = self.random.choice(self.names)
         self.say(f"delete({name})")
         self.names.remove(name)
-        await self.world.coordinator.delete_stream(name)
+        await self.world.coordinator.streams.delete(name)
         await self.create()
         if not self.names:
             await self.create()
@@ -186,7 +186,9 @@ class History:
         draining = [one for one in self.world.nodes if self.world.coordinator.state.brokers.is_draining(one)]
         broker_id = draining[0] if draining else self.random.randrange(BROKERS) + 1
         self.say(f"drain({broker_id}, undo={bool(draining)})")
-        await self.world.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=broker_id, undo=bool(draining)))
+        await self.world.coordinator.drains.drain(
+            coordinator_pb2.DrainRequest(broker_id=broker_id, undo=bool(draining))
+        )
 
     async def coordinator(self) -> None:
         self.say("coordinator()")
@@ -253,12 +255,12 @@ class History:
         request = coordinator_pb2.PrepareRestartRequest(broker_id=broker_id, epoch=launch.node.epoch, wait_ms=1000)
         self.say(f"restart({broker_id}, stays away={stays_away}, said={said}, meanwhile {meanwhile})")
         with contextlib.suppress(KeraError):  # it may have been given up for lost
-            await self.world.coordinator.prepare_restart(request)
+            await self.world.coordinator.restarts.prepare(request)
             launch.node.service.orders.seal_all()
             await self.unknown()
             if said:
                 request.stopping = True
-                await self.world.coordinator.prepare_restart(request)
+                await self.world.coordinator.restarts.prepare(request)
         await self.world.kill(broker_id, memory=False, noticed=False)
         if meanwhile != "nothing":
             await getattr(self, meanwhile)()
@@ -343,10 +345,10 @@ class History:
 
     async def unsettled(self) -> str:
         coordinator = self.world.coordinator
-        for info in coordinator.recoveries():
+        for info in coordinator.recoveries.describe_all():
             if info.phase not in {RECOVERY_PHASE_DONE, RECOVERY_PHASE_CANCELLED}:
-                return f"a recovery goes on:\n{info}\n{coordinator.streams()}"
-        for stream in coordinator.streams():
+                return f"a recovery goes on:\n{info}\n{coordinator.state.catalog.streams()}"
+        for stream in coordinator.state.catalog.streams():
             for one in stream.assignments:
                 if one.sources:
                     return f"{stream.name} has sources:\n{one}"
@@ -355,17 +357,17 @@ class History:
     async def unreplicated(self) -> str:
         """What of replicas is not as it should be."""
         coordinator = self.world.coordinator
-        streams = {stream.stream_id: stream.name for stream in coordinator.streams()}
+        streams = {stream.stream_id: stream.name for stream in coordinator.state.catalog.streams()}
         recovered = {
             info.broker_id: max(
                 (
                     one.before_epoch
-                    for one in coordinator.recoveries()
+                    for one in coordinator.recoveries.describe_all()
                     if one.broker_id == info.broker_id and one.phase == RECOVERY_PHASE_DONE and one.cause != "drained"
                 ),
                 default=0,
             )
-            for info in coordinator.recoveries()
+            for info in coordinator.recoveries.describe_all()
         }
         copies: Counter[tuple[int, int, int, int, int, int]] = Counter()
         for backup in self.world.backups:
@@ -388,7 +390,7 @@ class History:
                     copies.update(seen)
         for ref in self.refs:
             model = self.client.model(ref)
-            stream_id = coordinator.stream(ref[0]).stream_id
+            stream_id = coordinator.state.catalog.named(ref[0]).stream_id
             for id_, known in model.acknowledged.items():
                 stored = model.stored.get(id_)
                 if stored is None or model.lossy or known.first_record < model.removed.get(known.entry, 0):

@@ -122,7 +122,7 @@ class Restored(RuleBasedStateMachine):
             await self.check(known)
         for known in [one for one in self.streams.values() if self.is_unknown(one)]:
             await self.adopted(known)
-        assert not self.world.coordinator.unknown()
+        assert not self.world.coordinator.unknown.describe_all()
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
@@ -144,12 +144,12 @@ class Restored(RuleBasedStateMachine):
     def create(self, replication: int, again: bool) -> None:
         """`again`: under the name of one that is not known any more, if there is one."""
         names = [one.name for one in self.streams.values() if self.is_unknown(one)] if again else []
-        taken = {stream.name for stream in self.coordinator.streams()}
+        taken = {stream.name for stream in self.coordinator.state.catalog.streams()}
         name = next((name for name in names if name not in taken), f"stream-{len(self.streams)}")
 
         async def create() -> None:
             schema = pa.schema([("a", pa.int64())])
-            stream = await self.coordinator.create_stream(
+            stream = await self.coordinator.streams.create(
                 name,
                 common_pb2.StreamConfig(
                     streamlets=STREAMLETS, entries=1, group_segments=2, replication=replication, virtual_logs=1
@@ -175,7 +175,7 @@ class Restored(RuleBasedStateMachine):
         self.numbers += 1
         columns = schema_to_bytes(pa.schema([(f"column_{self.numbers}", pa.int64())]))
         request = coordinator_pb2.AlterStreamRequest(name=self.name_of(known), add_columns=columns)
-        stream = self.do(self.coordinator.alter_stream(request))
+        stream = self.do(self.coordinator.streams.alter(request))
         self.note_schemas(stream)
         for one in stream.assignments:
             here = self.world.launches[one.broker_id].node.engine.streams.get(stream.stream_id)
@@ -183,14 +183,14 @@ class Restored(RuleBasedStateMachine):
             assert newest in here.schema_ids, f"broker {one.broker_id} does not go by what {known} is now"
 
     def name_of(self, known: Known) -> str:
-        return str(self.coordinator.stream_with_id(known.stream_id).name)
+        return str(self.coordinator.state.catalog.with_id(known.stream_id).name)
 
     @rule(number=st.integers(0, 9))
     def delete(self, number: int) -> None:
         known = self.pick(number)
         if known is not None:
             known.deleted = True
-            self.do(self.coordinator.delete_stream(self.name_of(known)))
+            self.do(self.coordinator.streams.delete(self.name_of(known)))
 
     @rule(number=st.integers(0, 9), streamlet=st.integers(0, STREAMLETS - 1), to=st.integers(0, BROKERS_MAX))
     def move(self, number: int, streamlet: int, to: int) -> None:
@@ -198,10 +198,10 @@ class Restored(RuleBasedStateMachine):
         if known is None or known.lost:
             return
         ids = sorted(self.world.launches)
-        before = self.coordinator.stream_with_id(known.stream_id).assignments[streamlet].broker_id
+        before = self.coordinator.state.catalog.with_id(known.stream_id).assignments[streamlet].broker_id
         target = ids[to % len(ids)]
         if target != before:
-            self.do(self.coordinator.move_streamlet(self.name_of(known), streamlet, target))
+            self.do(self.coordinator.migration.move(self.name_of(known), streamlet, target))
 
     @rule(number=st.integers(0, 9), count=st.integers(1, 6))
     def write(self, number: int, count: int) -> None:
@@ -211,7 +211,7 @@ class Restored(RuleBasedStateMachine):
 
     async def written(self, known: Known, count: int) -> None:
         """Acknowledged by the owner that the coordinator names, from a new producer."""
-        producer, _ = await self.coordinator.init_producer()
+        producer, _ = await self.coordinator.producers.init()
         self.world.given.note("id of a producer", producer, object())
         for streamlet in range(STREAMLETS):
             chunks = []
@@ -228,7 +228,7 @@ class Restored(RuleBasedStateMachine):
         """Until it is acknowledged; backups that have started again are not connected yet."""
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
         while True:
-            assignment = self.coordinator.stream_with_id(known.stream_id).assignments[streamlet]
+            assignment = self.coordinator.state.catalog.with_id(known.stream_id).assignments[streamlet]
             reply = await self.world.launches[assignment.broker_id].ask(api.MULTI_WRITE_CHUNKS, request, data)
             (status,) = reply.message.statuses
             assert not status.duplicate, f"{known}: a new producer's chunk was known"
@@ -242,7 +242,7 @@ class Restored(RuleBasedStateMachine):
         if known.deleted and not self.there(known):
             return
         if not self.there(known):
-            told = {one.stream.stream_id: one for one in self.coordinator.unknown()}
+            told = {one.stream.stream_id: one for one in self.coordinator.unknown.describe_all()}
             if any(known.written):
                 assert known.stream_id in told, f"{known} is reported by nobody"
             return
@@ -259,7 +259,7 @@ class Restored(RuleBasedStateMachine):
         start = EARLIEST
         until_s = asyncio.get_running_loop().time() + (0.2 if known.lost else WAIT_S / 2)
         while True:
-            assignment = self.coordinator.stream_with_id(known.stream_id).assignments[streamlet]
+            assignment = self.coordinator.state.catalog.with_id(known.stream_id).assignments[streamlet]
             intervals = intervals_of(assignment)
             index = index_of_group(assignment, start.group_id)
             launch = self.world.launches[intervals[index].broker_id]
@@ -296,7 +296,7 @@ class Restored(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["", "one", "two"]))
     def producer(self, name: str) -> None:
         async def init() -> tuple[int, int]:
-            asked: asyncio.Future[tuple[int, int]] = asyncio.ensure_future(self.coordinator.init_producer(name))
+            asked: asyncio.Future[tuple[int, int]] = asyncio.ensure_future(self.coordinator.producers.init(name))
             while not asked.done():
                 await asyncio.sleep(0)  # sleep: a turn of the loop
                 await self.world.beat()
@@ -338,7 +338,7 @@ class Restored(RuleBasedStateMachine):
     async def adopted(self, known: Known) -> None:
         """All of it is there again, and it takes more."""
         try:
-            await self.coordinator.adopt_stream(str(known.stream_id), f"again-{known.stream_id}")
+            await self.coordinator.unknown.adopt(str(known.stream_id), f"again-{known.stream_id}")
         except UnknownStream:
             if any(known.written):
                 raise
@@ -407,7 +407,7 @@ def test_a_stream_that_moved_since_a_copy_goes_on_where_it_is_whoever_is_started
         one.write(0, count=3)
         one.move(0, streamlet=0, to=0)
         one.write(0, count=3)
-        assert not one.coordinator.unknown()
+        assert not one.coordinator.unknown.describe_all()
 
 
 def test_a_schema_that_a_copy_does_not_know_leaves_its_number_to_no_other() -> None:

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from kera.coordinator.cluster.backups import GrpcBackups
 from kera.coordinator.cluster.brokers import GrpcBrokers
-from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
@@ -124,9 +124,12 @@ async def _office(
     async with AsyncExitStack() as stack:
         brokers = GrpcBrokers(timeout_ms=settings.broker_timeout_ms)
         stack.push_async_callback(brokers.close)
+        backups = GrpcBackups(timeout_ms=settings.broker_timeout_ms)
+        stack.push_async_callback(backups.close)
         coordinator = await Coordinator.load(
             store,
             brokers,
+            backups,
             SystemClock(),
             settings,
             coordinator_epoch=epoch,
@@ -134,15 +137,9 @@ async def _office(
             observe_move=metrics.observe_move,
         )
         stack.push_async_callback(coordinator.close)
-        consumer_groups = ConsumerGroups.load(coordinator.state, settings.unnamed_group_retention_ms)
-        stack.push_async_callback(consumer_groups.close)
-        coordinator.use_cursors(consumer_groups.cursors_of)
         coordinator.start()
-        metrics.coordinator = coordinator
-        stack.callback(setattr, metrics, "coordinator", None)
-        metrics.consumer_groups = consumer_groups
-        stack.callback(setattr, metrics, "consumer_groups", None)
-        yield coordinator_service(coordinator, metrics.observe, consumer_groups)
+        stack.enter_context(metrics.leading(coordinator))
+        yield coordinator_service(coordinator.handlers(), metrics.observe)
 
 
 def run(settings: CoordinatorSettings) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.recovery.decide import word
 from kera.v1 import coordinator_pb2
@@ -25,16 +25,13 @@ class CoordinatorMetrics:
     Of a coordinator that does not lead, everything is 0 but its own requests.
     """
 
-    def __init__(self, registry: CollectorRegistry, coordinator: Coordinator | None = None) -> None:
-        self.coordinator = coordinator
-        """The one that leads, if it is this process's."""
-        self.consumer_groups: ConsumerGroups | None = None
-        """Likewise."""
-        registry.register(_OfConsumerGroups(lambda: self.consumer_groups))
-        registry.register(_OfRecoveries(lambda: self.coordinator))
+    def __init__(self, registry: CollectorRegistry, *, consumer_groups_max: int = CONSUMER_GROUPS_MAX) -> None:
+        self._leading: Coordinator | None = None
+        registry.register(_OfConsumerGroups(lambda: self._leading, consumer_groups_max))
+        registry.register(_OfRecoveries(lambda: self._leading))
 
         def of_leader(look: Callable[[Coordinator], float]) -> Callable[[], float]:
-            return lambda: 0.0 if self.coordinator is None else look(self.coordinator)
+            return lambda: 0.0 if self._leading is None else look(self._leading)
 
         self._requests = Counter(
             "kera_coordinator_requests",
@@ -43,29 +40,29 @@ class CoordinatorMetrics:
             registry=registry,
         )
         brokers = Gauge("kera_coordinator_brokers_alive", "Brokers whose heartbeats arrive.", registry=registry)
-        brokers.set_function(of_leader(lambda coordinator: coordinator.brokers_alive))
+        brokers.set_function(of_leader(lambda leader: len(leader.state.brokers.live_ids())))
         backups = Gauge("kera_coordinator_backups_alive", "Backups whose heartbeats arrive.", registry=registry)
-        backups.set_function(of_leader(lambda coordinator: coordinator.backups_alive))
+        backups.set_function(of_leader(lambda leader: len(leader.state.backups.live_ids())))
         restarting = Gauge(
             "kera_coordinator_members_restarting",
             "Brokers and backups that stop, or have stopped, in order to start again.",
             registry=registry,
         )
-        restarting.set_function(of_leader(lambda coordinator: coordinator.members_restarting))
+        restarting.set_function(of_leader(_members_restarting))
         streams = Gauge("kera_coordinator_streams", "Streams that exist.", registry=registry)
-        streams.set_function(of_leader(lambda coordinator: coordinator.stream_count))
+        streams.set_function(of_leader(lambda leader: len(leader.state.catalog)))
         unknown = Gauge(
             "kera_coordinator_unknown_streams",
             "Streams that brokers hold and that are not in the metadata; kera cluster adopt takes them up again.",
             registry=registry,
         )
-        unknown.set_function(of_leader(lambda coordinator: len(coordinator.unknown())))
+        unknown.set_function(of_leader(lambda leader: len(leader.unknown.describe_all())))
         catching_up = Gauge(
             "kera_coordinator_catching_up",
             "1 while nothing is recovered, moved or deleted, as the metadata are older than the cluster; else 0.",
             registry=registry,
         )
-        catching_up.set_function(of_leader(lambda coordinator: bool(coordinator.catching_up)))
+        catching_up.set_function(of_leader(lambda leader: bool(leader.state.catching_up)))
         self._phases = Histogram(
             "kera_coordinator_recovery_phase_seconds",
             "How long the phases of recoveries took.",
@@ -86,8 +83,17 @@ class CoordinatorMetrics:
             registry=registry,
         )
 
-        leading = Gauge("kera_coordinator_leading", "1 for who leads, 0 for the others.", registry=registry)
+        leading = Gauge("kera_coordinator_leading", "1 for the coordinator that leads, else 0.", registry=registry)
         leading.set_function(of_leader(lambda _: 1.0))
+
+    @contextmanager
+    def leading(self, coordinator: Coordinator) -> Iterator[None]:
+        """While it leads, its state is what is shown."""
+        self._leading = coordinator
+        try:
+            yield
+        finally:
+            self._leading = None
 
     def observe(self, method: str, outcome: str) -> None:
         """Count a request."""
@@ -104,15 +110,22 @@ class CoordinatorMetrics:
             self._stalls.observe(stall_s)
 
 
+def _members_restarting(leader: Coordinator) -> int:
+    brokers, backups = leader.state.brokers.describe_all(), leader.state.backups.describe_all()
+    return sum(one.restarting for one in brokers) + sum(one.restarting for one in backups)
+
+
 class _OfConsumerGroups(Collector):
     """Looks at the consumer groups when metrics are asked for."""
 
-    def __init__(self, consumer_groups: Callable[[], ConsumerGroups | None]) -> None:
-        self._consumer_groups = consumer_groups
+    def __init__(self, leading: Callable[[], Coordinator | None], groups_max: int) -> None:
+        self._leading = leading
+        self._groups_max = groups_max
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The families, with a series for each consumer group up to the limit."""
-        consumer_groups = self._consumer_groups()
+        leader = self._leading()
+        consumer_groups = leader.consumer_groups if leader is not None else None
         count = GaugeMetricFamily("kera_coordinator_consumer_groups", "Consumer groups that exist.")
         count.add_metric([], len(consumer_groups) if consumer_groups is not None else 0)
         consumers = GaugeMetricFamily(
@@ -123,9 +136,7 @@ class _OfConsumerGroups(Collector):
             "Groups of segments that consumers read now.",
             labels=("consumer_group",),
         )
-        for name, members, groups in (
-            consumer_groups.holdings(CONSUMER_GROUPS_MAX) if consumer_groups is not None else ()
-        ):
+        for name, members, groups in consumer_groups.holdings(self._groups_max) if consumer_groups is not None else ():
             consumers.add_metric([name], members)
             held.add_metric([name], groups)
         yield from (count, consumers, held)
@@ -140,7 +151,7 @@ class _OfRecoveries(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The families."""
         coordinator = self._coordinator()
-        found = coordinator.recoveries() if coordinator is not None else []
+        found = coordinator.recoveries.describe_all() if coordinator is not None else []
         phases = GaugeMetricFamily(
             "kera_coordinator_recoveries",
             "Recoveries of lost brokers, under way and recent, by the phase they are in.",

@@ -134,6 +134,11 @@ class CoordinatorSettings(KeraSettings):
         "info", description="Log from this level up: debug, info, warning or error."
     )
 
+    @property
+    def lease_ms(self) -> int:
+        """For how long, from a heartbeat that was answered, no broker is given up for lost."""
+        return self.heartbeat_interval_ms * self.heartbeats_missed_max
+
     @classmethod
     def dev(cls) -> Self:
         """A coordinator on one's own machine: a killed broker is noticed within a second, and metrics are there."""

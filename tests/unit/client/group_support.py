@@ -7,7 +7,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.core.errors import KeraError, UnknownStream
 from kera.core.rpc import Method, api
 from kera.v1 import common_pb2
@@ -26,7 +25,8 @@ class GroupCluster(FakeCluster):
         (self.info,) = self.infos.values()
         self.coordinator = coordinator
         coordinator.coordinator.state.catalog.add(self.info)
-        self.consumer_groups = ConsumerGroups.load(coordinator.coordinator.state)
+        self.consumer_groups = coordinator.coordinator.consumer_groups
+        self.consumer_groups.start()
         self.failures: deque[KeraError] = deque()
         """Of the next rounds."""
         self.lose_answers = 0
@@ -69,7 +69,8 @@ class GroupCluster(FakeCluster):
         await self.consumer_groups.close()
         await self.coordinator.restart()
         self.coordinator.coordinator.state.catalog.add(self.info)
-        self.consumer_groups = ConsumerGroups.load(self.coordinator.coordinator.state)
+        self.consumer_groups = self.coordinator.coordinator.consumer_groups
+        self.consumer_groups.start()
 
     async def close(self) -> None:
         await self.consumer_groups.close()

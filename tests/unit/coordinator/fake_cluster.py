@@ -9,7 +9,6 @@ from typing import Any
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.memory_store import MemoryStore
-from kera.coordinator.store.metadata import MetadataStore
 from kera.core.clock import FakeClock
 from kera.core.errors import Unavailable
 from kera.core.lineage import CHANGES_BITS
@@ -156,7 +155,7 @@ class FakeBackups:
 class Cluster:
     """A coordinator over what is around it: a store, a clock and brokers, which outlive it."""
 
-    def __init__(self, store: MetadataStore | None = None) -> None:
+    def __init__(self, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
         self.clock = FakeClock()
         self.brokers = FakeBrokers()
@@ -170,10 +169,10 @@ class Cluster:
         return await Coordinator.load(
             self.store,
             self.brokers,
+            self.backups,
             self.clock,
             self.settings,
             coordinator_epoch=self.epoch,
-            backups=self.backups,
         )
 
     async def restart(self) -> Coordinator:
@@ -191,14 +190,14 @@ class Cluster:
         for broker_id in broker_ids:
             epoch = self.coordinator.state.brokers.epoch(broker_id)
             request = coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=epoch, **fields)
-            await self.coordinator.heartbeat(request)
+            await self.coordinator.members.heartbeat(request)
 
     def backup_heartbeat(self, *backup_ids: int) -> None:
         """Heartbeats of the current launches of backups."""
         for backup_id in backup_ids:
             epoch = self.coordinator.state.backups.epoch(backup_id)
             request = coordinator_pb2.BackupHeartbeatRequest(backup_id=backup_id, backup_epoch=epoch)
-            self.coordinator.backup_heartbeat(request)
+            self.coordinator.members.backup_heartbeat(request)
 
     async def silence(self, *broker_ids: int) -> None:
         """All members are heard of but these brokers, until these count as dead."""
@@ -214,19 +213,21 @@ class Cluster:
     ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
         request = registration(launch_id, broker_id)
         request.lost_memory, request.directory_id = lost_memory, directory_id
-        return await self.coordinator.register_broker(request)
+        answer = await self.coordinator.members.register_broker(request)
+        return self.coordinator.state.brokers.describe(answer.broker_id), list(answer.streams)
 
     async def register_backup(self, launch_id: str, backup_id: int = 0, **fields: Any) -> common_pb2.BackupInfo:
-        return await self.coordinator.register_backup(backup_registration(launch_id, backup_id, **fields))
+        answer = await self.coordinator.members.register_backup(backup_registration(launch_id, backup_id, **fields))
+        return self.coordinator.state.backups.describe(answer.backup_id)
 
     async def create(
         self, name: str, streamlets: int = 1, brokers: int = 0, replication: int | None = None
     ) -> common_pb2.StreamInfo:
         wanted = config(streamlets, brokers, replication)
-        return await self.coordinator.create_stream(name, wanted, common_pb2.StreamSchema())
+        return await self.coordinator.streams.create(name, wanted, common_pb2.StreamSchema())
 
     async def alter(self, name: str, **changes: Any) -> common_pb2.StreamInfo:
-        return await self.coordinator.alter_stream(coordinator_pb2.AlterStreamRequest(name=name, **changes))
+        return await self.coordinator.streams.alter(coordinator_pb2.AlterStreamRequest(name=name, **changes))
 
 
 def registration(launch_id: str, broker_id: int = 0, port: int = 1) -> coordinator_pb2.RegisterBrokerRequest:

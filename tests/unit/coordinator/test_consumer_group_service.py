@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kera.coordinator import metrics
 from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.service import (
     CONSUMER_GROUPS,
@@ -19,10 +18,8 @@ from kera.coordinator.consumer_groups.service import (
     ConsumerGroups,
 )
 from kera.coordinator.metrics import CoordinatorMetrics
-from kera.coordinator.service import coordinator_service
 from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.errors import InvalidArgument, UnknownStream
-from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1 import consumer_group_pb2 as messages
 from tests.unit.coordinator.fake_cluster import Cluster
@@ -35,14 +32,18 @@ SHORT_MS = 200
 class Service:
     """The consumer groups of a cluster with one stream ``s``, of one streamlet and entry."""
 
-    def __init__(self, cluster: Cluster, consumer_groups: ConsumerGroups) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.consumer_groups = consumer_groups
+        cluster.coordinator.consumer_groups.start()
+
+    @property
+    def consumer_groups(self) -> ConsumerGroups:
+        return self.cluster.coordinator.consumer_groups
 
     async def restart(self) -> None:
         await self.consumer_groups.close()
         await self.cluster.restart()
-        self.consumer_groups = ConsumerGroups.load(self.cluster.coordinator.state)
+        self.consumer_groups.start()
 
     async def round(self, member_id: str = "a", consumer_group: str = "app", **fields: Any) -> Any:
         given = {"session_timeout_ms": 10_000, "progress_timeout_ms": 60_000, "groups_max": 10, "stream_ids": [1]}
@@ -69,7 +70,7 @@ class Service:
             await self.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
 
     def records(self) -> list[str]:
-        return [key for key in self.cluster.store._records if key.startswith(CONSUMER_GROUPS)]  # type: ignore[attr-defined]
+        return [key for key in self.cluster.store.records if key.startswith(CONSUMER_GROUPS)]
 
 
 def cursor(group_id: int, segment_id: int = 1, offset: int = 0) -> common_pb2.Cursor:
@@ -84,15 +85,9 @@ def step(lease: messages.GroupLease, offset: int, **fields: Any) -> messages.Gro
 async def service(cluster: Cluster) -> AsyncIterator[Service]:
     await cluster.register("one")
     await cluster.create("s")
-    made = Service(cluster, ConsumerGroups.load(cluster.coordinator.state))
+    made = Service(cluster)
     yield made
     await made.consumer_groups.close()
-
-
-async def test_every_method_is_served(cluster: Cluster) -> None:
-    consumer_groups = ConsumerGroups.load(cluster.coordinator.state)
-    served = coordinator_service(cluster.coordinator, lambda *_: None, consumer_groups)
-    assert set(served) == {*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS}
 
 
 async def test_what_is_answered_is_stored(service: Service) -> None:
@@ -294,7 +289,7 @@ async def test_only_consumer_groups_with_consumers_are_looked_at(
     monkeypatch.setattr(ConsumerGroup, "expire", noting)
     await service.advance(2)
     assert looked == {"app"}
-    await service.cluster.coordinator.delete_stream("s")
+    await service.cluster.coordinator.streams.delete("s")
     await service.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
     assert service.records() == [], "a stream that is gone is forgotten by all"
 
@@ -313,7 +308,7 @@ async def test_a_pause_of_the_process_is_nobodys_silence(service: Service) -> No
 
 async def test_streams_that_are_gone_are_forgotten(service: Service) -> None:
     await service.begin(1)
-    await service.cluster.coordinator.delete_stream("s")
+    await service.cluster.coordinator.streams.delete("s")
     with pytest.raises(UnknownStream):
         await service.round()
     await service.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
@@ -381,23 +376,24 @@ async def test_those_who_are_not_known_are_told(service: Service) -> None:
     assert list((await service.consumer_groups.leave(late)).refused) == list(late.steps)
 
 
-async def test_metrics_have_consumers_and_what_they_hold(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_have_consumers_and_what_they_hold(service: Service) -> None:
     registry = CollectorRegistry()
-    made = CoordinatorMetrics(registry, service.cluster.coordinator)
+    made = CoordinatorMetrics(registry)
     assert "kera_coordinator_consumer_groups 0.0" in generate_latest(registry).decode(), (
         "a coordinator that does not lead"
     )
-    made.consumer_groups = service.consumer_groups
     await service.begin(1, 2)
     await service.round("b")
     await service.round("c", consumer_group="other")
-    text = generate_latest(registry).decode()
+    with made.leading(service.cluster.coordinator):
+        text = generate_latest(registry).decode()
     assert "kera_coordinator_consumer_groups 2.0" in text
     assert 'kera_coordinator_consumer_group_members{consumer_group="app"} 2.0' in text
     assert 'kera_coordinator_consumer_group_leases{consumer_group="app"} 2.0' in text
     assert 'kera_coordinator_consumer_group_leases{consumer_group="other"} 0.0' in text
-    monkeypatch.setattr(metrics, "CONSUMER_GROUPS_MAX", 1)
-    text = generate_latest(registry).decode()
+    fewer = CollectorRegistry()
+    with CoordinatorMetrics(fewer, consumer_groups_max=1).leading(service.cluster.coordinator):
+        text = generate_latest(fewer).decode()
     assert "kera_coordinator_consumer_groups 2.0" in text
     assert '{consumer_group="other"}' not in text
 
@@ -413,7 +409,9 @@ async def forgetful(cluster: Cluster) -> AsyncIterator[Service]:
     """Forgets unnamed consumer groups after a week."""
     await cluster.register("one")
     await cluster.create("s")
-    made = Service(cluster, ConsumerGroups.load(cluster.coordinator.state, WEEK_MS))
+    cluster.settings = cluster.settings.model_copy(update={"unnamed_group_retention_ms": WEEK_MS})
+    await cluster.restart()
+    made = Service(cluster)
     yield made
     await made.consumer_groups.close()
 
@@ -435,7 +433,7 @@ async def pass_time(service: Service, milliseconds: int) -> None:
 
 
 def all_records(service: Service) -> list[str]:
-    return [key for key in service.cluster.store._records if key.startswith("application")]  # type: ignore[attr-defined]
+    return [key for key in service.cluster.store.records if key.startswith("application")]
 
 
 async def test_an_unnamed_consumer_group_that_nobody_uses_is_forgotten_and_leaves_nothing(forgetful: Service) -> None:
@@ -460,9 +458,7 @@ async def test_a_commit_that_moves_nothing_is_use(forgetful: Service) -> None:
 async def test_the_next_coordinator_goes_on_counting(forgetful: Service) -> None:
     await commit(forgetful, "made-up", unnamed=True)
     await pass_time(forgetful, WEEK_MS - 1000)
-    await forgetful.consumer_groups.close()
-    await forgetful.cluster.restart()
-    forgetful.consumer_groups = ConsumerGroups.load(forgetful.cluster.coordinator.state, WEEK_MS)
+    await forgetful.restart()
     assert (await listed(forgetful))["made-up"].unnamed
     await pass_time(forgetful, 1000)
     assert await listed(forgetful) == {}
@@ -498,15 +494,10 @@ async def test_a_deletion_of_what_is_idle_looks_once_more(forgetful: Service) ->
     assert await listed(forgetful) == {}
 
 
-async def test_a_use_that_could_not_be_stored_is_stored_with_the_next(
-    forgetful: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def full(*_: Any) -> None:
-        raise MetadataStoreFull("no room")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(forgetful.cluster.store, "write", full)
-        with pytest.raises(MetadataStoreFull):
-            await commit(forgetful, "made-up", unnamed=True)
+async def test_a_use_that_could_not_be_stored_is_stored_with_the_next(forgetful: Service) -> None:
+    forgetful.cluster.store.failure = MetadataStoreFull("no room")
+    with pytest.raises(MetadataStoreFull):
+        await commit(forgetful, "made-up", unnamed=True)
+    forgetful.cluster.store.failure = None
     await commit(forgetful, "made-up", unnamed=True)
     assert "application_uses/made-up" in all_records(forgetful)

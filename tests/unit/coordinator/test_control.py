@@ -22,12 +22,12 @@ async def two(cluster: Cluster) -> Cluster:
 
 async def report(cluster: Cluster, broker_id: int, broker_epoch: int = 0) -> None:
     request = coordinator_pb2.ReportBrokerRequest(broker_id=broker_id, broker_epoch=broker_epoch, reason="refused")
-    cluster.coordinator.report_broker(request)
+    cluster.coordinator.control.report(request)
     await cluster.coordinator.idle()
 
 
 def owners(cluster: Cluster, name: str = "orders") -> list[int]:
-    return [one.broker_id for one in cluster.coordinator.stream(name).assignments]
+    return [one.broker_id for one in cluster.coordinator.state.catalog.named(name).assignments]
 
 
 # --- reports of clients ------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ async def test_a_broker_whose_address_refuses_connections_is_lost_at_once(two: C
     await report(two, 1, 1)
 
     assert owners(two) == [2, 2]
-    (recovery,) = two.coordinator.recoveries()
+    (recovery,) = two.coordinator.recoveries.describe_all()
     assert (recovery.broker_id, recovery.cause) == (1, "reported")
 
 
@@ -48,19 +48,19 @@ async def test_a_report_of_a_broker_that_answers_or_is_not_known_comes_to_nothin
     await report(two, 1, 7)  # another launch
     await report(two, 9)
 
-    assert two.coordinator.recoveries() == []
-    assert two.coordinator.brokers_alive == 2
+    assert two.coordinator.recoveries.describe_all() == []
+    assert len(two.coordinator.state.brokers.live_ids()) == 2
 
 
 async def test_a_broker_that_is_heard_of_between_two_looks_lives(two: Cluster) -> None:
     two.brokers.refused = {1}
     two.clock.advance(0.01)
-    two.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1))
+    two.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1))
     await asyncio.sleep(0)  # the first look
     await two.heartbeat(1)
     await two.coordinator.idle()
 
-    assert two.coordinator.recoveries() == []
+    assert two.coordinator.recoveries.describe_all() == []
 
 
 async def test_a_broker_whose_heartbeat_is_not_due_yet_is_given_time_whatever_refuses_its_address(
@@ -80,21 +80,21 @@ async def test_a_broker_whose_heartbeat_is_not_due_yet_is_given_time_whatever_re
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", until_then)
-    two.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1))
+    two.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1))
     await two.coordinator.idle()
 
     assert pauses[0] == pytest.approx(0.25 - 0.05), "when it has missed one"
-    assert two.coordinator.recoveries() == []
+    assert two.coordinator.recoveries.describe_all() == []
 
 
 async def test_a_broker_that_registers_anew_between_two_looks_lives(two: Cluster) -> None:
     two.brokers.refused = {1}
-    two.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1))
+    two.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1))
     await asyncio.sleep(0)
     await two.register("a2", broker_id=1)
     await two.coordinator.idle()
 
-    assert two.coordinator.recoveries() == []
+    assert two.coordinator.recoveries.describe_all() == []
 
 
 async def test_a_coordinator_that_has_started_looks_by_itself(two: Cluster) -> None:
@@ -106,16 +106,16 @@ async def test_a_coordinator_that_has_started_looks_by_itself(two: Cluster) -> N
         await asyncio.sleep(0.001)
     await coordinator.close()
 
-    assert [one.cause for one in coordinator.recoveries()] == ["dead"]
+    assert [one.cause for one in coordinator.recoveries.describe_all()] == ["dead"]
 
 
 async def test_a_coordinator_that_was_replaced_does_nothing_any_more(two: Cluster) -> None:
     stale = two.coordinator
     await two.restart()
-    await two.coordinator.init_producer()
+    await two.coordinator.producers.init()
     with pytest.raises(VersionConflict):
-        await stale.init_producer()
-    assert stale.lost.done()
+        await stale.producers.init()
+    assert stale.state.lost.done()
     orders = len(two.brokers.epochs)
 
     stale.state.brokers.declare_dead(1)
@@ -123,7 +123,7 @@ async def test_a_coordinator_that_was_replaced_does_nothing_any_more(two: Cluste
     await stale.idle()
 
     assert len(two.brokers.epochs) == orders
-    assert stale.recoveries() == []
+    assert stale.recoveries.describe_all() == []
     stale.start()
     await stale.close()
 
@@ -153,7 +153,7 @@ async def busy(cluster: Cluster) -> Cluster:
 
 
 async def test_a_dry_run_explains_and_moves_nothing(busy: Cluster) -> None:
-    response = await busy.coordinator.rebalance(dry_run=True)
+    response = await busy.coordinator.balancing.rebalance(dry_run=True)
 
     (move,) = response.moves
     assert (move.stream, move.streamlet_id, move.from_broker_id, move.to_broker_id) == ("busy", 0, 1, 2)
@@ -166,48 +166,43 @@ async def test_a_dry_run_explains_and_moves_nothing(busy: Cluster) -> None:
 
 
 async def test_rebalancing_moves_and_leaves_alone_what_it_moved(busy: Cluster) -> None:
-    response = await busy.coordinator.rebalance(dry_run=False)
+    response = await busy.coordinator.balancing.rebalance(dry_run=False)
     assert not response.moves[0].HasField("error")
     assert owners(busy, "busy") == [2, 1]
 
     await load(busy, 2, 50 * MB)
     assert owners(busy, "busy") == [2, 1]
-    assert not (await busy.coordinator.rebalance(dry_run=True)).moves
+    assert not (await busy.coordinator.balancing.rebalance(dry_run=True)).moves
 
 
 async def test_a_move_that_fails_is_told_and_hinders_no_other(busy: Cluster) -> None:
     busy.brokers.failures[1] = Unavailable("not durable in time")
 
-    response = await busy.coordinator.rebalance(dry_run=False)
+    response = await busy.coordinator.balancing.rebalance(dry_run=False)
 
     assert [one.error.message for one in response.moves] == ["not durable in time"]
     assert owners(busy, "busy") == [1, 1]
 
     busy.brokers.failures.clear()
     await busy.settle()
-    (move,) = (await busy.coordinator.rebalance(dry_run=True)).moves
+    (move,) = (await busy.coordinator.balancing.rebalance(dry_run=True)).moves
     assert (move.stream, move.streamlet_id) == ("busy", 1), "the one that failed is left alone for a while"
 
 
 async def test_load_that_another_launch_measured_does_not_count(busy: Cluster) -> None:
     await busy.register("a2", broker_id=1)
     await busy.heartbeat(1)
-    assert [one.bytes_per_s for one in (await busy.coordinator.rebalance(dry_run=True)).loads] == [0, 0]
-    await busy.settle()
-    assert [(launch.member_id, len(told)) for launch, told in busy.coordinator._members.loads.items()] == [
-        (2, 0),
-        (1, 0),
-    ]
+    assert [one.bytes_per_s for one in (await busy.coordinator.balancing.rebalance(dry_run=True)).loads] == [0, 0]
 
 
 async def test_what_is_read_of_older_groups_elsewhere_does_not_hide_what_the_owner_has(busy: Cluster) -> None:
-    await busy.coordinator.move_streamlet("busy", 1, 2)
-    await busy.coordinator.move_streamlet("busy", 1, 1)
+    await busy.coordinator.migration.move("busy", 1, 2)
+    await busy.coordinator.migration.move("busy", 1, 1)
     await busy.restart()
     await load(busy, 1, 10 * MB, 10 * MB)
     await busy.heartbeat(2, loads=[coordinator_pb2.StreamletLoad(stream_id=2, streamlet_id=1, read_bytes_per_s=5)])
 
-    loads = (await busy.coordinator.rebalance(dry_run=True)).loads
+    loads = (await busy.coordinator.balancing.rebalance(dry_run=True)).loads
     assert [one.bytes_per_s for one in loads] == [40 * MB, 0]
 
 
@@ -215,10 +210,10 @@ async def test_nothing_is_rebalanced_before_it_is_known_how_busy_everyone_is(bus
     await busy.restart()  # the next coordinator has heard of nobody
     await busy.heartbeat(2)
     with pytest.raises(Unavailable, match="broker 1 has not said yet how busy it is"):
-        await busy.coordinator.rebalance(dry_run=False)
+        await busy.coordinator.balancing.rebalance(dry_run=False)
 
     await load(busy, 1, 10 * MB, 10 * MB)
-    (move,) = (await busy.coordinator.rebalance(dry_run=True)).moves
+    (move,) = (await busy.coordinator.balancing.rebalance(dry_run=True)).moves
     assert move.stream == "busy"
 
 
@@ -250,8 +245,8 @@ async def test_rebalancing_does_not_wait_for_its_next_time_when_a_broker_was_sil
 
 
 async def test_a_broker_that_is_emptied_gets_nothing_by_rebalancing(busy: Cluster) -> None:
-    await busy.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))
-    assert not (await busy.coordinator.rebalance(dry_run=True)).moves
+    await busy.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2))
+    assert not (await busy.coordinator.balancing.rebalance(dry_run=True)).moves
 
 
 # --- creating once -----------------------------------------------------------------------------------------------
@@ -259,14 +254,14 @@ async def test_a_broker_that_is_emptied_gets_nothing_by_rebalancing(busy: Cluste
 
 async def create(cluster: Cluster, name: str, creation_id: str) -> common_pb2.StreamInfo:
     config = common_pb2.StreamConfig(streamlets=1, entries=1, group_segments=4)
-    return await cluster.coordinator.create_stream(name, config, common_pb2.StreamSchema(), creation_id)
+    return await cluster.coordinator.streams.create(name, config, common_pb2.StreamSchema(), creation_id)
 
 
 async def test_the_same_request_to_create_finds_its_own_stream(two: Cluster) -> None:
     made = await create(two, "s", "id-1")
 
     assert await create(two, "s", "id-1") == made
-    assert await (await two.restart()).create_stream("s", made.config, made.schemas[0], "id-1") == made
+    assert await (await two.restart()).streams.create("s", made.config, made.schemas[0], "id-1") == made
     for other in ("id-2", ""):
         with pytest.raises(StreamExists):
             await create(two, "s", other)
@@ -286,7 +281,7 @@ async def test_the_same_request_waits_for_the_one_under_way(two: Cluster) -> Non
         await create(two, "s", "id-2")
     two.brokers.answering.set()
 
-    assert (await second).stream_id == two.coordinator.stream("s").stream_id
+    assert (await second).stream_id == two.coordinator.state.catalog.named("s").stream_id
     two.brokers.failures[1] = two.brokers.failures[2] = Unavailable("nobody there")
     results = await asyncio.gather(create(two, "t", "id-3"), create(two, "t", "id-3"), return_exceptions=True)
     assert [type(result) for result in results] == [Unavailable, Unavailable]
@@ -304,7 +299,7 @@ async def test_a_broker_that_could_not_be_told_of_a_change_is_told_again(cluster
     opened = len(cluster.brokers.opened)
 
     if returns == "never":
-        await cluster.coordinator.delete_stream("orders")
+        await cluster.coordinator.streams.delete("orders")
     cluster.brokers.failures.clear()
     if returns == "as another launch":
         await cluster.register("c", broker_id=2)

@@ -4,11 +4,10 @@ import pytest
 
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.coordinator.store.memory_store import MemoryStore
-from kera.coordinator.store.metadata import Check, MetadataStoreFailed, MetadataStoreFull, Write
+from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, Write
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
-    NotAccepted,
     StaleEpoch,
     StreamExists,
     TooFewBackups,
@@ -21,20 +20,8 @@ from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
 
-class FailingStore(MemoryStore):
-    """Fails when told to, after the write if it is uncertain."""
-
-    failure: NotAccepted | MetadataStoreFailed | None = None
-
-    async def write(self, *writes: Write | Check) -> None:
-        if self.failure is None or isinstance(self.failure, MetadataStoreFailed):
-            await super().write(*writes)
-        if self.failure is not None:
-            raise self.failure
-
-
 async def heartbeat(cluster: Cluster, broker_id: int, broker_epoch: int) -> None:
-    await cluster.coordinator.heartbeat(
+    await cluster.coordinator.members.heartbeat(
         coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=broker_epoch)
     )
 
@@ -57,7 +44,7 @@ async def test_a_stream_is_open_on_its_brokers_when_it_is_answered(cluster: Clus
     assert [owner.streamlet_id for owner in stream.assignments] == [0, 1, 2]
     assert owners(stream) == [(1, 1, 1), (2, 2, 1), (1, 1, 1)]
     assert sorted(cluster.brokers.opened) == [(1, "orders"), (2, "orders")]
-    assert [broker.broker_id for broker in cluster.coordinator.brokers_of(stream)] == [1, 2]
+    assert [broker.broker_id for broker in cluster.coordinator.state.brokers_of(stream)] == [1, 2]
 
 
 async def test_streamlets_go_where_there_are_fewest(cluster: Cluster) -> None:
@@ -87,7 +74,7 @@ async def test_a_stream_needs_as_many_live_backups_as_it_has_replicas(cluster: C
     await cluster.register_backup("y")
     cluster.clock.advance(3600)
     await heartbeat(cluster, 1, 1)
-    cluster.coordinator.backup_heartbeat(coordinator_pb2.BackupHeartbeatRequest(backup_id=2, backup_epoch=2))
+    cluster.coordinator.members.backup_heartbeat(coordinator_pb2.BackupHeartbeatRequest(backup_id=2, backup_epoch=2))
     with pytest.raises(TooFewBackups, match=r"needs 2 live backups .* there is 1") as error:
         await cluster.create("orders", replication=2)
     assert error.value.attributes == {"stream": "orders", "replication": 2, "live_backups": 1}
@@ -127,7 +114,7 @@ async def test_a_stream_of_a_version_without_replication_keeps_none_whatever_the
 
     after = await cluster.restart()
 
-    assert after.streams() == [stream]
+    assert after.state.catalog.streams() == [stream]
     altered = await cluster.alter("orders", retention_ms=1)
     assert (altered.config.replication, altered.config.virtual_logs, altered.config_version) == (0, 1, 1)
 
@@ -159,7 +146,7 @@ async def test_a_broker_that_gives_no_answer_leaves_no_stream(cluster: Cluster, 
     assert error.value.attributes == {"stream": "orders", "broker_id": 2}
     assert cluster.brokers.dropped == [(1, 1)]
     with pytest.raises(UnknownStream):
-        cluster.coordinator.stream("orders")
+        cluster.coordinator.state.catalog.named("orders")
     cluster.brokers.failures.clear()
     assert (await cluster.create("orders", streamlets=2)).stream_id == 2
 
@@ -191,7 +178,7 @@ async def test_a_name_that_is_being_created_can_be_asked_for_again_later(cluster
     with pytest.raises(Unavailable, match="is being created"):
         await cluster.create("orders")
     with pytest.raises(UnknownStream):
-        cluster.coordinator.stream("orders")
+        cluster.coordinator.state.catalog.named("orders")
 
     cluster.brokers.answering.set()
     assert (await first).stream_id == 1
@@ -209,7 +196,7 @@ async def test_a_broker_that_restarts_meanwhile_fails_the_creation(cluster: Clus
 
     with pytest.raises(Unavailable, match="was restarted meanwhile"):
         await creation
-    assert cluster.coordinator.streams() == []
+    assert cluster.coordinator.state.catalog.streams() == []
     assert cluster.brokers.dropped == [(1, 1)]
 
 
@@ -234,7 +221,7 @@ async def test_a_crash_before_the_stream_is_written_leaves_nothing_but_a_used_id
 
     crashed = cluster.coordinator
     await cluster.restart()
-    assert cluster.coordinator.streams() == []
+    assert cluster.coordinator.state.catalog.streams() == []
     cluster.brokers.answering.set()
     assert (await cluster.create("orders")).stream_id == 2
     _, streams = await cluster.register("a", broker_id=1)
@@ -256,15 +243,15 @@ async def test_a_caller_that_gives_up_does_not_stop_a_creation_halfway(cluster: 
     cluster.brokers.answering.set()
     await cluster.coordinator.close()
 
-    assert cluster.coordinator.stream("orders").stream_id == 1
-    assert (await cluster.restart()).stream("orders").stream_id == 1
+    assert cluster.coordinator.state.catalog.named("orders").stream_id == 1
+    assert (await cluster.restart()).state.catalog.named("orders").stream_id == 1
 
 
 # --- a store that fails ----------------------------------------------------------------------------------------
 
 
 async def test_a_stream_that_cannot_be_written_does_not_exist() -> None:
-    store = FailingStore()
+    store = MemoryStore()
     cluster = Cluster(store)
     await cluster.restart()
     await cluster.register("a")
@@ -277,14 +264,14 @@ async def test_a_stream_that_cannot_be_written_does_not_exist() -> None:
     with pytest.raises(MetadataStoreFull):
         await creation
 
-    assert cluster.coordinator.streams() == []
+    assert cluster.coordinator.state.catalog.streams() == []
     assert cluster.brokers.dropped == [(1, 1)]
     store.failure = None
     assert (await cluster.create("orders")).stream_id == 2
 
 
 async def test_a_stream_that_may_have_been_written_is_not_dropped_by_its_brokers() -> None:
-    store = FailingStore()
+    store = MemoryStore()
     cluster = Cluster(store)
     await cluster.restart()
     await cluster.register("a")
@@ -299,11 +286,11 @@ async def test_a_stream_that_may_have_been_written_is_not_dropped_by_its_brokers
 
     assert cluster.brokers.dropped == []
     store.failure = None
-    assert (await cluster.restart()).stream("orders").stream_id == 1
+    assert (await cluster.restart()).state.catalog.named("orders").stream_id == 1
 
 
 async def test_memory_does_not_run_ahead_of_the_store() -> None:
-    store = FailingStore()
+    store = MemoryStore()
     cluster = Cluster(store)
     await cluster.restart()
     await cluster.register("a")
@@ -314,20 +301,20 @@ async def test_memory_does_not_run_ahead_of_the_store() -> None:
         cluster.register("b"),
         cluster.register("b", 1),
         cluster.create("other"),
-        cluster.coordinator.delete_stream("orders"),
+        cluster.coordinator.streams.delete("orders"),
         cluster.alter("orders", retention_ms=1),
-        cluster.coordinator.init_producer(),
+        cluster.coordinator.producers.init(),
     ):
         with pytest.raises(MetadataStoreFull):
             await change
 
-    assert [broker.broker_epoch for broker in cluster.coordinator.brokers()] == [1]
-    assert owners(cluster.coordinator.stream("orders")) == [(1, 1, 1)]
-    assert cluster.coordinator.stream("orders").config_version == 0
+    assert [broker.broker_epoch for broker in cluster.coordinator.state.brokers.describe_all()] == [1]
+    assert owners(cluster.coordinator.state.catalog.named("orders")) == [(1, 1, 1)]
+    assert cluster.coordinator.state.catalog.named("orders").config_version == 0
     assert cluster.brokers.opened == [(1, "orders")]
     assert cluster.brokers.dropped == []
     store.failure = None
-    assert await cluster.coordinator.init_producer() == (1, 1)
+    assert await cluster.coordinator.producers.init() == (1, 1)
 
 
 # --- altering streams ------------------------------------------------------------------------------------------
@@ -345,8 +332,8 @@ async def test_an_altered_stream_is_stored_and_its_brokers_are_told(cluster: Clu
     assert (stream.config.retention_ms, list(stream.config.retention_consumer_groups)) == (1000, ["loader", "audit"])
     assert (stream.stream_id, owners(stream)) == (created.stream_id, owners(created))
     assert cluster.brokers.streams == {(1, 1): stream, (2, 1): stream}
-    assert cluster.coordinator.stream("orders") == stream
-    assert (await cluster.restart()).stream("orders") == stream
+    assert cluster.coordinator.state.catalog.named("orders") == stream
+    assert (await cluster.restart()).state.catalog.named("orders") == stream
 
 
 async def test_an_alteration_leaves_what_it_does_not_set(cluster: Cluster) -> None:
@@ -370,7 +357,7 @@ async def test_virtual_logs_are_altered_within_what_the_stream_has(cluster: Clus
     with pytest.raises(InvalidArgument, match="virtual_logs must be between 1 and 4, not 5"):
         await cluster.alter("orders", virtual_logs=5)
 
-    assert (await cluster.restart()).stream("orders").config.virtual_logs == 4
+    assert (await cluster.restart()).state.catalog.named("orders").config.virtual_logs == 4
 
 
 async def test_an_alteration_needs_no_live_backups(cluster: Cluster) -> None:
@@ -416,7 +403,7 @@ async def test_what_is_wrong_with_an_alteration_is_told_before_anything_happens(
         await cluster.alter("orders", retention_consumer_groups=coordinator_pb2.ConsumerGroupNames())
 
     assert (await cluster.store.list(""), cluster.brokers.opened) == (before, opened)
-    assert cluster.coordinator.stream("orders").config_version == 1
+    assert cluster.coordinator.state.catalog.named("orders").config_version == 1
 
 
 @pytest.mark.parametrize("failure", [Unavailable("nobody there"), Uncertain("no answer in 3 s")])
@@ -444,7 +431,7 @@ async def test_a_stream_that_is_deleted_while_it_is_altered_stays_deleted(cluste
     alteration = asyncio.create_task(cluster.alter("orders", retention_ms=1000))
     await cluster.brokers.asked.wait()
 
-    await cluster.coordinator.delete_stream("orders")
+    await cluster.coordinator.streams.delete("orders")
     cluster.brokers.answering.set()
 
     with pytest.raises(UnknownStream):
@@ -462,7 +449,7 @@ async def test_concurrent_alterations_all_count(cluster: Cluster) -> None:
         cluster.alter("orders", retention_bytes=5),
     )
 
-    stream = cluster.coordinator.stream("orders")
+    stream = cluster.coordinator.state.catalog.named("orders")
     assert stream.config_version == 11
     assert (stream.config.retention_ms, stream.config.retention_bytes) == (10, 5)
     assert owners(stream) == [(1, 2, 2 * GROUPS_PER_LAUNCH)]
@@ -493,11 +480,11 @@ async def test_a_deleted_stream_is_dropped_by_its_brokers_and_its_id_is_not_used
     await cluster.register("b")
     await cluster.create("orders", streamlets=2)
 
-    assert await cluster.coordinator.delete_stream("orders") == 1
+    assert await cluster.coordinator.streams.delete("orders") == 1
 
     assert sorted(cluster.brokers.dropped) == [(1, 1), (2, 1)]
     with pytest.raises(UnknownStream):
-        await cluster.coordinator.delete_stream("orders")
+        await cluster.coordinator.streams.delete("orders")
     await cluster.restart()
     assert (await cluster.create("orders")).stream_id == 2
 
@@ -508,7 +495,7 @@ async def test_a_broker_that_was_away_learns_of_a_deletion_when_it_registers(clu
     await cluster.create("kept")
     cluster.brokers.failures[1] = Unavailable("nobody there")
 
-    assert await cluster.coordinator.delete_stream("gone") == 1
+    assert await cluster.coordinator.streams.delete("gone") == 1
 
     _, streams = await cluster.register("a", broker_id=1)
     assert [stream.name for stream in streams] == ["kept"]
@@ -523,9 +510,9 @@ async def test_brokers_get_ids_epochs_and_the_cluster(cluster: Cluster) -> None:
 
     assert streams == []
     assert [(info.broker_id, info.broker_epoch) for info in (first, second)] == [(1, 1), (2, 2)]
-    assert len(cluster.coordinator.cluster_id) == 32
-    assert cluster.coordinator.brokers() == [first, second]
-    assert cluster.coordinator.brokers_alive == 2
+    assert len(cluster.coordinator.state.cluster_id) == 32
+    assert cluster.coordinator.state.brokers.describe_all() == [first, second]
+    assert len(cluster.coordinator.state.brokers.live_ids()) == 2
 
 
 async def test_a_new_launch_owns_its_streamlets_with_a_new_epoch_and_new_groups(cluster: Cluster) -> None:
@@ -537,7 +524,7 @@ async def test_a_new_launch_owns_its_streamlets_with_a_new_epoch_and_new_groups(
 
     assert (info.broker_id, info.broker_epoch) == (1, 3)
     assert [owners(stream) for stream in streams] == [[(1, 3, 3 * GROUPS_PER_LAUNCH), (2, 2, 1)]]
-    assert cluster.coordinator.streams() == streams
+    assert cluster.coordinator.state.catalog.streams() == streams
     with pytest.raises(StaleEpoch):
         await heartbeat(cluster, 1, 1)
     await heartbeat(cluster, 1, 3)
@@ -559,9 +546,9 @@ async def test_a_broker_that_is_not_alive_stays_a_member_and_an_owner(cluster: C
     stream = await cluster.create("orders")
     cluster.clock.advance(3600)
 
-    assert [broker.alive for broker in cluster.coordinator.brokers()] == [False]
-    assert [broker.alive for broker in cluster.coordinator.brokers_of(stream)] == [False]
-    assert cluster.coordinator.brokers_alive == 0
+    assert [broker.alive for broker in cluster.coordinator.state.brokers.describe_all()] == [False]
+    assert [broker.alive for broker in cluster.coordinator.state.brokers_of(stream)] == [False]
+    assert len(cluster.coordinator.state.brokers.live_ids()) == 0
 
 
 # --- backups ---------------------------------------------------------------------------------------------------
@@ -577,10 +564,15 @@ async def test_backups_have_ids_and_epochs_of_their_own(cluster: Cluster) -> Non
     backups = [first, second, again, relaunched]
     assert [(info.backup_id, info.backup_epoch) for info in backups] == [(1, 1), (2, 2), (2, 2), (1, 3)]
     assert first.rack == "r1"
-    assert cluster.coordinator.backups() == [relaunched, second]
-    assert (cluster.coordinator.backups_alive, cluster.coordinator.brokers_alive) == (2, 1)
+    assert cluster.coordinator.state.backups.describe_all() == [relaunched, second]
+    assert (len(cluster.coordinator.state.backups.live_ids()), len(cluster.coordinator.state.brokers.live_ids())) == (
+        2,
+        1,
+    )
     with pytest.raises(StaleEpoch):
-        cluster.coordinator.backup_heartbeat(coordinator_pb2.BackupHeartbeatRequest(backup_id=1, backup_epoch=1))
+        cluster.coordinator.members.backup_heartbeat(
+            coordinator_pb2.BackupHeartbeatRequest(backup_id=1, backup_epoch=1)
+        )
 
 
 async def test_backups_are_there_after_a_restart_but_for_what_they_have_free(cluster: Cluster) -> None:
@@ -589,20 +581,20 @@ async def test_backups_are_there_after_a_restart_but_for_what_they_have_free(clu
     request = coordinator_pb2.BackupHeartbeatRequest(
         backup_id=2, backup_epoch=2, free_memory_bytes=100, free_disk_bytes=1000
     )
-    cluster.coordinator.backup_heartbeat(request)
-    known = cluster.coordinator.backups()
+    cluster.coordinator.members.backup_heartbeat(request)
+    known = cluster.coordinator.state.backups.describe_all()
     assert [(info.free_memory_bytes, info.free_disk_bytes) for info in known] == [(7, 0), (100, 1000)]
     assert len(await cluster.store.list("backups/")) == 2
     assert list(await cluster.store.list("backups/")) == ["backups/00000001", "backups/00000002"]
 
     after = await cluster.restart()
 
-    assert [(info.backup_id, info.free_memory_bytes, info.alive) for info in after.backups()] == [
+    assert [(info.backup_id, info.free_memory_bytes, info.alive) for info in after.state.backups.describe_all()] == [
         (1, 0, True),
         (2, 0, True),
     ]
-    after.backup_heartbeat(request)
-    assert after.backups()[1] == known[1]
+    after.members.backup_heartbeat(request)
+    assert after.state.backups.describe_all()[1] == known[1]
     assert (await cluster.register_backup("z")).backup_id == 3
 
 
@@ -619,40 +611,40 @@ async def test_everything_that_was_answered_is_there_after_a_restart(cluster: Cl
     after = await cluster.restart()
 
     assert after is not before
-    assert after.cluster_id == before.cluster_id
-    assert after.streams() == before.streams()
-    assert after.brokers() == before.brokers()
+    assert after.state.cluster_id == before.state.cluster_id
+    assert after.state.catalog.streams() == before.state.catalog.streams()
+    assert after.state.brokers.describe_all() == before.state.brokers.describe_all()
     await heartbeat(cluster, 1, 3)
     assert (await cluster.register("c"))[0].broker_id == 3
 
 
 async def test_producer_ids_are_never_used_again(cluster: Cluster) -> None:
-    assert await cluster.coordinator.init_producer() == (1, 1)
-    assert await cluster.coordinator.init_producer() == (2, 1)
-    assert await (await cluster.restart()).init_producer() == (3, 1)
+    assert await cluster.coordinator.producers.init() == (1, 1)
+    assert await cluster.coordinator.producers.init() == (2, 1)
+    assert await (await cluster.restart()).producers.init() == (3, 1)
 
 
 async def test_a_named_producer_keeps_its_id_and_gets_later_epochs(cluster: Cluster) -> None:
-    assert await cluster.coordinator.init_producer("loader") == (1, 1)
-    assert await cluster.coordinator.init_producer() == (2, 1)
-    assert await cluster.coordinator.init_producer("other") == (3, 1)
-    assert await cluster.coordinator.init_producer("loader") == (1, 1 + PRODUCER_EPOCHS)
+    assert await cluster.coordinator.producers.init("loader") == (1, 1)
+    assert await cluster.coordinator.producers.init() == (2, 1)
+    assert await cluster.coordinator.producers.init("other") == (3, 1)
+    assert await cluster.coordinator.producers.init("loader") == (1, 1 + PRODUCER_EPOCHS)
     after = await cluster.restart()
-    assert await after.init_producer("loader") == (1, 1 + 2 * PRODUCER_EPOCHS)
-    assert await after.init_producer("other") == (3, 1 + PRODUCER_EPOCHS)
+    assert await after.producers.init("loader") == (1, 1 + 2 * PRODUCER_EPOCHS)
+    assert await after.producers.init("other") == (3, 1 + PRODUCER_EPOCHS)
     for name in ("a/b", "x" * 250, " "):
         with pytest.raises(InvalidArgument, match="a producer cannot be called"):
-            await after.init_producer(name)
-    assert await after.init_producer() == (4, 1)
+            await after.producers.init(name)
+    assert await after.producers.init() == (4, 1)
 
 
 async def test_concurrent_instances_of_a_name_have_epochs_of_their_own(cluster: Cluster) -> None:
-    found = await asyncio.gather(*(cluster.coordinator.init_producer("loader") for _ in range(20)))
+    found = await asyncio.gather(*(cluster.coordinator.producers.init("loader") for _ in range(20)))
     assert sorted(found) == [(1, 1 + number * PRODUCER_EPOCHS) for number in range(20)]
 
 
 async def test_concurrent_changes_get_numbers_of_their_own(cluster: Cluster) -> None:
-    ids = await asyncio.gather(*(cluster.coordinator.init_producer() for _ in range(20)))
+    ids = await asyncio.gather(*(cluster.coordinator.producers.init() for _ in range(20)))
     assert len({producer_id for producer_id, _ in ids}) == 20
 
     infos = await asyncio.gather(*(cluster.register(f"launch-{number}") for number in range(10)))

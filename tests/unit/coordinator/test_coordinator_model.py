@@ -75,15 +75,15 @@ class History:
                 if not backup_id:
                     self.take("backup", backup.backup_id)
             case "create", name, streamlets, brokers, replication:
-                alive = coordinator.backups_alive
+                alive = len(coordinator.state.backups.live_ids())
                 self.take("stream", (await cluster.create(name, streamlets, brokers, replication)).stream_id)
                 assert alive >= replication
             case "alter", name, retention_ms, consumer_groups:
                 await self.alter(name, retention_ms, consumer_groups)
             case "delete", name:
-                await coordinator.delete_stream(name)
+                await coordinator.streams.delete(name)
             case ("producer",):
-                self.take("producer", (await coordinator.init_producer())[0])
+                self.take("producer", (await coordinator.producers.init())[0])
             case _:
                 await self.befall(action, *arguments)
 
@@ -109,10 +109,10 @@ class History:
             case "silence", seconds:
                 cluster.clock.advance(seconds)
             case ("heartbeats",):
-                for broker in coordinator.brokers():
+                for broker in coordinator.state.brokers.describe_all():
                     await cluster.heartbeat(broker.broker_id)
-                for backup in coordinator.backups():
-                    coordinator.backup_heartbeat(
+                for backup in coordinator.state.backups.describe_all():
+                    coordinator.members.backup_heartbeat(
                         coordinator_pb2.BackupHeartbeatRequest(
                             backup_id=backup.backup_id, backup_epoch=backup.backup_epoch
                         )
@@ -127,15 +127,15 @@ class History:
     def check_owned(self, broker_id: int, streams: list[common_pb2.StreamInfo]) -> None:
         owned = [
             stream
-            for stream in self.cluster.coordinator.streams()
+            for stream in self.cluster.coordinator.state.catalog.streams()
             if any(owner.broker_id == broker_id for owner in stream.assignments)
         ]
         assert sorted(stream.stream_id for stream in streams) == sorted(stream.stream_id for stream in owned)
 
     async def check(self) -> None:
         coordinator = self.cluster.coordinator
-        epochs = {broker.broker_id: broker.broker_epoch for broker in coordinator.brokers()}
-        for stream in coordinator.streams():
+        epochs = {broker.broker_id: broker.broker_epoch for broker in coordinator.state.brokers.describe_all()}
+        for stream in coordinator.state.catalog.streams():
             version, config = self.configs.get(stream.stream_id, (stream.config_version, stream.config))
             assert stream.config_version == version + (stream.config != config)
             self.configs[stream.stream_id] = (stream.config_version, stream.config)
@@ -147,10 +147,10 @@ class History:
                 assert (owner.broker_epoch > epoch) == (owner.first_group_id > first_group)
                 self.first_groups[key] = (owner.broker_epoch, owner.first_group_id)
         reloaded = await self.cluster.load()
-        assert reloaded.streams() == coordinator.streams()
-        assert [broker.broker_id for broker in reloaded.brokers()] == list(epochs)
-        assert [(backup.backup_id, backup.backup_epoch) for backup in reloaded.backups()] == [
-            (backup.backup_id, backup.backup_epoch) for backup in coordinator.backups()
+        assert reloaded.state.catalog.streams() == coordinator.state.catalog.streams()
+        assert [broker.broker_id for broker in reloaded.state.brokers.describe_all()] == list(epochs)
+        assert [(backup.backup_id, backup.backup_epoch) for backup in reloaded.state.backups.describe_all()] == [
+            (backup.backup_id, backup.backup_epoch) for backup in coordinator.state.backups.describe_all()
         ]
 
 

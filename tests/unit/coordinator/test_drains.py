@@ -15,10 +15,10 @@ STAYS = (
 
 async def drain(cluster: Cluster, **member: Any) -> coordinator_pb2.DrainResponse:
     """What is begun is done, and it is asked again."""
-    await cluster.coordinator.drain(coordinator_pb2.DrainRequest(**member))
+    await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(**member))
     await cluster.settle()
     await cluster.settle()
-    return await cluster.coordinator.drain(coordinator_pb2.DrainRequest(**member))
+    return await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(**member))
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ async def two(cluster: Cluster) -> Cluster:
 
 
 def owners(cluster: Cluster, name: str) -> list[int]:
-    return [one.broker_id for one in cluster.coordinator.stream(name).assignments]
+    return [one.broker_id for one in cluster.coordinator.state.catalog.named(name).assignments]
 
 
 async def recover(cluster: Cluster) -> None:
     """The owner says that it has what it was to recover."""
     told = [
         coordinator_pb2.RecoveryProgress(source=source, readable=[ref], restored=[ref])
-        for one in cluster.coordinator.stream("copied").assignments
+        for one in cluster.coordinator.state.catalog.named("copied").assignments
         for source in one.sources
         for ref in [common_pb2.StreamletRef(stream_id=1, streamlet_id=one.streamlet_id)]
     ]
@@ -53,10 +53,10 @@ async def test_a_broker_gives_away_its_streamlets_and_then_what_is_replicated_of
     status = await drain(two, broker_id=1)
 
     assert (owners(two, "copied"), owners(two, "plain")) == ([2, 2], [2])
-    (recovery,) = two.coordinator.recoveries()
+    (recovery,) = two.coordinator.recoveries.describe_all()
     assert (recovery.broker_id, recovery.cause) == (1, "drained")
     assert two.backups.fenced == []  # it lives
-    assert two.coordinator.brokers_alive == 2
+    assert len(two.coordinator.state.brokers.live_ids()) == 2
     assert (status.done, status.streamlets_owned, status.streamlets_held) == (False, 0, 1)
     assert list(status.reasons) == [
         f"stream 'plain' {STAYS}",
@@ -65,7 +65,7 @@ async def test_a_broker_gives_away_its_streamlets_and_then_what_is_replicated_of
     assert (1, "copied") not in two.brokers.opened[-1:]  # it keeps what others read from its replicas
 
     await recover(two)
-    assert two.brokers.streams[1, 1] == two.coordinator.stream("copied")
+    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("copied")
     assert two.backups.freed == []  # that is its own business
     empty = coordinator_pb2.EmptyInterval(stream_id=2, streamlet_id=0, first_group_id=1)
     await two.heartbeat(1, empty_intervals=[empty])
@@ -78,13 +78,13 @@ async def test_a_broker_that_is_emptied_gets_nothing_and_stays_so_over_its_launc
     await two.register("a2", broker_id=1)
     await two.restart()
 
-    assert [broker.draining for broker in two.coordinator.brokers()] == [True, False]
+    assert [broker.draining for broker in two.coordinator.state.brokers.describe_all()] == [True, False]
     assert {one.broker_id for one in (await two.create("more", streamlets=2)).assignments} == {2}
 
-    status = await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
+    status = await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
     assert not status.done
     assert [one.broker_id for one in (await two.create("another")).assignments] == [1]
-    assert [broker.draining for broker in (await two.restart()).brokers()] == [False, False]
+    assert [broker.draining for broker in (await two.restart()).state.brokers.describe_all()] == [False, False]
 
 
 async def test_what_holds_a_drain_is_told(cluster: Cluster) -> None:
@@ -113,15 +113,15 @@ async def test_streamlets_wait_for_their_turn_and_stay_when_it_is_taken_back(clu
     await cluster.register("b")
     cluster.brokers.answering.clear()
     cluster.brokers.asked.clear()
-    await cluster.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1))
+    await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1))
     await cluster.brokers.asked.wait()
     cluster.coordinator.tick()
-    await cluster.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
+    await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
     cluster.brokers.answering.set()
     await cluster.settle()
     assert owners(cluster, "s") == [2, 2, 1, 1, 1, 1]
 
-    await cluster.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1))
+    await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1))
     await cluster.coordinator.idle()  # no tick: the next ones go when there is room
     assert owners(cluster, "s") == [2] * 6
 
@@ -147,13 +147,13 @@ async def test_streamlets_that_cannot_move_do_not_keep_others_from_it(cluster: C
 async def test_a_broker_on_which_a_stream_is_being_created_is_not_empty(two: Cluster) -> None:
     await drain(two, broker_id=2)
     assert (await drain(two, broker_id=2)).done
-    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2, undo=True))
+    await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2, undo=True))
     two.brokers.answering.clear()
     two.brokers.asked.clear()
     creation = asyncio.create_task(two.create("new", replication=0))
     await two.brokers.asked.wait()
 
-    status = await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))
+    status = await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2))
     assert (status.done, list(status.reasons)) == (False, ["streams are being created there"])
 
     two.brokers.answering.set()
@@ -186,7 +186,7 @@ async def test_a_broker_that_dies_while_it_is_emptied_is_recovered(two: Cluster)
     await recover(two)
 
     assert owners(two, "copied") == [2, 2]
-    assert [one.cause for one in two.coordinator.recoveries()] == ["dead"]
+    assert [one.cause for one in two.coordinator.recoveries.describe_all()] == ["dead"]
     status = await drain(two, broker_id=1)
     assert (status.done, status.streamlets_owned) == (False, 1)  # the one without replicas
 
@@ -196,13 +196,13 @@ async def test_a_backup_is_empty_when_it_has_no_replica(two: Cluster) -> None:
     status = await drain(two, backup_id=2)
     assert (status.done, status.replicas) == (False, 7)
     assert list(status.reasons) == ["brokers make the replicas anew on other backups"]
-    assert [one.draining for one in two.coordinator.backups()] == [False, True]
+    assert [one.draining for one in two.coordinator.state.backups.describe_all()] == [False, True]
 
     two.backups.replicas[2] = 0
     assert (await drain(two, backup_id=2)).done
-    undone = await two.coordinator.drain(coordinator_pb2.DrainRequest(backup_id=2, undo=True))
+    undone = await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=2, undo=True))
     assert not undone.done
-    assert [one.draining for one in two.coordinator.backups()] == [False, False]
+    assert [one.draining for one in two.coordinator.state.backups.describe_all()] == [False, False]
 
 
 async def test_what_keeps_replicas_on_a_backup_is_told(two: Cluster) -> None:
@@ -218,23 +218,23 @@ async def test_what_keeps_replicas_on_a_backup_is_told(two: Cluster) -> None:
     two.backups.failures[2] = Unavailable("nobody there")
     assert list((await drain(two, backup_id=2)).reasons) == ["it does not say what it has: nobody there"]
     two.clock.advance(3600)
-    status = await two.coordinator.drain(coordinator_pb2.DrainRequest(backup_id=2))
+    status = await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=2))
     assert list(status.reasons) == ["it is not alive: nobody knows what it has"]
 
 
 async def test_who_only_asks_changes_nothing(two: Cluster) -> None:
     asked = coordinator_pb2.DrainRequest(broker_id=1, ask=True)
-    status = await two.coordinator.drain(asked)
+    status = await two.coordinator.drains.drain(asked)
     assert (status.done, status.draining, status.streamlets_owned) == (False, False, 3)
-    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1))
-    assert (await two.coordinator.drain(asked)).draining
-    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
-    assert not (await two.coordinator.drain(asked)).draining
-    assert not (await two.coordinator.drain(coordinator_pb2.DrainRequest(backup_id=1, ask=True))).draining
+    await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1))
+    assert (await two.coordinator.drains.drain(asked)).draining
+    await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
+    assert not (await two.coordinator.drains.drain(asked)).draining
+    assert not (await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=1, ask=True))).draining
     with pytest.raises(InvalidArgument, match="there is no broker 9"):
-        await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=9, ask=True))
+        await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=9, ask=True))
     with pytest.raises(InvalidArgument, match="who only asks takes nothing back"):
-        await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=1, ask=True, undo=True))
+        await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1, ask=True, undo=True))
     await two.coordinator.idle()
 
 
@@ -242,8 +242,8 @@ async def test_a_drain_names_one_member_that_exists(two: Cluster) -> None:
     both: dict[str, Any] = {"broker_id": 1, "backup_id": 1}
     for wrong in ({}, both):
         with pytest.raises(InvalidArgument, match="one of the two"):
-            await two.coordinator.drain(coordinator_pb2.DrainRequest(**wrong))
+            await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(**wrong))
     with pytest.raises(InvalidArgument, match="there is no broker 9"):
-        await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=9))
+        await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=9))
     with pytest.raises(InvalidArgument, match="there is no backup 9"):
-        await two.coordinator.drain(coordinator_pb2.DrainRequest(backup_id=9))
+        await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=9))

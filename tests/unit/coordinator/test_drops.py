@@ -21,7 +21,7 @@ async def test_a_broker_that_did_not_answer_drops_a_deleted_stream_when_it_does(
     await cluster.create("orders", streamlets=2)
     cluster.brokers.failures[2] = Uncertain("no answer in 3 s")
 
-    await cluster.coordinator.delete_stream("orders")
+    await cluster.coordinator.streams.delete("orders")
     await cluster.settle()
     assert cluster.brokers.dropped == [(1, 1)]
     cluster.brokers.failures.clear()
@@ -37,7 +37,7 @@ async def test_the_next_leader_has_brokers_drop_what_was_deleted(cluster: Cluste
     await cluster.register("a")
     await cluster.create("orders")
     cluster.brokers.failures[1] = Unavailable("the leader ends before it has told anybody")
-    await cluster.coordinator.delete_stream("orders")
+    await cluster.coordinator.streams.delete("orders")
     cluster.brokers.failures.clear()
 
     await cluster.restart()
@@ -61,7 +61,7 @@ async def test_the_next_leader_has_brokers_drop_what_was_not_created_to_its_end(
 
     assert cluster.brokers.dropped == [(1, 1)]
     assert await left(cluster) == []
-    assert cluster.coordinator.stream("orders").stream_id == 2
+    assert cluster.coordinator.state.catalog.named("orders").stream_id == 2
     creation.cancel()
     await crashed.close()
 
@@ -103,7 +103,7 @@ async def test_brokers_that_are_away_are_asked_when_they_are_back(cluster: Clust
         await cluster.register(launch)
     await cluster.create("orders", streamlets=2)
     cluster.brokers.failures[2] = Unavailable("connection refused")
-    await cluster.coordinator.delete_stream("orders")
+    await cluster.coordinator.streams.delete("orders")
     await cluster.silence(2)
     asked = len(cluster.brokers.epochs)
 
@@ -126,7 +126,7 @@ async def test_a_broker_that_was_given_up_for_lost_drops_a_deleted_stream_when_i
     await cluster.silence(2)
     assert cluster.coordinator.state.brokers.is_fenced(2)
 
-    await cluster.coordinator.delete_stream("orders")
+    await cluster.coordinator.streams.delete("orders")
     await cluster.settle()
     assert await left(cluster)
     await cluster.register("c", broker_id=2)
@@ -142,7 +142,7 @@ async def test_a_broker_that_has_nothing_of_it_any_more_drops_a_deleted_stream_t
     stream = await cluster.create("orders")
     await cluster.settle()
 
-    await cluster.coordinator.delete_stream("orders")
+    await cluster.coordinator.streams.delete("orders")
     await cluster.settle()
 
     assert sorted(cluster.brokers.dropped) == [(1, stream.stream_id), (2, stream.stream_id)]
@@ -160,13 +160,16 @@ async def test_a_broker_is_told_which_of_its_streams_others_have_and_of_no_other
             coordinator_pb2.HeldStream(stream_id=stream_id, assignments_version=version)
             for stream_id in (ours.stream_id, theirs.stream_id, unknown)
         ]
-        assert await cluster.coordinator.elsewhere(1, held, [ours]) == elsewhere
+        request = registration("a", 1)
+        request.held_streams.extend(held)
+        answer = await cluster.coordinator.members.register_broker(request)
+        assert answer.elsewhere_stream_ids == elsewhere
 
 
 async def test_what_a_broker_holds_is_not_stored_with_its_registration(cluster: Cluster) -> None:
     request = registration("a")
     request.held_streams.add(stream_id=7)
-    await cluster.coordinator.register_broker(request)
+    await cluster.coordinator.members.register_broker(request)
 
     (value,) = [entry.value for entry in (await cluster.store.list("brokers/")).values()]
     assert not coordinator_pb2.RegisterBrokerRequest.FromString(value).held_streams

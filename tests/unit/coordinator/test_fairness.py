@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.service import coordinator_service
 from kera.core.rpc import Call, Service, api
 from kera.core.rpc.method import Method, Peer
@@ -33,10 +32,9 @@ async def wide(cluster: Cluster) -> common_pb2.StreamInfo:
 @pytest.fixture
 async def service(cluster: Cluster, wide: common_pb2.StreamInfo) -> AsyncIterator[Service]:
     """Of the cluster with that stream."""
-    assert cluster.coordinator.stream(wide.name) == wide
-    consumer_groups = ConsumerGroups.load(cluster.coordinator.state)
-    yield coordinator_service(cluster.coordinator, lambda *_: None, consumer_groups)
-    await consumer_groups.close()
+    assert cluster.coordinator.state.catalog.named(wide.name) == wide
+    yield coordinator_service(cluster.coordinator.handlers(), lambda *_: None)
+    await cluster.coordinator.consumer_groups.close()
 
 
 async def ask(service: Service, method: Method[Any, Any], request: Any, client: str) -> Any:
@@ -104,13 +102,13 @@ REQUESTS: dict[Method[Any, Any], Callable[[int], Any]] = {
 async def test_others_are_answered_while_it_is_done(
     cluster: Cluster, service: Service, wide: common_pb2.StreamInfo, method: Method[Any, Any]
 ) -> None:
-    broker = cluster.coordinator.brokers()[0]
+    broker = cluster.coordinator.state.brokers.describe_all()[0]
     request = REQUESTS[method](wide.stream_id)
     for field in ("epoch", "broker_epoch"):
         if hasattr(request, field):
             setattr(request, field, broker.broker_epoch)
-    for one in cluster.coordinator.brokers():
-        await cluster.coordinator.heartbeat(
+    for one in cluster.coordinator.state.brokers.describe_all():
+        await cluster.coordinator.members.heartbeat(
             coordinator_pb2.HeartbeatRequest(broker_id=one.broker_id, broker_epoch=one.broker_epoch)
         )
     large = asyncio.ensure_future(ask(service, method, request, "busy"))

@@ -20,11 +20,11 @@ async def two(cluster: Cluster) -> Cluster:
 
 async def forget(cluster: Cluster, *, broker_id: int = 0, backup_id: int = 0, force: bool = False) -> list[str]:
     request = coordinator_pb2.ForgetMemberRequest(broker_id=broker_id, backup_id=backup_id, force=force)
-    return list((await cluster.coordinator.forget_member(request)).lost)
+    return list((await cluster.coordinator.forgetting.forget(request)).lost)
 
 
 def broker_ids(cluster: Cluster) -> list[int]:
-    return [one.broker_id for one in cluster.coordinator.brokers()]
+    return [one.broker_id for one in cluster.coordinator.state.brokers.describe_all()]
 
 
 async def silence_backup(cluster: Cluster, backup_id: int) -> None:
@@ -48,7 +48,7 @@ async def test_a_member_that_lives_is_not_forgotten(two: Cluster) -> None:
 async def test_a_member_that_is_expected_back_is_not_forgotten(two: Cluster) -> None:
     epoch = two.coordinator.state.brokers.epoch(1)
     request = coordinator_pb2.PrepareRestartRequest(broker_id=1, epoch=epoch, stopping=True)
-    await two.coordinator.prepare_restart(request)
+    await two.coordinator.restarts.prepare(request)
     with pytest.raises(InvalidArgument, match="expected back; ask again in 60 s"):
         await forget(two, broker_id=1, force=True)
 
@@ -104,7 +104,7 @@ async def test_a_broker_whose_records_are_being_recovered_is_not_forgotten_befor
 
     refs = [
         coordinator_pb2.RecoveryProgress(source=source, readable=[ref], restored=[ref])
-        for one in two.coordinator.stream("copied").assignments
+        for one in two.coordinator.state.catalog.named("copied").assignments
         for source in one.sources
         for ref in [common_pb2.StreamletRef(stream_id=1, streamlet_id=one.streamlet_id)]
     ]
@@ -120,7 +120,9 @@ async def test_a_broker_whose_records_are_being_recovered_is_not_forgotten_befor
 async def test_records_that_only_the_broker_has_are_given_up_only_by_force_and_told(two: Cluster) -> None:
     await two.create("plain", streamlets=2, replication=0)
     two.brokers.ends[1, 1] = common_pb2.StreamletState(streamlet_id=1, next_group_id=5, next_records=[40])
-    mine = next(one.streamlet_id for one in two.coordinator.stream("plain").assignments if one.broker_id == 1)
+    mine = next(
+        one.streamlet_id for one in two.coordinator.state.catalog.named("plain").assignments if one.broker_id == 1
+    )
     await two.silence(1)
     with pytest.raises(InvalidArgument, match=r"'plain', which has no replicas.*--force"):
         await forget(two, broker_id=1)
@@ -128,26 +130,28 @@ async def test_records_that_only_the_broker_has_are_given_up_only_by_force_and_t
 
     lost = await forget(two, broker_id=1, force=True)
     assert lost == ["stream 'plain', which has no replicas: all records of 1 of its streamlets there"]
-    assignment = two.coordinator.stream("plain").assignments[mine]
+    assignment = two.coordinator.state.catalog.named("plain").assignments[mine]
     assert (assignment.broker_id, assignment.first_group_id) == (2, 2 * GROUPS_PER_LAUNCH)
     assert list(assignment.intervals) == []
     await two.coordinator.idle()
-    assert two.brokers.streams[2, 1] == two.coordinator.stream("plain")
+    assert two.brokers.streams[2, 1] == two.coordinator.state.catalog.named("plain")
     assert two.brokers.handed_over[2, 1, mine].next_group_id == 2 * GROUPS_PER_LAUNCH
     assert await two.store.list("moves/") == {}
-    assert (await two.restart()).stream("plain").assignments[mine] == assignment
+    assert (await two.restart()).state.catalog.named("plain").assignments[mine] == assignment
     await two.settle()
 
 
 async def test_older_records_of_a_forgotten_broker_are_in_no_map_any_more(two: Cluster) -> None:
     await two.create("plain", streamlets=1, replication=0)
     two.brokers.ends[1, 0] = common_pb2.StreamletState(streamlet_id=0, next_group_id=5, next_records=[40])
-    await two.coordinator.move_streamlet("plain", 0, 2)
+    await two.coordinator.migration.move("plain", 0, 2)
     await two.silence(1)
     assert await forget(two, broker_id=1, force=True) == [
         "stream 'plain', which has no replicas: older records of 1 of its streamlets"
     ]
-    assert [one.broker_id for one in two.coordinator.brokers_of(two.coordinator.stream("plain"))] == [2]
+    assert [
+        one.broker_id for one in two.coordinator.state.brokers_of(two.coordinator.state.catalog.named("plain"))
+    ] == [2]
 
 
 async def test_a_backup_is_forgotten_when_brokers_have_all_of_it_elsewhere(two: Cluster) -> None:
@@ -158,7 +162,7 @@ async def test_a_backup_is_forgotten_when_brokers_have_all_of_it_elsewhere(two: 
 
     await two.heartbeat(1, 2, unneeded_backup_ids=[1])
     assert await forget(two, backup_id=1) == []
-    assert [one.backup_id for one in two.coordinator.backups()] == [2]
+    assert [one.backup_id for one in two.coordinator.state.backups.describe_all()] == [2]
     with pytest.raises(InvalidArgument, match="it was forgotten"):
         await two.register_backup("x2", 1)
 
@@ -172,20 +176,20 @@ async def test_a_backup_that_may_be_needed_is_given_up_by_force(two: Cluster) ->
 async def test_a_stream_that_was_dropped_waits_for_no_forgotten_broker(two: Cluster) -> None:
     await two.create("plain", streamlets=2, replication=0)
     await two.silence(1)
-    await two.coordinator.delete_stream("plain")
+    await two.coordinator.streams.delete("plain")
     await two.settle()
     assert await forget(two, broker_id=1) == []
     await two.settle()
     assert await two.store.list("drops/") == {}
     with pytest.raises(UnknownStream):
-        two.coordinator.stream("plain")
+        two.coordinator.state.catalog.named("plain")
 
 
 async def test_a_new_member_gets_the_id_that_it_chooses_unless_there_is_one(two: Cluster) -> None:
     async def choose(launch_id: str, broker_id: int) -> int:
         broker = common_pb2.BrokerInfo(broker_id=broker_id, grpc_address="h:1")
         request = coordinator_pb2.RegisterBrokerRequest(broker=broker, launch_id=launch_id, chosen_id=True)
-        info, _ = await two.coordinator.register_broker(request)
+        info = await two.coordinator.members.register_broker(request)
         return info.broker_id
 
     assert await choose("k", 17) == 17

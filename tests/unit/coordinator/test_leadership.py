@@ -143,7 +143,7 @@ async def test_who_does_not_lead_refuses_and_names_who_does(world: World, leader
 
 async def test_who_has_won_says_so_in_the_store_and_then_loads_and_serves(world: World) -> None:
     records: list[Any] = []
-    world.loading = lambda: records.append(dict(world.store._records))
+    world.loading = lambda: records.append(dict(world.store.records))
     world.election.may_win.set()
     await world.until(lambda: world.leadership.leading)
 

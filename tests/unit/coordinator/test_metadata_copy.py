@@ -58,13 +58,13 @@ async def test_a_cluster_goes_on_from_a_copy(cluster: Cluster) -> None:
     await cluster.register("a")
     stream = await cluster.create("orders")
     copy = await cluster.coordinator.copy_metadata()
-    cluster_id = cluster.coordinator.cluster_id
+    cluster_id = cluster.coordinator.state.cluster_id
     await cluster.create("younger")
     cluster.store = MemoryStore()
     await put_back(cluster.store, copy)
 
     await cluster.restart()
 
-    assert cluster.coordinator.cluster_id == cluster_id
-    assert [one.name for one in cluster.coordinator.streams()] == ["orders"]
-    assert cluster.coordinator.stream("orders") == stream
+    assert cluster.coordinator.state.cluster_id == cluster_id
+    assert [one.name for one in cluster.coordinator.state.catalog.streams()] == ["orders"]
+    assert cluster.coordinator.state.catalog.named("orders") == stream

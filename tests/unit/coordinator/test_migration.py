@@ -18,12 +18,12 @@ async def two(cluster: Cluster) -> Cluster:
 
 
 def places(cluster: Cluster, streamlet_id: int = 0) -> list[tuple[int, int, list[int]]]:
-    assignment = cluster.coordinator.stream("orders").assignments[streamlet_id]
+    assignment = cluster.coordinator.state.catalog.named("orders").assignments[streamlet_id]
     return [(one.broker_id, one.first_group_id, list(one.first_records)) for one in assignment.intervals]
 
 
 def owner(cluster: Cluster, streamlet_id: int = 0) -> int:
-    return cluster.coordinator.stream("orders").assignments[streamlet_id].broker_id
+    return cluster.coordinator.state.catalog.named("orders").assignments[streamlet_id].broker_id
 
 
 async def moves(cluster: Cluster) -> list[str]:
@@ -48,9 +48,9 @@ async def test_a_streamlet_moves_and_its_groups_stay(two: Cluster) -> None:
         producers=[common_pb2.ProducerState(producer_id=7, producer_epoch=1, next_sequence=9)],
     )
 
-    moved = await two.coordinator.move_streamlet("orders", 0, 2)
+    moved = await two.coordinator.migration.move("orders", 0, 2)
 
-    assert moved.stream == two.coordinator.stream("orders")
+    assert moved.stream == two.coordinator.state.catalog.named("orders")
     assert moved.stream.assignments_version == FIRST_VERSION + 1
     assert places(two) == [(1, 1, []), (2, 57, [1000])]
     assignment = moved.stream.assignments[0]
@@ -61,19 +61,19 @@ async def test_a_streamlet_moves_and_its_groups_stay(two: Cluster) -> None:
     assert two.brokers.streams[1, 1] == moved.stream
     assert await moves(two) == []
     assert list(await two.store.list("handover/")) == ["handover/0000000000000001/00000000"]
-    assert (await two.restart()).stream("orders") == moved.stream
-    assert [one.broker_id for one in two.coordinator.brokers_of(moved.stream)] == [1, 2]
+    assert (await two.restart()).state.catalog.named("orders") == moved.stream
+    assert [one.broker_id for one in two.coordinator.state.brokers_of(moved.stream)] == [1, 2]
 
 
 async def test_a_streamlet_that_is_there_already_stays(two: Cluster) -> None:
-    moved = await two.coordinator.move_streamlet("orders", 0, 1)
+    moved = await two.coordinator.migration.move("orders", 0, 1)
 
     assert (moved.stall_us, moved.stream.assignments_version, two.brokers.sealed) == (0, FIRST_VERSION, [])
 
 
 async def test_a_streamlet_that_goes_back_is_in_one_piece_if_nothing_was_written(two: Cluster) -> None:
-    await two.coordinator.move_streamlet("orders", 0, 2)
-    await two.coordinator.move_streamlet("orders", 0, 1)
+    await two.coordinator.migration.move("orders", 0, 2)
+    await two.coordinator.migration.move("orders", 0, 1)
 
     assert (owner(two), places(two)) == (1, [])
 
@@ -86,10 +86,10 @@ async def test_where_entries_started_at_an_owner_that_wrote_nothing_is_forgotten
         return coordinator_pb2.HeartbeatRequest(starts=[common_pb2.EntryStart(start=cursor, first_record=10)])
 
     two.brokers.ends[1, 0] = common_pb2.StreamletState(streamlet_id=0, next_group_id=4, next_records=[10])
-    await two.coordinator.move_streamlet("orders", 0, 2)
+    await two.coordinator.migration.move("orders", 0, 2)
     await two.heartbeat(2, starts=start(4).starts)
     assert len(await two.store.list("starts/")) == 1
-    await two.coordinator.move_streamlet("orders", 0, 1)
+    await two.coordinator.migration.move("orders", 0, 1)
     assert (owner(two), places(two)) == (1, [])
     assert await two.store.list("starts/") == {}
 
@@ -100,17 +100,17 @@ async def test_where_entries_started_at_an_owner_that_wrote_nothing_is_forgotten
 
 
 async def test_what_cannot_move_is_told_before_anything_happens(two: Cluster) -> None:
-    move = two.coordinator.move_streamlet
+    move = two.coordinator.migration.move
     with pytest.raises(UnknownStream):
         await move("other", 0, 2)
     with pytest.raises(StreamletOutOfRange, match="has 2 streamlets, no 2"):
         await move("orders", 2, 2)
     with pytest.raises(InvalidArgument, match="there is no broker 9"):
         await move("orders", 0, 9)
-    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))
+    await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2))
     with pytest.raises(InvalidArgument, match="is being emptied"):
         await move("orders", 0, 2)
-    await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2, undo=True))
+    await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2, undo=True))
     await two.silence(2)
     with pytest.raises(Unavailable, match="broker 2 is not alive"):
         await move("orders", 0, 2)
@@ -121,13 +121,13 @@ async def test_what_cannot_move_is_told_before_anything_happens(two: Cluster) ->
 @pytest.mark.parametrize("failure", [Unavailable("nothing got to disk in time"), Uncertain("no answer in 3 s")])
 async def test_a_seal_that_fails_leaves_everything_as_it_was(two: Cluster, failure: Exception) -> None:
     two.brokers.failures[1] = failure
-    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
     with pytest.raises(type(failure), match=str(failure)):
         await move
     assert owner(two) == 1
     assert len(await moves(two)) == 1  # somebody may be sealed
     with pytest.raises(Unavailable, match="is being moved"):
-        await two.coordinator.move_streamlet("orders", 0, 2)
+        await two.coordinator.migration.move("orders", 0, 2)
 
     two.brokers.failures.clear()
     await two.settle()
@@ -138,7 +138,7 @@ async def test_a_seal_that_fails_leaves_everything_as_it_was(two: Cluster, failu
         1,
         FIRST_VERSION,
     )  # a later version: it undoes the seal
-    await two.coordinator.move_streamlet("orders", 0, 2)
+    await two.coordinator.migration.move("orders", 0, 2)
     assert owner(two) == 2
 
 
@@ -146,16 +146,16 @@ async def test_a_new_owner_that_refuses_for_good_gives_it_back(two: Cluster) -> 
     two.brokers.failures[2] = InvalidArgument("the group is larger than the arena")
 
     with pytest.raises(InvalidArgument, match="larger than the arena"):
-        await two.coordinator.move_streamlet("orders", 0, 2)
+        await two.coordinator.migration.move("orders", 0, 2)
 
     assert (owner(two), places(two), await moves(two)) == (1, [], [])
-    assert two.brokers.streams[1, 1] == two.coordinator.stream("orders")
+    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")
 
 
 async def test_a_new_owner_that_gives_no_answer_is_told_until_it_does(two: Cluster) -> None:
     two.brokers.failures[2] = Unavailable("nobody there")
     with pytest.raises(Unavailable):
-        await two.coordinator.move_streamlet("orders", 0, 2)
+        await two.coordinator.migration.move("orders", 0, 2)
     assert owner(two) == 2
     await two.settle()
     assert len(await moves(two)) == 1
@@ -165,16 +165,16 @@ async def test_a_new_owner_that_gives_no_answer_is_told_until_it_does(two: Clust
 
     assert await moves(two) == []
     assert (2, 1, 0) in two.brokers.handed_over
-    assert two.brokers.streams[1, 1] == two.coordinator.stream("orders")
+    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")
 
 
 async def test_a_move_that_a_coordinator_left_is_finished_or_undone_by_the_next(two: Cluster) -> None:
     two.brokers.failures[1] = Uncertain("no answer")
     with pytest.raises(Uncertain):
-        await two.coordinator.move_streamlet("orders", 0, 2)
+        await two.coordinator.migration.move("orders", 0, 2)
     two.brokers.failures = {2: Unavailable("nobody there")}
     with pytest.raises(Unavailable):
-        await two.coordinator.move_streamlet("orders", 1, 2)
+        await two.coordinator.migration.move("orders", 1, 2)
     assert len(await moves(two)) == 2
 
     two.brokers.failures.clear()
@@ -190,7 +190,7 @@ async def test_a_move_that_a_coordinator_left_is_finished_or_undone_by_the_next(
 async def test_a_broker_that_restarts_meanwhile_keeps_the_streamlet(two: Cluster) -> None:
     two.brokers.answering.clear()
     two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
     await two.brokers.asked.wait()
     await two.register("a2", broker_id=1)
     two.brokers.answering.set()
@@ -204,12 +204,12 @@ async def test_nobody_is_told_of_a_stream_between_seal_and_open(two: Cluster) ->
     """The old owner would take what it is told for the order to go on."""
     two.brokers.answering.clear()
     two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
     await two.brokers.asked.wait()
     opened = len(two.brokers.opened)
     alteration = asyncio.create_task(two.alter("orders", retention_ms=5))
-    other = asyncio.create_task(two.coordinator.move_streamlet("orders", 1, 2))
-    while two.coordinator.stream("orders").config_version == 0:
+    other = asyncio.create_task(two.coordinator.migration.move("orders", 1, 2))
+    while two.coordinator.state.catalog.named("orders").config_version == 0:
         await asyncio.sleep(0)
     assert len(two.brokers.opened) == opened
     assert len(two.brokers.epochs) == 2  # the creation's and the seal's
@@ -218,13 +218,13 @@ async def test_nobody_is_told_of_a_stream_between_seal_and_open(two: Cluster) ->
     await asyncio.gather(move, alteration, other)
 
     assert two.brokers.sealed == [(1, 1, 0), (1, 1, 1)]
-    assert two.brokers.streams[1, 1] == two.brokers.streams[2, 1] == two.coordinator.stream("orders")
+    assert two.brokers.streams[1, 1] == two.brokers.streams[2, 1] == two.coordinator.state.catalog.named("orders")
 
 
 async def test_a_caller_that_gives_up_does_not_stop_a_move_halfway(two: Cluster) -> None:
     two.brokers.answering.clear()
     two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
     await two.brokers.asked.wait()
     move.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -236,23 +236,25 @@ async def test_a_caller_that_gives_up_does_not_stop_a_move_halfway(two: Cluster)
 
 
 async def test_a_stream_in_too_many_pieces_takes_no_more(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration_module, "MOVED_STREAM_BYTES_MAX", two.coordinator.stream("orders").ByteSize())
+    monkeypatch.setattr(
+        migration_module, "MOVED_STREAM_BYTES_MAX", two.coordinator.state.catalog.named("orders").ByteSize()
+    )
 
     with pytest.raises(InvalidArgument, match="groups at several brokers"):
-        await two.coordinator.move_streamlet("orders", 0, 2)
+        await two.coordinator.migration.move("orders", 0, 2)
     assert (owner(two), await moves(two)) == (1, [])
 
 
 async def test_all_streams_together_take_no_more_pieces_than_fit_into_an_answer(
     two: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await two.coordinator.move_streamlet("orders", 0, 2)
-    size = two.coordinator.stream("orders").ByteSize()
+    await two.coordinator.migration.move("orders", 0, 2)
+    size = two.coordinator.state.catalog.named("orders").ByteSize()
     monkeypatch.setattr(migration_module, "MOVED_CATALOG_BYTES_MAX", size)
 
     with pytest.raises(InvalidArgument, match="the descriptions of all streams would take more"):
-        await two.coordinator.move_streamlet("orders", 1, 2)
-    await two.coordinator.move_streamlet("orders", 0, 1)  # it comes back and is in one piece again
+        await two.coordinator.migration.move("orders", 1, 2)
+    await two.coordinator.migration.move("orders", 0, 1)  # it comes back and is in one piece again
     assert (owner(two), places(two), owner(two, 1)) == (1, [], 1)
 
 
@@ -263,9 +265,9 @@ async def test_a_streamlet_with_too_many_producers_to_hand_over_stays(two: Clust
     two.brokers.ends[1, 0] = state
 
     with pytest.raises(InvalidArgument, match="how far its 60000 producers got takes more than"):
-        await two.coordinator.move_streamlet("orders", 0, 2)
+        await two.coordinator.migration.move("orders", 0, 2)
     assert (owner(two), await moves(two)) == (1, [])
-    assert two.brokers.streams[1, 1] == two.coordinator.stream("orders")  # it takes chunks again
+    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")  # it takes chunks again
 
 
 async def test_moves_go_side_by_side_up_to_a_number(cluster: Cluster) -> None:
@@ -277,7 +279,7 @@ async def test_moves_go_side_by_side_up_to_a_number(cluster: Cluster) -> None:
     await cluster.register("b")
     cluster.brokers.answering.clear()
     calls = len(cluster.brokers.epochs)
-    tasks = [asyncio.create_task(cluster.coordinator.move_streamlet(name, 0, 2)) for name in "pqr"]
+    tasks = [asyncio.create_task(cluster.coordinator.migration.move(name, 0, 2)) for name in "pqr"]
     while len(await moves(cluster)) < 2:
         await asyncio.sleep(0)
     for _ in range(20):
@@ -286,7 +288,7 @@ async def test_moves_go_side_by_side_up_to_a_number(cluster: Cluster) -> None:
 
     cluster.brokers.answering.set()
     await asyncio.gather(*tasks)
-    assert {cluster.coordinator.stream(name).assignments[0].broker_id for name in "pqr"} == {2}
+    assert {cluster.coordinator.state.catalog.named(name).assignments[0].broker_id for name in "pqr"} == {2}
 
 
 async def test_a_coordinator_that_ends_begins_no_more_moves(two: Cluster) -> None:
@@ -294,9 +296,9 @@ async def test_a_coordinator_that_ends_begins_no_more_moves(two: Cluster) -> Non
     await two.restart()
     two.brokers.answering.clear()
     two.brokers.asked.clear()
-    first = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    first = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
     await two.brokers.asked.wait()
-    second = asyncio.create_task(two.coordinator.move_streamlet("orders", 1, 2))
+    second = asyncio.create_task(two.coordinator.migration.move("orders", 1, 2))
     await asyncio.sleep(0)
     closing = asyncio.create_task(two.coordinator.close())
     await asyncio.sleep(0)
@@ -315,13 +317,13 @@ async def test_so_many_moves_wait_and_no_more(two: Cluster, monkeypatch: pytest.
     await two.restart()
     two.brokers.answering.clear()
     two.brokers.asked.clear()
-    first = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    first = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
     await two.brokers.asked.wait()
-    second = asyncio.create_task(two.coordinator.move_streamlet("orders", 1, 2))
+    second = asyncio.create_task(two.coordinator.migration.move("orders", 1, 2))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="1 moves wait for their turn"):
-        await two.coordinator.move_streamlet("orders", 1, 2)
+        await two.coordinator.migration.move("orders", 1, 2)
 
     two.brokers.answering.set()
     await asyncio.gather(first, second)
@@ -331,9 +333,9 @@ async def test_so_many_moves_wait_and_no_more(two: Cluster, monkeypatch: pytest.
 async def test_a_broker_that_is_to_be_emptied_meanwhile_does_not_get_it(two: Cluster) -> None:
     two.brokers.answering.clear()
     two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.move_streamlet("orders", 0, 2))
+    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
     await two.brokers.asked.wait()
-    assert (await two.coordinator.drain(coordinator_pb2.DrainRequest(broker_id=2))).done
+    assert (await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2))).done
     two.brokers.answering.set()
 
     with pytest.raises(Unavailable, match="broker 2 is to be emptied"):
@@ -343,19 +345,19 @@ async def test_a_broker_that_is_to_be_emptied_meanwhile_does_not_get_it(two: Clu
 
 async def test_each_move_is_told_with_its_outcome_and_stall(two: Cluster) -> None:
     watched = Watched()
-    two.coordinator._migration._observe_move = watched
-    await two.coordinator.move_streamlet("orders", 0, 2)
+    two.coordinator.migration._observe_move = watched
+    await two.coordinator.migration.move("orders", 0, 2)
     with pytest.raises(InvalidArgument):
-        await two.coordinator.move_streamlet("orders", 0, 9)
+        await two.coordinator.migration.move("orders", 0, 9)
     two.brokers.failures[1] = RuntimeError("a defect")
     with pytest.raises(RuntimeError):
-        await two.coordinator.move_streamlet("orders", 1, 2)
+        await two.coordinator.migration.move("orders", 1, 2)
 
     assert watched.seen == [("ok", 0.0), ("invalid_argument", 0.0), ("internal", 0.0)]  # the clock stands still
 
 
 async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Cluster) -> None:
-    await two.coordinator.move_streamlet("orders", 0, 2)
+    await two.coordinator.migration.move("orders", 0, 2)
     start = common_pb2.EntryStart(start=common_pb2.Cursor(stream_id=1, group_id=1), first_record=3)
     await two.heartbeat(1, starts=[start])
     empty = coordinator_pb2.EmptyInterval(stream_id=1, streamlet_id=0, first_group_id=1)
@@ -368,8 +370,10 @@ async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Clust
     await two.coordinator.idle()
 
     assert places(two) == []
-    assert two.brokers.streams[2, 1] == two.coordinator.stream("orders")
-    assert [broker.broker_id for broker in two.coordinator.brokers_of(two.coordinator.stream("orders"))] == [1, 2]
+    assert two.brokers.streams[2, 1] == two.coordinator.state.catalog.named("orders")
+    assert [
+        broker.broker_id for broker in two.coordinator.state.brokers_of(two.coordinator.state.catalog.named("orders"))
+    ] == [1, 2]
     assert await two.store.list("starts/") == {}
 
 
@@ -379,14 +383,14 @@ async def test_who_gets_a_streamlet_of_two_lost_brokers_is_told_of_what_comes_fr
         await cluster.register(launch)
     await cluster.register_backup("x")
     await cluster.create("orders", streamlets=2, brokers=1, replication=1)
-    (old,) = {one.broker_id for one in cluster.coordinator.stream("orders").assignments}
-    await cluster.coordinator.move_streamlet("orders", 0, 3 - old)
+    (old,) = {one.broker_id for one in cluster.coordinator.state.catalog.named("orders").assignments}
+    await cluster.coordinator.migration.move("orders", 0, 3 - old)
     await cluster.register("c")
     await cluster.silence(1, 2)
     for _ in range(5):
         await cluster.settle()
 
-    stream = cluster.coordinator.stream("orders")
+    stream = cluster.coordinator.state.catalog.named("orders")
     assert [(one.broker_id, len(one.intervals)) for one in stream.assignments] == [(3, 0), (3, 0)]
     assert {source.broker_id for source in stream.assignments[0].sources} == {1, 2}
     assert cluster.brokers.streams[3, 1].assignments == stream.assignments

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.numbers import INSTANCE_S, SINCE_US, instances_by, next_epoch, next_id
 from kera.core.clock import FakeClock
 from kera.core.ids import PRODUCER_EPOCHS
@@ -71,9 +72,9 @@ async def test_what_was_given_in_the_second_of_a_start_is_not_given_by_who_start
     cluster.clock = FakeClock(TODAY_US)
     await cluster.restart()
     cluster.clock.advance(10)
-    copy = dict(await cluster.store.list(""))
-    given = [(await cluster.coordinator.init_producer())[0] for _ in range(3)]
-    cluster.store._records = copy  # type: ignore[attr-defined]
+    copy = cluster.store.records
+    given = [(await cluster.coordinator.producers.init())[0] for _ in range(3)]
+    cluster.store = MemoryStore(copy)
     await cluster.restart()
-    given += [(await cluster.coordinator.init_producer())[0] for _ in range(3)]
+    given += [(await cluster.coordinator.producers.init())[0] for _ in range(3)]
     assert len(set(given)) == 6

@@ -20,15 +20,15 @@ def test_each_instance_of_a_name_has_epochs_above_those_before() -> None:
         epochs = set(range(instance.first_epoch, instance.first_epoch + PRODUCER_EPOCHS))
         assert not taken or min(epochs) > max(taken)
         taken |= epochs
-        instance = producers.successor("loader", instance.record)
+        instance = producers.successor("loader", instance.message.SerializeToString())
         assert instance.producer_id == 7
 
 
 def test_a_name_ends_when_its_epochs_do() -> None:
     last = (1 << 32) - PRODUCER_EPOCHS
-    assert producers.successor("loader", Instance(7, last - PRODUCER_EPOCHS).record) == (7, last)
+    assert producers.successor("loader", Instance(7, last - PRODUCER_EPOCHS).message.SerializeToString()) == (7, last)
     with pytest.raises(InvalidArgument, match="1048576 producers with the name 'loader'"):
-        producers.successor("loader", Instance(7, last).record)
+        producers.successor("loader", Instance(7, last).message.SerializeToString())
 
 
 def test_there_is_room_for_so_many_names() -> None:
@@ -46,7 +46,7 @@ def test_a_name_has_a_record_of_its_own() -> None:
 
 def told(cluster: Cluster, version: int = 0) -> tuple[int, dict[int, int]]:
     """The version, and the fences that have come since another one."""
-    message = cluster.coordinator.fences(version)
+    message = cluster.coordinator.producers.fences(version)
     assert message is not None
     return message.version, dict(zip(message.producer_ids, message.first_epochs, strict=True))
 
@@ -56,14 +56,14 @@ async def two(cluster: Cluster) -> Cluster:
     """Two brokers; the name ``loader`` has been given out."""
     for launch in "ab":
         await cluster.register(launch)
-    assert await cluster.coordinator.init_producer("loader") == (1, 1)
+    assert await cluster.coordinator.producers.init("loader") == (1, 1)
     return cluster
 
 
 async def test_a_successor_is_given_out_when_all_brokers_that_live_have_noted_its_fence(two: Cluster) -> None:
-    before = two.coordinator.fences(0)
-    second = asyncio.create_task(two.coordinator.init_producer("loader"))
-    while two.coordinator.fences(0) == before:
+    before = two.coordinator.producers.fences(0)
+    second = asyncio.create_task(two.coordinator.producers.init("loader"))
+    while two.coordinator.producers.fences(0) == before:
         await asyncio.sleep(0)
     version, fences = told(two)
     assert fences == {1: SECOND}
@@ -74,25 +74,25 @@ async def test_a_successor_is_given_out_when_all_brokers_that_live_have_noted_it
 
     await two.heartbeat(2, fences_version=version)
     assert await second == (1, SECOND)
-    assert two.coordinator.fences(version) is None
+    assert two.coordinator.producers.fences(version) is None
 
 
 async def test_the_first_of_a_name_waits_for_nobody(two: Cluster) -> None:
-    assert await two.coordinator.init_producer("other") == (2, 1)
-    assert await two.coordinator.init_producer() == (3, 1)
+    assert await two.coordinator.producers.init("other") == (2, 1)
+    assert await two.coordinator.producers.init() == (3, 1)
     assert told(two, version=77 << 32)[1] == {}
 
 
 async def test_nobody_waits_for_a_broker_that_is_dead(two: Cluster) -> None:
     await two.silence(2)
-    second = asyncio.create_task(two.coordinator.init_producer("loader"))
+    second = asyncio.create_task(two.coordinator.producers.init("loader"))
     while not told(two, version=77 << 32)[1]:
         await asyncio.sleep(0)
     await two.heartbeat(1, fences_version=told(two)[0])
 
     assert await second == (1, SECOND)
     await two.heartbeat(2)  # it was only paused; the answer to this has the fence
-    third = asyncio.create_task(two.coordinator.init_producer("loader"))
+    third = asyncio.create_task(two.coordinator.producers.init("loader"))
     while told(two)[1] != {1: SECOND + PRODUCER_EPOCHS}:
         await asyncio.sleep(0)
     await two.heartbeat(1, fences_version=told(two)[0])
@@ -104,11 +104,11 @@ async def test_a_broker_that_does_not_say_that_it_refuses_the_earlier_one_is_nam
     two.settings = two.settings.model_copy(update={"heartbeat_interval_ms": 10, "heartbeats_missed_max": 1})
     await two.restart()
     with pytest.raises(Unavailable, match="broker 1 has not said yet that it refuses earlier"):
-        await two.coordinator.init_producer("loader")
+        await two.coordinator.producers.init("loader")
 
 
 async def test_a_coordinator_that_ends_keeps_nobody_waiting(two: Cluster) -> None:
-    second = asyncio.create_task(two.coordinator.init_producer("loader"))
+    second = asyncio.create_task(two.coordinator.producers.init("loader"))
     while not told(two, version=77 << 32)[1]:
         await asyncio.sleep(0)
     await two.coordinator.close()
@@ -118,14 +118,14 @@ async def test_a_coordinator_that_ends_keeps_nobody_waiting(two: Cluster) -> Non
 
 async def test_the_next_coordinator_tells_all_fences_and_then_only_what_is_new(cluster: Cluster) -> None:
     for name in ("p", "q", "p", "q", "once"):
-        await cluster.coordinator.init_producer(name)
+        await cluster.coordinator.producers.init(name)
     version, fences = told(cluster)
     assert fences == {1: SECOND, 2: SECOND}
-    await cluster.coordinator.init_producer("p")
+    await cluster.coordinator.producers.init("p")
     assert told(cluster, version)[1] == {1: SECOND + PRODUCER_EPOCHS}
 
     await cluster.restart()
     later, fences = told(cluster, version)
     assert fences == {1: SECOND + PRODUCER_EPOCHS, 2: SECOND}
     assert later > version
-    assert cluster.coordinator.fences(later) is None
+    assert cluster.coordinator.producers.fences(later) is None

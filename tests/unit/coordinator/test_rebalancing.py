@@ -8,9 +8,9 @@ from kera.coordinator.operations.rebalancing import (
     LOAD_BYTES_PER_S_MIN,
     LOAD_RATIO,
     MOVES_MAX,
+    BrokerShare,
     Placed,
     PlannedMove,
-    Share,
     rebalanced,
     spread,
 )
@@ -27,9 +27,9 @@ def placed(*loads: tuple[int, int], may_move: bool = True) -> Where:
     }
 
 
-def shares(broker_ids: Iterable[int], now: Where) -> dict[int, Share]:
+def shares(broker_ids: Iterable[int], now: Where) -> dict[int, BrokerShare]:
     there = {one: [each for each in now.values() if each.broker_id == one] for one in broker_ids}
-    return {one: Share(sum(each.bytes_per_s for each in mine), len(mine)) for one, mine in there.items()}
+    return {one: BrokerShare(sum(each.bytes_per_s for each in mine), len(mine)) for one, mine in there.items()}
 
 
 def after(now: Where, moves: Iterable[PlannedMove]) -> Where:
@@ -54,7 +54,7 @@ def test_the_busiest_gives_to_the_idlest_what_evens_them_out_and_says_why() -> N
         "broker 1 carries 60.0 MB/s, 1.8 times the mean of 32.5 MB/s, broker 2 carries 5.0 MB/s;"
         " this streamlet makes 30.0 MB/s of it"
     )
-    assert shares([1, 2], after(busy, [move])) == {1: Share(30 * MB, 2), 2: Share(35 * MB, 2)}
+    assert shares([1, 2], after(busy, [move])) == {1: BrokerShare(30 * MB, 2), 2: BrokerShare(35 * MB, 2)}
 
 
 def test_noise_moves_nothing() -> None:
@@ -83,9 +83,9 @@ def test_a_new_broker_gets_what_others_can_give_though_the_busiest_cannot() -> N
 
     assert {(one.from_broker_id, one.to_broker_id) for one in moves} == {(2, 3)}
     assert shares([1, 2, 3], after(giant, moves)) == {
-        1: Share(200 * MB, 1),
-        2: Share(20 * MB, 4),
-        3: Share(20 * MB, 4),
+        1: BrokerShare(200 * MB, 1),
+        2: BrokerShare(20 * MB, 4),
+        3: BrokerShare(20 * MB, 4),
     }
 
 

@@ -8,7 +8,7 @@ from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.coordinator.recovery import carry_out as recoveries_module
 from kera.coordinator.recovery import decide as recovery_module
 from kera.core.errors import StaleEpoch, Unavailable
-from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster
 
 
@@ -25,18 +25,18 @@ async def three(cluster: Cluster) -> Cluster:
 
 
 def owners(cluster: Cluster, name: str = "copied") -> list[tuple[int, int]]:
-    return [(one.broker_id, one.broker_epoch) for one in cluster.coordinator.stream(name).assignments]
+    return [(one.broker_id, one.broker_epoch) for one in cluster.coordinator.state.catalog.named(name).assignments]
 
 
 def sources(cluster: Cluster) -> list[list[tuple[int, int]]]:
     return [
         [(source.broker_id, source.before_epoch) for source in one.sources]
-        for one in cluster.coordinator.stream("copied").assignments
+        for one in cluster.coordinator.state.catalog.named("copied").assignments
     ]
 
 
 def only(cluster: Cluster) -> coordinator_pb2.RecoveryInfo:
-    (recovery,) = cluster.coordinator.recoveries()
+    (recovery,) = cluster.coordinator.recoveries.describe_all()
     return recovery
 
 
@@ -68,7 +68,7 @@ async def test_what_a_dead_broker_had_goes_to_others_and_what_is_not_replicated_
     assert sources(three) == [[(1, 4)], [], []]
     assert (1, 1) in owners(three, "plain")
     assert sorted(three.backups.fenced) == [(1, 1, 4), (2, 1, 4)]
-    stream = three.coordinator.stream("copied")
+    stream = three.coordinator.state.catalog.named("copied")
     assert three.brokers.streams[2, 1] == stream
     assert (stream.assignments_version, stream.assignments[0].first_group_id) == (FIRST_VERSION + 1, 2)
     assert phase(three) == "RECOVERING"
@@ -99,18 +99,18 @@ async def test_a_recovery_goes_by_what_the_new_owners_say_to_its_end(three: Clus
     assert phase(three) == "DONE"
     assert sources(three) == [[], [], []]
     assert sorted(three.backups.freed) == [(1, 1, 4), (2, 1, 4)]
-    assert three.brokers.streams[2, 1] == three.coordinator.stream("copied")
+    assert three.brokers.streams[2, 1] == three.coordinator.state.catalog.named("copied")
     recovery = only(three)
     assert recovery.opened_us <= recovery.readable_us <= recovery.restored_us
     assert (recovery.bytes_recovered, recovery.bytes_restored, recovery.records_lost) == (100, 100, 3)
-    assert (await three.restart()).recoveries() == [recovery]
+    assert (await three.restart()).recoveries.describe_all() == [recovery]
 
 
 async def test_the_launch_that_was_given_up_must_end_and_a_new_one_begins_anew(three: Cluster) -> None:
     await three.silence(1)
 
     with pytest.raises(StaleEpoch):
-        await three.coordinator.heartbeat(coordinator_pb2.HeartbeatRequest(broker_id=1, broker_epoch=1))
+        await three.coordinator.members.heartbeat(coordinator_pb2.HeartbeatRequest(broker_id=1, broker_epoch=1))
     with pytest.raises(StaleEpoch, match="given up for lost"):
         await three.register("a", broker_id=1)
     await three.restart()
@@ -132,9 +132,9 @@ async def test_nobody_recovers_what_is_not_replicated(cluster: Cluster) -> None:
 
     await cluster.silence(1)
 
-    assert cluster.coordinator.recoveries() == []
+    assert cluster.coordinator.recoveries.describe_all() == []
     await cluster.heartbeat(1)  # it was only slow
-    assert cluster.coordinator.brokers_alive == 2
+    assert len(cluster.coordinator.state.brokers.live_ids()) == 2
 
 
 async def test_a_broker_that_nobody_can_replace_is_not_given_up(cluster: Cluster) -> None:
@@ -143,7 +143,7 @@ async def test_a_broker_that_nobody_can_replace_is_not_given_up(cluster: Cluster
     await cluster.create("copied", replication=1)
 
     await cluster.silence(1)
-    assert cluster.coordinator.recoveries() == []
+    assert cluster.coordinator.recoveries.describe_all() == []
 
     await cluster.heartbeat(1)
     await cluster.register("b")
@@ -156,8 +156,8 @@ async def test_a_pause_of_the_coordinator_itself_is_held_against_nobody(three: C
     three.clock.advance(3600)
     await three.settle()
 
-    assert three.coordinator.recoveries() == []
-    assert (three.coordinator.brokers_alive, three.coordinator.backups_alive) == (3, 2)
+    assert three.coordinator.recoveries.describe_all() == []
+    assert (len(three.coordinator.state.brokers.live_ids()), len(three.coordinator.state.backups.live_ids())) == (3, 2)
 
 
 # --- what is in the way ------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ async def test_what_need_not_wait_for_replicas_is_not_held_up_by_what_does(
     await cluster.silence(1)
 
     assert owners(cluster)[0] == (2, 2)
-    assert cluster.brokers.streams[2, 1] == cluster.coordinator.stream("copied"), "it takes records"
+    assert cluster.brokers.streams[2, 1] == cluster.coordinator.state.catalog.named("copied"), "it takes records"
     assert owners(cluster, "also") == [(1, 1), (2, 2)]
     assert [reason for reason in only(cluster).waits_for if "its only backup" in reason]
     assert phase(cluster) == "TAKING_OVER"
@@ -254,9 +254,9 @@ async def test_an_owner_that_cannot_open_what_it_has_taken_over_is_what_the_reco
 async def test_what_nobody_tries_again_is_forgotten(three: Cluster) -> None:
     three.brokers.failures[2] = three.brokers.failures[3] = Unavailable("nobody there")
     await three.silence(1)
-    work = three.coordinator._recoveries._work
+    work = three.coordinator.recoveries._work
     assert work._failures
-    await three.coordinator.delete_stream("copied")
+    await three.coordinator.streams.delete("copied")
     await three.settle()
 
     assert work._failures == {}
@@ -292,7 +292,10 @@ async def test_a_broker_that_is_back_with_its_memory_in_time_keeps_everything(th
 
     assert phase(three) == "CANCELLED"
     assert owners(three)[0] == (1, info.broker_epoch)
-    assert three.coordinator.stream("copied").assignments[0].first_group_id == info.broker_epoch * GROUPS_PER_LAUNCH
+    assert (
+        three.coordinator.state.catalog.named("copied").assignments[0].first_group_id
+        == info.broker_epoch * GROUPS_PER_LAUNCH
+    )
     assert len(streams) == 2
     three.brokers.waits_for = []
     await three.settle()
@@ -357,7 +360,7 @@ async def test_an_owner_that_dies_while_it_recovers_is_recovered_with_what_it_ha
         await three.heartbeat(3, recoveries=told)
         await three.coordinator.idle()
     assert sources(three) == [[], [], []]
-    assert {one.phase for one in three.coordinator.recoveries()} == {coordinator_pb2.RECOVERY_PHASE_DONE}
+    assert {one.phase for one in three.coordinator.recoveries.describe_all()} == {coordinator_pb2.RECOVERY_PHASE_DONE}
 
 
 async def test_the_next_coordinator_goes_on_where_the_last_one_stopped(three: Cluster) -> None:
@@ -393,18 +396,20 @@ async def test_owners_are_told_again_by_the_next_coordinator_until_all_have_open
 
 
 async def test_older_groups_of_a_lost_broker_go_to_the_owner(three: Cluster) -> None:
-    await three.coordinator.move_streamlet("copied", 0, 2)
+    await three.coordinator.migration.move("copied", 0, 2)
     await three.silence(1)
 
-    (assignment, *_) = three.coordinator.stream("copied").assignments
+    (assignment, *_) = three.coordinator.state.catalog.named("copied").assignments
     assert (assignment.broker_id, len(assignment.intervals)) == (2, 0)
     assert sources(three)[0] == [(1, 4)]
 
 
 async def test_who_takes_over_is_told_where_entries_start_and_what_was_handed_over(three: Cluster) -> None:
-    three.coordinator.use_cursors(lambda stream_id: [common_pb2.Cursor(stream_id=stream_id, group_id=5)])
+    read = consumer_group_pb2.StreamletStart(stream_id=1, cursors=[common_pb2.Cursor(stream_id=1, group_id=5)])
+    reset = consumer_group_pb2.ResetConsumerGroupRequest(consumer_group="readers", starts=[read])
+    await three.coordinator.consumer_groups.reset(reset)
     start = common_pb2.EntryStart(start=common_pb2.Cursor(stream_id=1, streamlet_id=1, group_id=3), first_record=9)
-    await three.coordinator.move_streamlet("copied", 0, 2)
+    await three.coordinator.migration.move("copied", 0, 2)
     await three.heartbeat(2, starts=[start])
     writes = len(await three.store.list("starts/"))
     await three.heartbeat(2, starts=[start])  # said again, written once
@@ -418,7 +423,7 @@ async def test_who_takes_over_is_told_where_entries_start_and_what_was_handed_ov
     assert [[each.next_group_id for each in one.handed_over] for _, one in sorted(asked.items())] == [[2], []]
     assert all([one.backup_id for one in request.backups] == [1, 2] for request in requests)
     assert (writes, len(await three.store.list("handover/"))) == (1, 1)
-    await three.coordinator.delete_stream("copied")
+    await three.coordinator.streams.delete("copied")
     assert await three.store.list("starts/") == await three.store.list("handover/") == {}
 
 
@@ -431,7 +436,7 @@ async def test_nobody_waits_for_a_backup_that_is_gone_and_was_not_needed_any_mor
         await three.heartbeat(1, 2, 3, unneeded_backup_ids=said)
         three.backup_heartbeat(1)
         await three.settle()
-    assert three.coordinator.backups_alive == 1
+    assert len(three.coordinator.state.backups.live_ids()) == 1
     for _ in range(three.settings.heartbeats_missed_max + 1):
         three.clock.advance(three.settings.heartbeat_interval_ms / 1000)
         await three.heartbeat(2, 3)
@@ -448,7 +453,7 @@ async def test_segments_are_put_back_where_they_fit(cluster: Cluster) -> None:
         request = coordinator_pb2.RegisterBrokerRequest(
             broker=common_pb2.BrokerInfo(grpc_address=f"{launch}:1", segment_bytes=segment_bytes), launch_id=launch
         )
-        await cluster.coordinator.register_broker(request)
+        await cluster.coordinator.members.register_broker(request)
     await cluster.register_backup("x")
     await cluster.create("copied", streamlets=2, replication=1)
 
@@ -457,12 +462,12 @@ async def test_segments_are_put_back_where_they_fit(cluster: Cluster) -> None:
     await cluster.silence(1, 3)
 
     assert owners(cluster)[0] == (3, 3)  # nobody else has segments that large: it is not even given up
-    assert len(cluster.coordinator.recoveries()) == 1
+    assert len(cluster.coordinator.recoveries.describe_all()) == 1
 
 
 async def test_a_stream_that_is_deleted_meanwhile_is_no_hindrance(three: Cluster) -> None:
     await three.silence(1)
-    await three.coordinator.delete_stream("copied")
+    await three.coordinator.streams.delete("copied")
     await three.settle()
 
     assert phase(three) == "DONE"
@@ -472,15 +477,17 @@ async def test_recoveries_that_ended_are_kept_up_to_a_number(three: Cluster, mon
     monkeypatch.setattr(recoveries_module, "KEPT", 2)
     for number in range(4):
         await three.silence(1)
-        (recovery, *_) = three.coordinator.recoveries()
+        (recovery, *_) = three.coordinator.recoveries.describe_all()
         done = progress(1, recovery.before_epoch, readable=(0, 1, 2), restored=(0, 1, 2))
         await three.heartbeat(2, 3, recoveries=[done])
         await three.coordinator.idle()
         await three.register(f"back-{number}", broker_id=1)
         streamlet = next(
-            one.streamlet_id for one in three.coordinator.stream("copied").assignments if one.broker_id != 1
+            one.streamlet_id
+            for one in three.coordinator.state.catalog.named("copied").assignments
+            if one.broker_id != 1
         )
-        await three.coordinator.move_streamlet("copied", streamlet, 1)
+        await three.coordinator.migration.move("copied", streamlet, 1)
 
-    assert len(three.coordinator.recoveries()) == 2
+    assert len(three.coordinator.recoveries.describe_all()) == 2
     assert len(await three.store.list("recoveries/")) == 2

@@ -24,7 +24,7 @@ async def three(cluster: Cluster) -> Cluster:
 
 
 def owners(cluster: Cluster) -> list[int]:
-    return [one.broker_id for one in cluster.coordinator.stream("orders").assignments]
+    return [one.broker_id for one in cluster.coordinator.state.catalog.named("orders").assignments]
 
 
 async def prepare(
@@ -34,7 +34,7 @@ async def prepare(
     request = coordinator_pb2.PrepareRestartRequest(
         broker_id=broker_id, epoch=epoch, wait_ms=wait_ms, stopping=stopping
     )
-    return await cluster.coordinator.prepare_restart(request)
+    return await cluster.coordinator.restarts.prepare(request)
 
 
 async def stop(cluster: Cluster, broker_id: int) -> None:
@@ -74,9 +74,9 @@ async def test_a_broker_that_restarts_gives_its_streamlets_away_and_gets_them_ba
 
     await prepare(three, 1, stopping=True)
     assert (broker(three, 1).alive, broker(three, 1).restarting) == (False, True)
-    assert (three.coordinator.brokers_alive, three.coordinator.members_restarting) == (2, 1)
+    assert three.coordinator.state.brokers.live_ids() == [2, 3]
     await three.silence(1)
-    assert three.coordinator.recoveries() == []
+    assert three.coordinator.recoveries.describe_all() == []
     assert broker(three, 1).grace_left_ms < GRACE_S * 1000
 
     await start(three, 1)
@@ -86,9 +86,9 @@ async def test_a_broker_that_restarts_gives_its_streamlets_away_and_gets_them_ba
 
 
 async def test_streamlets_of_one_stream_move_together(three: Cluster) -> None:
-    versions = three.coordinator.stream("orders").assignments_version
+    versions = three.coordinator.state.catalog.named("orders").assignments_version
     await prepare(three, 1)
-    assert three.coordinator.stream("orders").assignments_version == versions + 1
+    assert three.coordinator.state.catalog.named("orders").assignments_version == versions + 1
     assert len([one for one in three.brokers.sealed if one[0] == 1]) == 2
     assert await three.store.list("moves/") == {}
 
@@ -96,10 +96,10 @@ async def test_streamlets_of_one_stream_move_together(three: Cluster) -> None:
 async def test_what_a_broker_that_restarts_had_is_recovered_when_the_grace_is_over(three: Cluster) -> None:
     await stop(three, 1)
     await go_by(three, GRACE_S - 1)
-    assert three.coordinator.recoveries() == []
+    assert three.coordinator.recoveries.describe_all() == []
 
     await go_by(three, 2)
-    (recovery,) = three.coordinator.recoveries()
+    (recovery,) = three.coordinator.recoveries.describe_all()
     assert (recovery.broker_id, recovery.cause) == (1, "dead")
     assert not broker(three, 1).restarting
 
@@ -107,9 +107,9 @@ async def test_what_a_broker_that_restarts_had_is_recovered_when_the_grace_is_ov
 async def test_a_report_about_a_broker_that_restarts_comes_to_nothing(three: Cluster) -> None:
     await stop(three, 1)
     three.brokers.refused = {1}
-    three.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1, reason="refused"))
+    three.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1, reason="refused"))
     await three.settle()
-    assert three.coordinator.recoveries() == []
+    assert three.coordinator.recoveries.describe_all() == []
 
 
 async def test_the_next_coordinator_knows_who_restarts_and_what_it_gets_back(three: Cluster) -> None:
@@ -118,7 +118,7 @@ async def test_the_next_coordinator_knows_who_restarts_and_what_it_gets_back(thr
     await three.restart()
     assert (broker(three, 1).alive, broker(three, 1).restarting) == (False, True)
     await go_by(three, GRACE_S - 1)
-    assert three.coordinator.recoveries() == []
+    assert three.coordinator.recoveries.describe_all() == []
     await start(three, 1)
     assert owners(three) == before
 
@@ -128,7 +128,7 @@ async def test_a_broker_gets_back_only_what_nobody_has_moved_since(three: Cluste
     await stop(three, 1)
     moved, stays = (number for number, owner in enumerate(before) if owner == 1)
     elsewhere = 5 - owners(three)[moved]
-    await three.coordinator.move_streamlet("orders", moved, elsewhere)
+    await three.coordinator.migration.move("orders", moved, elsewhere)
     await start(three, 1)
     assert (owners(three)[moved], owners(three)[stays]) == (elsewhere, 1)
     assert await three.store.list("handed-over/") == {}
@@ -142,7 +142,7 @@ async def test_a_broker_without_others_waits_with_what_it_has(cluster: Cluster) 
     assert (answer.streamlets_given, answer.streamlets_left) == (0, 2)
     await prepare(cluster, 1, stopping=True)
     await cluster.silence(1)
-    assert cluster.coordinator.recoveries() == []
+    assert cluster.coordinator.recoveries.describe_all() == []
     await start(cluster, 1)
     assert (owners(cluster), broker(cluster, 1).alive) == ([1, 1], True)
 
@@ -175,9 +175,9 @@ async def test_a_hand_over_ends_when_its_time_is_up(three: Cluster) -> None:
 async def test_only_the_current_launch_of_a_member_restarts(three: Cluster) -> None:
     request = coordinator_pb2.PrepareRestartRequest(broker_id=1, epoch=99)
     with pytest.raises(StaleEpoch):
-        await three.coordinator.prepare_restart(request)
+        await three.coordinator.restarts.prepare(request)
     with pytest.raises(InvalidArgument, match="one of the two"):
-        await three.coordinator.prepare_restart(coordinator_pb2.PrepareRestartRequest())
+        await three.coordinator.restarts.prepare(coordinator_pb2.PrepareRestartRequest())
 
 
 async def test_a_broker_that_restarts_gets_nothing_new(three: Cluster) -> None:
@@ -185,7 +185,7 @@ async def test_a_broker_that_restarts_gets_nothing_new(three: Cluster) -> None:
     created = await three.create("more", streamlets=4, replication=1)
     assert {one.broker_id for one in created.assignments} == {2, 3}
     with pytest.raises(Unavailable, match="is not alive"):
-        await three.coordinator.move_streamlet("orders", 1, 1)
+        await three.coordinator.migration.move("orders", 1, 1)
 
 
 async def test_a_backup_that_restarts_is_there_for_the_grace_and_gets_nothing(three: Cluster) -> None:
@@ -193,10 +193,10 @@ async def test_a_backup_that_restarts_is_there_for_the_grace_and_gets_nothing(th
         return three.coordinator.state.backups.describe(1)
 
     request = coordinator_pb2.PrepareRestartRequest(backup_id=1, epoch=backup().backup_epoch)
-    assert (await three.coordinator.prepare_restart(request)).others_go_on
+    assert (await three.coordinator.restarts.prepare(request)).others_go_on
     assert (backup().alive, backup().restarting) == (True, True)
     request.stopping = True
-    await three.coordinator.prepare_restart(request)
+    await three.coordinator.restarts.prepare(request)
     assert (backup().alive, backup().restarting) == (False, True)
     three.clock.advance(GRACE_S + 1)
     assert not backup().restarting
@@ -208,4 +208,4 @@ async def test_a_backup_that_restarts_is_there_for_the_grace_and_gets_nothing(th
 async def test_a_backup_without_enough_others_need_not_wait_for_brokers(three: Cluster) -> None:
     await three.create("twice", replication=2)
     request = coordinator_pb2.PrepareRestartRequest(backup_id=1, epoch=three.coordinator.state.backups.epoch(1))
-    assert not (await three.coordinator.prepare_restart(request)).others_go_on
+    assert not (await three.coordinator.restarts.prepare(request)).others_go_on

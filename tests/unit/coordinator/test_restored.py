@@ -59,7 +59,7 @@ class Restoring(Cluster):
         return request
 
     async def join(self, launch_id: str, broker_id: int) -> None:
-        await self.coordinator.register_broker(self.holding(launch_id, broker_id))
+        await self.coordinator.members.register_broker(self.holding(launch_id, broker_id))
 
     async def tell(self, *broker_ids: int) -> None:
         """Brokers say what they hold, and of what the coordinator does not know."""
@@ -67,11 +67,11 @@ class Restoring(Cluster):
             request = self.beat(broker_id)
             request.held_streams.extend(self.holding("any", broker_id).held_streams)
             request.held_streams_told = True
-            await self.coordinator.heartbeat(request)
-            if await self.coordinator.unknown_of(request):
+            await self.coordinator.members.heartbeat(request)
+            if (await self.coordinator.members.heartbeat(request)).unknown_stream_ids:
                 request = self.beat(broker_id)
                 request.unknown_streams.add(stream=self.known[broker_id], bytes=1, records=1)
-                await self.coordinator.heartbeat(request)
+                await self.coordinator.members.heartbeat(request)
         await self.coordinator.idle()
 
     def beat(self, broker_id: int) -> coordinator_pb2.HeartbeatRequest:
@@ -98,7 +98,7 @@ async def gone_back() -> AsyncIterator[Restoring]:
     await cluster.silence(1)
     for _ in range(BROKERS):
         await cluster.settle()
-    cluster.known[2] = cluster.coordinator.stream("orders")
+    cluster.known[2] = cluster.coordinator.state.catalog.named("orders")
     owner = cluster.known[2].assignments[0].broker_id
     assert owner == 2
     for one in cluster.known[2].assignments:
@@ -123,19 +123,21 @@ async def test_a_stream_that_was_recovered_since_goes_on_there_whoever_comes_fir
     gone_back.clock.advance(SILENCE_S)
     for number in (1, 2, 3):
         await gone_back.join(f"b-{number}", number)
-        assert gone_back.coordinator.stream("orders").assignments[0].broker_id == 1, "nobody has told of it"
-    assert "broker" in gone_back.coordinator.catching_up
+        assert gone_back.coordinator.state.catalog.named("orders").assignments[0].broker_id == 1, (
+            "nobody has told of it"
+        )
+    assert "broker" in gone_back.coordinator.state.catching_up
 
     await gone_back.tell(1, 2, 3)
 
-    stream = gone_back.coordinator.stream("orders")
+    stream = gone_back.coordinator.state.catalog.named("orders")
     assert stream.assignments[0].broker_id == 2
     assert stream.assignments[0].broker_epoch == gone_back.coordinator.state.brokers.epoch(2)
     assert comes_from(stream, gone_back.later.assignments_version)
-    assert gone_back.coordinator.unknown() == []
+    assert gone_back.coordinator.unknown.describe_all() == []
     assert gone_back.brokers.opened == [(2, "orders")]
     await gone_back.settle()
-    assert gone_back.coordinator.catching_up == ""
+    assert gone_back.coordinator.state.catching_up == ""
     assert RESTORED not in await gone_back.store.list("")
 
 
@@ -144,19 +146,19 @@ async def test_nothing_is_recovered_moved_or_deleted_meanwhile(gone_back: Restor
         await refused(gone_back, f"b-{number}", number)
     gone_back.clock.advance(SILENCE_S + 1)
     await gone_back.settle()
-    assert "broker 1 to say what they hold" in gone_back.coordinator.catching_up
+    assert "broker 1 to say what they hold" in gone_back.coordinator.state.catching_up
 
     with pytest.raises(Unavailable, match="older than the cluster"):
-        await gone_back.coordinator.move_streamlet("orders", 0, 3)
+        await gone_back.coordinator.migration.move("orders", 0, 3)
     with pytest.raises(Unavailable, match="older than the cluster"):
-        await gone_back.coordinator.delete_stream("orders")
+        await gone_back.coordinator.streams.delete("orders")
     with pytest.raises(Unavailable, match="older than the cluster"):
         await gone_back.alter("orders", retention_ms=5)
-    gone_back.coordinator.report_broker(coordinator_pb2.ReportBrokerRequest(broker_id=1, broker_epoch=0))
+    gone_back.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1, broker_epoch=0))
     await gone_back.settle()
 
-    assert gone_back.coordinator.recoveries() == []
-    assert gone_back.coordinator.stream("orders") == gone_back.known[1]
+    assert gone_back.coordinator.recoveries.describe_all() == []
+    assert gone_back.coordinator.state.catalog.named("orders") == gone_back.known[1]
 
 
 async def test_who_does_not_come_is_waited_for_no_longer_than_the_grace(gone_back: Restoring) -> None:
@@ -168,9 +170,9 @@ async def test_who_does_not_come_is_waited_for_no_longer_than_the_grace(gone_bac
     await gone_back.tell(2, 3)
     await gone_back.settle()
 
-    assert gone_back.coordinator.catching_up == ""
-    assert gone_back.coordinator.stream("orders").assignments[0].broker_id == 2
-    assert gone_back.coordinator.recoveries() == [], "what broker 1 had is elsewhere"
+    assert gone_back.coordinator.state.catching_up == ""
+    assert gone_back.coordinator.state.catalog.named("orders").assignments[0].broker_id == 2
+    assert gone_back.coordinator.recoveries.describe_all() == [], "what broker 1 had is elsewhere"
 
 
 async def admitted(cluster: Restoring, *, lost_memory: int = 0) -> None:
@@ -181,7 +183,7 @@ async def admitted(cluster: Restoring, *, lost_memory: int = 0) -> None:
     for number in (1, 2, 3):
         request = cluster.holding(f"b-{number}", number)
         request.lost_memory = number == lost_memory
-        await cluster.coordinator.register_broker(request)
+        await cluster.coordinator.members.register_broker(request)
 
 
 async def test_what_a_broker_had_in_memory_that_it_has_lost_is_recovered_and_not_its_own(gone_back: Restoring) -> None:
@@ -189,8 +191,8 @@ async def test_what_a_broker_had_in_memory_that_it_has_lost_is_recovered_and_not
     await admitted(gone_back, lost_memory=2)
     await gone_back.tell(1, 2, 3)
 
-    assert gone_back.coordinator.stream("orders").assignments[0] == lost
-    (recovery,) = gone_back.coordinator.recoveries()
+    assert gone_back.coordinator.state.catalog.named("orders").assignments[0] == lost
+    (recovery,) = gone_back.coordinator.recoveries.describe_all()
     assert (recovery.broker_id, recovery.cause) == (2, LOST_MEMORY)
     gone_back.backup_heartbeat(*gone_back.coordinator.state.backups.ids())
     for _ in range(BROKERS):
@@ -207,11 +209,11 @@ async def test_a_stream_that_cannot_go_on_as_brokers_know_it_goes_on_as_the_meta
     for _ in range(2):
         await gone_back.settle()
 
-    assert gone_back.coordinator.catching_up == ""
-    owner = gone_back.coordinator.stream("orders").assignments[0]
+    assert gone_back.coordinator.state.catching_up == ""
+    owner = gone_back.coordinator.state.catalog.named("orders").assignments[0]
     assert (owner.broker_id, owner.broker_epoch) == (1, gone_back.coordinator.state.brokers.epoch(1))
     assert gone_back.brokers.opened[-1] == (1, "orders")
-    (problem,) = gone_back.coordinator.unknown()
+    (problem,) = gone_back.coordinator.unknown.describe_all()
     assert "was being recovered" in problem.problem
 
 
@@ -230,10 +232,10 @@ async def test_a_directory_that_was_put_back_is_noticed_by_the_coordinator_that_
     gone_back.coordinator = coordinator
     gone_back.epoch += EPOCHS
     request = gone_back.holding("b-1", 1)
-    assert coordinator.catching_up == ""
-    request.known_coordinator_epoch = coordinator.coordinator_epoch - 1
+    assert coordinator.state.catching_up == ""
+    request.known_coordinator_epoch = coordinator.state.coordinator_epoch - 1
     with pytest.raises(Unavailable, match="older than the cluster"):
-        await coordinator.register_broker(request)
+        await coordinator.members.register_broker(request)
 
     assert (await gone_back.store.list(RESTORED)).keys() == {RESTORED}
 
@@ -250,18 +252,18 @@ async def test_a_launch_that_runs_and_is_younger_than_the_metadata_keeps_its_epo
     gone_back.clock.advance(epoch + 1_600_000_000)
     beat = coordinator_pb2.HeartbeatRequest(broker_id=2, broker_epoch=epoch)
     with pytest.raises(UnknownLaunch):
-        await coordinator.heartbeat(beat)
+        await coordinator.members.heartbeat(beat)
     request = registration("a-later-one", 2)
     request.broker.broker_epoch, request.directory_id = epoch, "directory-2"
 
     for _ in range(2):  # the answer may be lost
-        broker, _ = await coordinator.register_broker(request)
+        broker = await coordinator.members.register_broker(request)
         assert broker.broker_epoch == epoch
 
-    await coordinator.heartbeat(beat)
+    await coordinator.members.heartbeat(beat)
     assert coordinator.state.next_epoch("broker") > epoch
     with pytest.raises(StaleEpoch):
-        await coordinator.heartbeat(coordinator_pb2.HeartbeatRequest(broker_id=2, broker_epoch=epoch - 2))
+        await coordinator.members.heartbeat(coordinator_pb2.HeartbeatRequest(broker_id=2, broker_epoch=epoch - 2))
 
 
 async def test_metadata_that_are_not_older_have_nobody_wait() -> None:
@@ -270,9 +272,9 @@ async def test_metadata_that_are_not_older_have_nobody_wait() -> None:
     await cluster.register("a", directory_id="directory-1")
     cluster.known[1] = await cluster.create("orders")
     request = cluster.holding("b", 1)
-    request.known_coordinator_epoch = cluster.coordinator.coordinator_epoch
+    request.known_coordinator_epoch = cluster.coordinator.state.coordinator_epoch
     await cluster.lead()
 
-    await cluster.coordinator.register_broker(request)
+    await cluster.coordinator.members.register_broker(request)
 
-    assert cluster.coordinator.catching_up == ""
+    assert cluster.coordinator.state.catching_up == ""

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kera.coordinator import service
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.metrics import CoordinatorMetrics
+from kera.coordinator.operations.streams import PAGE_BYTES_MAX
 from kera.coordinator.service import coordinator_service
 from kera.core.errors import InvalidArgument, StaleEpoch, UnknownStream
 from kera.core.rpc import api
@@ -19,10 +20,9 @@ from tests.unit.coordinator.fake_cluster import registration as new_registration
 class Client:
     """Calls the service as a transport does, and counts what the hook sees."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, handlers: Handlers) -> None:
         self.seen: Counter[tuple[str, str]] = Counter()
-        self.service = coordinator_service(cluster.coordinator, lambda *seen: self.seen.update([seen]))
+        self.service = coordinator_service(handlers, lambda *seen: self.seen.update([seen]))
 
     async def call(self, method: Method[Any, Any], message: Any) -> Any:
         reply: Any = self.service[method](Call(message, memoryview(b""), Peer("test", "test")))
@@ -31,16 +31,16 @@ class Client:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Client:
-    return Client(cluster)
+    return Client(cluster.coordinator.handlers())
 
 
 async def test_every_method_of_the_coordinator_is_served(client: Client) -> None:
-    assert tuple(client.service) == api.COORDINATOR_METHODS
+    assert set(client.service) == {*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS}
 
 
-async def test_a_stream_goes_from_creation_to_deletion(client: Client) -> None:
+async def test_a_stream_goes_from_creation_to_deletion(client: Client, cluster: Cluster) -> None:
     registered = await client.call(api.REGISTER_BROKER, new_registration("a"))
-    assert registered.cluster_id == client.cluster.coordinator.cluster_id
+    assert registered.cluster_id == cluster.coordinator.state.cluster_id
     assert (registered.broker_id, registered.broker_epoch, registered.heartbeat_interval_ms) == (1, 1, 100)
 
     config = common_pb2.StreamConfig(streamlets=2, entries=1, group_segments=4)
@@ -60,12 +60,9 @@ async def test_a_stream_goes_from_creation_to_deletion(client: Client) -> None:
     assert not (await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())).streams
 
 
-async def test_streams_that_take_more_than_an_answer_are_asked_for_in_several(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "PAGE_BYTES_MAX", 1)
+async def test_streams_that_take_more_than_an_answer_are_asked_for_in_several(client: Client) -> None:
     await client.call(api.REGISTER_BROKER, new_registration("a"))
-    config = common_pb2.StreamConfig(streamlets=2, entries=1, group_segments=4)
+    config = common_pb2.StreamConfig(streamlets=PAGE_BYTES_MAX // 12, entries=1, group_segments=4)
     for name in "ba":
         await client.call(api.CREATE_STREAM, messages.CreateStreamRequest(name=name, config=config))
     first = await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())
@@ -81,14 +78,14 @@ async def test_a_broker_registers_lives_and_is_fenced(client: Client) -> None:
     with pytest.raises(StaleEpoch):
         await client.call(api.HEARTBEAT, messages.HeartbeatRequest(broker_id=1, broker_epoch=1))
 
-    cluster = await client.call(api.DESCRIBE_CLUSTER, messages.DescribeClusterRequest())
-    assert cluster.cluster_id
-    assert [(broker.broker_id, broker.broker_epoch) for broker in cluster.brokers] == [(1, 2)]
+    found = await client.call(api.DESCRIBE_CLUSTER, messages.DescribeClusterRequest())
+    assert found.cluster_id
+    assert [(broker.broker_id, broker.broker_epoch) for broker in found.brokers] == [(1, 2)]
 
 
-async def test_a_backup_registers_lives_and_brokers_are_told(client: Client) -> None:
+async def test_a_backup_registers_lives_and_brokers_are_told(client: Client, cluster: Cluster) -> None:
     answer = await client.call(api.REGISTER_BACKUP, backup_registration("x"))
-    assert answer.cluster_id == client.cluster.coordinator.cluster_id
+    assert answer.cluster_id == cluster.coordinator.state.cluster_id
     assert (answer.backup_id, answer.backup_epoch, answer.heartbeat_interval_ms) == (1, 1, 100)
     request = messages.BackupHeartbeatRequest(backup_id=1, backup_epoch=1, free_memory_bytes=5, free_disk_bytes=6)
     assert await client.call(api.BACKUP_HEARTBEAT, request) == messages.BackupHeartbeatResponse()
@@ -104,8 +101,8 @@ async def test_a_backup_registers_lives_and_brokers_are_told(client: Client) -> 
         assert (backup.backup_id, backup.backup_epoch, backup.alive) == (1, 1, True)
         assert (backup.memory_bytes, backup.free_memory_bytes, backup.free_disk_bytes) == (200, 5, 6)
 
-    client.cluster.clock.advance(3600)
-    await client.cluster.heartbeat(1)
+    cluster.clock.advance(3600)
+    await cluster.heartbeat(1)
     assert [one.alive for one in (await client.call(api.HEARTBEAT, heartbeat)).backups] == [False]
 
 
@@ -123,7 +120,7 @@ async def test_brokers_learn_their_lease_and_who_leads(client: Client) -> None:
         assert (told.lease_ms, told.coordinator_epoch) == (100 * 50, 1)
 
 
-async def test_streamlets_move_brokers_drain_and_recoveries_are_listed(client: Client) -> None:
+async def test_streamlets_move_brokers_drain_and_recoveries_are_listed(client: Client, cluster: Cluster) -> None:
     for launch in "abc":
         await client.call(api.REGISTER_BROKER, new_registration(launch))
     await client.call(api.REGISTER_BACKUP, backup_registration("x"))
@@ -134,12 +131,12 @@ async def test_streamlets_move_brokers_drain_and_recoveries_are_listed(client: C
         api.MOVE_STREAMLET, messages.MoveStreamletRequest(stream="s", streamlet_id=0, broker_id=2)
     )
     assert (moved.stream.assignments[0].broker_id, moved.stream.creation_id) == (2, "c1")
-    await client.cluster.heartbeat(1, 2, 3)
+    await cluster.heartbeat(1, 2, 3)
     balanced = await client.call(api.REBALANCE, messages.RebalanceRequest(dry_run=True))
     assert [(one.broker_id, one.streamlets) for one in balanced.loads] == [(1, 0), (2, 1), (3, 0)]
     drained = await client.call(api.DRAIN, messages.DrainRequest(broker_id=2))
     assert (drained.done, drained.streamlets_owned) == (False, 1)
-    await client.cluster.silence(1)  # which has got it back
+    await cluster.silence(1)  # which has got it back
     (recovery,) = (await client.call(api.LIST_RECOVERIES, messages.ListRecoveriesRequest())).recoveries
     assert (recovery.broker_id, recovery.cause) == (1, "dead")
     assert await client.call(api.REPORT_BROKER, messages.ReportBrokerRequest(broker_id=9)) == (
@@ -157,11 +154,22 @@ async def test_a_stream_must_be_named_to_be_described(client: Client) -> None:
         await client.call(api.DESCRIBE_STREAM, messages.DescribeStreamRequest())
 
 
-async def test_every_request_is_seen_once_with_its_outcome(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_request_is_seen_once_with_its_outcome() -> None:
+    def defect(_: messages.InitProducerRequest) -> None:
+        raise ZeroDivisionError
+
+    async def unknown(_: messages.GetStreamIdRequest) -> None:
+        raise UnknownStream("none")
+
+    handlers: Handlers = {
+        api.LIST_STREAMS: lambda _: messages.ListStreamsResponse(),
+        api.GET_STREAM_ID: unknown,
+        api.INIT_PRODUCER: defect,
+    }
+    client = Client(handlers)
     await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())
     with pytest.raises(UnknownStream):
         await client.call(api.GET_STREAM_ID, messages.GetStreamIdRequest(name="none"))
-    monkeypatch.setattr(client.cluster.coordinator, "init_producer", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         await client.call(api.INIT_PRODUCER, messages.InitProducerRequest())
 
@@ -174,14 +182,15 @@ async def test_every_request_is_seen_once_with_its_outcome(client: Client, monke
 
 async def test_metrics_have_requests_members_and_streams(cluster: Cluster) -> None:
     registry = CollectorRegistry()
-    metrics = CoordinatorMetrics(registry, cluster.coordinator)
+    metrics = CoordinatorMetrics(registry)
     await cluster.register("a")
     await cluster.register_backup("x")
     await cluster.register_backup("y")
     await cluster.create("orders")
     metrics.observe("ListStreams", "ok")
 
-    text = generate_latest(registry).decode()
+    with metrics.leading(cluster.coordinator):
+        text = generate_latest(registry).decode()
 
     assert 'kera_coordinator_requests_total{method="ListStreams",outcome="ok"} 1.0' in text
     assert "kera_coordinator_brokers_alive 1.0" in text
@@ -191,7 +200,7 @@ async def test_metrics_have_requests_members_and_streams(cluster: Cluster) -> No
 
 async def test_metrics_have_recoveries_and_moves(cluster: Cluster) -> None:
     registry = CollectorRegistry()
-    metrics = CoordinatorMetrics(registry, cluster.coordinator)
+    metrics = CoordinatorMetrics(registry)
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -201,7 +210,8 @@ async def test_metrics_have_recoveries_and_moves(cluster: Cluster) -> None:
     metrics.observe_move("ok", 0.02)
     metrics.observe_move("unavailable", 0.0)
 
-    text = generate_latest(registry).decode()
+    with metrics.leading(cluster.coordinator):
+        text = generate_latest(registry).decode()
 
     assert 'kera_coordinator_recoveries{phase="recovering"} 1.0' in text
     assert 'kera_coordinator_recoveries{phase="done"} 0.0' in text

@@ -40,15 +40,17 @@ async def tell(cluster: Cluster, broker_id: int, stream: common_pb2.StreamInfo) 
     epoch = cluster.coordinator.state.brokers.epoch(broker_id)
     told = [coordinator_pb2.UnknownStream(stream=stream, bytes=100, records=5)]
     request = coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=epoch, unknown_streams=told)
-    await cluster.coordinator.heartbeat(request)
+    await cluster.coordinator.members.heartbeat(request)
 
 
 async def all_tell(cluster: Cluster, broker_id: int, stream: common_pb2.StreamInfo) -> None:
     """All say what they hold, and one of them knows more of a stream than the metadata have."""
     for one in cluster.coordinator.state.brokers.ids():
         if one != broker_id:
-            await cluster.coordinator.unknown_of(beat(cluster, one))
-    assert await cluster.coordinator.unknown_of(beat(cluster, broker_id, stream)) == [stream.stream_id]
+            await cluster.coordinator.members.heartbeat(beat(cluster, one))
+    assert (await cluster.coordinator.members.heartbeat(beat(cluster, broker_id, stream))).unknown_stream_ids == [
+        stream.stream_id
+    ]
     await tell(cluster, broker_id, stream)
     await cluster.coordinator.idle()
 
@@ -64,29 +66,29 @@ async def test_what_is_known_being_created_or_to_be_dropped_is_not_unknown(two: 
     known = (await two.create("orders")).stream_id
     gone = (await two.create("gone")).stream_id
     two.brokers.failures[2] = Unavailable("away")
-    await two.coordinator.delete_stream("gone")
+    await two.coordinator.streams.delete("gone")
 
     held = [common_pb2.StreamInfo(stream_id=stream_id) for stream_id in (known, gone, YOUNG)]
-    assert await two.coordinator.unknown_of(beat(two, 1, *held)) == [YOUNG]
+    assert (await two.coordinator.members.heartbeat(beat(two, 1, *held))).unknown_stream_ids == [YOUNG]
 
 
 async def test_a_stream_is_adopted_with_its_id_once_all_its_brokers_have_told_of_it(two: Cluster) -> None:
     await tell(two, 1, young())
     with pytest.raises(Unavailable, match="broker 2"):
-        await two.coordinator.adopt_stream("young")
+        await two.coordinator.unknown.adopt("young")
     await tell(two, 2, young(version=2))
-    (described,) = two.coordinator.unknown()
+    (described,) = two.coordinator.unknown.describe_all()
     assert (described.bytes, described.records, list(described.broker_ids)) == (200, 10, [1, 2])
 
-    stream = await two.coordinator.adopt_stream("young")
+    stream = await two.coordinator.unknown.adopt("young")
 
     assert stream.stream_id == YOUNG
     assert comes_from(stream, 3)
     assert stream.assignments_version > 3
     assert sorted(two.brokers.opened) == [(1, "young"), (2, "young")]
-    assert two.coordinator.unknown() == []
+    assert two.coordinator.unknown.describe_all() == []
     await two.restart()
-    assert two.coordinator.stream("young") == stream
+    assert two.coordinator.state.catalog.named("young") == stream
     assert (await two.create("later")).stream_id > YOUNG
 
 
@@ -95,7 +97,7 @@ async def test_launches_that_are_new_get_streamlets_with_groups_behind_the_old_o
     for broker_id in (1, 2):
         await tell(two, broker_id, young())
 
-    first, second = (await two.coordinator.adopt_stream(str(YOUNG))).assignments
+    first, second = (await two.coordinator.unknown.adopt(str(YOUNG))).assignments
 
     assert (first.broker_epoch, first.first_group_id) == (1, 1)
     assert (second.broker_epoch, second.first_group_id) == (3, 3 * GROUPS_PER_LAUNCH)
@@ -106,25 +108,25 @@ async def test_a_stream_whose_name_is_taken_is_adopted_under_another(two: Cluste
     for broker_id in (1, 2):
         await tell(two, broker_id, young())
     with pytest.raises(StreamExists, match="--name"):
-        await two.coordinator.adopt_stream("young")
+        await two.coordinator.unknown.adopt("young")
 
-    assert (await two.coordinator.adopt_stream("young", "again")).name == "again"
-    assert two.coordinator.stream("young").stream_id != YOUNG
+    assert (await two.coordinator.unknown.adopt("young", "again")).name == "again"
+    assert two.coordinator.state.catalog.named("young").stream_id != YOUNG
 
 
 async def test_what_nobody_has_told_of_or_nobody_can_describe_is_not_adopted(two: Cluster) -> None:
     with pytest.raises(UnknownStream):
-        await two.coordinator.adopt_stream("young")
+        await two.coordinator.unknown.adopt("young")
     await tell(two, 1, common_pb2.StreamInfo(stream_id=YOUNG))
     with pytest.raises(InvalidArgument, match="written down"):
-        await two.coordinator.adopt_stream(str(YOUNG), "young")
+        await two.coordinator.unknown.adopt(str(YOUNG), "young")
 
 
 async def test_what_a_launch_told_that_is_not_current_any_more_is_forgotten(two: Cluster) -> None:
     await tell(two, 1, young())
     await two.register("c", broker_id=1)
 
-    assert two.coordinator.unknown() == []
+    assert two.coordinator.unknown.describe_all() == []
 
 
 async def moved_since_a_copy(two: Cluster) -> tuple[common_pb2.StreamInfo, common_pb2.StreamInfo]:
@@ -137,7 +139,7 @@ async def moved_since_a_copy(two: Cluster) -> tuple[common_pb2.StreamInfo, commo
     later.assignments[0].broker_epoch = two.coordinator.state.brokers.epoch(3 - old)
     later.assignments[0].intervals.add(first_group_id=1, broker_id=old)
     later.assignments[0].intervals.add(first_group_id=9, broker_id=3 - old, first_records=[70])
-    new_version(later, two.coordinator.coordinator_epoch + 5)
+    new_version(later, two.coordinator.state.coordinator_epoch + 5)
     return known, later
 
 
@@ -145,16 +147,16 @@ async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_i
     _, later = await moved_since_a_copy(two)
     await tell(two, later.assignments[0].broker_id, later)
     await two.coordinator.idle()
-    assert "has yet to tell" in two.coordinator.unknown()[0].problem
+    assert "has yet to tell" in two.coordinator.unknown.describe_all()[0].problem
 
     await all_tell(two, later.assignments[0].broker_id, later)
 
-    assert two.coordinator.stream("orders") == later
+    assert two.coordinator.state.catalog.named("orders") == later
     assert {two.brokers.streams[one, later.stream_id].assignments_version for one in (1, 2)} == {
         later.assignments_version
     }
-    assert two.coordinator.unknown() == []
-    assert await two.coordinator.unknown_of(beat(two, 1, later)) == []
+    assert two.coordinator.unknown.describe_all() == []
+    assert (await two.coordinator.members.heartbeat(beat(two, 1, later))).unknown_stream_ids == []
 
 
 async def test_columns_that_came_since_a_copy_are_known_again(two: Cluster) -> None:
@@ -165,7 +167,7 @@ async def test_columns_that_came_since_a_copy_are_known_again(two: Cluster) -> N
 
     await all_tell(two, later.assignments[0].broker_id, later)
 
-    assert two.coordinator.stream("orders") == later
+    assert two.coordinator.state.catalog.named("orders") == later
 
 
 async def test_a_launch_that_registers_with_later_assignments_gets_nothing_of_the_stream_before_they_are_known(
@@ -181,35 +183,34 @@ async def test_a_launch_that_registers_with_later_assignments_gets_nothing_of_th
         ],
     )
 
-    _, streams = await two.coordinator.register_broker(request)
+    answer = await two.coordinator.members.register_broker(request)
 
-    assert streams == []
-    assert await two.coordinator.elsewhere(owner, request.held_streams, streams) == []
-    assert two.coordinator.stream("orders") == known
+    assert (list(answer.streams), list(answer.elsewhere_stream_ids)) == ([], [])
+    assert two.coordinator.state.catalog.named("orders") == known
     await all_tell(two, owner, later)
-    assert two.coordinator.stream("orders").assignments[0].broker_id == 3 - owner
+    assert two.coordinator.state.catalog.named("orders").assignments[0].broker_id == 3 - owner
 
 
 async def test_assignments_that_both_went_on_are_a_problem_that_is_told_and_destroys_nothing(two: Cluster) -> None:
     known, later = await moved_since_a_copy(two)
     await two.register("c", broker_id=known.assignments[0].broker_id)  # it has told of nothing: a new version
-    ours = two.coordinator.stream("orders")
+    ours = two.coordinator.state.catalog.named("orders")
 
     await all_tell(two, later.assignments[0].broker_id, later)
 
-    assert two.coordinator.stream("orders") == ours
-    (described,) = two.coordinator.unknown()
+    assert two.coordinator.state.catalog.named("orders") == ours
+    (described,) = two.coordinator.unknown.describe_all()
     assert "do not come from" in described.problem
     with pytest.raises(InvalidArgument, match="keeps its name"):
-        await two.coordinator.adopt_stream("orders", "another")
+        await two.coordinator.unknown.adopt("orders", "another")
 
-    adopted = await two.coordinator.adopt_stream("orders")
+    adopted = await two.coordinator.unknown.adopt("orders")
 
     assert adopted.assignments[0].broker_id == later.assignments[0].broker_id
     assert [one.first_group_id for one in adopted.assignments[0].intervals] == [1, 9]
     assert all(comes_from(adopted, one.assignments_version) for one in (known, ours, later))
-    assert two.coordinator.stream("orders") == adopted
-    assert two.coordinator.unknown() == []
+    assert two.coordinator.state.catalog.named("orders") == adopted
+    assert two.coordinator.unknown.describe_all() == []
 
 
 async def test_what_is_at_a_broker_that_the_metadata_do_not_have_waits_for_it(two: Cluster) -> None:
@@ -217,27 +218,27 @@ async def test_what_is_at_a_broker_that_the_metadata_do_not_have_waits_for_it(tw
     later.assignments[0].broker_id = later.assignments[0].intervals[1].broker_id = 3
 
     await all_tell(two, 1, later)
-    (described,) = two.coordinator.unknown()
+    (described,) = two.coordinator.unknown.describe_all()
     assert "broker 3" in described.problem
     await two.register("c")
     await all_tell(two, 1, later)
 
-    assert two.coordinator.stream("orders").assignments[0].broker_id == 3
+    assert two.coordinator.state.catalog.named("orders").assignments[0].broker_id == 3
 
 
 async def test_what_a_broker_holds_may_be_named_in_several_heartbeats(two: Cluster) -> None:
     _, later = await moved_since_a_copy(two)
     owner = later.assignments[0].broker_id
-    await two.coordinator.unknown_of(beat(two, 3 - owner))
+    await two.coordinator.members.heartbeat(beat(two, 3 - owner))
     part = beat(two, owner, later)
     part.held_streams_told = False
 
-    assert await two.coordinator.unknown_of(part) == [later.stream_id]
+    assert (await two.coordinator.members.heartbeat(part)).unknown_stream_ids == [later.stream_id]
     await tell(two, owner, later)
     await two.coordinator.idle()
-    assert "has yet to tell" in two.coordinator.unknown()[0].problem
-    assert await two.coordinator.unknown_of(beat(two, owner)) == []
+    assert "has yet to tell" in two.coordinator.unknown.describe_all()[0].problem
+    assert (await two.coordinator.members.heartbeat(beat(two, owner))).unknown_stream_ids == []
     await tell(two, owner, later)
     await two.coordinator.idle()
 
-    assert two.coordinator.stream("orders") == later
+    assert two.coordinator.state.catalog.named("orders") == later

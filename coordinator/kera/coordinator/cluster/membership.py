@@ -29,6 +29,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from kera.coordinator.ids import Launch
 from kera.core.clock import Clock
 from kera.core.errors import InvalidArgument, StaleEpoch
 from kera.v1 import common_pb2, coordinator_pb2
@@ -351,6 +352,14 @@ class Membership(Generic[RecordT, InfoT]):
         _, epoch = self.kind.id_and_epoch(self._members[member_id].record)
         return epoch
 
+    def launch(self, member_id: int) -> Launch:
+        """The member's current launch, see `epoch`."""
+        return Launch(member_id, self.epoch(member_id))
+
+    def is_current(self, launch: Launch) -> bool:
+        """Whether this is the current launch of a member that is alive."""
+        return self.is_alive(launch.member_id) and self.epoch(launch.member_id) == launch.epoch
+
     def is_fenced(self, member_id: int) -> bool:
         """Whether the member has no current launch, since the last one was given up for lost, or it was forgotten."""
         member = self._members.get(member_id)
@@ -420,3 +429,7 @@ class Membership(Generic[RecordT, InfoT]):
             for member_id in self.live_ids()
             if not (self.is_draining(member_id) or self.is_leaving(member_id))
         ]
+
+
+BrokerMembers = Membership[coordinator_pb2.RegisterBrokerRequest, common_pb2.BrokerInfo]
+BackupMembers = Membership[coordinator_pb2.RegisterBackupRequest, common_pb2.BackupInfo]

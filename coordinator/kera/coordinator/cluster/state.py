@@ -14,17 +14,18 @@ from kera.coordinator.cluster.backups import Backups
 from kera.coordinator.cluster.brokers import Brokers
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.changing import REQUESTER, Changing
-from kera.coordinator.cluster.membership import BACKUP, BROKER, Membership
+from kera.coordinator.cluster.membership import BACKUP, BROKER, BackupMembers, BrokerMembers, Membership
 from kera.coordinator.cluster.validation import config_of_store
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.metadata import MetadataStoreFailed, VersionConflict
+from kera.coordinator.store.metadata_copy import CLUSTER_ID
 from kera.coordinator.store.numbers import instances_by, next_epoch, next_id
 from kera.core.clock import Clock
-from kera.core.errors import KeraError, Unavailable, UnknownStream
+from kera.core.errors import KeraError, Unavailable, UnknownStream, invariant
 from kera.core.telemetry import get_logger
 from kera.core.turns import Pace, Turns
-from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1 import common_pb2
 
 log = get_logger("kera.coordinator")
 
@@ -121,10 +122,8 @@ class State:
             "heartbeats_missed_max": settings.heartbeats_missed_max,
             "restart_grace_ms": settings.restart_grace_ms,
         }
-        self.brokers: Membership[coordinator_pb2.RegisterBrokerRequest, common_pb2.BrokerInfo]
-        self.brokers = Membership(BROKER, clock, **times)
-        self.backups: Membership[coordinator_pb2.RegisterBackupRequest, common_pb2.BackupInfo]
-        self.backups = Membership(BACKUP, clock, **times)
+        self.brokers: BrokerMembers = Membership(BROKER, clock, **times)
+        self.backups: BackupMembers = Membership(BACKUP, clock, **times)
         self.changing = Changing()
         self.turns = Turns()
         """Of what takes long: it is done in slices."""
@@ -139,6 +138,13 @@ class State:
         self._untold: dict[int, set[int]] = {}
         """Brokers that have yet to hear of a stream as it is now, by its id."""
         self._gates: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def cluster_id(self) -> str:
+        """Made once, with the cluster."""
+        value = self.ledger.get(CLUSTER_ID)
+        invariant(value is not None, "a cluster has an id")
+        return (value or b"").decode()
 
     def pace(self) -> Pace:
         """For work that may be long: call `step` often. What was looked up before a step may not hold after it."""

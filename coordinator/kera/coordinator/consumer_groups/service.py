@@ -22,9 +22,10 @@ import contextlib
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import TypeVar
 
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State, streamlet_key
 from kera.coordinator.consumer_groups.consumer_group import (
     RESET_STREAMLETS_MAX,
@@ -37,7 +38,6 @@ from kera.coordinator.consumer_groups.progress import lowest
 from kera.coordinator.consumer_groups.uses import CLOCK, USES, Uses
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
-from kera.core.rpc.method import Method
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 from kera.v1 import consumer_group_pb2 as messages
@@ -58,7 +58,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class ConsumerGroups:
-    """All consumer groups. Belongs to one event loop; made with `load`."""
+    """All consumer groups. Belongs to one event loop."""
 
     def __init__(self, state: State, unnamed_retention_ms: int = 0) -> None:
         """`unnamed_retention_ms`: see the coordinator's settings; 0: for ever."""
@@ -90,20 +90,20 @@ class ConsumerGroups:
         self._uses = Uses(unnamed_retention_ms, self._awake_s, int(state.ledger.get(CLOCK) or b"0"))
         self._forgetting: asyncio.Task[None] | None = None
 
-    @classmethod
-    def load(cls, state: State, unnamed_retention_ms: int = 0) -> ConsumerGroups:
-        """The consumer groups that the ledger has. Their members have as long as any to be heard of."""
-        self = cls(state, unnamed_retention_ms)
-        for value in state.ledger.values(CONSUMER_GROUPS):
+    def load(self) -> None:
+        """Take up what the ledger has. Members have as long as any to send a heartbeat."""
+        for value in self._state.ledger.values(CONSUMER_GROUPS):
             self._take_up(value)
-        for value in state.ledger.values(USES):
+        for value in self._state.ledger.values(USES):
             self._uses.restore(messages.ConsumerGroupUse.FromString(value))
         for name in self._consumer_groups:
             self._uses.idle_ms(name, self._awake_s)  # those of an earlier version are used now
+
+    def start(self) -> None:
+        """Begin to forget consumer groups that nobody uses, and to notice members that do not come back."""
         self._forgetting = asyncio.create_task(self._forget_unused())
         if self._active:
-            self._tick_while_needed()  # those who do not come back are to be noticed, though nobody asks
-        return self
+            self._tick_while_needed()
 
     def _take_up(self, value: bytes) -> None:
         """What the ledger has of a consumer group in a streamlet."""
@@ -144,7 +144,7 @@ class ConsumerGroups:
         for poll in self._polls.values():
             poll.set()
 
-    def handlers(self) -> Mapping[Method[Any, Any], Callable[[Any], Any]]:
+    def handlers(self) -> Handlers:
         """Requests in, responses out, by method."""
         return {
             api.CONSUME_ROUND: self.consume_round,

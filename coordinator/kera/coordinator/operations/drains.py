@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of
 from kera.coordinator.cluster.membership import InfoT, Membership, RecordT
 from kera.coordinator.cluster.state import State, member_key
@@ -26,6 +27,7 @@ from kera.coordinator.operations.migration import Migration
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import DRAINED
 from kera.core.errors import InvalidArgument, KeraError
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -56,6 +58,10 @@ class Drains:
         """Wait until nothing is under way."""
         await self._moves.idle()
         await self._recovers.idle()
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {api.DRAIN: self.drain}
 
     async def drain(self, request: coordinator_pb2.DrainRequest) -> coordinator_pb2.DrainResponse:
         """Begin to empty a member, or take it back, or neither; says how far that is. Raises `InvalidArgument`."""

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kera.coordinator.cluster.catalog import first_group_id_of, with_assignments
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of, emptied, intervals_of, moved
 from kera.coordinator.cluster.membership import InfoT, Membership, RecordT
 from kera.coordinator.cluster.state import HANDOVERS, State, forgotten_key, handed_over_key, member_key, streamlet_key
@@ -28,6 +29,7 @@ from kera.coordinator.operations.migration import Migration, move_record
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import ENDED
 from kera.core.errors import InvalidArgument, Unavailable
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -41,6 +43,10 @@ class Forgetting:
         self._state = state
         self._recoveries = recoveries
         self._migration = migration
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {api.FORGET_MEMBER: self.forget}
 
     async def forget(self, request: coordinator_pb2.ForgetMemberRequest) -> coordinator_pb2.ForgetMemberResponse:
         """Forget a member; what is lost by that. Raises `InvalidArgument` when it may not be forgotten, and why."""

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kera.coordinator.cluster.catalog import with_assignments
-from kera.coordinator.cluster.intervals import broker_of_group, emptied, index_of_group
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.membership import InfoT, Membership, RecordT, Registration
-from kera.coordinator.cluster.starts import merged, without_interval
-from kera.coordinator.cluster.state import STARTS, State, last_epoch, last_id, member_key, streamlet_key
+from kera.coordinator.cluster.state import State, last_epoch, last_id, member_key
 from kera.coordinator.cluster.work import Work
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch
+from kera.coordinator.operations.loads import Loads
+from kera.coordinator.operations.producers import Producers
+from kera.coordinator.operations.restarts import Restarts
 from kera.coordinator.operations.restored import Restored
+from kera.coordinator.operations.streamlet_report import StreamletReport
+from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.store.ledger import Changes, number
-from kera.core.errors import InvalidArgument, UnknownStream
+from kera.core.errors import InvalidArgument
 from kera.core.lineage import comes_from
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
-from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")
 
@@ -28,18 +32,39 @@ REPORTED_MAX = 4096
 class Members:
     """The operations of brokers and backups."""
 
-    def __init__(self, state: State, recoveries: Recoveries, restored: Restored) -> None:
+    def __init__(
+        self,
+        state: State,
+        *,
+        recoveries: Recoveries,
+        restored: Restored,
+        unknown: UnknownStreams,
+        producers: Producers,
+        restarts: Restarts,
+        loads: Loads,
+    ) -> None:
         self._state = state
         self._recoveries = recoveries
         self._restored = restored
+        self._unknown = unknown
+        self._producers = producers
+        self._restarts = restarts
+        self._loads = loads
         self._work = Work()
-        self.loads: dict[Launch, dict[Streamlet, int]] = {}
-        """What brokers measured last: bytes per second, appended and read, by streamlet."""
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {
+            api.REGISTER_BROKER: self.register_broker,
+            api.HEARTBEAT: self.heartbeat,
+            api.REGISTER_BACKUP: self.register_backup,
+            api.BACKUP_HEARTBEAT: self.backup_heartbeat,
+        }
 
     async def register_broker(
         self, request: coordinator_pb2.RegisterBrokerRequest
-    ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
-        """Make a launch of a broker the current one; returns it, and exactly the streams that it has to know.
+    ) -> coordinator_pb2.RegisterBrokerResponse:
+        """Make a launch of a broker the current one; the answer has exactly the streams that it has to know.
 
         A launch that registers again gets the same answer. A new one fences the one before it; where it has lost the
         data of a streamlet, its group ids start above those it had (see `GROUPS_PER_LAUNCH`). What is being recovered
@@ -51,11 +76,29 @@ class Members:
         to wait, as the metadata may be older than the cluster (``restored``).
         """
         await self._restored.registers(request)
-        return await self._state.to_the_end(self._register_broker(request))
+        broker_id, epoch, streams = await self._state.to_the_end(self._register_broker(request))
+        response = coordinator_pb2.RegisterBrokerResponse(
+            cluster_id=self._state.cluster_id,
+            broker_id=broker_id,
+            broker_epoch=epoch,
+            heartbeat_interval_ms=self._state.settings.heartbeat_interval_ms,
+            backups=self._state.backups.describe_all(),
+            lease_ms=self._state.settings.lease_ms,
+            coordinator_epoch=self._state.coordinator_epoch,
+            recovered_before_epoch=self._recoveries.recovered_before_epoch(broker_id),
+            fences=self._producers.fences(),
+            elsewhere_stream_ids=await self._elsewhere(broker_id, request.held_streams, streams),
+        )
+        pace = self._state.pace()
+        for stream in streams:
+            await pace.step()
+            response.streams.append(stream)
+        return response
 
     async def _register_broker(
         self, request: coordinator_pb2.RegisterBrokerRequest
-    ) -> tuple[common_pb2.BrokerInfo, list[common_pb2.StreamInfo]]:
+    ) -> tuple[int, int, list[common_pb2.StreamInfo]]:
+        """The broker's id and epoch, and the streams that it has to know."""
         state, recoveries = self._state, self._recoveries
         async with state.changing:
             runs = self._restored.is_later_launch(request.broker.broker_id, request.broker.broker_epoch)
@@ -83,14 +126,14 @@ class Members:
                 address=info.grpc_address,
             )
             known = state.catalog.of_launch(broker_id, epoch)
-            return info, [stream for stream in known if stream.stream_id not in later]
+            return broker_id, epoch, [stream for stream in known if stream.stream_id not in later]
 
     def _is_later(self, held: coordinator_pb2.HeldStream) -> bool:
         """Whether a broker knows assignments of a stream that are not in the metadata: see ``unknown``."""
         catalog = self._state.catalog
         return held.stream_id in catalog and not comes_from(catalog.with_id(held.stream_id), held.assignments_version)
 
-    async def elsewhere(
+    async def _elsewhere(
         self,
         broker_id: int,
         held: Iterable[coordinator_pb2.HeldStream],
@@ -110,13 +153,21 @@ class Members:
                 found.append(one.stream_id)
         return found
 
-    async def register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
-        """Make a launch of a backup the current one; returns it.
+    async def register_backup(
+        self, request: coordinator_pb2.RegisterBackupRequest
+    ) -> coordinator_pb2.RegisterBackupResponse:
+        """Make a launch of a backup the current one.
 
         A launch that registers again gets the same answer. A new one fences the one before it.
         Raises `InvalidArgument`.
         """
-        return await self._state.to_the_end(self._register_backup(request))
+        backup = await self._state.to_the_end(self._register_backup(request))
+        return coordinator_pb2.RegisterBackupResponse(
+            cluster_id=self._state.cluster_id,
+            backup_id=backup.backup_id,
+            backup_epoch=backup.backup_epoch,
+            heartbeat_interval_ms=self._state.settings.heartbeat_interval_ms,
+        )
 
     async def _register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
         async with self._state.changing:
@@ -166,12 +217,31 @@ class Members:
             await self._state.write(changes, streams)
         return members.admit(registration)
 
-    async def heartbeat(self, request: coordinator_pb2.HeartbeatRequest) -> None:
+    async def heartbeat(self, request: coordinator_pb2.HeartbeatRequest) -> coordinator_pb2.HeartbeatResponse:
         """A broker says that it lives, and what has changed; that is stored when this returns.
 
-        Raises `StaleEpoch` when it must end.
+        Raises `StaleEpoch` when it must end, and `UnknownLaunch` when it has to register again.
         """
+        await self._restored.beats(request)
         launch = Launch(request.broker_id, request.broker_epoch)
+        await self._take_down(launch, request)
+        self._producers.noted(launch, request.fences_version)
+        self._unknown.note(launch, request.unknown_streams)
+        self._restored.advance()
+        if not self._state.catching_up:
+            self._restarts.advance()
+        if self._restored.takes_up:
+            self._unknown.advance()
+        unknown = await self._unknown.of(launch, request)
+        return coordinator_pb2.HeartbeatResponse(
+            backups=self._state.backups.describe_all(),
+            lease_ms=self._state.settings.lease_ms,
+            coordinator_epoch=self._state.coordinator_epoch,
+            fences=self._producers.fences(request.fences_version),
+            unknown_stream_ids=unknown,
+        )
+
+    async def _take_down(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> None:
         self._state.brokers.heartbeat(*launch)
         for name in ("loads", "starts", "empty_intervals"):
             if len(getattr(request, name)) > REPORTED_MAX:
@@ -180,9 +250,7 @@ class Members:
                     field=name,
                     limit=REPORTED_MAX,
                 )
-        self.loads[launch] = {
-            Streamlet(one.stream_id, one.streamlet_id): one.bytes_per_s + one.read_bytes_per_s for one in request.loads
-        }
+        self._loads.note(launch, request.loads)
         self._recoveries.report(launch, request.recoveries)
         self._recoveries.unneeded.note(launch, request.unneeded_backup_ids)
         if request.starts or request.empty_intervals:
@@ -201,7 +269,9 @@ class Members:
         """Wait until nothing is under way."""
         await self._work.idle()
 
-    def backup_heartbeat(self, request: coordinator_pb2.BackupHeartbeatRequest) -> None:
+    def backup_heartbeat(
+        self, request: coordinator_pb2.BackupHeartbeatRequest
+    ) -> coordinator_pb2.BackupHeartbeatResponse:
         """A backup says that it lives, and what it has free. Raises `StaleEpoch` when it must end."""
         self._state.backups.heartbeat(
             request.backup_id,
@@ -209,10 +279,11 @@ class Members:
             free_memory_bytes=request.free_memory_bytes,
             free_disk_bytes=request.free_disk_bytes,
         )
+        return coordinator_pb2.BackupHeartbeatResponse()
 
     async def _write_report(self, request: coordinator_pb2.HeartbeatRequest) -> list[common_pb2.StreamInfo]:
         """Write where entries start and which intervals have gone; returns the streams whose assignments changed."""
-        report, pace = _Report(self._state), self._state.pace()
+        report, pace = StreamletReport(self._state), self._state.pace()
         for start in request.starts:
             await pace.step()
             report.start(request.broker_id, start)
@@ -223,75 +294,3 @@ class Members:
         streams = report.streams()
         await self._state.write(report.changes(), streams)
         return streams
-
-    def has_beaten(self, broker_id: int) -> bool:
-        """Whether the current launch of a broker has sent a heartbeat."""
-        return Launch(broker_id, self._state.brokers.epoch(broker_id)) in self.loads
-
-    def forget_loads(self) -> None:
-        """Drop what brokers said that are not current any more."""
-        brokers = self._state.brokers
-        self.loads = {
-            launch: loads
-            for launch, loads in self.loads.items()
-            if brokers.is_alive(launch.member_id) and brokers.epoch(launch.member_id) == launch.epoch
-        }
-
-
-class _Report:
-    """What one heartbeat changes. What it says of streamlets that the broker does not have any more is void."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._assignments: dict[Streamlet, common_pb2.StreamletAssignment] = {}
-        self._starts: dict[Streamlet, list[common_pb2.EntryStart]] = {}
-
-    def start(self, broker_id: int, start: common_pb2.EntryStart) -> None:
-        streamlet = Streamlet(start.start.stream_id, start.start.streamlet_id)
-        assignment = self._assignment(streamlet)
-        # Groups that it had and has given back are another one's: what it says of these came late.
-        if assignment is not None and broker_of_group(assignment, start.start.group_id) == broker_id:
-            self._starts[streamlet] = merged(assignment, self._known(streamlet), [start])
-
-    def empty(self, broker_id: int, interval: coordinator_pb2.EmptyInterval) -> None:
-        streamlet = Streamlet(interval.stream_id, interval.streamlet_id)
-        assignment = self._assignment(streamlet)
-        if assignment is None:
-            return
-        changed = emptied(assignment, broker_id, interval.first_group_id)
-        if changed != assignment:
-            gone = index_of_group(assignment, interval.first_group_id)
-            self._starts[streamlet] = without_interval(assignment, self._known(streamlet), gone)
-            self._assignments[streamlet] = changed
-
-    def streams(self) -> list[common_pb2.StreamInfo]:
-        by_stream: dict[int, list[common_pb2.StreamletAssignment]] = {}
-        for streamlet, assignment in self._assignments.items():
-            by_stream.setdefault(streamlet.stream_id, []).append(assignment)
-        state = self._state
-        return [
-            with_assignments(state.catalog.with_id(one), changed, state.coordinator_epoch)
-            for one, changed in by_stream.items()
-        ]
-
-    def changes(self) -> dict[str, bytes | None]:
-        values = {
-            streamlet_key(STARTS, *streamlet): broker_pb2.TakeOverStream(starts=starts).SerializeToString()
-            for streamlet, starts in self._starts.items()
-        }
-        return {key: value or None for key, value in values.items() if value != (self._state.ledger.get(key) or b"")}
-
-    def _assignment(self, streamlet: Streamlet) -> common_pb2.StreamletAssignment | None:
-        if streamlet in self._assignments:
-            return self._assignments[streamlet]
-        try:
-            stream = self._state.catalog.with_id(streamlet.stream_id)
-        except UnknownStream:
-            return None
-        return stream.assignments[streamlet.streamlet_id] if streamlet.streamlet_id < len(stream.assignments) else None
-
-    def _known(self, streamlet: Streamlet) -> list[common_pb2.EntryStart]:
-        if streamlet not in self._starts:
-            value = self._state.ledger.get(streamlet_key(STARTS, *streamlet))
-            self._starts[streamlet] = list(broker_pb2.TakeOverStream.FromString(value or b"").starts)
-        return self._starts[streamlet]

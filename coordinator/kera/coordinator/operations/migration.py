@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kera.coordinator.cluster.catalog import CATALOG_BYTES_MAX, with_assignments
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import intervals_of, moved
 from kera.coordinator.cluster.starts import without_interval
 from kera.coordinator.cluster.state import HANDOVERS, MOVES, STARTS, State, all_of, streamlet_key
@@ -40,6 +41,7 @@ from kera.core.errors import (
     UnknownStream,
     invariant,
 )
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
@@ -111,7 +113,17 @@ class Migration:
         rested_s = self._state.clock.monotonic_s() - self._state.settings.move_rest_ms / 1000
         return self._moved_s.get(streamlet, -math.inf) > rested_s
 
-    async def move(self, name: str, streamlet_id: int, broker_id: int, reason: str) -> Moved:
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {api.MOVE_STREAMLET: self._answer_move}
+
+    async def _answer_move(
+        self, request: coordinator_pb2.MoveStreamletRequest
+    ) -> coordinator_pb2.MoveStreamletResponse:
+        moved = await self.move(request.stream, request.streamlet_id, request.broker_id)
+        return coordinator_pb2.MoveStreamletResponse(stream=moved.stream, stall_us=moved.stall_us)
+
+    async def move(self, name: str, streamlet_id: int, broker_id: int, reason: str = "asked for") -> Moved:
         """Have `broker_id` own a streamlet; returns when it does.
 
         Raises `UnknownStream`, `StreamletOutOfRange`; `InvalidArgument` when there is no such broker, or it is being
@@ -419,7 +431,7 @@ class Migration:
             assignment = stream.assignments[streamlet.streamlet_id]
             owner = Launch(assignment.broker_id, assignment.broker_epoch)
             has_moved = self._has_moved(streamlet, move)
-            if self._is_current(owner):
+            if state.brokers.is_current(owner):
                 handed_over = state.ledger.get(streamlet_key(HANDOVERS, *streamlet)) if has_moved else None
                 given = states.setdefault(owner, [])
                 if handed_over is not None:
@@ -446,10 +458,6 @@ class Migration:
     async def _drop_moves(self, streamlets: Iterable[Streamlet]) -> None:
         keys = [_key(streamlet) for streamlet in streamlets]
         await self._state.write({key: None for key in keys if self._state.ledger.get(key) is not None})
-
-    def _is_current(self, launch: Launch) -> bool:
-        brokers = self._state.brokers
-        return brokers.is_alive(launch.member_id) and brokers.epoch(launch.member_id) == launch.epoch
 
 
 def _key(streamlet: Streamlet) -> str:

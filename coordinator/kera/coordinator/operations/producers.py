@@ -19,12 +19,14 @@ import asyncio
 from typing import NamedTuple
 from urllib.parse import quote
 
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.validation import checked_producer_name
 from kera.coordinator.ids import Launch
 from kera.coordinator.store.ledger import number
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import PRODUCER_EPOCHS
+from kera.core.rpc import api
 from kera.v1 import coordinator_pb2
 
 PRODUCERS = "producers/"
@@ -45,10 +47,9 @@ class Instance(NamedTuple):
     first_epoch: int
 
     @property
-    def record(self) -> bytes:
-        """As it is stored."""
-        message = coordinator_pb2.InitProducerResponse(producer_id=self.producer_id, producer_epoch=self.first_epoch)
-        return message.SerializeToString()
+    def message(self) -> coordinator_pb2.InitProducerResponse:
+        """As it is told, and stored."""
+        return coordinator_pb2.InitProducerResponse(producer_id=self.producer_id, producer_epoch=self.first_epoch)
 
 
 def record_key(name: str) -> str:
@@ -117,6 +118,13 @@ class Producers:
         self._closed = True
         self._heard.set()
 
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {api.INIT_PRODUCER: self._answer_init}
+
+    async def _answer_init(self, request: coordinator_pb2.InitProducerRequest) -> coordinator_pb2.InitProducerResponse:
+        return (await self.init(request.name)).message
+
     async def init(self, name: str = "") -> Instance:
         """A producer: with a name, when no broker that lives takes anything of its earlier instances.
 
@@ -133,14 +141,14 @@ class Producers:
         known = ledger.get(key) if name else None
         if known is not None:
             instance = successor(name, known, self._state.instances_by_now())
-            await self._state.write({key: instance.record})
+            await self._state.write({key: instance.message.SerializeToString()})
             self._fence(*instance)
             return instance
         instance = Instance(self._state.next_id(LAST_PRODUCER_ID), FIRST_EPOCH)
         changes = {LAST_PRODUCER_ID: number(instance.producer_id)}
         if name:
             check_room(name, self._names)
-            changes[key] = instance.record
+            changes[key] = instance.message.SerializeToString()
         await self._state.write(changes)
         self._names += bool(name)
         return instance
@@ -175,7 +183,7 @@ class Producers:
         settings = self._state.settings
         try:
             # By then a broker of which nothing was heard is dead.
-            async with asyncio.timeout(settings.heartbeat_interval_ms * (settings.heartbeats_missed_max + 1) / 1000):
+            async with asyncio.timeout((settings.lease_ms + settings.heartbeat_interval_ms) / 1000):
                 while self._lacking(version) and not self._closed:
                     self._heard.clear()
                     await self._heard.wait()

@@ -55,7 +55,7 @@ class PlannedMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BrokerShare:
     """What a broker has."""
 
     bytes_per_s: int
@@ -66,8 +66,8 @@ class Plan(NamedTuple):
     """Moves, and what brokers have before and after them."""
 
     moves: list[PlannedMove]
-    before: dict[int, Share]
-    after: dict[int, Share]
+    before: dict[int, BrokerShare]
+    after: dict[int, BrokerShare]
 
 
 class _Brokers:
@@ -86,8 +86,8 @@ class _Brokers:
         self.bytes_per_s[one.broker_id] -= one.bytes_per_s
         self.add(move.streamlet, Placed(move.to_broker_id, one.bytes_per_s, may_move=False))
 
-    def shares(self, broker_ids: Iterable[int]) -> dict[int, Share]:
-        return {each: Share(self.bytes_per_s[each], len(self.streamlets[each])) for each in sorted(broker_ids)}
+    def shares(self, broker_ids: Iterable[int]) -> dict[int, BrokerShare]:
+        return {each: BrokerShare(self.bytes_per_s[each], len(self.streamlets[each])) for each in sorted(broker_ids)}
 
 
 def rebalanced(
@@ -118,7 +118,7 @@ def rebalancing(
 
 
 def _by_load(
-    share: Mapping[int, Share], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
+    share: Mapping[int, BrokerShare], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
 ) -> Generator[None, None, PlannedMove | None]:
     idlest = min(share, key=lambda broker_id: (share[broker_id].bytes_per_s, broker_id))
     low = share[idlest].bytes_per_s
@@ -149,7 +149,7 @@ def _by_load(
 
 
 def _by_number(
-    share: Mapping[int, Share], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
+    share: Mapping[int, BrokerShare], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
 ) -> Generator[None, None, PlannedMove | None]:
     fullest = max(share, key=lambda broker_id: (share[broker_id].streamlets, -broker_id))
     emptiest = min(share, key=lambda broker_id: (share[broker_id].streamlets, broker_id))

@@ -18,15 +18,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.membership import InfoT, Membership, RecordT
 from kera.coordinator.cluster.state import HANDED_OVER, State, handed_over_key, member_key
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Streamlet
+from kera.coordinator.operations.loads import Loads
 from kera.coordinator.operations.migration import MOVES_WAITING_MAX, Migration
 from kera.core.errors import InvalidArgument, KeraError
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
 
@@ -46,11 +49,10 @@ T = TypeVar("T")
 class Restarts:
     """See the head of this module."""
 
-    def __init__(self, state: State, migration: Migration, *, has_beaten: Callable[[int], bool]) -> None:
-        """`has_beaten`: whether the current launch of a broker has sent a heartbeat, and so takes orders."""
+    def __init__(self, state: State, migration: Migration, loads: Loads) -> None:
         self._state = state
         self._migration = migration
-        self._has_beaten = has_beaten
+        self._loads = loads
         self._work = Work()
         self._due: set[int] = set()
         """Brokers that get something back."""
@@ -67,6 +69,10 @@ class Restarts:
     async def idle(self) -> None:
         """Wait until nothing is under way."""
         await self._work.idle()
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {api.PREPARE_RESTART: self.prepare}
 
     # --- a member stops ----------------------------------------------------------------------------------------
 
@@ -197,8 +203,8 @@ class Restarts:
         """Give back what can be given back now; called every heartbeat interval, and with each heartbeat."""
         brokers = self._state.brokers
         for broker_id in self._due:
-            back = brokers.is_alive(broker_id) and not brokers.is_leaving(broker_id) and self._has_beaten(broker_id)
-            if back:
+            there = brokers.is_alive(broker_id) and not brokers.is_leaving(broker_id)
+            if there and self._loads.are_known(broker_id):
                 self._work.start(broker_id, lambda broker_id=broker_id: self._give_back(broker_id))  # type: ignore[misc]
 
     async def _give_back(self, broker_id: int) -> None:

@@ -137,7 +137,7 @@ class Restored:
         settings = self._state.settings
         self._catching_up = CatchingUp(
             self._state.clock.monotonic_s(),
-            least_s=settings.heartbeat_interval_ms * settings.heartbeats_missed_max / 1000,
+            least_s=settings.lease_ms / 1000,
             grace_s=settings.restart_grace_ms / 1000,
         )
         self.advance()
@@ -187,4 +187,4 @@ class Restored:
 
     def _has_told(self, broker_id: int) -> bool:
         brokers = self._state.brokers
-        return brokers.is_alive(broker_id) and self._unknown.has_told(Launch(broker_id, brokers.epoch(broker_id)))
+        return brokers.is_alive(broker_id) and self._unknown.has_told(brokers.launch(broker_id))

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from kera.coordinator.cluster.brokers import cannot_be_reached
 from kera.coordinator.cluster.catalog import FIRST_GROUP_ID, broker_ids_of
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.placement import count_in_words, place
 from kera.coordinator.cluster.state import HANDOVERS, MOVES, STARTS, State, all_of, stream_key, streamlets_path
 from kera.coordinator.cluster.validation import (
@@ -30,14 +32,18 @@ from kera.coordinator.cluster.validation import (
 from kera.coordinator.operations.drops import Drops
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata import MetadataStoreFailed
-from kera.core.errors import KeraError, TooFewBackups, Unavailable, UnknownStream
+from kera.core.errors import InvalidArgument, KeraError, TooFewBackups, Unavailable, UnknownStream
 from kera.core.lineage import new_version
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
-from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1 import common_pb2
+from kera.v1 import coordinator_pb2 as messages
 
 log = get_logger("kera.coordinator")
 
 LAST_STREAM_ID = "last/stream_id"
+PAGE_BYTES_MAX = 64 << 10
+"""Of streams in one answer of ListStreams, unless a single one takes more: some 2 ms."""
 
 
 class _Placed(NamedTuple):
@@ -54,13 +60,58 @@ class _Placed(NamedTuple):
 class Streams:
     """The operations on streams."""
 
-    def __init__(self, state: State, drops: Drops) -> None:
+    def __init__(
+        self,
+        state: State,
+        drops: Drops,
+        spread: Callable[[str], Awaitable[common_pb2.StreamInfo]],
+    ) -> None:
+        """`spread` has a stream on as many brokers as its configuration says, and returns it then."""
         self._state = state
+        self._spread = spread
         self._drops = drops
         self._creations: dict[tuple[str, str], asyncio.Task[common_pb2.StreamInfo]] = {}
         """Those that said how they are called, by the stream's name and that."""
         self._placing: Counter[int] = Counter()
         """Streamlets, by broker, of streams that are being created and that the catalog does not count yet."""
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {
+            api.CREATE_STREAM: self._answer_create,
+            api.GET_STREAM_ID: self._answer_id,
+            api.DESCRIBE_STREAM: self._answer_description,
+            api.LIST_STREAMS: self._answer_list,
+            api.DELETE_STREAM: self._answer_delete,
+            api.ALTER_STREAM: self._answer_alter,
+        }
+
+    async def _answer_create(self, request: messages.CreateStreamRequest) -> messages.CreateStreamResponse:
+        stream = await self.create(request.name, request.config, request.schema, request.creation_id)
+        return messages.CreateStreamResponse(stream=stream)
+
+    def _answer_id(self, request: messages.GetStreamIdRequest) -> messages.GetStreamIdResponse:
+        return messages.GetStreamIdResponse(stream_id=self._state.catalog.named(request.name).stream_id)
+
+    def _answer_description(self, request: messages.DescribeStreamRequest) -> messages.DescribeStreamResponse:
+        match request.WhichOneof("stream"):
+            case "name":
+                stream = self._state.catalog.named(request.name)
+            case "stream_id":
+                stream = self._state.catalog.with_id(request.stream_id)
+            case _:
+                raise InvalidArgument("DescribeStream needs the stream's name or id")
+        return messages.DescribeStreamResponse(stream=stream, brokers=self._state.brokers_of(stream))
+
+    def _answer_list(self, request: messages.ListStreamsRequest) -> messages.ListStreamsResponse:
+        streams, more = self._state.catalog.page(request.after, PAGE_BYTES_MAX)
+        return messages.ListStreamsResponse(streams=streams, more=more)
+
+    async def _answer_delete(self, request: messages.DeleteStreamRequest) -> messages.DeleteStreamResponse:
+        return messages.DeleteStreamResponse(stream_id=await self.delete(request.name))
+
+    async def _answer_alter(self, request: messages.AlterStreamRequest) -> messages.AlterStreamResponse:
+        return messages.AlterStreamResponse(stream=await self.alter(request))
 
     async def create(
         self,
@@ -199,19 +250,21 @@ class Streams:
                     broker_id=broker_id,
                 )
 
-    async def alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
+    async def alter(self, request: messages.AlterStreamRequest) -> common_pb2.StreamInfo:
         """Change what `request` sets of a stream's configuration, and add columns to it; returns the stream.
 
-        When it returns, the brokers that could be told go by the new configuration; others when they can be told.
+        When it returns, the brokers that could be told go by the new configuration; others when they can be told. With
+        `brokers`, it is spread over so many.
         A request that changes nothing writes nothing, but the brokers are told again: it may be a repeated one.
 
         Raises `UnknownStream`, also when the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`, and
         `Unavailable` while the metadata may be older than the cluster.
         """
         check_alteration(request)
-        return await self._state.to_the_end(self._alter(request))
+        stream = await self._state.to_the_end(self._alter(request))
+        return await self._spread(request.name) if request.HasField("brokers") else stream
 
-    async def _alter(self, request: coordinator_pb2.AlterStreamRequest) -> common_pb2.StreamInfo:
+    async def _alter(self, request: messages.AlterStreamRequest) -> common_pb2.StreamInfo:
         state = self._state
         async with state.changing:
             state.check_caught_up()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from kera.coordinator.cluster.catalog import broker_ids_of, first_group_id_of
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.validation import checked_name
 from kera.coordinator.cluster.work import Work
@@ -27,6 +28,7 @@ from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.store.ledger import number
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.core.lineage import comes_from, join, new_version
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -174,7 +176,7 @@ class UnknownStreams:
         """Raise `Unavailable` while a broker that lives and has a part may yet tell of something later."""
         brokers, stream = self._state.brokers, versions[0]
         for broker_id in {broker_id for one in versions for broker_id in broker_ids_of(one)}:
-            awaited = self._awaited.get(Launch(broker_id, brokers.epoch(broker_id)))
+            awaited = self._awaited.get(brokers.launch(broker_id))
             if brokers.is_alive(broker_id) and (awaited is None or stream.stream_id in awaited):
                 raise Unavailable(f"broker {broker_id} has yet to tell what it knows of stream {stream.name!r}")
 
@@ -182,6 +184,13 @@ class UnknownStreams:
         """One description of each, by their ids: as the latest of the brokers knows it, with what all of them hold."""
         self._forget()
         return [self._described(stream_id) for stream_id in sorted(self._told)]
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {api.ADOPT_STREAM: self._answer_adopt}
+
+    async def _answer_adopt(self, request: coordinator_pb2.AdoptStreamRequest) -> coordinator_pb2.AdoptStreamResponse:
+        return coordinator_pb2.AdoptStreamResponse(stream=await self.adopt(request.stream, request.name))
 
     async def adopt(self, which: str, name: str = "") -> common_pb2.StreamInfo:
         """Take up again a stream, called by its name or its id, under `name` or its own; returns when brokers serve it.

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kera.coordinator.cluster.catalog import with_assignments
+from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of
 from kera.coordinator.cluster.starts import starts_at
 from kera.coordinator.cluster.state import HANDOVERS, RECOVERIES, STARTS, State, last_epoch, member_key, streamlet_key
@@ -60,6 +61,7 @@ from kera.coordinator.recovery.decide import (
 )
 from kera.coordinator.store.ledger import number
 from kera.core.errors import StaleEpoch, Unavailable
+from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from kera.v1.coordinator_pb2 import RECOVERY_PHASE_CANCELLED
@@ -116,12 +118,12 @@ class Recoveries:
     def __init__(
         self,
         state: State,
+        cursors_of: CursorsOf,
         *,
-        cursors_of: CursorsOf = lambda _: (),
         observe_phase: ObservePhase = lambda *_: None,
     ) -> None:
         self._state = state
-        self.cursors_of = cursors_of
+        self._cursors_of = cursors_of
         self._observe_phase = observe_phase
         self._runs: dict[tuple[int, int], _Run] = {}
         self._progress: dict[Launch, list[coordinator_pb2.RecoveryProgress]] = {}
@@ -152,6 +154,13 @@ class Recoveries:
         while self._soon is not None and not self._closed:
             await asyncio.sleep(self._rest_s)  # sleep: until it is looked at what has happened
             await self._work.idle()
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        return {api.LIST_RECOVERIES: self._answer_list}
+
+    def _answer_list(self, _: coordinator_pb2.ListRecoveriesRequest) -> coordinator_pb2.ListRecoveriesResponse:
+        return coordinator_pb2.ListRecoveriesResponse(recoveries=self.describe_all())
 
     # --- what there is -----------------------------------------------------------------------------------------
 
@@ -337,7 +346,8 @@ class Recoveries:
         self._rest_s = min(ADVANCE_REST * (time.perf_counter() - begun_s), ADVANCE_REST_S_MAX)
 
     def _advance(self) -> None:
-        self._progress = {launch: told for launch, told in self._progress.items() if told and self._is_current(launch)}
+        is_current = self._state.brokers.is_current
+        self._progress = {launch: told for launch, told in self._progress.items() if told and is_current(launch)}
         for run in list(self._runs.values()):
             if run.info.phase == RECOVERY_PHASE_CANCELLED:
                 continue
@@ -346,18 +356,14 @@ class Recoveries:
             run.keys = tuple(self._start(run, action) for action in decision.actions)
         self._work.forget_failures({key for run in self._runs.values() for key in run.keys})
 
-    def _is_current(self, launch: Launch) -> bool:
-        brokers = self._state.brokers
-        return brokers.is_alive(launch.member_id) and brokers.epoch(launch.member_id) == launch.epoch
-
     def _decide(self, run: _Run) -> Decision:
-        for owner in {launch for launch in run.planned.values() if not self._is_current(launch)}:
+        for owner in {launch for launch in run.planned.values() if not self._state.brokers.is_current(launch)}:
             self._work.cancel((key_of(run.info), TakeOver, owner))
         return decide(run.info, self._view(run))
 
     def _view(self, run: _Run) -> View:
         state, info = self._state, run.info
-        backups = frozenset(Launch(one, state.backups.epoch(one)) for one in state.backups.live_ids())
+        backups = frozenset(map(state.backups.launch, state.backups.live_ids()))
         if info.phase in ENDED:  # all that is left to do is to tell backups that come late
             return View((), {}, backups, fenced=frozenset(run.fenced), freed=frozenset(run.freed))
         counts = state.catalog.streamlet_counts()
@@ -447,7 +453,7 @@ class Recoveries:
 
         `totals`: what of it is not counted yet.
         """
-        if self._state.catching_up or run.info.phase not in PENDING or not self._is_current(owner):
+        if self._state.catching_up or run.info.phase not in PENDING or not self._state.brokers.is_current(owner):
             return False  # it came back, or the owner-to-be went: what was found out is about something else
         streams = [stream for one in asked if (stream := self._taken(run, owner, one, found)) is not None]
         if streams:
@@ -477,7 +483,7 @@ class Recoveries:
                 stream=stream,
                 streamlet_ids=streamlet_ids,
                 starts=[start for one in streamlet_ids for start in self._starts(run, stream, one)],
-                cursors=[one for one in self.cursors_of(stream_id) if one.streamlet_id in streamlet_ids],
+                cursors=[one for one in self._cursors_of(stream_id) if one.streamlet_id in streamlet_ids],
                 handed_over=[state for one in streamlet_ids for state in self._handed_over(stream_id, one)],
             )
         request.backups.extend(self._backups_for(run, request))
@@ -540,7 +546,7 @@ class Recoveries:
         state = self._state
         async with self._orders, state.gate(stream_id):
             stream = self._stream(stream_id)
-            if stream is None or not self._is_current(owner):
+            if stream is None or not self._state.brokers.is_current(owner):
                 return
             await state.open(owner.member_id, stream)
         for one in stream.assignments:

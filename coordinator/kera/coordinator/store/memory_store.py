@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
-from kera.coordinator.store.metadata import Check, Record, Write, check_writes, conflict
+from kera.coordinator.store.metadata import Check, MetadataStoreFailed, Record, Write, check_writes, conflict
+from kera.core.errors import KeraError
 
 
 class MemoryStore:
     """See `kera.coordinator.store.metadata.MetadataStore`. Give one to several coordinators in turn to restart them."""
 
-    def __init__(self) -> None:
-        self._records: dict[str, Record] = {}
+    def __init__(self, records: Mapping[str, Record] | None = None) -> None:
+        self._records = dict(records or {})
+        self.failure: KeraError | None = None
+        """What each write comes to; with `MetadataStoreFailed` it is carried out all the same."""
+
+    @property
+    def records(self) -> dict[str, Record]:
+        """A copy of all records, of which another store can be made."""
+        return dict(self._records)
 
     async def get(self, key: str) -> Record | None:
         """See `MetadataStore.get`."""
@@ -24,6 +33,8 @@ class MemoryStore:
     async def write(self, *writes: Write | Check) -> None:
         """See `MetadataStore.write`."""
         check_writes(writes)
+        if self.failure is not None and not isinstance(self.failure, MetadataStoreFailed):
+            raise self.failure
         for write in writes:
             record = self._records.get(write.key)
             found_version = record.version if record else 0
@@ -36,6 +47,8 @@ class MemoryStore:
                 self._records.pop(write.key, None)
             else:
                 self._records[write.key] = Record(write.value, write.expected_version + 1)
+        if self.failure is not None:
+            raise self.failure
         await asyncio.sleep(0)  # others run before the caller hears of it, as with every real store
 
     async def close(self) -> None:

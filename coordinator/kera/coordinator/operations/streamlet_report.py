@@ -1,0 +1,74 @@
+"""What a broker's heartbeat says of its streamlets: where entries start now, and which intervals have nothing left."""
+
+from __future__ import annotations
+
+from kera.coordinator.cluster.catalog import with_assignments
+from kera.coordinator.cluster.intervals import broker_of_group, emptied, index_of_group
+from kera.coordinator.cluster.starts import merged, without_interval
+from kera.coordinator.cluster.state import STARTS, State, streamlet_key
+from kera.coordinator.ids import Streamlet
+from kera.core.errors import UnknownStream
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+
+
+class StreamletReport:
+    """What one heartbeat changes. What it says of streamlets that the broker does not have any more is void."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._assignments: dict[Streamlet, common_pb2.StreamletAssignment] = {}
+        self._starts: dict[Streamlet, list[common_pb2.EntryStart]] = {}
+
+    def start(self, broker_id: int, start: common_pb2.EntryStart) -> None:
+        """An entry starts there at this broker."""
+        streamlet = Streamlet(start.start.stream_id, start.start.streamlet_id)
+        assignment = self._assignment(streamlet)
+        # Groups that it had and has given back are another one's: what it says of these came late.
+        if assignment is not None and broker_of_group(assignment, start.start.group_id) == broker_id:
+            self._starts[streamlet] = merged(assignment, self._known(streamlet), [start])
+
+    def empty(self, broker_id: int, interval: coordinator_pb2.EmptyInterval) -> None:
+        """An interval of this broker has nothing left."""
+        streamlet = Streamlet(interval.stream_id, interval.streamlet_id)
+        assignment = self._assignment(streamlet)
+        if assignment is None:
+            return
+        changed = emptied(assignment, broker_id, interval.first_group_id)
+        if changed != assignment:
+            gone = index_of_group(assignment, interval.first_group_id)
+            self._starts[streamlet] = without_interval(assignment, self._known(streamlet), gone)
+            self._assignments[streamlet] = changed
+
+    def streams(self) -> list[common_pb2.StreamInfo]:
+        """The new versions of the streams whose assignments change."""
+        by_stream: dict[int, list[common_pb2.StreamletAssignment]] = {}
+        for streamlet, assignment in self._assignments.items():
+            by_stream.setdefault(streamlet.stream_id, []).append(assignment)
+        state = self._state
+        return [
+            with_assignments(state.catalog.with_id(one), changed, state.coordinator_epoch)
+            for one, changed in by_stream.items()
+        ]
+
+    def changes(self) -> dict[str, bytes | None]:
+        """The records that change, besides those of streams."""
+        values = {
+            streamlet_key(STARTS, *streamlet): broker_pb2.TakeOverStream(starts=starts).SerializeToString()
+            for streamlet, starts in self._starts.items()
+        }
+        return {key: value or None for key, value in values.items() if value != (self._state.ledger.get(key) or b"")}
+
+    def _assignment(self, streamlet: Streamlet) -> common_pb2.StreamletAssignment | None:
+        if streamlet in self._assignments:
+            return self._assignments[streamlet]
+        try:
+            stream = self._state.catalog.with_id(streamlet.stream_id)
+        except UnknownStream:
+            return None
+        return stream.assignments[streamlet.streamlet_id] if streamlet.streamlet_id < len(stream.assignments) else None
+
+    def _known(self, streamlet: Streamlet) -> list[common_pb2.EntryStart]:
+        if streamlet not in self._starts:
+            value = self._state.ledger.get(streamlet_key(STARTS, *streamlet))
+            self._starts[streamlet] = list(broker_pb2.TakeOverStream.FromString(value or b"").starts)
+        return self._starts[streamlet]
