@@ -17,7 +17,8 @@ import pyarrow as pa
 from bench.common import sample_chunk
 from bench.stages.part import RECORD_BYTES, Load, now_ns, since
 from kera.cli.bench._payload import make_batch, records_per_chunk
-from kera.client.cluster.push import PushConnection
+from kera.client.cluster.push import PushChannel
+from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
 from kera.core.chunk import Placement, encode_payload, place_chunk
@@ -126,10 +127,11 @@ def stream_info(stream_id: int = STREAM_ID, *, replicas: int = 0) -> common_pb2.
 class Cluster:
     """What producers and consumers ask of a cluster; also where its brokers can be reached."""
 
-    def __init__(self, push: PushConnection | None = None) -> None:
+    def __init__(self, push: PushChannel | None = None) -> None:
         """`push`: a broker pushes over this; None: it does not."""
         self.settings = ClientSettings()
         self.request_timeout_s = 60.0
+        self.timing = Timing()
         self.wire = Wire()
         self.channel_made = FrameChannel("unix", "", MESSAGE_BYTES_MAX)
         self.channel_made.connection_made(self.wire)
@@ -158,7 +160,7 @@ class Cluster:
         """Whether it pushes."""
         return self._push is not None
 
-    async def connection(self, _broker: Any, _wish: Any) -> PushConnection | None:
+    async def connection(self, _broker: Any, _wish: Any) -> PushChannel | None:
         """Over what."""
         return self._push
 

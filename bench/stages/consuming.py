@@ -20,7 +20,7 @@ from bench.stages.around import (
     until_sent,
 )
 from bench.stages.part import Load, Samples, now_ns, since
-from kera.client.cluster.push import PushConnection
+from kera.client.cluster.push import PushChannel
 from kera.client.consuming.consumer import Consumer
 from kera.client.settings import ConsumerSettings
 from kera.core.push import VERSION, Decoder, Run, encode_runs
@@ -111,7 +111,7 @@ class Pushes:
             await records.aclose()
 
     @contextlib.asynccontextmanager
-    async def _consumer(self) -> AsyncIterator[tuple[Consumer, PushConnection]]:
+    async def _consumer(self) -> AsyncIterator[tuple[Consumer, PushChannel]]:
         hello = push_pb2.PushHello(
             version=VERSION,
             broker_id=BROKER_ID,
@@ -122,7 +122,7 @@ class Pushes:
             rows_at=64,
             row_bytes=64,
         )
-        connection = PushConnection(hello, self._memory.toreadonly(), Decoder(), "")
+        connection = PushChannel(hello, self._memory.toreadonly(), Decoder(), "")
         wire = Wire()
         connection.connection_made(wire)
         cluster: Any = Cluster(connection)

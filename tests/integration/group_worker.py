@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from kera.client import Client, GroupConsumer, GroupSettings
+from kera.client import Client, GroupConsumer, GroupConsumerSettings
 from kera.core.errors import LeaseLost
 from kera.core.process import die_with_parent
 
@@ -26,7 +26,7 @@ def say(**event: Any) -> None:
 
 async def consume(task: dict[str, Any]) -> None:
     """Take and commit, until cancelled; then commit, and leave."""
-    settings = GroupSettings.load(**{"commit_interval_ms": 0, **task.get("settings", {})})
+    settings = GroupConsumerSettings.load(**{"commit_interval_ms": 0, **task.get("settings", {})})
     async with (
         await Client.connect(task["bootstrap"]) as client,
         client.group_consumer(task["consumer_group"], [task["stream"]], settings=settings) as consumer,

@@ -24,7 +24,7 @@ from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
 from kera.client.client import Client
 from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.group_consumer import GroupConsumer, LostGroup
-from kera.client.consuming.group_settings import GroupSettings
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.producing.appender import Appended, Appender
 from kera.client.producing.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
@@ -71,7 +71,7 @@ __all__ = [
     "EntryId",
     "EntryProgress",
     "GroupConsumer",
-    "GroupSettings",
+    "GroupConsumerSettings",
     "HeldGroup",
     "Interval",
     "KeraError",

@@ -17,7 +17,7 @@ from kera.client.consuming.committed import report_cursors
 from kera.client.consuming.consumer import Consumer, End, Start
 from kera.client.consuming.feed import Feed, read_again
 from kera.client.consuming.group_consumer import GroupConsumer, LostGroup
-from kera.client.consuming.group_settings import GroupSettings
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
@@ -104,18 +104,19 @@ class Client:
         self,
         consumer_group: str,
         streams: str | Sequence[str],
-        settings: GroupSettings | None = None,
+        settings: GroupConsumerSettings | None = None,
         *,
         on_lost: Callable[[list[LostGroup]], None] | None = None,
         **overrides: Any,
     ) -> GroupConsumer:
-        """A consumer that shares `streams` with the others of its consumer group; `overrides` are of `GroupSettings`.
+        """A consumer that shares `streams` with the others of its consumer group.
 
-        Each record goes to one of them, and cursors are kept by the coordinator. `on_lost` is called, instead of
-        raising `LeaseLost`, when groups of segments have gone to others because this consumer was silent or stuck.
+        `overrides` are fields of `GroupConsumerSettings`. Each record goes to one of them, and cursors are kept by the
+        coordinator. `on_lost` is called, instead of raising `LeaseLost`, when groups of segments have gone to others
+        because this consumer was silent or stuck.
         """
         names = (streams,) if isinstance(streams, str) else streams
-        merged = _merged(GroupSettings, settings, overrides)
+        merged = _merged(GroupConsumerSettings, settings, overrides)
         consumer = GroupConsumer(self._cluster, consumer_group, names, merged, on_lost=on_lost)
         self._consumers.add(consumer)
         return consumer

@@ -127,7 +127,7 @@ class Router:
 
     async def route(self, client: Client, asked: Asked) -> dict[str, Any]:
         """Where to go on; raises what ends the task."""
-        from kera.client.cluster.retry import of_broker
+        from kera.client.cluster.asking import of_broker
 
         patience = self._patience_of(asked)
         if asked.progressed:

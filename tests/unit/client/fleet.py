@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
 from kera.client.types import Interval, StreamDescription
 from kera.core.chunk import HEADER_BYTES, Placement, iterate_chunks, place_chunk
@@ -324,9 +325,9 @@ class FleetBroker:
 class Fleet(Cluster):
     """The client's view of the cluster, over connections that lead to `FleetBroker`. One stream, ``s``."""
 
-    def __init__(self, *, brokers: int = 3, streamlets: int = 1, **settings: Any) -> None:
+    def __init__(self, *, brokers: int = 3, streamlets: int = 1, timing: Timing | None = None, **settings: Any) -> None:
         options = {"retry_backoff_ms": 1, "retry_timeout_ms": 10_000, **settings}
-        super().__init__("127.0.0.1:1", ClientSettings(**options))
+        super().__init__("127.0.0.1:1", ClientSettings(**options), timing=timing)
         self.brokers = {number: FleetBroker(self, number) for number in range(1, brokers + 1)}
         self.streamlets = [FleetStreamlet([Interval(1, 1 + number % brokers)]) for number in range(streamlets)]
         self.version = 1

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kera.client.cluster.timing import Timing
 from kera.core.errors import KeraError
 from kera.core.ids import Position
 from kera.core.process import node_id
@@ -26,13 +27,15 @@ from tests.unit.client.fleet import Fleet, Stored
 Reason = push_pb2.PushEnd
 ROWS_AT, ROW_BYTES, SLOTS_AT = 64, 64, 16384
 SLOTS, SLOT_BYTES = 128, 1 << 14
+SOON = Timing(return_delay_s=0.001, push_again_s=0.01)
+"""Nobody has to wait for what is done after a while."""
 
 
 class PushFleet(Fleet):
     """A fleet whose broker 1 is on this node, and pushes."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, directory: Path, *, timing: Timing = SOON, **settings: Any) -> None:
+        super().__init__(timing=timing, **settings)
         self.push_path = str(directory / "push.sock")
         self.broker_epoch = 11
         self.pushing = PushBroker(self, directory)

@@ -22,6 +22,7 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.client.cluster.locality import Locality
+from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import ChunkHeader, iterate_chunks
@@ -226,7 +227,8 @@ class FakeCluster:
         self.limits = limits
         self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=10_000)
         self.request_timeout_s = 10.0
-        self.locality = Locality("here", self.settings)
+        self.timing = Timing()
+        self.locality = Locality("here", self.settings, self.timing)
         self.arena = Arena.create(
             directory, arena_bytes=slots * segment_bytes, slot_bytes=segment_bytes, data_dir=directory, ephemeral=True
         )

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from kera.client.admin.admin import Admin
-from kera.client.cluster import cluster as module
 from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
+from kera.core.coordinators import Coordinators
 from kera.core.errors import NotOwner, StreamExists, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import Method, api
@@ -82,9 +83,8 @@ class TestMetadata:
             with pytest.raises(UnknownStream):
                 await look("s")
 
-    async def test_without_a_coordinator_the_last_that_was_seen_will_do(
-        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_without_a_coordinator_the_last_that_was_seen_will_do(self) -> None:
+        fleet = Fleet(timing=Timing(metadata_wait_s=0.01))
         fleet.failures = [Unavailable("nobody leads")] * 2
         with pytest.raises(Unavailable, match="does not say where stream 's' is"):
             await fleet.stream_or_last_seen("s")
@@ -95,11 +95,11 @@ class TestMetadata:
         assert await fleet.stream_or_last_seen("s") is seen
 
         fleet.answering.clear()
-        monkeypatch.setattr(module, "METADATA_WAIT_S", 0.01)
         fleet.move(0, 2)
         assert await fleet.stream_or_last_seen("s") is seen
         fleet.answering.set()  # the question has gone on
         assert (await fleet.stream("s")).assignments[0].broker_id == 2
+        await fleet.close()
 
     async def test_bounds_are_asked_of_who_has_the_streamlet_now(self, fleet: Fleet) -> None:
         """The broker that had it would answer as well, and not know the end."""
@@ -152,57 +152,61 @@ class TestCursors:
 class Unreachable(Cluster):
     """Its brokers are nowhere."""
 
-    def __init__(self) -> None:
-        super().__init__("127.0.0.1:1", ClientSettings(transport="tcp"))
+    def __init__(self, **timing: float) -> None:
+        super().__init__("127.0.0.1:1", ClientSettings(transport="tcp"), timing=Timing(**timing))
         self.reports: list[coordinator_pb2.ReportBrokerRequest] = []
         self.answer: asyncio.Event | None = None
         self.epoch = 9
+        self.given_up = 0
 
     async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
         if method is api.REPORT_BROKER:
             self.reports.append(message)
             if self.answer is not None:
-                await self.answer.wait()
+                try:
+                    await self.answer.wait()
+                except asyncio.CancelledError:
+                    self.given_up += 1
+                    raise
             raise Unavailable("nor is the coordinator")
         broker = common_pb2.BrokerInfo(broker_id=3, broker_epoch=self.epoch, frames_address="127.0.0.1:1")
         return coordinator_pb2.DescribeStreamResponse(stream=stream_info(), brokers=[broker])
 
 
-async def test_a_broker_that_cannot_be_reached_is_reported_once_per_launch_and_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def fail(cluster: Unreachable) -> None:
+    cluster.forget("s")
+    with pytest.raises(Unavailable):
+        await cluster.channel(await cluster.stream("s"), 3)
+
+
+async def test_a_broker_that_cannot_be_reached_is_reported_once_per_launch() -> None:
     cluster = Unreachable()
     cluster.answer = asyncio.Event()
-
-    async def fail() -> None:
-        cluster.forget("s")
-        with pytest.raises(Unavailable):
-            await cluster.channel(await cluster.stream("s"), 3)
-
     for _ in range(3):
-        await fail()  # does not wait for the report
+        await fail(cluster)  # does not wait for the report
     await until(lambda: bool(cluster.reports))
     (report,) = cluster.reports
     assert (report.broker_id, report.broker_epoch) == (3, 9)
     assert "127.0.0.1:1" in report.reason
     cluster.epoch = 10
-    await fail()
+    await fail(cluster)
     await until(lambda: len(cluster.reports) == 2)
-    monkeypatch.setattr(module, "REPORT_AGAIN_S", 0.0)
-    await fail()
-    await until(lambda: len(cluster.reports) == 3)
-    cluster.answer.set()
-    await until(lambda: not cluster._background)
     await cluster.close()
 
 
-async def test_a_report_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPORT_TIMEOUT_S", 0.01)
-    cluster = Unreachable()
+async def test_a_broker_that_still_cannot_be_reached_is_reported_again_after_a_while() -> None:
+    cluster = Unreachable(report_again_s=0.0)
+    for reports in (1, 2):
+        await fail(cluster)
+        await until(lambda reports=reports: len(cluster.reports) == reports)  # type: ignore[misc]
+    await cluster.close()
+
+
+async def test_a_report_that_nobody_takes_is_given_up() -> None:
+    cluster = Unreachable(report_timeout_s=0.01)
     cluster.answer = asyncio.Event()
-    with pytest.raises(Unavailable):
-        await cluster.channel(await cluster.stream("s"), 3)
-    await until(lambda: not cluster._background)
+    await fail(cluster)
+    await until(lambda: cluster.given_up == 1)
     await cluster.close()
 
 
@@ -229,19 +233,18 @@ class TestCreationAndDeletion:
     async def test_what_an_attempt_without_an_answer_has_deleted_is_deleted(
         self, before: Exception | None, deleted: bool
     ) -> None:
-        cluster = Cluster("127.0.0.1:1", ClientSettings(retry_backoff_ms=1))
         errors = [each for each in (before, UnknownStream("no such stream")) if each is not None]
 
-        async def ask(*_: Any, **__: Any) -> Any:
-            raise errors.pop(0)
+        class Failing(Coordinators):
+            async def ask(self, *_: Any, **__: Any) -> Any:
+                raise errors.pop(0)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cluster._coordinators, "ask", ask)
-            if deleted:
+        cluster = Cluster("", ClientSettings(retry_backoff_ms=1), coordinators=Failing("127.0.0.1:1", bulk_bytes_max=1))
+        if deleted:
+            await Admin(cluster).delete_stream("s")
+        else:
+            with pytest.raises(UnknownStream):
                 await Admin(cluster).delete_stream("s")
-            else:
-                with pytest.raises(UnknownStream):
-                    await Admin(cluster).delete_stream("s")
         assert errors == []
         await cluster.close()
 

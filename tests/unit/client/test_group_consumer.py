@@ -17,8 +17,8 @@ from kera.broker.log.read_plan import ordinal_of
 from kera.client.admin.consumer_groups import Lag, describe_consumer_group, reset_consumer_group
 from kera.client.consuming import group_consumer
 from kera.client.consuming.group_consumer import GroupConsumer
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.group_discovery import look_around
-from kera.client.consuming.group_settings import GroupSettings
 from kera.core.clock import SystemClock
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, LeaseLost, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -62,7 +62,7 @@ async def make_consumer(groups: GroupCluster) -> AsyncIterator[MakeConsumer]:
                 groups,  # type: ignore[arg-type]
                 "app",
                 ["s"],
-                GroupSettings(**given),
+                GroupConsumerSettings(**given),
                 on_lost=on_lost,
             )
             stack.push_async_callback(consumer.close)
@@ -562,15 +562,15 @@ async def test_who_waits_is_told_that_the_consumer_is_closed(make_consumer: Make
 async def test_a_consumer_needs_a_stream_and_an_consumer_group(groups: GroupCluster) -> None:
     for consumer_group, streams in (("", ["s"]), ("app", [])):
         with pytest.raises(InvalidArgument):
-            GroupConsumer(groups, consumer_group, streams, GroupSettings())  # type: ignore[arg-type]
+            GroupConsumer(groups, consumer_group, streams, GroupConsumerSettings())  # type: ignore[arg-type]
     with pytest.raises(UnknownStream):
-        await GroupConsumer(groups, "app", ["none"], GroupSettings()).start()  # type: ignore[arg-type]
+        await GroupConsumer(groups, "app", ["none"], GroupConsumerSettings()).start()  # type: ignore[arg-type]
 
 
 def test_heartbeats_have_to_come_well_before_the_session_ends() -> None:
     with pytest.raises(InvalidSettings, match="heartbeat_interval_ms"):
-        GroupSettings.load(session_timeout_ms=1000, heartbeat_interval_ms=600)
-    assert GroupSettings.load(session_timeout_ms=1000, heartbeat_interval_ms=500).section == "group"
+        GroupConsumerSettings.load(session_timeout_ms=1000, heartbeat_interval_ms=600)
+    assert GroupConsumerSettings.load(session_timeout_ms=1000, heartbeat_interval_ms=500).section == "group_consumer"
 
 
 @pytest.mark.parametrize("groups", [2], indirect=True)

@@ -80,7 +80,7 @@ class Brokers:
         brokers = self
 
         class Channel:
-            def submit(self, method: Any, request: Any, *, timeout_s: float) -> asyncio.Future[Any]:
+            def submit(self, method: Any, request: Any, _: Any = (), *, timeout_s: float) -> asyncio.Future[Any]:
                 assert timeout_s > 0
                 future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                 if broker_id in brokers.failures:

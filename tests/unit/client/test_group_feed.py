@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from kera.client.cluster import push as push_module
-from kera.client.consuming import group_feed
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.group_feed import Found, GroupFeed, GroupKey
-from kera.client.consuming.group_settings import GroupSettings
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EntryId, Position
 from tests.unit.client.fleet import STREAM_ID
@@ -24,10 +22,8 @@ START, LAST = Position(1, 1, 0), (1 << 32) - 1
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PushFleet]:
+async def fleet(tmp_path: Path) -> AsyncIterator[PushFleet]:
     """Broker 1 pushes; it has group 1 with three chunks, and group 2 with two."""
-    monkeypatch.setattr(push_module, "RETURN_DELAY_S", 0.001)
-    monkeypatch.setattr(group_feed, "PUSH_AGAIN_S", 0.01)
     fleet = PushFleet(tmp_path)
     put(fleet, b"0", b"1", b"2")
     fleet.move(0, 1)
@@ -42,7 +38,7 @@ async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def groups(fleet: PushFleet) -> AsyncIterator[GroupFeed]:
     """Fetches group 1."""
     stream = await fleet.stream("s")
-    feed = GroupFeed(fleet, GroupSettings(), {STREAM_ID: stream})
+    feed = GroupFeed(fleet, GroupConsumerSettings(), {STREAM_ID: stream})
     feed.add(KEY, START)
     yield feed
     await feed.close()

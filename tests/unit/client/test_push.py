@@ -1,7 +1,6 @@
 """Readers of a broker that pushes: windows, leases, slots that are used again, the ends of lanes, lost connections."""
 
 import asyncio
-import errno
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from kera.client.client import Client
-from kera.client.cluster import fetch, locality
-from kera.client.cluster import push as push_module
+from kera.client.cluster import fetch
 from kera.client.cluster.fetch import Overwritten, Wanted, batches_of
-from kera.client.cluster.push import LaneEnd, PushConnection
+from kera.client.cluster.push import SubscriptionEnd
+from kera.client.cluster.push_connect import connect
 from kera.client.consuming import consumer as consumer_module
 from kera.client.consuming import feed
 from kera.client.consuming.consumer import Consumer
@@ -58,14 +57,6 @@ async def make_consumer(fleet: PushFleet) -> AsyncIterator[MakeConsumer]:
             return consumer
 
         yield make
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to wait for what is done after a while."""
-    monkeypatch.setattr(push_module, "RETURN_DELAY_S", 0.001)
-    monkeypatch.setattr(feed, "PUSH_AGAIN_S", 0.01)
-    monkeypatch.setattr(locality, "PUSH_AGAIN_S", 0.01)
 
 
 async def opened(fleet: PushFleet, lanes: int = 1) -> int:
@@ -160,9 +151,8 @@ async def test_a_broker_that_says_nothing_is_left_and_read_from_where_it_has_sto
 
 
 async def test_a_broker_that_stands_still_is_not_pulled_from_either_as_long_as_it_does_not_greet(
-    fleet: PushFleet, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+    fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
-    monkeypatch.setattr(locality, "SILENT_GREETING_S", 0.01)
     fleet.pushing.hello.alive_interval_ms = 10
     consumer = make_consumer()
     taking = asyncio.ensure_future(anext(consumer.batches()))
@@ -395,9 +385,8 @@ async def test_a_range_goes_on_where_the_streamlet_went(fleet: PushFleet, make_c
 
 
 async def test_who_is_told_to_pull_pulls_and_has_it_pushed_again_later(
-    fleet: PushFleet, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+    fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
-    monkeypatch.setattr(feed, "PUSH_AGAIN_S", 0.02)
     consumer, log = make_consumer(fetch_bytes_max=1), log_of(fleet)
     taking = asyncio.ensure_future(take(consumer, 8))
     lane, reader = await opened(fleet), fleet.pushing.reader
@@ -500,10 +489,10 @@ async def test_a_lost_connection_is_made_again_and_nothing_comes_twice(
 
 
 async def test_a_lane_over_a_connection_that_is_gone_ends_at_once(fleet: PushFleet) -> None:
-    connection = await PushConnection.connect(fleet.push_path, timeout_s=WAIT_S)
+    connection = await connect(fleet.push_path, timeout_s=WAIT_S)
     subscriber = connection.subscriber("", 1000)
     await connection.close()
-    ends: list[LaneEnd] = []
+    ends: list[SubscriptionEnd] = []
     subscriber.open(Wanted(EntryId(STREAM_ID, 0, 0), EARLIEST, None), lambda _: None, ends.append)
     await until(lambda: bool(ends))
     assert (ends[0].next, type(ends[0].error)) == (EARLIEST, Unavailable)
@@ -551,72 +540,6 @@ async def test_a_run_that_makes_no_sense_ends_the_connection_and_nothing_of_it_i
 
 
 # --- when there is no way ------------------------------------------------------------------------------------
-
-
-def wrong_path(fleet: PushFleet) -> None:
-    fleet.push_path += ".none"
-
-
-def sent_away(fleet: PushFleet) -> None:
-    fleet.pushing.refusing = True
-
-
-def other_broker(fleet: PushFleet) -> None:
-    fleet.pushing.hello.broker_id = 2
-
-
-def other_version(fleet: PushFleet) -> None:
-    fleet.pushing.hello.version = 99
-
-
-def no_arena(fleet: PushFleet) -> None:
-    fleet.pushing.send_fd = False
-    fleet.pushing.arena_path.unlink()
-
-
-def odd_arena(fleet: PushFleet) -> None:
-    fleet.pushing.hello.slots += 1
-
-
-@pytest.mark.parametrize(
-    ("obstacle", "text"),
-    [
-        (wrong_path, "cannot connect to"),
-        (sent_away, "at once"),
-        (other_broker, "broker 2 is at"),
-        (other_version, "no push channel of version 2"),
-        (no_arena, "cannot map the broker's memory"),
-        (odd_arena, "not as it says"),
-    ],
-)
-async def test_a_broker_that_cannot_push_is_pulled_from_unless_it_has_to(
-    fleet: PushFleet, make_consumer: MakeConsumer, obstacle: Callable[[PushFleet], None], text: str
-) -> None:
-    obstacle(fleet)
-    assert await take(make_consumer(), 6) == VALUES
-    assert fleet.pulled > 0
-    fleet.settings = fleet.settings.model_copy(update={"retry_timeout_ms": 20})
-    with pytest.raises(KeraError, match=text):
-        await take(make_consumer(shared_memory="always"), 6)
-
-
-async def test_a_socket_that_is_not_for_us_is_an_error_that_says_so(
-    make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refused(_: str) -> Any:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(push_module, "_greeting", refused)
-    assert await take(make_consumer(), 6) == VALUES
-    with pytest.raises(InvalidArgument, match="run as the broker's user"):
-        await take(make_consumer(shared_memory="always"), 6)
-
-
-async def test_without_a_descriptor_the_file_is_opened(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
-    fleet.pushing.send_fd = False
-    fleet.pushing.serving = True
-    assert await take(make_consumer(shared_memory="always"), 6) == VALUES
-    assert fleet.pulled == 0
 
 
 async def test_never_means_never(fleet: PushFleet, make_consumer: MakeConsumer) -> None:

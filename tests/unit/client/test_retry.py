@@ -6,8 +6,6 @@ from kera.client.cluster.retry import (
     ROUTE_PAUSE_S_MAX,
     Patience,
     backoff_s,
-    is_route_error,
-    of_broker,
     retrying,
     route_pause_s,
 )
@@ -65,17 +63,6 @@ def test_a_recovery_is_no_failure_until_it_takes_too_long() -> None:
 @pytest.mark.parametrize("error", [InvalidCursor(""), UnknownStream(""), ValueError()])
 def test_what_does_not_pass_is_told_at_once(error: Exception) -> None:
     assert Patience(SETTINGS).failed(error, 0.0) is None
-
-
-def test_a_broker_that_does_not_know_a_stream_is_not_its_owner() -> None:
-    error = of_broker(UnknownStream("never heard", stream_id=7))
-    assert isinstance(error, NotOwner)
-    assert is_route_error(error)
-    assert "never heard" in error.message
-    assert error.attributes == {"stream_id": 7}
-    full = ArenaFull("")
-    assert of_broker(full) is full
-    assert not is_route_error(full)
 
 
 async def test_the_last_error_comes_out_and_says_what_was_uncertain_before() -> None:

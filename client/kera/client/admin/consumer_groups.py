@@ -10,18 +10,18 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from kera.client import arguments
+from kera.client.cluster.asking import ask_broker, same_stream
 from kera.client.cluster.batches import CURSORS_MAX, batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import start_of_group
-from kera.client.cluster.retry import is_route_error, of_broker, retrying
+from kera.client.cluster.retry import retrying
 from kera.client.consuming.committed import streamlets_max
 from kera.client.consuming.group_discovery import list_groups
 from kera.client.positions import check_place
 from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
-from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
+from kera.core.errors import DataLost, InvalidArgument, KeraError
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
-from kera.core.rpc.method import call
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, consumer_group_pb2
@@ -349,10 +349,9 @@ async def _measure(
         for at, start in asked.items():
             fill_cursor(request.cursors.add(), parts[at][0].entry, start)
         try:
-            channel = await cluster.channel(stream, broker_id)
-            answer = await call(channel, api.MEASURE_LAG, request, timeout_s=cluster.request_timeout_s)
+            answer = await ask_broker(cluster, stream, broker_id, api.MEASURE_LAG, request)
         except KeraError as error:
-            if not of_broker(error).retriable:
+            if not error.retriable:
                 raise
             return [None] * len(parts)
         again: dict[int, Position] = {}
@@ -475,18 +474,9 @@ async def _segments(
     )
 
     async def attempt() -> Sequence[broker_pb2.SegmentInfo]:
-        known = await cluster.stream(stream.name)
-        if known.stream_id != stream.stream_id:
-            raise UnknownStream(f"stream {stream.name!r} was deleted and created again", stream=stream.name)
-        try:
-            broker_id = known.assignments[entry.streamlet_id].broker_at(start_of_group(group_id))
-            channel = await cluster.channel(known, broker_id)
-            answer = await call(channel, api.GET_NEXT_SEGMENTS, request, timeout_s=cluster.request_timeout_s)
-        except KeraError as failure:
-            error = of_broker(failure)
-            if is_route_error(error):
-                cluster.forget(stream.name)
-            raise error from failure
+        known = same_stream(await cluster.stream(stream.name), stream.stream_id)
+        broker_id = known.assignments[entry.streamlet_id].broker_at(start_of_group(group_id))
+        answer = await ask_broker(cluster, known, broker_id, api.GET_NEXT_SEGMENTS, request)
         return answer.segments
 
     return await retrying(attempt, cluster.settings)

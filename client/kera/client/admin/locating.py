@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kera.client import arguments
+from kera.client.cluster.asking import ask_broker, broker_failed, same_stream
 from kera.client.cluster.cluster import Cluster
-from kera.client.cluster.retry import is_route_error, of_broker, retrying
+from kera.client.cluster.retry import retrying
 from kera.client.positions import check_position
 from kera.client.types import StreamDescription, fill_cursor, position_of
-from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, Unavailable, UnknownStream
+from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.rpc import Method, api
-from kera.core.rpc.method import RequestT, ResponseT, call
+from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2
 
@@ -119,21 +119,17 @@ async def segments(
 
     async def attempt() -> Position:
         """Ask for more; where to go on."""
-        now = await _described(cluster, name, entry_id.stream_id)
+        now = same_stream(await cluster.stream_or_last_seen(name), entry_id.stream_id)
         broker_id = now.assignments[streamlet_id].broker_at(position)
         request = broker_pb2.ListSegmentsRequest()
         fill_cursor(request.start, entry_id, position)
         fill_cursor(request.end, entry_id, end)
         try:
-            answer = await _ask(cluster, now, broker_id, api.LIST_SEGMENTS, request)
+            answer = await ask_broker(cluster, now, broker_id, api.LIST_SEGMENTS, request)
         except DataLost as error:
             if position == start != EARLIEST:
                 raise
             return _available(error)
-        except KeraError as error:
-            if is_route_error(error):
-                cluster.forget(name)
-            raise
         found.extend(_segment_bounds(each, broker_id) for each in answer.segments)
         return position_of(answer.next)
 
@@ -229,7 +225,7 @@ class _Search:
         try:
             for each in answers:
                 if each.HasField("error"):
-                    raise of_broker(error_from_message(each.error))
+                    raise error_from_message(each.error)
         except DataLost as error:
             if self.position == self.query.start != EARLIEST:
                 raise
@@ -266,7 +262,7 @@ class _Search:
 
 async def _round(cluster: Cluster, name: str, stream_id: int, searches: Sequence[_Search]) -> None:
     """Ask all brokers for what they have, each once. Raises the first error if that gets none of them any further."""
-    stream = await _described(cluster, name, stream_id)
+    stream = same_stream(await cluster.stream_or_last_seen(name), stream_id)
     of_brokers: dict[int, list[_Search]] = {}
     for search in searches:
         broker_id = stream.assignments[search.entry.streamlet_id].broker_at(search.position)
@@ -279,8 +275,6 @@ async def _round(cluster: Cluster, name: str, stream_id: int, searches: Sequence
         )
     )
     errors = [error for _, some in outcomes for error in some]
-    if any(is_route_error(error) for error in errors):
-        cluster.forget(name)
     final = next((error for error in errors if not error.retriable), None)
     if final is not None:
         raise final
@@ -297,7 +291,7 @@ async def _locate_at(
     for _, messages in asked:
         request.queries.extend(messages)
     try:
-        answer = await _ask(cluster, stream, broker_id, api.LOCATE_CHUNKS, request)
+        answer = await ask_broker(cluster, stream, broker_id, api.LOCATE_CHUNKS, request)
     except KeraError as error:
         return False, [error]
     places = iter(answer.places)
@@ -306,30 +300,8 @@ async def _locate_at(
         try:
             further |= search.take([next(places) for _ in messages])
         except KeraError as error:
-            errors.append(error)
+            errors.append(broker_failed(cluster, stream.name, error))
     return further, errors
-
-
-async def _described(cluster: Cluster, name: str, stream_id: int) -> StreamDescription:
-    """The stream as it is now. Raises `UnknownStream` if that is another one."""
-    stream = await cluster.stream_or_last_seen(name)
-    if stream.stream_id != stream_id:
-        raise UnknownStream(f"stream {name!r} was deleted and created again", stream=name, stream_id=stream_id)
-    return stream
-
-
-async def _ask(
-    cluster: Cluster,
-    stream: StreamDescription,
-    broker_id: int,
-    method: Method[RequestT, ResponseT],
-    request: RequestT,
-) -> ResponseT:
-    channel = await cluster.channel(stream, broker_id)
-    try:
-        return await call(channel, method, request, timeout_s=cluster.request_timeout_s)
-    except UnknownStream as error:
-        raise of_broker(error) from error
 
 
 def _available(error: DataLost) -> Position:

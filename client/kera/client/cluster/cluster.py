@@ -1,10 +1,7 @@
-"""The SDK's view of the cluster: cached metadata, and one connection per broker, or two: see ``locality``.
+"""The SDK's view of the cluster: cached metadata, the coordinator, and brokers (``connections``, ``locality``).
 
 Metadata is the newest that the coordinator has said; whoever learns that it is stale (`NotOwner`, `UnknownStream`, a
 lost connection) says `forget`, and the next look asks again. All who look meanwhile share that question.
-
-A broker that no connection can be made to is reported to the coordinator, which looks for itself: so a crash is noticed
-before the broker's heartbeats are missed.
 """
 
 from __future__ import annotations
@@ -13,15 +10,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.client import arguments
+from kera.client.cluster.asking import ask_broker, broker_failed, of_broker, same_stream
 from kera.client.cluster.batches import CURSORS_MAX, batched
+from kera.client.cluster.connections import Connections
 from kera.client.cluster.intervals import cuts, merged_bounds
 from kera.client.cluster.locality import Locality
-from kera.client.cluster.retry import is_route_error, of_broker, retrying
-from kera.client.settings import ClientSettings, Transport
+from kera.client.cluster.retry import retrying
+from kera.client.cluster.timing import Timing
+from kera.client.settings import ClientSettings
+from kera.client.tasks import Tasks
 from kera.client.types import (
     BackupDescription,
     BrokerDescription,
@@ -37,24 +37,11 @@ from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavail
 from kera.core.ids import EntryId, Position
 from kera.core.process import node_id
 from kera.core.rpc import Channel, Method, api
-from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.rpc.method import RequestT, ResponseT, call
+from kera.core.rpc.method import RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
-REPORT_AGAIN_S = 5.0
-"""The same launch of a broker is not reported more often than this."""
-REPORT_TIMEOUT_S = 5.0
 REPORT_REASON_CHARS_MAX = 500
-METADATA_WAIT_S = 2.0
-"""After it, what was known before has to do; the question goes on."""
-
-
-class _Connection(NamedTuple):
-    channel: Channel
-    broker_epoch: int
-    """Of the broker's launch, as far as was known."""
 
 
 class _Cursors(NamedTuple):
@@ -69,12 +56,7 @@ class _Cursors(NamedTuple):
         """Raises `UnknownStream` for positions of another stream, one that had the name before."""
         found = cls({}, {})
         for entry, position in positions.items():
-            if entry.stream_id != stream.stream_id:
-                raise UnknownStream(
-                    f"stream {stream.name!r} was deleted and created again",
-                    stream=stream.name,
-                    stream_id=entry.stream_id,
-                )
+            same_stream(stream, entry.stream_id)
             for broker_id, cut in cuts(stream.assignments[entry.streamlet_id], position).items():
                 found.of_brokers.setdefault(broker_id, {})[entry] = cut
                 found.homes[entry] = broker_id  # the last of them
@@ -103,13 +85,25 @@ class _Cursors(NamedTuple):
 class Cluster:
     """Shared by the producers, consumers and the admin of one `Client`."""
 
-    def __init__(self, bootstrap: str, settings: ClientSettings) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        settings: ClientSettings,
+        *,
+        timing: Timing | None = None,
+        coordinators: Coordinators | None = None,
+    ) -> None:
+        """`coordinators`: asked instead of those at `bootstrap`."""
         arguments.text("bootstrap", bootstrap, "addresses of coordinators, host:port with commas between them")
         self.settings = settings
-        self._node_id = node_id()
-        self.locality = Locality(self._node_id, settings)
+        self.timing = timing or Timing()
+        here = node_id()
+        self.locality = Locality(here, settings, self.timing)
         """Whose memory can be read in place."""
-        self._coordinators = Coordinators(bootstrap, bulk_bytes_max=settings.message_bytes_max)
+        self._connections = Connections(
+            here, settings, report_again_s=self.timing.report_again_s, report=self._report_broker
+        )
+        self._coordinators = coordinators or Coordinators(bootstrap, bulk_bytes_max=settings.message_bytes_max)
         self._streams: dict[str, StreamDescription] = {}
         """Those that nobody has called stale."""
         self._newest: dict[str, StreamDescription] = {}
@@ -118,11 +112,7 @@ class Cluster:
         """Questions to the coordinator, which all who look meanwhile share."""
         self._forgotten: set[str] = set()
         """Those that were called stale since the question was last asked."""
-        self._background: set[asyncio.Task[Any]] = set()
-        self._reported: dict[int, tuple[int, float]] = {}
-        """By broker: the epoch that was reported last, and when."""
-        self._connections: dict[int, _Connection] = {}
-        self._connecting: dict[int, asyncio.Lock] = {}
+        self._tasks = Tasks()
 
     @property
     def request_timeout_s(self) -> float:
@@ -166,7 +156,7 @@ class Cluster:
             return known
         looking = self._looking.get(name)
         if looking is None:
-            looking = self._looking[name] = self._start(self._look_up(name))
+            looking = self._looking[name] = self._tasks.start(self._look_up(name))
         return await asyncio.shield(looking)  # others may wait for it, too
 
     async def _look_up(self, name: str) -> StreamDescription:
@@ -207,7 +197,7 @@ class Cluster:
         `Unavailable` or `Uncertain` for a stream that was never seen.
         """
         try:
-            async with asyncio.timeout(METADATA_WAIT_S):
+            async with asyncio.timeout(self.timing.metadata_wait_s):
                 return await self.stream(name)
         except (TimeoutError, Unavailable, Uncertain):
             newest = self._newest.get(name)
@@ -221,13 +211,7 @@ class Cluster:
         Raises `UnknownStream` when it is gone, and `SchemaMismatch` when it has no such version.
         """
         self.forget(stream.name)
-        now = await self.stream(stream.name)
-        if now.stream_id != stream.stream_id:
-            raise UnknownStream(
-                f"stream {stream.name!r} was deleted and created again; open it again",
-                stream=stream.name,
-                stream_id=stream.stream_id,
-            )
+        now = same_stream(await self.stream(stream.name), stream.stream_id)
         if now.schema_of(schema_id) is None:
             raise SchemaMismatch(
                 f"chunk has schema {schema_id}, stream {stream.name!r} has none of that number",
@@ -242,17 +226,6 @@ class Cluster:
         self._streams.pop(name, None)
         if name in self._looking:
             self._forgotten.add(name)
-
-    def _start(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._background.discard(task)
-        if not task.cancelled():
-            task.exception()  # who wanted it may be gone
 
     async def describe(self) -> ClusterDescription:
         """All brokers and backups."""
@@ -300,19 +273,10 @@ class Cluster:
         found = {}
         for some in batched(streamlet_ids, max(1, CURSORS_MAX // stream.config.entries)):
             request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=some)
-            answer = await self._ask_broker(stream, broker_id, api.DESCRIBE_STREAMLETS, request)
+            answer = await ask_broker(self, stream, broker_id, api.DESCRIBE_STREAMLETS, request)
             for info in answer.streamlets:
                 found[info.streamlet_id] = [EntryBounds.from_message(entry) for entry in info.entries]
         return found
-
-    async def _ask_broker(
-        self, stream: StreamDescription, broker_id: int, method: Method[RequestT, ResponseT], request: RequestT
-    ) -> ResponseT:
-        channel = await self.channel(stream, broker_id)
-        try:
-            return await call(channel, method, request, timeout_s=self.request_timeout_s)
-        except UnknownStream as error:
-            raise of_broker(error) from error
 
     async def truncate(self, name: str, positions: Mapping[EntryId, Position]) -> dict[EntryId, Position]:
         """Remove what is before `positions`; where these entries start now. See `Admin.truncate_stream`."""
@@ -355,133 +319,41 @@ class Cluster:
                     request = new_request()
                     for entry, position in some:
                         fill_cursor(request.cursors.add(), entry, position)
-                    found += (await self._ask_broker(stream, broker_id, method, request)).results
+                    found += (await ask_broker(self, stream, broker_id, method, request)).results
                 return found
 
             try:
                 cursors = _Cursors.of(stream, positions)
                 answers = await asyncio.gather(*map(send, cursors.of_brokers), return_exceptions=True)
                 return cursors.starts(answers, all_brokers=all_brokers)
+            except UnknownStream:
+                self.forget(name)
+                raise
             except KeraError as error:
-                if is_route_error(error) or isinstance(error, UnknownStream):
-                    self.forget(name)
+                broker_failed(self, name, error)
                 raise
 
         return await retrying(attempt, self.settings)
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
         """A live connection to a broker that `stream` names. Raises `Unavailable`."""
-        broker = stream.brokers.get(broker_id)
-        broker_epoch = 0 if broker is None else broker.broker_epoch
-        known = self._live(broker_id, broker_epoch)
-        if known is not None:
-            return known
-        if broker is None:
-            raise Unavailable(f"broker {broker_id} of stream {stream.name!r} is not known", broker_id=broker_id)
-        async with self._connecting.setdefault(broker_id, asyncio.Lock()):
-            known = self._live(broker_id, broker_epoch)
-            if known is not None:
-                return known
-            old = self._connections.get(broker_id)
-            try:
-                channel = await self._connect(broker)
-            except Unavailable as error:
-                self._report(broker, error)
-                raise
-            self._connections[broker_id] = _Connection(channel, broker_epoch)
-        if old is not None:
-            await old.channel.close()
-        return channel
+        return await self._connections.channel(stream, broker_id)
 
-    def _live(self, broker_id: int, broker_epoch: int) -> Channel | None:
-        """The connection, if it still leads to the broker.
-
-        One over frames closes when the other end has gone. One over gRPC does not: it counts for the launch it was made
-        for, as a later one may be elsewhere.
-        """
-        known = self._connections.get(broker_id)
-        if known is None or known.channel.closed:
-            return None
-        if known.channel.transport == "grpc" and known.broker_epoch < broker_epoch:
-            return None
-        return known.channel
-
-    def _report(self, broker: BrokerDescription, error: Unavailable) -> None:
-        """Tell the coordinator that a broker cannot be reached, unless it has been told just now; wait for nothing."""
-        now_s = asyncio.get_running_loop().time()
-        epoch, told_s = self._reported.get(broker.broker_id, (-1, 0.0))
-        if epoch == broker.broker_epoch and now_s < told_s + REPORT_AGAIN_S:
-            return
-        self._reported[broker.broker_id] = broker.broker_epoch, now_s
-        self._start(
-            self._tell(
-                coordinator_pb2.ReportBrokerRequest(
-                    broker_id=broker.broker_id,
-                    broker_epoch=broker.broker_epoch,
-                    reason=error.message[:REPORT_REASON_CHARS_MAX],
-                )
-            )
+    def _report_broker(self, broker: BrokerDescription, error: Unavailable) -> None:
+        """Tell the coordinator that a broker cannot be reached."""
+        report = coordinator_pb2.ReportBrokerRequest(
+            broker_id=broker.broker_id,
+            broker_epoch=broker.broker_epoch,
+            reason=error.message[:REPORT_REASON_CHARS_MAX],
         )
+        self._tasks.start(self._send_report(report))
 
-    async def _tell(self, report: coordinator_pb2.ReportBrokerRequest) -> None:
+    async def _send_report(self, report: coordinator_pb2.ReportBrokerRequest) -> None:
         with contextlib.suppress(KeraError, TimeoutError):  # it misses the broker's heartbeats all the same
-            async with asyncio.timeout(REPORT_TIMEOUT_S):
+            async with asyncio.timeout(self.timing.report_timeout_s):
                 await self.ask(api.REPORT_BROKER, report)
-
-    async def _connect(self, broker: BrokerDescription) -> Channel:
-        last: Unavailable | None = None
-        for transport in self._transports(broker):
-            try:
-                return await self._connect_by(transport, broker)
-            except Unavailable as error:
-                last = error
-        raise last or Unavailable(
-            f"broker {broker.broker_id} does not offer transport {self.settings.transport}", broker_id=broker.broker_id
-        )
-
-    def _transports(self, broker: BrokerDescription) -> list[Transport]:
-        """Those that can work, the fastest first."""
-        local = broker.node_id == self._node_id and Path(broker.frames_unix_path).exists()
-        offered: list[Transport] = []
-        if broker.frames_unix_path and local:
-            offered.append("unix")
-        if broker.frames_address:
-            offered.append("tcp")
-        offered.append("grpc")
-        wanted = self.settings.transport
-        return offered if wanted == "auto" else [transport for transport in offered if transport == wanted]
-
-    async def _connect_by(self, transport: Transport, broker: BrokerDescription) -> Channel:
-        timeout_s = self.settings.connect_timeout_ms / 1000
-        bulk_bytes_max = self.settings.message_bytes_max
-        if transport == "unix":
-            return await FrameChannel.connect_unix(
-                broker.frames_unix_path, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max
-            )
-        if transport == "tcp":
-            return await FrameChannel.connect_tcp(
-                broker.frames_address, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max
-            )
-        channel = GrpcChannel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
-        try:
-            # It connects with the first call. Without one, a broker that is just away would be "found" here, and with
-            # the slowest transport for good.
-            await call(channel, api.DESCRIBE_STREAMLETS, broker_pb2.DescribeStreamletsRequest(), timeout_s=timeout_s)
-        except (Unavailable, Uncertain) as error:
-            await channel.close()
-            raise Unavailable(error.message, **error.attributes) from error
-        except KeraError:
-            pass  # it answers: no stream has the id 0
-        return channel
 
     async def close(self) -> None:
         """Close all connections."""
-        background = list(self._background)
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-        channels = [connection.channel for connection in self._connections.values()]
-        self._connections.clear()
-        await asyncio.gather(
-            *(channel.close() for channel in channels), self.locality.close(), self._coordinators.close()
-        )
+        await self._tasks.end()
+        await asyncio.gather(self._connections.close(), self.locality.close(), self._coordinators.close())

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import math
 
-from kera.client.cluster.push import PushConnection
+from kera.client.cluster.push import PushChannel
+from kera.client.cluster.push_connect import connect
+from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings, SharedMemory
 from kera.client.types import BrokerDescription
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
@@ -20,19 +22,15 @@ from kera.core.telemetry import get_logger
 
 log = get_logger("kera.push")
 
-PUSH_AGAIN_S = 1.0
-"""After a broker could not push, its chunks are pulled for so long."""
-SILENT_GREETING_S = 1.0
-"""For the greeting of a broker that was silent."""
-
 
 class Locality:
     """The push connections of a client. Belongs to one event loop."""
 
-    def __init__(self, node_id: str, settings: ClientSettings) -> None:
+    def __init__(self, node_id: str, settings: ClientSettings, timing: Timing) -> None:
         self._node_id = node_id
+        self._timing = timing
         self._settings = settings
-        self._connections: dict[int, PushConnection] = {}
+        self._connections: dict[int, PushChannel] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
         self._refused: dict[int, tuple[int, float]] = {}
         """By broker: the epoch of the launch that cannot push to us, and when to try again."""
@@ -62,7 +60,7 @@ class Locality:
             return f"broker {broker.broker_id} does not push"
         return None
 
-    async def connection(self, broker: BrokerDescription, wish: SharedMemory) -> PushConnection | None:
+    async def connection(self, broker: BrokerDescription, wish: SharedMemory) -> PushChannel | None:
         """The connection to a broker that is `reachable`; None: it cannot be had, so pull.
 
         With *always*, raises what is in the way: `InvalidArgument`, `ProtocolError` or `Unavailable`.
@@ -76,7 +74,7 @@ class Locality:
                 if known is not None and known.failure is not None and known.broker_epoch == broker.broker_epoch:
                     raise known.failure
                 silent = known is not None and known.silent and known.broker_epoch == broker.broker_epoch
-                found = await self._connect(broker, SILENT_GREETING_S if silent else math.inf)
+                found = await self._connect(broker, self._timing.silent_greeting_s if silent else math.inf)
             except KeraError as error:
                 if wish == "always" or (silent and error.retriable):
                     raise
@@ -86,9 +84,9 @@ class Locality:
             self._refused.pop(broker.broker_id, None)
             return found
 
-    async def _connect(self, broker: BrokerDescription, timeout_s_max: float) -> PushConnection:
+    async def _connect(self, broker: BrokerDescription, timeout_s_max: float) -> PushChannel:
         path, timeout_s = broker.push_unix_path, min(self._settings.connect_timeout_ms / 1000, timeout_s_max)
-        found = await PushConnection.connect(path, timeout_s=timeout_s)
+        found = await connect(path, timeout_s=timeout_s, return_delay_s=self._timing.return_delay_s)
         if found.broker_id != broker.broker_id:
             await found.close()
             raise Unavailable(
@@ -104,7 +102,7 @@ class Locality:
                 broker_id=broker.broker_id,
                 error=error.message,
             )
-        again_s = asyncio.get_running_loop().time() + PUSH_AGAIN_S if error.retriable else math.inf
+        again_s = asyncio.get_running_loop().time() + self._timing.push_again_s if error.retriable else math.inf
         self._refused[broker.broker_id] = broker.broker_epoch, again_s
 
     async def close(self) -> None:

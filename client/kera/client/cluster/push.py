@@ -1,20 +1,21 @@
 """The reading end of the push channel (thesis 7.4.2): a broker on this node says where chunks lie in its memory.
 
-One `PushConnection` per broker, shared by all who read over a `Client`; each of them is a `Subscriber`, and each range
-of an entry that it reads a `Lane`. The connection maps the broker's arena, read only, and makes of each run that is
+One `PushChannel` per broker, shared by all who read over a `Client`; each of them is a `Subscriber`, and each range of
+an entry that it reads a `Subscription` (a lane, on the wire). It has mapped the broker's arena, read only, and makes of
+each run that is
 pushed a `Fetched` whose bytes lie there.
 
 Promises:
 
-* The runs of a lane come in order, and then its end. After `Lane.close`, or the end, nothing comes.
+* The runs of a subscription come in order, and then its end. After `Subscription.close`, or the end, nothing comes.
 * A slot that holds another segment than the run was pushed for is seen by its generation: here when the run arrives,
   and in `batches_of` when its chunks are opened. Such bytes are never given out.
 * A run keeps its slot until no reference to its bytes is left; or until the connection is gone, then the broker may use
   the slot again, and `PushedSlot.intact` tells.
-* A broker that stands still is noticed (`SILENT_INTERVALS_MAX`), and its lanes end as when the connection is lost.
-* Whoever takes nothing stops nobody else. The window bounds what was pushed and not taken over all lanes. So of several
-  subscribers, one that holds more than its share of it is *paused*: its lanes are cancelled, what it holds is reported
-  as taken, and the lanes are begun again where they stopped once it has taken half of that.
+* A broker that stands still is noticed (`SILENT_INTERVALS_MAX`); then all ends as when the connection is lost.
+* Whoever takes nothing stops nobody else. The window bounds what was pushed and not taken over all subscriptions. So of
+  several subscribers, one that holds more than its share of it is *paused*: its subscriptions are cancelled, what it
+  holds is reported as taken, and they are begun again where they stopped once it has taken half of that.
 
 The messages are in ``kera.core.push``; whether a broker's memory can be reached at all is ``locality``'s business.
 """
@@ -22,50 +23,41 @@ The messages are in ``kera.core.push``; whether a broker's memory can be reached
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import itertools
-import mmap
-import os
-import socket
-from collections import deque
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from kera.client.cluster.batches import batched
 from kera.client.cluster.fetch import Fetched, Wanted
+from kera.client.cluster.push_returns import RETURN_DELAY_S, Returns
 from kera.client.types import PushedSlot, fill_cursor, position_of
-from kera.core.errors import InvalidArgument, KeraError, ProtocolError, Unavailable
+from kera.core.errors import KeraError, ProtocolError, Unavailable
 from kera.core.ids import Position
 from kera.core.push import (
-    BODY_BYTES_MAX,
     SILENT_INTERVALS_MAX,
-    VERSION,
     Decoder,
     Kind,
     Run,
     encode,
     encode_numbers,
-    encode_taken,
     runs_of,
     window_bytes_max,
 )
-from kera.core.rpc.address import reason_of
 from kera.core.rpc.wire import error_from_message, parse
 from kera.core.telemetry import get_logger
 from kera.v1 import push_pb2
 
 log = get_logger("kera.push")
 
-RETURN_DELAY_S = 0.05
-"""How long what was taken or let go of waits for more before the broker is told."""
-LANES_PER_MESSAGE_MAX = 4096
-_HELLO_BYTES_MAX = 1 << 16
+SUBSCRIPTIONS_PER_MESSAGE_MAX = 4096
 
 
 class Reason(enum.Enum):
-    """Why a lane has ended."""
+    """Why a subscription has ended."""
 
     REACHED = push_pb2.PushEnd.REACHED
     """All up to its end has come."""
@@ -78,8 +70,8 @@ class Reason(enum.Enum):
     CANCELLED = push_pb2.PushEnd.CANCELLED
 
 
-class LaneEnd(NamedTuple):
-    """How a lane has ended."""
+class SubscriptionEnd(NamedTuple):
+    """How a subscription has ended."""
 
     reason: Reason
     next: Position
@@ -88,7 +80,7 @@ class LaneEnd(NamedTuple):
     """There is one if it has failed."""
 
 
-class Lane:
+class Subscription:
     """A range of an entry that is being pushed."""
 
     __slots__ = ("_subscriber", "closed", "next", "number", "on_end", "on_run", "wanted")
@@ -98,7 +90,7 @@ class Lane:
         subscriber: Subscriber,
         wanted: Wanted,
         on_run: Callable[[Fetched], None],
-        on_end: Callable[[LaneEnd], None],
+        on_end: Callable[[SubscriptionEnd], None],
     ) -> None:
         self._subscriber = subscriber
         self.wanted = wanted
@@ -125,11 +117,11 @@ class Lane:
 class Subscriber:
     """One of those who read over a connection, with its part of the window."""
 
-    def __init__(self, connection: PushConnection, consumer_group: str, window_bytes: int) -> None:
-        self.connection = connection
+    def __init__(self, channel: PushChannel, consumer_group: str, window_bytes: int) -> None:
+        self.channel = channel
         self.consumer_group = consumer_group
         self.window_bytes = window_bytes
-        self.lanes: set[Lane] = set()
+        self.subscriptions: set[Subscription] = set()
         self.held_bytes = 0
         """Pushed, and not taken by the caller."""
         self.paused = False
@@ -138,74 +130,76 @@ class Subscriber:
         self.on_taken = self.taken
         """The same function each time: runs are many."""
 
-    def open(self, wanted: Wanted, on_run: Callable[[Fetched], None], on_end: Callable[[LaneEnd], None]) -> Lane:
+    def open(
+        self, wanted: Wanted, on_run: Callable[[Fetched], None], on_end: Callable[[SubscriptionEnd], None]
+    ) -> Subscription:
         """Have a range pushed: its runs are given to `on_run` as they come, and its end to `on_end`, once.
 
         Neither may raise. Whoever takes a run from where `on_run` has put it calls its `Fetched.taken`.
         """
-        lane = Lane(self, wanted, on_run, on_end)
-        if self.connection.closed:
-            lane.closed = True
-            asyncio.get_running_loop().call_soon(on_end, self.connection.lost_end(lane))
-            return lane
-        self.lanes.add(lane)
-        if len(self.lanes) == 1:
-            self.connection.joined(self)
+        subscription = Subscription(self, wanted, on_run, on_end)
+        if self.channel.closed:
+            subscription.closed = True
+            asyncio.get_running_loop().call_soon(on_end, self.channel.lost_end(subscription))
+            return subscription
+        self.subscriptions.add(subscription)
+        if len(self.subscriptions) == 1:
+            self.channel.joined(self)
         if not self.paused:
-            self.connection.begin(lane)
-        return lane
+            self.channel.begin(subscription)
+        return subscription
 
-    def dropped(self, lanes: Iterable[Lane]) -> None:
-        """Lanes have ended, or nobody wants them any more."""
-        self.connection.cancel(lanes)
-        self.lanes.difference_update(lanes)
-        if not self.lanes:  # nothing more can come, so it needs no window
+    def dropped(self, subscriptions: Iterable[Subscription]) -> None:
+        """Some have ended, or nobody wants them any more."""
+        self.channel.cancel(subscriptions)
+        self.subscriptions.difference_update(subscriptions)
+        if not self.subscriptions:  # nothing more can come, so it needs no window
             self._credit()
             self.paused = False
-            self.connection.left(self)
+            self.channel.left(self)
 
     def taken(self, taken_bytes: int) -> None:
         """The caller has taken so much of what was pushed."""
         self.held_bytes -= taken_bytes
         credited = min(taken_bytes, self._credited_bytes)
         self._credited_bytes -= credited
-        self.connection.taken(taken_bytes - credited)
+        self.channel.taken(taken_bytes - credited)
         if self.paused:
-            self.resume_if(self.connection.share_bytes(self))
+            self.resume_if(self.channel.share_bytes(self))
 
     def pushed(self, pushed_bytes: int) -> None:
         """So much has come."""
         self.held_bytes += pushed_bytes
         if self.paused:
             self._credit()
-        elif self.connection.shared and self.held_bytes > self.connection.share_bytes(self):
+        elif self.channel.shared and self.held_bytes > self.channel.share_bytes(self):
             self.pause()
 
     def pause(self) -> None:
         """Let others use the window."""
         self.paused = True
         self._credit()
-        self.connection.cancel(self.lanes)
+        self.channel.cancel(self.subscriptions)
 
     def resume_if(self, share_bytes: int) -> None:
         """Go on when there is room in its share again."""
         if self.held_bytes <= share_bytes // 2:
             self.paused = False
-            for lane in self.lanes:
-                if lane.number is None:  # of the others the end is on its way
-                    self.connection.begin(lane)
+            for each in self.subscriptions:
+                if each.number is None:  # of the others the end is on its way
+                    self.channel.begin(each)
 
     def _credit(self) -> None:
-        self.connection.taken(self.held_bytes - self._credited_bytes)
+        self.channel.taken(self.held_bytes - self._credited_bytes)
         self._credited_bytes = self.held_bytes
 
     def close(self) -> None:
         """Nothing more is wanted."""
-        lanes = list(self.lanes)
-        for lane in lanes:
-            lane.closed = True
-        if lanes:
-            self.dropped(lanes)
+        subscriptions = list(self.subscriptions)
+        for each in subscriptions:
+            each.closed = True
+        if subscriptions:
+            self.dropped(subscriptions)
 
 
 class _Lease:
@@ -224,10 +218,17 @@ class _Lease:
         self._let_go(self._slot)
 
 
-class PushConnection(asyncio.Protocol):
-    """A connection to a broker's push socket. Belongs to one event loop. Made by `connect`."""
+class PushChannel(asyncio.Protocol):
+    """A connection to a broker's push socket. Belongs to one event loop. Made by `push_connect.connect`."""
 
-    def __init__(self, hello: push_pb2.PushHello, memory: memoryview, decoder: Decoder, path: str) -> None:
+    def __init__(
+        self,
+        hello: push_pb2.PushHello,
+        memory: memoryview,
+        decoder: Decoder,
+        path: str,
+        return_delay_s: float = RETURN_DELAY_S,
+    ) -> None:
         self.broker_id = hello.broker_id
         self.broker_epoch = hello.broker_epoch
         self._path = path
@@ -254,43 +255,13 @@ class PushConnection(asyncio.Protocol):
         self._intervals_silent = 0
         self._reason: object = "closed"
         self._numbers = itertools.count(1)
-        self._lanes: dict[int, Lane] = {}
+        self._subscriptions: dict[int, Subscription] = {}
         """By number: those whose end has not come, closed ones as well."""
-        self._new: list[Lane] = []
-        """Lanes that the broker is to be told of."""
+        self._new: list[Subscription] = []
+        """Subscriptions that the broker is to be told of."""
         self._subscribers: set[Subscriber] = set()
-        """Those that have lanes."""
-        self._taken_bytes = 0
-        """Taken, and the broker has not been told."""
-        self._released: deque[int] = deque()
-        """Slots that were let go of, once per run, and the broker has not been told."""
-        self._tell_soon = False
-        """There is a timer for it. Who tells at once leaves it alone: to set one from another thread has a price."""
-
-    @classmethod
-    async def connect(cls, path: str, *, timeout_s: float) -> PushConnection:
-        """Connect to the socket at `path` and map the broker's memory.
-
-        Raises `Unavailable`, and `InvalidArgument` or `ProtocolError` when it is of no use to try again.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                sock, hello, fd, decoder = await _greeting(path)
-        except TimeoutError as error:
-            raise Unavailable(f"no greeting from {path} within {timeout_s:g} s", address=path) from error
-        except PermissionError as error:
-            raise InvalidArgument(f"cannot connect to {path}: {reason_of(error)}; {_WAY_OUT}", address=path) from error
-        except OSError as error:
-            raise Unavailable(f"cannot connect to {path}: {reason_of(error)}", address=path) from error
-        try:
-            memory = _map(hello, fd)
-            _, connection = await asyncio.get_running_loop().create_unix_connection(
-                lambda: cls(hello, memory, decoder, path), sock=sock
-            )
-        except BaseException:
-            sock.close()
-            raise
-        return connection
+        """Those that have subscriptions."""
+        self._returns = Returns(self._send, return_delay_s)
 
     @property
     def closed(self) -> bool:
@@ -321,7 +292,7 @@ class PushConnection(asyncio.Protocol):
         return max(0, self._window_bytes - self._slot_bytes) // len(self._subscribers)
 
     def joined(self, subscriber: Subscriber) -> None:
-        """A subscriber has its first lane."""
+        """A subscriber has its first subscription."""
         self._subscribers.add(subscriber)
         self._reckon()
         for each in self._subscribers:
@@ -329,7 +300,7 @@ class PushConnection(asyncio.Protocol):
                 each.pause()
 
     def left(self, subscriber: Subscriber) -> None:
-        """A subscriber has no lanes any more."""
+        """A subscriber has no subscriptions any more."""
         self._subscribers.discard(subscriber)
         self._reckon()
         for each in self._subscribers:
@@ -341,29 +312,24 @@ class PushConnection(asyncio.Protocol):
         wanted = sum(each.window_bytes for each in self._subscribers) + self._slot_bytes * self.shared
         self._window_bytes = min(self._window_bytes_max, wanted)
 
-    def begin(self, lane: Lane) -> None:
-        """Tell the broker of a lane, with others that begin now."""
-        lane.number = next(self._numbers)
-        self._lanes[lane.number] = lane
-        self._new.append(lane)
+    def begin(self, subscription: Subscription) -> None:
+        """Tell the broker of a subscription, with others that begin now."""
+        subscription.number = next(self._numbers)
+        self._subscriptions[subscription.number] = subscription
+        self._new.append(subscription)
         if len(self._new) == 1:
             self._loop.call_soon(self._subscribe)
 
-    def cancel(self, lanes: Iterable[Lane]) -> None:
-        """Tell the broker that nothing more is wanted of lanes, for now or for good."""
-        numbers = [lane.number for lane in lanes if lane.number is not None]
+    def cancel(self, subscriptions: Iterable[Subscription]) -> None:
+        """Tell the broker that nothing more is wanted of subscriptions, for now or for good."""
+        numbers = [each.number for each in subscriptions if each.number is not None]
         if numbers:
             self._subscribe()  # it has to have heard of them
             self._send(encode_numbers(Kind.CANCEL, numbers))
 
     def taken(self, taken_bytes: int) -> None:
         """So much of the window is free again."""
-        self._taken_bytes += taken_bytes
-        if self._subscribers and 4 * self._taken_bytes >= self._window_bytes:
-            self._tell()
-        elif not self._tell_soon:
-            self._tell_soon = True
-            self._loop.call_later(RETURN_DELAY_S, self._time_to_tell)
+        self._returns.taken(taken_bytes, at_once_bytes=self._window_bytes / 4 if self._subscribers else math.inf)
 
     # -- to the broker -----------------------------------------------------------------------------------------
 
@@ -373,44 +339,18 @@ class PushConnection(asyncio.Protocol):
 
     def _subscribe(self) -> None:
         new, self._new = self._new, []
-        by_consumer_group: dict[str, list[Lane]] = {}
-        for lane in new:
-            by_consumer_group.setdefault(lane.subscriber.consumer_group, []).append(lane)
-        for consumer_group, lanes in by_consumer_group.items():
-            for first in range(0, len(lanes), LANES_PER_MESSAGE_MAX):
+        by_consumer_group: dict[str, list[Subscription]] = {}
+        for each in new:
+            by_consumer_group.setdefault(each.subscriber.consumer_group, []).append(each)
+        for consumer_group, subscriptions in by_consumer_group.items():
+            for some in batched(subscriptions, SUBSCRIPTIONS_PER_MESSAGE_MAX):
                 message = push_pb2.PushSubscribe(consumer_group=consumer_group, window_bytes=self._window_bytes)
-                for lane in lanes[first : first + LANES_PER_MESSAGE_MAX]:
-                    row = message.lanes.add(lane=lane.number)
-                    fill_cursor(row.start, lane.wanted.entry, lane.next)
-                    if lane.wanted.end is not None:
-                        fill_cursor(row.end, lane.wanted.entry, lane.wanted.end)
+                for each in some:
+                    row = message.lanes.add(lane=each.number)
+                    fill_cursor(row.start, each.wanted.entry, each.next)
+                    if each.wanted.end is not None:
+                        fill_cursor(row.end, each.wanted.entry, each.wanted.end)
                 self._send(encode(Kind.SUBSCRIBE, message.SerializeToString()))
-
-    def _let_go(self, slot: int) -> None:
-        """A run has no reference any more. Called from whatever thread drops it, and from the garbage collector."""
-        self._released.append(slot)
-        if not self._tell_soon:
-            self._tell_soon = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and all connections with it
-                self._loop.call_soon_threadsafe(self._loop.call_later, RETURN_DELAY_S, self._time_to_tell)
-
-    def _time_to_tell(self) -> None:
-        self._tell_soon = False
-        self._tell()
-
-    def _tell(self) -> None:
-        """Tell the broker what was taken and let go of."""
-        if self.closed:
-            self._released.clear()
-            return
-        message = b""
-        if self._taken_bytes:
-            message, self._taken_bytes = encode_taken(self._taken_bytes), 0
-        while self._released:
-            count = min(len(self._released), BODY_BYTES_MAX // 4)
-            message += encode_numbers(Kind.RELEASE, [self._released.popleft() for _ in range(count)])
-        if message:
-            self._send(message)
 
     # -- from the broker ---------------------------------------------------------------------------------------
 
@@ -458,47 +398,47 @@ class PushConnection(asyncio.Protocol):
         """See `asyncio.BaseProtocol`."""
         self._closed.set_result(None)
         self._reason = self.failure or ("the broker is silent" if self.silent else exc) or "closed"
-        lanes = [lane for each in self._subscribers for lane in each.lanes]
-        for each in self._subscribers:
-            each.lanes.clear()
+        subscriptions = [each for subscriber in self._subscribers for each in subscriber.subscriptions]
+        for subscriber in self._subscribers:
+            subscriber.subscriptions.clear()
         self._subscribers.clear()
-        self._lanes.clear()
+        self._subscriptions.clear()
         self._new.clear()
-        for lane in lanes:
-            lane.closed = True
-            lane.on_end(self.lost_end(lane))
+        for each in subscriptions:
+            each.closed = True
+            each.on_end(self.lost_end(each))
 
-    def lost_end(self, lane: Lane) -> LaneEnd:
-        """How lanes end with their connection."""
+    def lost_end(self, subscription: Subscription) -> SubscriptionEnd:
+        """How subscriptions end with their connection."""
         error = Unavailable(
             f"push connection to {self._path} was lost: {self._reason}", broker_id=self.broker_id, address=self._path
         )
-        return LaneEnd(Reason.FAILED, lane.next, error)
+        return SubscriptionEnd(Reason.FAILED, subscription.next, error)
 
     def _run(self, run: Run) -> None:
         number, slot, generation, at, length, segment_id, group_id, offset, lag_records = run
         begin = self._slots_at + slot * self._slot_bytes
         if not (slot < len(self._generations) and length and begin <= at and at + length <= begin + self._slot_bytes):
             raise ProtocolError(f"a run of {length} bytes at {at} does not lie in slot {slot}", slot=slot)
-        lane = self._lanes.get(number)
-        if lane is None:
+        subscription = self._subscriptions.get(number)
+        if subscription is None:
             raise ProtocolError(f"a run was pushed for lane {number}, which is not there", lane=number)
-        if lane.closed:
-            self._let_go(slot)
+        if subscription.closed:
+            self._returns.let_go(slot)
             self.taken(length)
             return
         start = Position(group_id, segment_id, offset)
-        if start < lane.next:
-            raise ProtocolError(f"a run at {tuple(start)} was pushed after {tuple(lane.next)}", lane=number)
+        if start < subscription.next:
+            raise ProtocolError(f"a run at {tuple(start)} was pushed after {tuple(subscription.next)}", lane=number)
         if self._generations[slot] != generation:
-            self._let_go(slot)
+            self._returns.let_go(slot)
             self.taken(length)
-            self._fail(lane, Unavailable("what was pushed is not in the broker's memory any more", slot=slot))
+            self._fail(subscription, Unavailable("what was pushed is not in the broker's memory any more", slot=slot))
             return
-        buffer = pa.foreign_buffer(self._address + at, length, _Lease(self._let_go, slot))
-        subscriber = lane.subscriber
+        buffer = pa.foreign_buffer(self._address + at, length, _Lease(self._returns.let_go, slot))
+        subscriber = subscription.subscriber
         fetched = Fetched(
-            lane.wanted.entry,
+            subscription.wanted.entry,
             start,
             Position(group_id, segment_id, offset + length),
             [buffer],
@@ -507,99 +447,31 @@ class PushConnection(asyncio.Protocol):
             PushedSlot(self._generations, slot, generation),
             subscriber.on_taken,
         )
-        lane.next = fetched.next
+        subscription.next = fetched.next
         subscriber.pushed(length)
-        lane.on_run(fetched)
+        subscription.on_run(fetched)
 
-    def _fail(self, lane: Lane, error: KeraError) -> None:
-        lane.close()
-        lane.on_end(LaneEnd(Reason.FAILED, lane.next, error))
+    def _fail(self, subscription: Subscription, error: KeraError) -> None:
+        subscription.close()
+        subscription.on_end(SubscriptionEnd(Reason.FAILED, subscription.next, error))
 
     def _end(self, message: push_pb2.PushEnd) -> None:
-        lane = self._lanes.pop(message.lane, None)
-        if lane is None:
+        subscription = self._subscriptions.pop(message.lane, None)
+        if subscription is None:
             raise ProtocolError(f"the end of lane {message.lane} was pushed, which is not there", lane=message.lane)
-        lane.number = None
-        if lane.closed:
+        subscription.number = None
+        if subscription.closed:
             return
         try:
             reason = Reason(message.reason)
         except ValueError:
             raise ProtocolError(f"a lane has ended for unknown reason {message.reason}; is the peer newer?") from None
         if reason is Reason.CANCELLED:  # it was paused
-            if not lane.subscriber.paused:
-                self.begin(lane)
+            if not subscription.subscriber.paused:
+                self.begin(subscription)
             return
         error = error_from_message(message.error) if reason is Reason.FAILED else None
-        position = max(lane.next, position_of(message.next))
-        lane.closed = True
-        lane.subscriber.dropped([lane])
-        lane.on_end(LaneEnd(reason, position, error))
-
-
-_WAY_OUT = "run as the broker's user, or set shared_memory to never"
-
-
-async def _greeting(path: str) -> tuple[socket.socket, push_pb2.PushHello, int | None, Decoder]:
-    """Connect; what the broker says first, and the descriptor that comes with it. Raises `OSError` and `KeraError`."""
-    loop = asyncio.get_running_loop()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    fds: list[int] = []
-    decoder = Decoder()
-    try:
-        await loop.sock_connect(sock, path)
-        while True:
-            await _readable(sock)
-            try:
-                data, more, _, _ = socket.recv_fds(sock, _HELLO_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
-                continue
-            fds += more
-            if not data:
-                raise Unavailable(f"the broker closes {path} at once; {_WAY_OUT}", address=path)
-            for kind, body in decoder.feed(data):
-                hello = parse(push_pb2.PushHello, body)
-                if kind is not Kind.HELLO or hello.version != VERSION or len(fds) > 1:
-                    raise ProtocolError(f"{path} is no push channel of version {VERSION}", version=hello.version)
-                return sock, hello, fds[0] if fds else None, decoder
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        sock.close()
-        raise
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(sock, _resolve, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(sock)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _map(hello: push_pb2.PushHello, fd: int | None) -> memoryview:
-    """The broker's memory. Takes the descriptor; without one, opens the file. Raises `InvalidArgument`."""
-    path = hello.arena_path
-    try:
-        if fd is None:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            memory = memoryview(mmap.mmap(fd, hello.arena_bytes, prot=mmap.PROT_READ))
-        finally:
-            os.close(fd)
-    except (OSError, ValueError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else error
-        raise InvalidArgument(f"cannot map the broker's memory {path}: {reason}; {_WAY_OUT}", path=path) from error
-    rows_end = hello.rows_at + hello.slots * hello.row_bytes
-    slots_end = hello.slots_at + hello.slots * hello.slot_bytes
-    aligned = hello.row_bytes >= 8 and hello.row_bytes % 8 == 0 and hello.rows_at % 8 == 0
-    if not (aligned and hello.slots and hello.slot_bytes and max(rows_end, slots_end) <= hello.arena_bytes):
-        raise ProtocolError(f"the broker's memory {path} is not as it says", path=path)
-    return memory
+        position = max(subscription.next, position_of(message.next))
+        subscription.closed = True
+        subscription.subscriber.dropped([subscription])
+        subscription.on_end(SubscriptionEnd(reason, position, error))

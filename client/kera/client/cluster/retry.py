@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from kera.client.settings import ClientSettings
-from kera.core.errors import KeraError, NotOwner, Recovering, Unavailable, Uncertain, UnknownStream
+from kera.core.errors import KeraError, NotOwner, Recovering, Unavailable, Uncertain
 
 T = TypeVar("T")
 
@@ -25,27 +25,6 @@ BACKOFF_S_MAX = 1.0
 ROUTE_PAUSE_S_MIN = 0.005
 ROUTE_PAUSE_S_MAX = 0.5
 ROUTE_PAUSE_GROWTH = 1.5
-
-
-def is_retriable(error: BaseException) -> bool:
-    """Whether the same request may succeed later without any change to it."""
-    return isinstance(error, KeraError) and error.retriable
-
-
-def is_route_error(error: BaseException) -> bool:
-    """Whether somebody else may have to be asked: the metadata that led there may be stale."""
-    return isinstance(error, (NotOwner, Unavailable, Uncertain))
-
-
-def of_broker(error: KeraError) -> KeraError:
-    """What a broker's `error` means to whoever has the stream from the coordinator.
-
-    A broker knows the streams of which it has something: one that it does not know is with others, or has not come to
-    it yet. Whether there still is such a stream the coordinator says.
-    """
-    if isinstance(error, UnknownStream):
-        return NotOwner(f"the broker does not have it: {error.message}", **error.attributes)
-    return error
 
 
 def backoff_s(settings: ClientSettings, attempt: int) -> float:

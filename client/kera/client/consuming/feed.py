@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from kera.client.cluster.asking import is_route_error, of_broker
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched, Wanted
-from kera.client.cluster.locality import PUSH_AGAIN_S
-from kera.client.cluster.push import Lane, LaneEnd, PushConnection, Reason, Subscriber
+from kera.client.cluster.push import PushChannel, Reason, Subscriber, Subscription, SubscriptionEnd
 from kera.client.cluster.read_session import Given, ReadSession
-from kera.client.cluster.retry import Patience, is_route_error, of_broker
+from kera.client.cluster.retry import Patience
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, InvalidCursor, KeraError, NotOwner, UnknownStream
@@ -202,7 +202,7 @@ class Feed:
         """Over which to pull from a broker."""
         return await self._cluster.channel(self._streams[stream_id], broker_id)
 
-    async def connect_push(self, stream_id: int, broker_id: int) -> PushConnection | None:
+    async def connect_push(self, stream_id: int, broker_id: int) -> PushChannel | None:
         """What a broker pushes over; None: pull from it. Raises why not, if that is no choice."""
         broker = self._streams[stream_id].brokers[broker_id]
         return await self._cluster.locality.connection(broker, self.settings.shared_memory)
@@ -244,7 +244,7 @@ class Feed:
         item.wanted = Wanted(run.entry, run.next, item.wanted.end)
         self._put(run)
 
-    def push_ended(self, home: tuple[int, int], item: _Range, end: LaneEnd) -> None:
+    def push_ended(self, home: tuple[int, int], item: _Range, end: SubscriptionEnd) -> None:
         """Nothing more is pushed of a range by this broker, for now."""
         if end.reason is Reason.PULL or isinstance(end.error, InvalidCursor):  # pulling tells what is wrong, if it is
             self.pull(item)
@@ -265,7 +265,7 @@ class Feed:
 
     def pull(self, item: _Range) -> None:
         """Have a range pulled for a while."""
-        item.pull_until_s = asyncio.get_running_loop().time() + PUSH_AGAIN_S
+        item.pull_until_s = asyncio.get_running_loop().time() + self._cluster.timing.push_again_s
         self._assign(item)
 
     def stays(self, item: _Range, home: tuple[int, int]) -> bool:
@@ -410,7 +410,7 @@ class _PushReader:
 
     def add(self, item: _Range) -> None:
         """A range comes."""
-        if self._subscriber is not None and not self._subscriber.connection.closed:
+        if self._subscriber is not None and not self._subscriber.channel.closed:
             self._open(self._subscriber, item)
             return
         self._waiting.append(item)
@@ -434,7 +434,7 @@ class _PushReader:
         for item in waiting:
             self._open(self._subscriber, item)
 
-    def _open(self, subscriber: Subscriber, item: _Range) -> Lane:
+    def _open(self, subscriber: Subscriber, item: _Range) -> Subscription:
         feed = self._feed
         return subscriber.open(
             item.wanted, lambda run: feed.pushed(item, run), lambda end: feed.push_ended(self._home, item, end)

@@ -34,9 +34,9 @@ from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted,
 from kera.client.cluster.intervals import start_of_group
 from kera.client.cluster.retry import backoff_s
 from kera.client.consuming.feed import read_again
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.group_discovery import Finds, look_around
 from kera.client.consuming.group_feed import Found, GroupFeed, GroupKey
-from kera.client.consuming.group_settings import GroupSettings
 from kera.client.consuming.keep_alive import KeepAlive
 from kera.client.consuming.records import records_of
 from kera.client.types import ChunkBatch, Record, StreamDescription, fill_cursor, position_of
@@ -128,7 +128,7 @@ class GroupConsumer:
         cluster: Cluster,
         consumer_group: str,
         streams: Sequence[str],
-        settings: GroupSettings,
+        settings: GroupConsumerSettings,
         *,
         on_lost: Callable[[list[LostGroup]], None] | None = None,
     ) -> None:

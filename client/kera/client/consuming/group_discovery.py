@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kera.client.cluster.asking import ask_broker
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import merged_bounds
-from kera.client.cluster.retry import is_route_error, of_broker, retrying
+from kera.client.cluster.retry import retrying
 from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
 from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, EntryId
 from kera.core.rpc import api
-from kera.core.rpc.method import call
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, consumer_group_pb2
 
@@ -79,12 +79,9 @@ async def look_around(cluster: Cluster, name: str, looks: Sequence[consumer_grou
         *(_look(cluster, stream, look, start) for look in looks), return_exceptions=True
     ):
         if isinstance(result, KeraError):
-            error = of_broker(result)
-            if is_route_error(error):
-                cluster.forget(name)
-            if not error.retriable:
-                raise error
-            log.debug("groups not listed", stream=name, error=error.message)
+            if not result.retriable:
+                raise result
+            log.debug("groups not listed", stream=name, error=result.message)
         elif isinstance(result, BaseException):
             raise result
         else:
@@ -102,13 +99,7 @@ async def list_groups(cluster: Cluster, name: str, streamlet_id: int) -> list[co
     after_group_id = 0
 
     async def attempt() -> consumer_group_pb2.SeenGroups:
-        try:
-            return await _list(cluster, await cluster.stream(name), streamlet_id, after_group_id)
-        except KeraError as failure:
-            error = of_broker(failure)
-            if is_route_error(error):
-                cluster.forget(name)
-            raise error from failure
+        return await _list(cluster, await cluster.stream(name), streamlet_id, after_group_id)
 
     while True:
         seen = await retrying(attempt, cluster.settings)
@@ -153,8 +144,7 @@ async def _bounds(cluster: Cluster, stream: StreamDescription, streamlet_id: int
     request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=[streamlet_id])
     parts: dict[int, list[EntryBounds]] = {}
     for broker_id in assignment.broker_ids:
-        channel = await cluster.channel(stream, broker_id)
-        answer = await call(channel, api.DESCRIBE_STREAMLETS, request, timeout_s=cluster.request_timeout_s)
+        answer = await ask_broker(cluster, stream, broker_id, api.DESCRIBE_STREAMLETS, request)
         parts[broker_id] = [EntryBounds.from_message(entry) for info in answer.streamlets for entry in info.entries]
     return [
         merged_bounds(assignment, entry, {broker_id: rows[entry] for broker_id, rows in parts.items()})
@@ -196,8 +186,7 @@ async def _list_interval(
         request = broker_pb2.ListGroupsRequest(
             stream_id=stream.stream_id, streamlet_id=seen.streamlet_id, after_group_id=from_id
         )
-        channel = await cluster.channel(stream, interval.broker_id)
-        answer = await call(channel, api.LIST_GROUPS, request, timeout_s=cluster.request_timeout_s)
+        answer = await ask_broker(cluster, stream, interval.broker_id, api.LIST_GROUPS, request)
         for group in answer.groups:
             if last_id is not None and group.group_id > last_id:
                 break

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple
 
+from kera.client.cluster.asking import is_route_error, of_broker
 from kera.client.cluster.batches import RANGES_MAX, batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched, Fetcher, Wanted
-from kera.client.cluster.locality import PUSH_AGAIN_S
-from kera.client.cluster.push import Lane, LaneEnd, Reason, Subscriber
-from kera.client.cluster.retry import Patience, is_route_error, of_broker
-from kera.client.consuming.group_settings import GroupSettings
+from kera.client.cluster.push import Reason, Subscriber, Subscription, SubscriptionEnd
+from kera.client.cluster.retry import Patience
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.types import StreamDescription
 from kera.core.errors import DataLost, InvalidCursor, KeraError, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -72,7 +72,7 @@ class _Part:
         self.patience = patience
         self.busy = False
         """It is pushed, a request asks for it, or it waits to be tried again."""
-        self.lane: Lane | None = None
+        self.lane: Subscription | None = None
         """Over which it is pushed."""
         self.pull_until_s: float | None = None
         """It is pulled until then, though its broker may be able to push; None: not so."""
@@ -92,7 +92,9 @@ class _Part:
 class GroupFeed:
     """Fetches groups into a queue of bounded size. Belongs to one event loop."""
 
-    def __init__(self, cluster: Cluster, settings: GroupSettings, streams: Mapping[int, StreamDescription]) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: GroupConsumerSettings, streams: Mapping[int, StreamDescription]
+    ) -> None:
         """`streams`: all whose groups will be added."""
         self._cluster = cluster
         self._settings = settings
@@ -241,7 +243,7 @@ class GroupFeed:
 
     def _push(self, part: _Part, home: tuple[int, int]) -> None:
         subscriber = self._subscribers.get(home)
-        if subscriber is not None and not subscriber.connection.closed:
+        if subscriber is not None and not subscriber.channel.closed:
             self._open(part, subscriber)
         elif home in self._connecting:
             self._connecting[home].append(part)
@@ -283,7 +285,7 @@ class GroupFeed:
             self._queue.put_nowait(Found(part.key, run))
         self._go_on(part, run.next)
 
-    def _push_ended(self, part: _Part, end: LaneEnd) -> None:
+    def _push_ended(self, part: _Part, end: SubscriptionEnd) -> None:
         part.lane = None
         if end.reason is Reason.PULL:
             self._pull(part)
@@ -299,7 +301,7 @@ class GroupFeed:
 
     def _pull(self, part: _Part) -> None:
         """Have a group pulled for a while."""
-        part.pull_until_s = asyncio.get_running_loop().time() + PUSH_AGAIN_S
+        part.pull_until_s = asyncio.get_running_loop().time() + self._cluster.timing.push_again_s
         part.busy = False
 
     # -- what came of it ---------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kera.client import arguments
+from kera.client.cluster.asking import broker_failed, same_stream, submit_to_broker
 from kera.client.cluster.cluster import Cluster
-from kera.client.cluster.retry import Patience, is_route_error, of_broker
+from kera.client.cluster.retry import Patience
 from kera.client.producing.encoding import Payload, check_rows, conform, payloads
 from kera.client.producing.partitioner import primary_keys, split_by_streamlet
 from kera.client.types import StreamDescription
@@ -40,7 +41,6 @@ from kera.core.errors import (
     KeraError,
     OutOfSequence,
     StreamletOutOfRange,
-    UnknownStream,
 )
 from kera.core.ids import PRODUCER_IDS, EntryId, Position
 from kera.core.rpc import api
@@ -134,8 +134,6 @@ class Appender:
             try:
                 return self._appended(streamlet_id, payload, await self._send(streamlet_id, chunk))
             except KeraError as error:
-                if is_route_error(error):
-                    self._cluster.forget(self.stream.name)
                 # To wait would not bring back what is missing: nobody but the caller could send it.
                 final = isinstance(error, OutOfSequence)
                 pause_s = None if final else patience.failed(error, asyncio.get_running_loop().time())
@@ -163,26 +161,15 @@ class Appender:
 
     async def _send(self, streamlet_id: int, chunk: EncodedChunk) -> broker_pb2.ChunkStatus:
         """One attempt, at the broker that owns the streamlet as far as is known."""
-        name = self.stream.name
-        stream = await self._cluster.stream_or_last_seen(name)
-        if stream.stream_id != self.stream.stream_id:
-            raise UnknownStream(
-                f"stream {name!r} was deleted and created again", stream=name, stream_id=self.stream.stream_id
-            )
+        stream = same_stream(await self._cluster.stream_or_last_seen(self.stream.name), self.stream.stream_id)
         broker_id = stream.assignments[streamlet_id].broker_id
-        channel = await self._cluster.channel(stream, broker_id)
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
-        timeout_s = self._cluster.request_timeout_s
-        bulk = [part for part in chunk if len(part)]
-        try:
-            reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
-        except UnknownStream as error:
-            raise of_broker(error) from error
+        reply = await submit_to_broker(self._cluster, stream, broker_id, api.MULTI_WRITE_CHUNKS, request, chunk)
         statuses = reply.message.statuses
         if len(statuses) != 1:
             raise InternalError(f"broker {broker_id} answered {len(statuses)} chunks of 1", broker_id=broker_id)
         if statuses[0].HasField("error"):
-            raise of_broker(error_from_message(statuses[0].error))
+            raise broker_failed(self._cluster, stream.name, error_from_message(statuses[0].error))
         return statuses[0]
 
     def _appended(self, streamlet_id: int, payload: Payload, status: broker_pb2.ChunkStatus) -> Appended:

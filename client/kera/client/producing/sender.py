@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kera.client.cluster.retry import is_route_error, of_broker, pause_s
+from kera.client.cluster.asking import is_route_error, of_broker
+from kera.client.cluster.retry import pause_s
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import Stored
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain

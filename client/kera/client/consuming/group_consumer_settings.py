@@ -1,4 +1,4 @@
-"""Settings of consumers that share streams: section ``[group]``."""
+"""Settings of consumers that share streams: section ``[group_consumer]``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 from kera.client.settings import ConsumerSettings
 
 
-class GroupSettings(ConsumerSettings):
-    """How a `GroupConsumer` takes part in its consumer group. Variables ``KERA_GROUP_*``."""
+class GroupConsumerSettings(ConsumerSettings):
+    """How a `GroupConsumer` takes part in its consumer group. Variables ``KERA_GROUP_CONSUMER_*``."""
 
-    section: ClassVar[str] = "group"
+    section: ClassVar[str] = "group_consumer"
 
     start: Literal["earliest", "latest"] = Field(
         "earliest",

@@ -1,0 +1,102 @@
+"""Connecting to a broker that pushes: what can be in the way, and what a reader does then."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.client.cluster import push_connect
+from kera.client.consuming.consumer import Consumer
+from kera.client.settings import ConsumerSettings, SharedMemory
+from kera.core.errors import InvalidArgument, KeraError
+from tests.unit.client.push_broker import PushFleet
+from tests.unit.client.support import WAIT_S
+from tests.unit.client.test_feed import put
+
+VALUES = [b"0", b"1"]
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[PushFleet]:
+    """Broker 1 pushes."""
+    fleet = PushFleet(tmp_path)
+    put(fleet, *VALUES)
+    await fleet.pushing.start(fleet.push_path)
+    yield fleet
+    await fleet.close()
+    await fleet.pushing.close()
+
+
+async def read(fleet: PushFleet, shared_memory: SharedMemory = "auto") -> list[Any]:
+    consumer = Consumer(fleet, ("s",), ConsumerSettings(shared_memory=shared_memory), start="earliest", end="latest")
+    async with asyncio.timeout(WAIT_S), consumer:
+        return [value async for chunk in consumer.batches() for value in chunk.batch["value"].to_pylist()]
+
+
+def wrong_path(fleet: PushFleet) -> None:
+    fleet.push_path += ".none"
+
+
+def sent_away(fleet: PushFleet) -> None:
+    fleet.pushing.refusing = True
+
+
+def other_broker(fleet: PushFleet) -> None:
+    fleet.pushing.hello.broker_id = 2
+
+
+def other_version(fleet: PushFleet) -> None:
+    fleet.pushing.hello.version = 99
+
+
+def no_arena(fleet: PushFleet) -> None:
+    fleet.pushing.send_fd = False
+    fleet.pushing.arena_path.unlink()
+
+
+def odd_arena(fleet: PushFleet) -> None:
+    fleet.pushing.hello.slots += 1
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "text"),
+    [
+        (wrong_path, "cannot connect to"),
+        (sent_away, "at once"),
+        (other_broker, "broker 2 is at"),
+        (other_version, "no push channel of version 2"),
+        (no_arena, "cannot map the broker's memory"),
+        (odd_arena, "not as it says"),
+    ],
+)
+async def test_a_broker_that_cannot_push_is_pulled_from_unless_it_has_to(
+    fleet: PushFleet, obstacle: Callable[[PushFleet], None], text: str
+) -> None:
+    obstacle(fleet)
+    assert await read(fleet) == VALUES
+    assert fleet.pulled > 0
+    fleet.settings = fleet.settings.model_copy(update={"retry_timeout_ms": 20})
+    with pytest.raises(KeraError, match=text):
+        await read(fleet, "always")
+
+
+async def test_a_socket_that_is_not_for_us_is_an_error_that_says_so(
+    fleet: PushFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_: str) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(push_connect, "_greeting", refused)
+    assert await read(fleet) == VALUES
+    with pytest.raises(InvalidArgument, match="run as the broker's user"):
+        await read(fleet, "always")
+
+
+async def test_without_a_descriptor_the_file_is_opened(fleet: PushFleet) -> None:
+    fleet.pushing.send_fd = False
+    fleet.pushing.serving = True
+    assert await read(fleet, "always") == VALUES
+    assert fleet.pulled == 0
