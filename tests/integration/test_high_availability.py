@@ -7,8 +7,9 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 from kera.v1 import coordinator_pb2 as messages
+from tests.integration.shared_cluster import SharedCluster
 from tests.integration.support import until
 from tests.integration.zookeeper import ZooKeeper
 
@@ -39,10 +41,12 @@ _roots = itertools.count(1)
 class World:
     """A cluster, the store it shares, and one client."""
 
-    def __init__(self, cluster: LocalCluster, client: Client, store: ZooKeeperStore) -> None:
+    def __init__(self, cluster: LocalCluster | SharedCluster, client: Client, store: ZooKeeperStore) -> None:
         self.cluster = cluster
         self.client = client
         self.store = store
+        self._logged = {name: self._log_path(name).stat().st_size for name in self.names}
+        """How long each log was: what is in it is of earlier tests."""
 
     @property
     def names(self) -> list[str]:
@@ -76,9 +80,12 @@ class World:
         assert isinstance(record, Record)
         return dict(json.loads(record.value))
 
+    def _log_path(self, name: str) -> Path:
+        return self.cluster.log_dir / f"{name}.log"
+
     def log(self, name: str) -> list[dict[str, Any]]:
-        lines = (self.cluster.log_dir / f"{name}.log").read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        lines = self._log_path(name).read_bytes()[self._logged[name] :].splitlines()
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     async def refused(self, name: str) -> NotLeader:
         """What one that does not lead answers."""
@@ -97,10 +104,8 @@ class World:
                 await asyncio.sleep(0.02)
 
 
-@asynccontextmanager
-async def running(server: ZooKeeper, coordinators: int = 2) -> AsyncIterator[World]:
-    root = f"{server.address}/ha-{next(_roots)}"
-    cluster = LocalCluster(
+def cluster_at(root: str, coordinators: int = 2) -> LocalCluster:
+    return LocalCluster(
         brokers=1,
         arena_bytes=32 * MIB,
         coordinators=coordinators,
@@ -111,21 +116,37 @@ async def running(server: ZooKeeper, coordinators: int = 2) -> AsyncIterator[Wor
             "heartbeats_missed_max": 50,
         },
     )
+
+
+@asynccontextmanager
+async def world_of(cluster: LocalCluster | SharedCluster, root: str) -> AsyncIterator[World]:
+    """A running cluster with metadata at `root`."""
     session = await ZooKeeperSession.connect(ZooKeeperAddress.parse(root), session_timeout_ms=30_000)
     try:
-        async with (
-            cluster,
-            await Client.connect(cluster.bootstrap, ClientSettings.load(request_timeout_ms=1000)) as client,
-        ):
-            store = await ZooKeeperStore.open(session)
-            yield World(cluster, client, store)
+        async with await Client.connect(cluster.bootstrap, ClientSettings.load(request_timeout_ms=1000)) as client:
+            yield World(cluster, client, await ZooKeeperStore.open(session))
     finally:
         await session.close()
 
 
+@pytest.fixture(scope="module")
+def shared(zookeeper: ZooKeeper) -> Iterator[tuple[SharedCluster, list[str]]]:
+    """A cluster, and where its metadata are: the last of these."""
+    roots: list[str] = []
+
+    def make() -> LocalCluster:
+        roots.append(f"{zookeeper.address}/ha-{next(_roots)}")
+        return cluster_at(roots[-1])
+
+    with SharedCluster(make) as cluster:
+        yield cluster, roots
+
+
 @pytest.fixture
-async def world(zookeeper: ZooKeeper) -> AsyncIterator[World]:
-    async with running(zookeeper) as made:
+async def world(shared: tuple[SharedCluster, list[str]]) -> AsyncIterator[World]:
+    cluster, roots = shared
+    await cluster.make_whole()
+    async with world_of(cluster, roots[-1]) as made:
         yield made
 
 
@@ -291,48 +312,43 @@ async def test_a_leader_that_was_stopped_for_a_moment_goes_on_leading(world: Wor
     assert await world.record() == before
 
 
-async def test_the_cluster_goes_on_when_zookeeper_was_away(
-    zookeeper: ZooKeeper,
-) -> None:
-    async with running(zookeeper) as world:
-        await world.client.admin.create_stream("before")
-        await asyncio.to_thread(zookeeper.stop)
-        try:
-            await until(lambda: any(entry.get("event") == "leading no more" for entry in self_logs(world)))
-            for name in world.names:
-                assert (await world.refused(name)).retriable
-        finally:
-            await asyncio.to_thread(zookeeper.start)
+async def test_the_cluster_goes_on_when_zookeeper_was_away(zookeeper: ZooKeeper, world: World) -> None:
+    await world.client.admin.create_stream("before")
+    await asyncio.to_thread(zookeeper.stop)
+    try:
+        await until(lambda: any(entry.get("event") == "leading no more" for entry in self_logs(world)))
+        for name in world.names:
+            assert (await world.refused(name)).retriable
+    finally:
+        await asyncio.to_thread(zookeeper.start)
 
-        await asyncio.wait_for(world.client.admin.create_stream("after"), TIMEOUT_S)
+    await asyncio.wait_for(world.client.admin.create_stream("after"), TIMEOUT_S)
 
-        assert [stream.name for stream in await world.client.admin.list_streams()] == ["after", "before"]
-        assert set(world.cluster.processes) == {"broker-1", *world.names}
+    assert [stream.name for stream in await world.client.admin.list_streams()] == ["after", "before"]
+    assert set(world.cluster.processes) == {"broker-1", *world.names}
 
 
-async def test_the_cluster_goes_on_when_zookeeper_hung(
-    zookeeper: ZooKeeper,
-) -> None:
-    async with running(zookeeper) as world:
-        await world.client.admin.create_stream("before")
-        zookeeper.pause()
-        try:
-            await until(lambda: any(entry.get("event") == "leading no more" for entry in self_logs(world)))
-        finally:
-            zookeeper.resume()
+async def test_the_cluster_goes_on_when_zookeeper_hung(zookeeper: ZooKeeper, world: World) -> None:
+    await world.client.admin.create_stream("before")
+    zookeeper.pause()
+    try:
+        await until(lambda: any(entry.get("event") == "leading no more" for entry in self_logs(world)))
+    finally:
+        zookeeper.resume()
 
-        await asyncio.wait_for(world.client.admin.create_stream("after"), TIMEOUT_S)
+    await asyncio.wait_for(world.client.admin.create_stream("after"), TIMEOUT_S)
 
-        assert [stream.name for stream in await world.client.admin.list_streams()] == ["after", "before"]
+    assert [stream.name for stream in await world.client.admin.list_streams()] == ["after", "before"]
 
 
 async def test_coordinators_stop_in_time_while_zookeeper_hangs(zookeeper: ZooKeeper) -> None:
-    async with running(zookeeper) as world:
+    root = f"{zookeeper.address}/ha-{next(_roots)}"
+    async with cluster_at(root) as cluster, world_of(cluster, root) as world:
         zookeeper.pause()
         try:
             creation = asyncio.create_task(world.client.admin.create_stream("never"))
-            assert await world.cluster.stop() == []
-            codes = [world.cluster._children[name].returncode for name in world.names]
+            assert await cluster.stop() == []
+            codes = [cluster._children[name].returncode for name in world.names]
             creation.cancel()
         finally:
             zookeeper.resume()
@@ -343,10 +359,11 @@ async def test_coordinators_stop_in_time_while_zookeeper_hangs(zookeeper: ZooKee
 async def test_all_coordinators_may_be_restarted_one_after_the_other(
     zookeeper: ZooKeeper,
 ) -> None:
-    async with running(zookeeper, coordinators=3) as world:
+    root = f"{zookeeper.address}/ha-{next(_roots)}"
+    async with cluster_at(root, coordinators=3) as cluster, world_of(cluster, root) as world:
         for number, name in enumerate(world.names):
             await world.client.admin.create_stream(f"s-{number}")
-            await world.cluster.restart(name)
+            await cluster.restart(name)
             await world.settled()
 
         assert [stream.name for stream in await world.client.admin.list_streams()] == ["s-0", "s-1", "s-2"]
