@@ -36,7 +36,9 @@ class Replicas:
         self.loads = loads
         disk = DiskState(0, "", Layout(SEGMENT_BYTES), 1 << 50, 0)
         disk.looked(1 << 50)
-        self._store = ReplicaStore(Slots(MEMORY_BYTES // SEGMENT_BYTES, SEGMENT_BYTES), [disk])
+        self._store = ReplicaStore(
+            Slots(MEMORY_BYTES // SEGMENT_BYTES, SEGMENT_BYTES), [disk], (1, "bench"), on_work=lambda: None
+        )
         engine: Any = _BackupEngine(self._store)
         service = BackupService(engine, Counters(), read_bytes_max=MIB)
         service.registered()
@@ -71,8 +73,8 @@ class Replicas:
             if number and (not opens or 2 * len(bulk) > SEGMENT_BYTES):
                 samples.requests["backup: frame to answer"][load].append(spent_ns)
         self._store.free(BROKER_ID, range(first, self._virtual_segment_id + 1), lambda _error: None)
-        for job in self._store.plan():
-            self._store.finished(job)
+        for job in self._store.persistence.plan():
+            self._store.persistence.finished(job)
 
 
 class _BackupEngine:

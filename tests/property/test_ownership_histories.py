@@ -373,7 +373,7 @@ class History:
         for backup in self.world.backups:
             for broker_id in self.world.nodes:
                 assert backup.engine is not None
-                for replica in backup.engine.store.after(broker_id, 0, 100_000)[0]:
+                for replica in backup.engine.store.replicas.after(broker_id, 0, 100_000)[0]:
                     info = replica.info()
                     if info.stream_id not in streams:
                         return f"backup {backup.backup_id} has a replica of a stream that is gone: {info}"

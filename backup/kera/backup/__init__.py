@@ -4,10 +4,10 @@ In the order in which it is best read:
 
 * ``replica``: what is known of one replica, and its chunks; ``slots``: the memory that open replicas are in.
 * ``frames``: how a replica lies on a disk; ``log_file``: the file of one disk, as bytes and blocks.
-* ``store``: the bookkeeping: appending, closing, freeing, listing. It plans jobs and takes note of what became of them;
-  ``disks``: what is known of each disk, its room above all; ``jobs``: the plain data in between.
-* ``performer``: does the jobs, on threads; ``restart``: what a start finds on the disks; ``reading``: chunks of a
-  replica for whom recovers; ``fences``: the broker epochs that are refused, as they outlive the process.
+* ``replicas``: which ones there are; ``store``: appending, closing, freeing; ``persistence``: what goes to disk, and
+  when; ``disks``: what is known of each disk, its room above all; ``jobs``: what is to be done there, as plain data.
+* ``performer``: does the jobs, on threads; ``restart``: what a start finds on the disks; ``reading`` and ``reader``:
+  chunks of a replica for whom recovers; ``fences``: the broker epochs that are refused, as they outlive the process.
 * ``engine``: makes all of it ready, keeps it going, and puts it away; ``service``: the remote calls.
 * ``settings``, ``metrics``, ``registration``, ``errors``, and the process itself (``__main__``).
 * ``verify``: looks at a backup's directory while it does not run.

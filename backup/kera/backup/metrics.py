@@ -87,13 +87,13 @@ class BackupCollector(Collector):
         yield CounterMetricFamily(
             "kera_backup_chunks_damaged",
             "chunks that do not match their checksums, found by readers",
-            value=engine.chunks_damaged,
+            value=engine.reader.chunks_damaged,
         )
 
     def _replicas(self) -> Metric:
         states = GaugeMetricFamily("kera_backup_replicas", "replicas, by state and place", labels=["state", "place"])
         counts: Counter[tuple[str, str]] = Counter()
-        for replica in self._engine.store:
+        for replica in self._engine.store.replicas:
             state = "closed" if replica.closed else "sealed" if replica.sealed else "open"
             counts[state, "disk" if replica.slot is None else "memory"] += 1
         for state in ("open", "sealed", "closed"):
@@ -109,7 +109,7 @@ class BackupCollector(Collector):
         }
         for name, text in gauges.items():
             family = GaugeMetricFamily(f"kera_backup_disk_{name}", text, labels=["path"])
-            for disk in self._engine.store.disks:
+            for disk in self._engine.store.persistence.disks:
                 values = {
                     "used_bytes": disk.used_bytes,
                     "free_bytes": disk.room_bytes,

@@ -41,28 +41,38 @@ class Persistence:
     def __init__(
         self,
         disks: list[DiskState],
+        identity: tuple[int, str],
         *,
+        on_work: Callable[[], None],
         on_written: Callable[[Replica], None],
         sequence: int = 0,
         flush_delay_ms: int = 0,
         scarce: Callable[[], bool] = bool,
     ) -> None:
-        """`on_written`: a job has let go of a replica. `sequence`: the highest that any header on disk has.
+        """`on_work`: `plan` may have something to do. `on_written`: a job has let go of a replica.
 
+        `identity`: id and cluster of the backup, which headers have. `sequence`: the highest that any of them has.
         `scarce`: whether there is so little memory that nothing may wait in it.
         """
-        self.flush_delay_ms = flush_delay_ms
+        self._flush_delay_ms = flush_delay_ms
         self.disks = disks
         self.totals = Totals()
         self.now_ms = 0
         """Set by `tick`."""
-        self.on_work: Callable[[], None] = lambda: None
-        """Called when `plan` may have something to do."""
-        self.backup_id = 0
-        self.cluster_id = ""
+        self._on_work = on_work
+        self._backup_id, self._cluster_id = identity
         self._on_written = on_written
         self._sequence = sequence
         self._scarce = scarce
+
+    def set_identity(self, backup_id: int, cluster_id: str) -> None:
+        """What headers say of this backup from now on."""
+        self._backup_id, self._cluster_id = backup_id, cluster_id
+
+    def flush_soon(self) -> None:
+        """From now on, no flush is put off."""
+        self._flush_delay_ms = 0
+        self._on_work()
 
     # -- what is to be done ----------------------------------------------------------------------------------------
 
@@ -72,17 +82,17 @@ class Persistence:
             done(None)
             return
         self.disks[replica.frame.disk].waiting.setdefault(replica, []).append(Waiter(length, done))
-        self.on_work()
+        self._on_work()
 
     def finished_replica(self, replica: Replica) -> None:
         """Nothing will be appended to the replica: it goes to disk."""
         self.disks[replica.frame.disk].to_flush[replica] = self.now_ms
-        self.on_work()
+        self._on_work()
 
     def settle(self, replica: Replica) -> None:
         """The header on disk is to vouch for all of a replica that is durable."""
         self.disks[replica.frame.disk].to_settle[replica] = None
-        self.on_work()
+        self._on_work()
 
     def forget(self, replica: Replica, reason: str) -> None:
         """The replica goes: nothing is written of it any more. Who waits for it is told why."""
@@ -112,7 +122,7 @@ class Persistence:
             _tell(freed.done, None)
             return
         disk.to_punch.append(freed)
-        self.on_work()
+        self._on_work()
 
     # -- planning --------------------------------------------------------------------------------------------------
 
@@ -140,9 +150,9 @@ class Persistence:
         return jobs
 
     def _due(self, disk: DiskState) -> Iterable[Replica]:
-        if not self.flush_delay_ms or self._scarce():
+        if not self._flush_delay_ms or self._scarce():
             return disk.to_flush
-        due_ms = self.now_ms - self.flush_delay_ms
+        due_ms = self.now_ms - self._flush_delay_ms
         return itertools.takewhile(lambda replica: disk.to_flush[replica] <= due_ms, disk.to_flush)
 
     def _parts(self, replicas: Iterable[Replica], count_max: int) -> list[Part]:
@@ -159,7 +169,7 @@ class Persistence:
         self._sequence += 1
         header = FrameHeader(
             sequence=self._sequence,
-            backup_id=self.backup_id,
+            backup_id=self._backup_id,
             broker_id=replica.broker_id,
             broker_epoch=replica.broker_epoch,
             stream_id=replica.stream_id,
@@ -171,7 +181,7 @@ class Persistence:
             vouched_length=replica.durable_length,
             vouched_checksum=replica.durable_checksum,
             closed=replica.closed,
-            cluster_id=self.cluster_id,
+            cluster_id=self._cluster_id,
         )
         end = replica.length
         if replica.slot is None or end == replica.durable_length:
@@ -196,7 +206,7 @@ class Persistence:
             case PunchJob():
                 disk.punching = False
                 self._punched(disk, job)
-        self.on_work()
+        self._on_work()
 
     def _note(self, disk: DiskState, job: Job) -> None:
         if job.error is None:
@@ -287,14 +297,14 @@ class Persistence:
     def tick(self, now_ms: int) -> None:
         """Time goes on: try failed disks again."""
         self.now_ms = now_ms
-        if self.flush_delay_ms and any(disk.to_flush for disk in self.disks):
-            self.on_work()
+        if self._flush_delay_ms and any(disk.to_flush for disk in self.disks):
+            self._on_work()
         for disk in self.disks:
             if disk.error is None:
                 continue
             if now_ms >= disk.retry_ms and disk.idle:
                 disk.error = None  # what could not be written is gone: whoever writes next will see
-            self.on_work()
+            self._on_work()
 
     @property
     def idle(self) -> bool:

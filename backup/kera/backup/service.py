@@ -94,7 +94,7 @@ class BackupService:
             return Reply(_response(replica, length))
         kept = replica
         future: Answer[Reply[backup_pb2.ReplicateResponse]] = Answer(loop=self._loop)
-        self._store.wait(kept, length, _resolving(future, lambda: Reply(_response(kept, length))))
+        self._store.persistence.wait(kept, length, _resolving(future, lambda: Reply(_response(kept, length))))
         return future
 
     def free_replicas(
@@ -131,7 +131,7 @@ class BackupService:
         """Which replicas there are of a broker."""
         request = call.message
         count_max = min(request.replicas_max or LIST_REPLICAS_MAX, LIST_REPLICAS_MAX)
-        replicas, complete = self._store.after(request.broker_id, request.after_virtual_segment_id, count_max)
+        replicas, complete = self._store.replicas.after(request.broker_id, request.after_virtual_segment_id, count_max)
         return Reply(
             backup_pb2.ListReplicasResponse(replicas=[replica.info() for replica in replicas], complete=complete)
         )
@@ -141,7 +141,7 @@ class BackupService:
     ) -> Awaitable[Reply[backup_pb2.ReadReplicaResponse]]:
         """Chunks of a replica, filtered and whole; what is damaged is left out."""
         request = call.message
-        replica = self._store.get(request.broker_id, request.virtual_segment_id)
+        replica = self._store.replicas.get(request.broker_id, request.virtual_segment_id)
         if request.offset > replica.length:
             raise InvalidArgument(
                 f"{replica} has {replica.length} bytes, and is to be read from {request.offset}",
@@ -152,7 +152,9 @@ class BackupService:
         wanted = _streamlets(request)
         answer = self.answers.admit(call.peer, min(bytes_max, replica.length - request.offset))
         try:
-            reading = self._engine.read(replica, request.offset, bytes_max, wanted, headers_only=request.headers_only)
+            reading = self._engine.reader.read(
+                replica, request.offset, bytes_max, wanted, headers_only=request.headers_only
+            )
         except BaseException:
             answer.give_up()
             raise
@@ -166,7 +168,7 @@ class BackupService:
         try:
             found = await reading
         except OSError as error:
-            raise disk_error(error, self._store.disks[replica.frame.disk].name) from error
+            raise disk_error(error, self._store.persistence.disks[replica.frame.disk].name) from error
         self._counters.bytes_read += len(found.chunks)
         message = backup_pb2.ReadReplicaResponse(replica=replica.info(), next_offset=found.next_offset)
         return Reply(message, (answer.is_made(found.chunks),) if found.chunks else ())

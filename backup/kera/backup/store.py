@@ -8,15 +8,14 @@ Fencing: of each broker the highest epoch is known that was ever seen. A request
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 
 from kera.backup.disks import DiskState, disk_error
-from kera.backup.errors import ReplicaClosed, ReplicaOffset, UnknownReplica
+from kera.backup.errors import ReplicaClosed, ReplicaOffset
 from kera.backup.headers import KeptHeaders
-from kera.backup.jobs import Job
 from kera.backup.persistence import Persistence
 from kera.backup.replica import Frame, Replica, ReplicaId, verify_chunks
+from kera.backup.replicas import Replicas
 from kera.backup.slots import Slots
 from kera.core.done import Done, all_done
 from kera.core.errors import BackupFull, CorruptChunk, InvalidArgument, KeraError, RecordTooLarge, StaleEpoch
@@ -33,16 +32,23 @@ class ReplicaStore:
         self,
         slots: Slots,
         disks: list[DiskState],
+        identity: tuple[int, str],
         *,
+        on_work: Callable[[], None],
         sequence: int = 0,
         flush_delay_ms: int = 0,
         headers_bytes_max: int = 0,
     ) -> None:
-        """`sequence`: the highest that any header on disk has."""
+        """`identity`: id and cluster of the backup, 0 until it has joined one. `on_work`: see `Persistence`.
+
+        `sequence`: the highest that any header on disk has.
+        """
         self.slots = slots
         self.headers = KeptHeaders(headers_bytes_max)
         self.persistence = Persistence(
             disks,
+            identity,
+            on_work=on_work,
             on_written=self._let_go,
             sequence=sequence,
             flush_delay_ms=flush_delay_ms,
@@ -50,9 +56,7 @@ class ReplicaStore:
         )
         self.epochs: dict[int, int] = {}
         """The highest that was seen, by broker."""
-        self._replicas: dict[int, dict[int, Replica]] = {}
-        self._ids: dict[int, list[int]] = {}
-        """Of each broker's replicas, ascending."""
+        self.replicas = Replicas()
         self._leaving: dict[Replica, list[Done]] = {}
         """Freed or begun anew, while somebody is busy with them; and who waits until they are gone."""
         self._going: dict[ReplicaId, list[list[Done]]] = {}
@@ -63,24 +67,10 @@ class ReplicaStore:
         """See `DiskState`."""
         return self.persistence.disks
 
-    def __iter__(self) -> Iterator[Replica]:
-        """All of them, as they are now; also on other threads than the store's."""
-        for replicas in list(self._replicas.values()):
-            yield from list(replicas.values())
-
-    def get(self, broker_id: int, virtual_segment_id: int) -> Replica:
-        """Raises `UnknownReplica`."""
-        replica = self._replicas.get(broker_id, {}).get(virtual_segment_id)
-        if replica is None:
-            raise _unknown(broker_id, virtual_segment_id)
-        return replica
-
-    def after(self, broker_id: int, virtual_segment_id: int, count_max: int) -> tuple[list[Replica], bool]:
-        """The broker's replicas behind that virtual segment, in order, and whether these are all."""
-        ids = self._ids.get(broker_id, [])
-        first = bisect_right(ids, virtual_segment_id)
-        replicas = self._replicas.get(broker_id, {})
-        return [replicas[number] for number in ids[first : first + count_max]], first + count_max >= len(ids)
+    @property
+    def leaving(self) -> Collection[Replica]:
+        """Those that were freed or begun anew, and that a job or a reader still needs."""
+        return self._leaving.keys()
 
     # -- appending -------------------------------------------------------------------------------------------------
 
@@ -92,8 +82,7 @@ class ReplicaStore:
         """
         broker_id, number, offset = request.broker_id, request.virtual_segment_id, request.offset
         self.see_epoch(broker_id, request.broker_epoch)
-        known = self._replicas.get(broker_id)
-        replica = known.get(number) if known is not None else None
+        replica = self.replicas.find(broker_id, number)
         if request.close and not chunks:
             return self._close_at(replica, request)
         size = len(chunks)
@@ -106,8 +95,7 @@ class ReplicaStore:
                 limit=self.slots.slot_bytes,
             )
         if offset:
-            if replica is None:
-                raise _unknown(broker_id, number)
+            replica = self.replicas.get(broker_id, number)
             self._check_appendable(replica, offset)
             before = replica.checksum
         else:
@@ -162,14 +150,14 @@ class ReplicaStore:
             view=self.slots.view(slot),
             disk_bytes=disk.layout.frame_bytes,
         )
-        self._add(replica)
+        self.replicas.add(replica)
         return replica
 
     def _choose_disk(self) -> DiskState:
         """That with most room."""
-        working = [disk for disk in self.disks if disk.error is None]
+        working = [disk for disk in self.persistence.disks if disk.error is None]
         if not working:
-            disk = self.disks[0]
+            disk = self.persistence.disks[0]
             raise disk_error(disk.error or OSError("it takes no data"), disk.name)
         disk = max(working, key=lambda disk: disk.room_bytes)
         if disk.room_bytes < disk.layout.frame_bytes:
@@ -186,15 +174,9 @@ class ReplicaStore:
         """Go on from what a start has found."""
         self.epochs = {**self.epochs, **epochs}
         for replica in replicas:
-            self._add(replica)
+            self.replicas.add(replica)
             if not replica.settled:
                 self.persistence.settle(replica)
-
-    def _add(self, replica: Replica) -> None:
-        replicas = self._replicas.setdefault(replica.broker_id, {})
-        if replica.virtual_segment_id not in replicas:
-            insort(self._ids.setdefault(replica.broker_id, []), replica.virtual_segment_id)
-        replicas[replica.virtual_segment_id] = replica
 
     def _close_at(self, replica: Replica | None, request: backup_pb2.ReplicateRequest) -> Replica | None:
         """Close without chunks: what is behind the offset goes."""
@@ -205,8 +187,7 @@ class ReplicaStore:
             if replica is not None:
                 self._drop(replica)
             return None
-        if replica is None:
-            raise _unknown(request.broker_id, request.virtual_segment_id)
+        replica = self.replicas.get(request.broker_id, request.virtual_segment_id)
         if replica.length == offset and replica.closed and replica.checksum == request.checksum:
             return replica  # asked again
         if replica.finished:
@@ -222,10 +203,6 @@ class ReplicaStore:
         replica.closed = True
         self.persistence.finished_replica(replica)
 
-    def wait(self, replica: Replica, length: int, done: Done) -> None:
-        """See `Persistence.wait`."""
-        self.persistence.wait(replica, length, done)
-
     # -- epochs ----------------------------------------------------------------------------------------------------
 
     def see_epoch(self, broker_id: int, broker_epoch: int) -> None:
@@ -240,7 +217,7 @@ class ReplicaStore:
                 broker_epoch=known,
             )
         self.epochs[broker_id] = broker_epoch
-        for replica in self._replicas.get(broker_id, {}).values():
+        for replica in self.replicas.of_broker(broker_id).values():
             self._seal(replica)
 
     def _seal(self, replica: Replica) -> None:
@@ -250,7 +227,7 @@ class ReplicaStore:
 
     def seal_all(self) -> None:
         """Nothing is appended any more: all of it goes to disk."""
-        for replica in self:
+        for replica in self.replicas:
             self._seal(replica)
 
     # -- freeing ---------------------------------------------------------------------------------------------------
@@ -259,7 +236,7 @@ class ReplicaStore:
         """Forget replicas; `done` is called when they cannot come back, or with the error of a disk."""
         waiting: list[list[Done]] = []
         for number in dict.fromkeys(virtual_segment_ids):
-            replica = self._replicas.get(broker_id, {}).get(number)
+            replica = self.replicas.find(broker_id, number)
             if replica is not None:
                 self.persistence.totals.replicas_freed += 1
                 self._drop(replica)
@@ -276,15 +253,11 @@ class ReplicaStore:
                 broker_id=broker_id,
                 broker_epoch=self.epochs.get(broker_id, 0),
             )
-        replicas = self._replicas.get(broker_id, {})
+        replicas = self.replicas.of_broker(broker_id)
         return [number for number, replica in replicas.items() if replica.broker_epoch < before_epoch]
 
     def _drop(self, replica: Replica) -> None:
-        replicas, ids = self._replicas[replica.broker_id], self._ids[replica.broker_id]
-        del replicas[replica.virtual_segment_id]
-        del ids[bisect_right(ids, replica.virtual_segment_id) - 1]
-        if not replicas:
-            del self._replicas[replica.broker_id], self._ids[replica.broker_id]
+        self.replicas.remove(replica)
         replica.dropped = True
         self.headers.forget(replica)
         self._leaving[replica] = self._until_gone(replica.replica_id)
@@ -327,7 +300,7 @@ class ReplicaStore:
             del replica.chunk_ends[:]
             self.slots.release(slot)
 
-    # -- for readers, threads and the clock ------------------------------------------------------------------------
+    # -- for readers -----------------------------------------------------------------------------------------------
 
     def pin(self, replica: Replica) -> None:
         """Somebody looks at the replica's memory or frame: both stay."""
@@ -337,22 +310,6 @@ class ReplicaStore:
         """They are done."""
         replica.readers -= 1
         self._let_go(replica)
-
-    def plan(self) -> list[Job]:
-        """See `Persistence.plan`."""
-        return self.persistence.plan()
-
-    def finished(self, job: Job) -> None:
-        """See `Persistence.finished`."""
-        self.persistence.finished(job)
-
-
-def _unknown(broker_id: int, virtual_segment_id: int) -> UnknownReplica:
-    return UnknownReplica(
-        f"this backup has no replica of virtual segment {virtual_segment_id:#x} of broker {broker_id}",
-        broker_id=broker_id,
-        virtual_segment_id=virtual_segment_id,
-    )
 
 
 def _wrong_offset(replica: Replica, offset: int) -> ReplicaOffset:

@@ -158,6 +158,7 @@ class FakeBackup:
         bytes_max: int | None = None,
         flush_delay_ms: int = 0,
         headers_bytes_max: int = 0,
+        on_work: Callable[[], None] = lambda: None,
     ) -> None:
         """Start on what the disks have."""
         self.disks = disks or (FakeDisk(),)
@@ -172,29 +173,30 @@ class FakeBackup:
         self.store = ReplicaStore(
             self.slots,
             states,
+            IDENTITY,
+            on_work=on_work,
             sequence=restart.sequence,
             flush_delay_ms=flush_delay_ms,
             headers_bytes_max=headers_bytes_max,
         )
-        self.store.persistence.backup_id, self.store.persistence.cluster_id = IDENTITY
         self.store.adopt(restart.replicas, restart.epochs)
         self.performer = Performer(self.disks, self.layout)
         self.look()
 
     def look(self) -> None:
         """See what the file systems have left."""
-        for disk, state in zip(self.disks, self.store.disks, strict=True):
+        for disk, state in zip(self.disks, self.store.persistence.disks, strict=True):
             state.looked(disk.free_bytes())
 
     def run(self) -> None:
         """Do all there is to do."""
-        while jobs := self.store.plan():
+        while jobs := self.store.persistence.plan():
             for job in jobs:
                 self.perform(job)
 
     def perform(self, job: Job) -> None:
         self.performer.perform(job)
-        self.store.finished(job)
+        self.store.persistence.finished(job)
 
     def retry(self) -> None:
         """So much time goes by that disks which failed are tried again."""
@@ -211,11 +213,11 @@ class FakeBackup:
         return self.store.append(message, memoryview(b"".join(chunks)))
 
     def get(self, number: int = 1) -> Replica:
-        return self.store.get(BROKER_ID, number)
+        return self.store.replicas.get(BROKER_ID, number)
 
     def numbers(self) -> list[int]:
         """Of all virtual segments there are replicas of."""
-        return [replica.virtual_segment_id for replica in self.store.after(BROKER_ID, 0, 1000)[0]]
+        return [replica.virtual_segment_id for replica in self.store.replicas.after(BROKER_ID, 0, 1000)[0]]
 
     def read(self, number: int = 1, **options: Any) -> Walk:
         """Chunks of a replica, from where it is."""

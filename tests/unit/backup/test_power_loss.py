@@ -95,7 +95,7 @@ class Histories(RuleBasedStateMachine):
         if persist:
             outcome = Outcome()
             known.waiting.append((outcome, replica.length))
-            self.backup.store.wait(replica, replica.length, outcome)
+            self.backup.store.persistence.wait(replica, replica.length, outcome)
             self.hear()
         return True
 
@@ -126,7 +126,7 @@ class Histories(RuleBasedStateMachine):
         self.known[number] = known = Known(segment, [*known.versions, chunks])
         if persist:
             known.waiting.append((Outcome(), segment.length))
-            self.backup.store.wait(self.backup.get(number), segment.length, known.waiting[0][0])
+            self.backup.store.persistence.wait(self.backup.get(number), segment.length, known.waiting[0][0])
 
     @rule(pick=PICKS)
     def free(self, pick: int) -> None:
@@ -142,7 +142,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def plan(self) -> None:
-        self.jobs += self.backup.store.plan()
+        self.jobs += self.backup.store.persistence.plan()
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
@@ -172,7 +172,7 @@ class Histories(RuleBasedStateMachine):
     @rule(random=st.randoms(use_true_random=False), operations=st.integers(0, 8))
     def lose_power(self, random: Any, operations: int) -> None:
         """In the middle of what is under way."""
-        self.jobs += self.backup.store.plan()
+        self.jobs += self.backup.store.persistence.plan()
         for disk in self.disks:
             disk.write_error, disk.operations_left = 0, operations
         with contextlib.suppress(PowerLost):
@@ -244,12 +244,12 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def nothing_leaks(self) -> None:
         store = self.backup.store
-        replicas = {*store, *store._leaving}
+        replicas = {*store.replicas, *store.leaving}
         held = [replica.slot for replica in replicas if replica.slot is not None]
         assert len(held) == len(set(held)) == SLOTS - self.backup.slots.free
         frames = [replica.frame for replica in replicas]
         assert len(frames) == len(set(frames))
-        for disk in store.disks:
+        for disk in store.persistence.disks:
             punching = [freed.room_bytes for freed in disk.to_punch]
             for job in self.jobs:
                 if isinstance(job, PunchJob) and job.disk == disk.number:

@@ -41,8 +41,8 @@ def commit(backup: FakeBackup, segment: Segment, *chunks: bytes, close: bool = F
     """Append, and make it durable."""
     segment.append(backup, *chunks, close=close)
     replica, outcome = backup.get(segment.number), Outcome()
-    backup.store.wait(replica, replica.length, outcome)
-    for job in backup.store.plan():
+    backup.store.persistence.wait(replica, replica.length, outcome)
+    for job in backup.store.persistence.plan():
         backup.perform(job)
     assert outcome.succeeded
 
@@ -126,15 +126,15 @@ def test_a_replica_of_which_nothing_was_durable_is_gone_and_its_frame_is_free(
     again = backup.restarted()
 
     assert (again.numbers(), again.found.frames_superseded) == ([], 1)
-    assert (again.store.disks[0].used_bytes, again.store.disks[0].free_frames) == (0, [])
+    assert (again.store.persistence.disks[0].used_bytes, again.store.persistence.disks[0].free_frames) == (0, [])
     assert disk.next_data(BLOCK_BYTES) is None
 
 
 def test_of_two_frames_for_one_replica_the_one_that_was_written_later_counts(backup: FakeBackup) -> None:
     commit(backup, Segment(), A)
     Segment().append(backup, B)
-    backup.store.wait(backup.get(), 1024, Outcome())
-    (write,) = [job for job in backup.store.plan() if isinstance(job, WriteJob)]
+    backup.store.persistence.wait(backup.get(), 1024, Outcome())
+    (write,) = [job for job in backup.store.persistence.plan() if isinstance(job, WriteJob)]
     backup.perform(write)
     again = backup.restarted()
 
@@ -187,7 +187,7 @@ def test_frames_that_are_free_are_used_again_lowest_first(backup: FakeBackup) ->
         Segment(number).append(again, A)
 
     assert [again.get(number).frame.number for number in (5, 6, 7)] == [0, 2, 4]
-    assert again.store.disks[0].used_bytes == 2 * 2 * BLOCK_BYTES + 3 * FRAME_BYTES
+    assert again.store.persistence.disks[0].used_bytes == 2 * 2 * BLOCK_BYTES + 3 * FRAME_BYTES
 
 
 # --- headers -----------------------------------------------------------------------------------------------

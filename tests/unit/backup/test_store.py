@@ -51,16 +51,16 @@ def persist(backup: FakeBackup, number: int = 1) -> Outcome:
     """Wait for all that a replica has."""
     outcome = Outcome()
     replica = backup.get(number)
-    backup.store.wait(replica, replica.length, outcome)
+    backup.store.persistence.wait(replica, replica.length, outcome)
     return outcome
 
 
 def fail(backup: FakeBackup, message: object, *chunks: bytes) -> KeraError:
     """The error of a request that must change nothing."""
-    before = {replica.replica_id: replica.info() for replica in backup.store}
+    before = {replica.replica_id: replica.info() for replica in backup.store.replicas}
     with pytest.raises(NotAccepted) as raised:
         backup.append(message, *chunks)  # type: ignore[arg-type]
-    assert {replica.replica_id: replica.info() for replica in backup.store} == before
+    assert {replica.replica_id: replica.info() for replica in backup.store.replicas} == before
     return raised.value
 
 
@@ -82,7 +82,7 @@ def test_what_is_appended_is_told_and_read(backup: FakeBackup) -> None:
 def test_nothing_goes_to_disk_that_nobody_waits_for(backup: FakeBackup) -> None:
     Segment().append(backup, A)
 
-    assert backup.store.plan() == []
+    assert backup.store.persistence.plan() == []
 
 
 @pytest.mark.parametrize("offset", [1, 512, 1024, 3072])
@@ -157,7 +157,7 @@ def test_offset_0_begins_a_replica_anew(backup: FakeBackup) -> None:
 
     assert bytes(backup.read().chunks) == C
     assert backup.slots.free == 3
-    assert backup.store.disks[0].used_bytes == FRAME_BYTES
+    assert backup.store.persistence.disks[0].used_bytes == FRAME_BYTES
 
 
 # --- closing -----------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_closed_replica_takes_nothing_and_its_memory_is_free_when_it_is_on_dis
 
     assert backup.slots.free == 4
     assert backup.get().info().durable_length == 2048
-    assert backup.store.disks[0].used_bytes == 2 * BLOCK_BYTES, "no more than it has"
+    assert backup.store.persistence.disks[0].used_bytes == 2 * BLOCK_BYTES, "no more than it has"
     assert bytes(backup.read().chunks) == A + B
     assert disk.writes[1] == (BLOCK_BYTES, 2 * BLOCK_BYTES), "header and data in one write"
 
@@ -184,14 +184,14 @@ def patient(disk: FakeDisk) -> FakeBackup:
     return FakeBackup(disk, flush_delay_ms=1000)
 
 
-def test_a_closed_replica_may_wait_in_memory(patient: FakeBackup) -> None:
+def test_a_closed_replica_may_wait_in_memory(disk: FakeDisk) -> None:
     woken: list[bool] = []
-    patient.store.persistence.on_work = lambda: woken.append(True)
+    patient = FakeBackup(disk, flush_delay_ms=1000, on_work=lambda: woken.append(True))
     Segment().append(patient, A, close=True)
     del woken[:]
     patient.store.persistence.tick(999)
     assert woken
-    assert patient.store.plan() == []
+    assert patient.store.persistence.plan() == []
     patient.store.persistence.tick(1000)
     assert len(woken) == 2
     patient.run()
@@ -215,7 +215,7 @@ def test_a_replica_that_is_freed_while_it_waits_never_goes_to_disk(patient: Fake
 def test_no_replica_waits_when_memory_is_scarce(patient: FakeBackup) -> None:
     for number in (1, 2):
         Segment(number).append(patient, A, close=True)
-    assert patient.store.plan() == []
+    assert patient.store.persistence.plan() == []
     Segment(3).append(patient, A)
     patient.run()
     assert patient.slots.free == 3
@@ -235,7 +235,7 @@ def test_closing_without_chunks_cuts_what_was_never_acknowledged_by_all(backup: 
     jobs = []
     if durable != "nothing":
         assert persist(backup).calls == []
-        jobs = backup.store.plan()
+        jobs = backup.store.persistence.plan()
     if durable == "all":
         backup.perform(jobs.pop())
     replica = backup.append(segment.end(2))
@@ -298,14 +298,14 @@ def test_all_that_gathers_during_a_commit_goes_into_the_next_one_with_one_sync(
     first, second, third = (Segment(number) for number in (1, 2, 3))
     first.append(backup, A)
     waiting = [persist(backup)]
-    (job,) = backup.store.plan()
+    (job,) = backup.store.persistence.plan()
     second.append(backup, A)
     third.append(backup, A)
     waiting += [persist(backup, 2), persist(backup, 3)]
-    assert backup.store.plan() == []
+    assert backup.store.persistence.plan() == []
     backup.perform(job)
     assert [outcome.calls for outcome in waiting] == [[None], [], []]
-    (job,) = backup.store.plan()
+    (job,) = backup.store.persistence.plan()
     syncs = disk.syncs
     backup.perform(job)
 
@@ -330,7 +330,7 @@ def test_what_is_appended_during_a_commit_is_not_taken_for_durable(backup: FakeB
     segment = Segment()
     segment.append(backup, A)
     persist(backup)
-    (job,) = backup.store.plan()
+    (job,) = backup.store.persistence.plan()
     segment.append(backup, B)
     later = persist(backup)
     backup.perform(job)
@@ -359,7 +359,7 @@ def test_a_write_that_fails_is_told_and_nothing_is_lost(
 
     assert backup.slots.free == 4
     assert bytes(backup.read().chunks) == A
-    assert backup.store.disks[0].error is None
+    assert backup.store.persistence.disks[0].error is None
 
 
 def test_what_a_write_that_failed_has_spoiled_is_written_again(backup: FakeBackup, disk: FakeDisk) -> None:
@@ -396,12 +396,12 @@ def test_a_replica_is_never_in_two_jobs(backup: FakeBackup) -> None:
     segment = Segment()
     segment.append(backup, A)
     outcomes = [persist(backup)]
-    (commit,) = backup.store.plan()
+    (commit,) = backup.store.persistence.plan()
     segment.append(backup, B, close=True)
     outcomes.append(persist(backup))
-    assert backup.store.plan() == []
+    assert backup.store.persistence.plan() == []
     backup.perform(commit)
-    (commit,) = backup.store.plan()
+    (commit,) = backup.store.persistence.plan()
     backup.perform(commit)
 
     assert all(outcome.succeeded for outcome in outcomes)
@@ -448,7 +448,7 @@ def test_a_full_disk_is_told_with_its_size_and_open_replicas_can_always_be_writt
     for segment in segments:
         segment.append(backup, *[B] * 7, close=True)
     backup.run()
-    assert backup.store.disks[0].used_bytes == 2 * FRAME_BYTES
+    assert backup.store.persistence.disks[0].used_bytes == 2 * FRAME_BYTES
     backup.store.free(BROKER_ID, [1], Outcome())
     backup.run()
 
@@ -494,7 +494,7 @@ def test_a_replica_that_is_freed_gives_back_everything(backup: FakeBackup, disk:
     segment.append(backup, A, close=when == "on disk")
     if when != "in memory":
         persist(backup)
-    jobs = backup.store.plan()
+    jobs = backup.store.persistence.plan()
     outcome = Outcome()
     if when == "during a job":
         backup.store.free(BROKER_ID, [1], outcome)
@@ -507,7 +507,7 @@ def test_a_replica_that_is_freed_gives_back_everything(backup: FakeBackup, disk:
     backup.run()
 
     assert outcome.succeeded
-    assert (backup.numbers(), backup.slots.free, backup.store.disks[0].used_bytes) == ([], 4, 0)
+    assert (backup.numbers(), backup.slots.free, backup.store.persistence.disks[0].used_bytes) == ([], 4, 0)
     assert disk.next_data(BLOCK_BYTES) is None
     assert backup.restarted().numbers() == []
 
@@ -524,7 +524,7 @@ def test_a_frame_is_used_again_only_when_it_is_durably_empty(backup: FakeBackup)
     Segment(1).append(backup, A, close=True)
     backup.run()
     backup.store.free(BROKER_ID, [1], Outcome())
-    (job,) = backup.store.plan()
+    (job,) = backup.store.persistence.plan()
     assert isinstance(job, PunchJob)
     Segment(2).append(backup, A)
     backup.perform(job)
@@ -547,7 +547,7 @@ def test_freeing_is_tried_again_when_the_disk_fails(backup: FakeBackup, disk: Fa
     backup.retry()
 
     assert outcomes[1].succeeded
-    assert backup.store.disks[0].used_bytes == 0
+    assert backup.store.persistence.disks[0].used_bytes == 0
 
 
 def test_a_replica_that_was_begun_anew_is_freed_when_its_first_version_cannot_come_back(backup: FakeBackup) -> None:
@@ -573,30 +573,30 @@ def test_a_reader_keeps_memory_and_frame_until_it_is_done(backup: FakeBackup) ->
     assert backup.slots.free == 3
     backup.store.free(BROKER_ID, [1], Outcome())
     backup.run()
-    assert backup.store.disks[0].used_bytes
+    assert backup.store.persistence.disks[0].used_bytes
     backup.store.unpin(replica)
     backup.run()
 
-    assert (backup.slots.free, backup.store.disks[0].used_bytes) == (4, 0)
+    assert (backup.slots.free, backup.store.persistence.disks[0].used_bytes) == (4, 0)
 
 
 def test_replicas_are_listed_in_order_page_by_page(backup: FakeBackup) -> None:
     for number in (3, 1, 4, 2):
         Segment(number).append(backup, A)
-    page, complete = backup.store.after(BROKER_ID, 1, 2)
+    page, complete = backup.store.replicas.after(BROKER_ID, 1, 2)
 
     assert ([replica.virtual_segment_id for replica in page], complete) == ([2, 3], False)
-    page, complete = backup.store.after(BROKER_ID, 3, 2)
+    page, complete = backup.store.replicas.after(BROKER_ID, 3, 2)
     assert ([replica.virtual_segment_id for replica in page], complete) == ([4], True)
-    assert backup.store.after(99, 0, 2) == ([], True)
+    assert backup.store.replicas.after(99, 0, 2) == ([], True)
 
 
 def test_a_finished_replica_is_vouched_for_by_the_next_flush(backup: FakeBackup, disk: FakeDisk) -> None:
     Segment(1).append(backup, A, close=True)
-    (flush,) = backup.store.plan()
+    (flush,) = backup.store.persistence.plan()
     Segment(2).append(backup, A, close=True)
     backup.perform(flush)
-    (job,) = backup.store.plan()
+    (job,) = backup.store.persistence.plan()
     assert isinstance(job, WriteJob)
     assert [(part.replica.virtual_segment_id, len(part.data)) for part in job.parts] == [(2, BLOCK_BYTES), (1, 0)]
     backup.perform(job)

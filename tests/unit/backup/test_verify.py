@@ -38,7 +38,7 @@ class World:
             owner.store(backup_id, IDENTITY[1])
             owner.close()
         backup = FakeBackup(LogFile(directory / "log"))  # type: ignore[arg-type]
-        backup.store.persistence.backup_id = backup_id
+        backup.store.persistence.set_identity(backup_id, IDENTITY[1])
         for segment in segments:
             backup.append(request(segment.number, checksum=_chain(segment)), *segment.chunks)
         return backup
@@ -140,12 +140,12 @@ def test_whole_chunks_in_another_order_do_not_match_the_checksum_over_all(world:
 def test_a_write_that_was_not_finished_is_a_warning_and_what_was_before_counts(world: World) -> None:
     segment = segment_of(1)
     backup = world.backup(segment)
-    backup.store.wait(backup.get(), CHUNK_BYTES, lambda _: None)
+    backup.store.persistence.wait(backup.get(), CHUNK_BYTES, lambda _: None)
     backup.run()
     more = segment_of(1, first=1).chunks
     backup.append(segment.next(*more), *more)
-    backup.store.wait(backup.get(), 2 * CHUNK_BYTES, lambda _: None)
-    (job,) = backup.store.plan()
+    backup.store.persistence.wait(backup.get(), 2 * CHUNK_BYTES, lambda _: None)
+    (job,) = backup.store.persistence.plan()
     assert isinstance(job, WriteJob)
     block = aligned(BLOCK_BYTES)
     block[:] = job.parts[0].header.encode()
@@ -268,7 +268,7 @@ def test_replicas_of_two_backups_in_one_file_are_told(world: World) -> None:
     one, two = segment_of(1), segment_of(1, number=2)
     backup = world.backup(one)
     closed(backup, one, 1)
-    backup.store.persistence.backup_id = 6
+    backup.store.persistence.set_identity(6, IDENTITY[1])
     backup.append(request(2, checksum=_chain(two)), *two.chunks)
     durable(backup)
     (finding,) = world.check()[0]

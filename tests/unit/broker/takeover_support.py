@@ -135,7 +135,7 @@ class Backup:
 
     def replicas(self, broker_id: int) -> list[backup_pb2.ReplicaInfo]:
         assert self.engine is not None
-        return [replica.info() for replica in self.engine.store.after(broker_id, 0, 10_000)[0]]
+        return [replica.info() for replica in self.engine.store.replicas.after(broker_id, 0, 10_000)[0]]
 
     async def free(self, broker_id: int, before_epoch: int) -> None:
         channel = await FrameChannel.connect_tcp(self.address, timeout_s=5)

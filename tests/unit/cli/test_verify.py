@@ -157,8 +157,7 @@ def replicate(data_dir: Path, backup_dir: Path, backup_id: int) -> Path:
     scan_disk(disk, 0, layout, (backup_id, "cluster"))
     state = DiskState(0, disk.name, layout)
     state.looked(FakeDisk().free_bytes())
-    store = ReplicaStore(Slots(2, SEGMENT_BYTES), [state])
-    store.persistence.backup_id, store.persistence.cluster_id = backup_id, "cluster"
+    store = ReplicaStore(Slots(2, SEGMENT_BYTES), [state], (backup_id, "cluster"), on_work=lambda: None)
 
     index = SegmentIndex.open(data_dir / "log/index")
     address, record = next(iter(index.all_segments()))
@@ -182,10 +181,10 @@ def replicate(data_dir: Path, backup_dir: Path, backup_id: int) -> Path:
     )
     store.append(request, chunks)
     performer = Performer([disk], layout)
-    while jobs := store.plan():
+    while jobs := store.persistence.plan():
         for job in jobs:
             performer.perform(job)
-            store.finished(job)
+            store.persistence.finished(job)
     disk.close()
     return backup_dir / "log" / NAME
 
