@@ -86,7 +86,7 @@ class Control:
         if state.catching_up:
             return
         for broker_id in state.brokers.ids():
-            if self._is_lost(broker_id) and self._recoveries.has_lost(broker_id, 1 << 63, DEAD):
+            if self._is_lost(broker_id) and self._recoveries.records.has_lost(broker_id, 1 << 63, DEAD):
                 self._work.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id, DEAD))  # type: ignore[misc]
         self._recoveries.advance()
         for advance in self._advancing:

@@ -41,6 +41,10 @@ class FakeBrokers:
         """Brokers whose addresses refuse connections."""
         self.waits_for: list[str] = []
         """What brokers wait for that are to take over."""
+        self.unreadable: dict[str, str] = {}
+        """What brokers wait for that are to take over streams of these names, by name."""
+        self.unopenable: set[str] = set()
+        """Names of streams for which brokers have no room."""
         self.answering = asyncio.Event()
         self.answering.set()
         self.asked = asyncio.Event()
@@ -63,6 +67,8 @@ class FakeBrokers:
         handed_over: Sequence[common_pb2.StreamletState] = (),
     ) -> None:
         await self._answer(broker, coordinator_epoch)
+        if stream.name in self.unopenable:
+            raise Unavailable(f"the disk has no room for {stream.name}")
         self.opened.append((broker.broker_id, stream.name))
         self.streams[broker.broker_id, stream.stream_id] = stream
         for state in handed_over:
@@ -109,8 +115,10 @@ class FakeBrokers:
             broker_pb2.TakenOver(stream_id=one.stream.stream_id, state=self.end(one.stream.stream_id, streamlet_id))
             for one in request.streams
             for streamlet_id in one.streamlet_ids
+            if one.stream.name not in self.unreadable
         ]
-        return broker_pb2.TakeOverResponse(streamlets=taken, bytes_total=100 * len(taken))
+        waits_for = [self.unreadable[name] for one in request.streams if (name := one.stream.name) in self.unreadable]
+        return broker_pb2.TakeOverResponse(streamlets=taken, bytes_total=100 * len(taken), waits_for=waits_for)
 
     async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
         return broker.broker_id in self.refused

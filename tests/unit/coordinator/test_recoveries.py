@@ -7,8 +7,10 @@ import pytest
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.coordinator.recovery import carry_out as recoveries_module
 from kera.coordinator.recovery import decide as recovery_module
+from kera.coordinator.recovery.records import KEPT, records_of
+from kera.coordinator.store.metadata import Write
 from kera.core.errors import StaleEpoch, Unavailable
-from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
+from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster
 
 
@@ -195,29 +197,13 @@ async def test_who_takes_over_may_have_to_wait_for_replicas(three: Cluster) -> N
     assert phase(three) == "RECOVERING"
 
 
-async def test_what_need_not_wait_for_replicas_is_not_held_up_by_what_does(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_need_not_wait_for_replicas_is_not_held_up_by_what_does(cluster: Cluster) -> None:
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
     for name in ("copied", "also"):
         await cluster.create(name, streamlets=2, replication=1)
-    waiting = {"also"}
-
-    async def take_over(_: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest) -> broker_pb2.TakeOverResponse:
-        answer = broker_pb2.TakeOverResponse()
-        for one in request.streams:
-            if one.stream.name in waiting:
-                answer.waits_for.append("its only backup")
-                continue
-            for number in one.streamlet_ids:
-                state = cluster.brokers.end(one.stream.stream_id, number)
-                answer.streamlets.add(stream_id=one.stream.stream_id, state=state)
-                answer.bytes_total += 100
-        return answer
-
-    monkeypatch.setattr(cluster.brokers, "take_over", take_over)
+    cluster.brokers.unreadable["also"] = "its only backup"
     await cluster.silence(1)
 
     assert owners(cluster)[0] == (2, 2)
@@ -226,26 +212,21 @@ async def test_what_need_not_wait_for_replicas_is_not_held_up_by_what_does(
     assert [reason for reason in only(cluster).waits_for if "its only backup" in reason]
     assert phase(cluster) == "TAKING_OVER"
 
-    waiting.clear()
+    cluster.brokers.unreadable.clear()
     await cluster.settle()
     assert phase(cluster) == "RECOVERING"
     assert only(cluster).bytes_total == 200, "each was counted once"
 
 
 async def test_an_owner_that_cannot_open_what_it_has_taken_over_is_what_the_recovery_waits_for(
-    three: Cluster, monkeypatch: pytest.MonkeyPatch
+    three: Cluster,
 ) -> None:
-    opening = three.brokers.open_streamlets
-
-    async def refusing(_: common_pb2.BrokerInfo, stream: common_pb2.StreamInfo, **__: Any) -> None:
-        raise Unavailable(f"the disk has no room for {stream.name}")
-
-    monkeypatch.setattr(three.brokers, "open_streamlets", refusing)
+    three.brokers.unopenable.add("copied")
     await three.silence(1)
     assert phase(three) == "TAKING_OVER"
     assert list(only(three).waits_for) == ["broker 2: the disk has no room for copied"]
 
-    monkeypatch.setattr(three.brokers, "open_streamlets", opening)
+    three.brokers.unopenable.clear()
     await three.settle()
     assert phase(three) == "RECOVERING"
     assert not only(three).waits_for
@@ -473,21 +454,21 @@ async def test_a_stream_that_is_deleted_meanwhile_is_no_hindrance(three: Cluster
     assert phase(three) == "DONE"
 
 
-async def test_recoveries_that_ended_are_kept_up_to_a_number(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recoveries_module, "KEPT", 2)
-    for number in range(4):
-        await three.silence(1)
-        (recovery, *_) = three.coordinator.recoveries.describe_all()
-        done = progress(1, recovery.before_epoch, readable=(0, 1, 2), restored=(0, 1, 2))
-        await three.heartbeat(2, 3, recoveries=[done])
-        await three.coordinator.idle()
-        await three.register(f"back-{number}", broker_id=1)
-        streamlet = next(
-            one.streamlet_id
-            for one in three.coordinator.state.catalog.named("copied").assignments
-            if one.broker_id != 1
+async def test_recoveries_that_ended_are_kept_up_to_a_number(three: Cluster) -> None:
+    ended = [
+        coordinator_pb2.RecoveryInfo(
+            broker_id=9, before_epoch=number, phase=coordinator_pb2.RECOVERY_PHASE_DONE, detected_us=number
         )
-        await three.coordinator.migration.move("copied", streamlet, 1)
+        for number in range(1, KEPT + 1)
+    ]
+    await three.store.write(*(Write(key, value or b"", 0) for key, value in records_of(ended).items()))
+    await three.restart()
+    await three.silence(1)
+    (recovery, *others) = three.coordinator.recoveries.describe_all()
+    assert (recovery.broker_id, others) == (1, ended[::-1])
+    done = progress(1, recovery.before_epoch, readable=(0, 1, 2), restored=(0, 1, 2))
+    await three.heartbeat(2, 3, recoveries=[done])
+    await three.coordinator.idle()
 
-    assert len(three.coordinator.recoveries.describe_all()) == 2
-    assert len(await three.store.list("recoveries/")) == 2
+    assert three.coordinator.recoveries.describe_all()[1:] == others[:-1]
+    assert len(await three.store.list("recoveries/")) == KEPT

@@ -15,18 +15,16 @@ from kera.coordinator.recovery.decide import (
     Owner,
     Release,
     TakeOver,
-    Unneeded,
     View,
     begun,
     decide,
     enter,
-    gather,
     is_lost,
     recovered,
     released,
-    with_progress,
     word,
 )
+from kera.coordinator.recovery.progress import Unneeded, gather, with_progress
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1.coordinator_pb2 import (
     RECOVERY_PHASE_CANCELLED,

@@ -186,6 +186,10 @@ class Catalog:
             raise UnknownStream(f"there is no stream with id {stream_id}", stream_id=stream_id)
         return self._streams[stream_id]
 
+    def find(self, stream_id: int) -> common_pb2.StreamInfo | None:
+        """The stream with this id, if it is there."""
+        return self._streams.get(stream_id)
+
     def __contains__(self, stream_id: int) -> bool:
         return stream_id in self._streams
 

@@ -139,7 +139,8 @@ class Drains:
 
     def _needs_recovery(self, broker_id: int) -> bool:
         # Those with an epoch that nobody has had yet: all that the broker has ever had.
-        return not self._recoveries.active_of(broker_id) and self._recoveries.has_lost(broker_id, 1 << 63, DRAINED)
+        records = self._recoveries.records
+        return not records.active_of(broker_id) and records.has_lost(broker_id, 1 << 63, DRAINED)
 
     async def _recover(self, broker_id: int) -> None:
         brokers = self._state.brokers
@@ -174,7 +175,7 @@ class Drains:
                     held += 1
                     reasons[self._why_held(stream, one, owned=owns)] += 1
         owned = max(owned, self._state.catalog.owned_count(broker_id))  # it may have got some meanwhile
-        recovering = self._recoveries.active_of(broker_id)
+        recovering = self._recoveries.records.active_of(broker_id)
         if recovering:
             reasons["what it had is being recovered"] += 1
         for recovery in self._recoveries.describe_all():

@@ -89,7 +89,7 @@ class Forgetting:
 
     async def _forget_broker(self, broker_id: int, *, force: bool) -> tuple[list[str], list[common_pb2.StreamInfo]]:
         _check_gone(self._state.brokers, broker_id)
-        if self._recoveries.active_of(broker_id):
+        if self._recoveries.records.active_of(broker_id):
             raise InvalidArgument(
                 f"what broker {broker_id} had is being recovered; kera cluster recoveries shows how far that is, and"
                 " what it waits for; forget it when that is done",

@@ -16,6 +16,7 @@ from kera.coordinator.operations.restored import Restored
 from kera.coordinator.operations.streamlet_report import StreamletReport
 from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.recovery.carry_out import Recoveries
+from kera.coordinator.recovery.records import records_of
 from kera.coordinator.store.ledger import Changes, number
 from kera.core.errors import InvalidArgument
 from kera.core.lineage import comes_from
@@ -85,7 +86,7 @@ class Members:
             backups=self._state.backups.describe_all(),
             lease_ms=self._state.settings.lease_ms,
             coordinator_epoch=self._state.coordinator_epoch,
-            recovered_before_epoch=self._recoveries.recovered_before_epoch(broker_id),
+            recovered_before_epoch=self._recoveries.records.recovered_before_epoch(broker_id),
             fences=self._producers.fences(),
             elsewhere_stream_ids=await self._elsewhere(broker_id, request.held_streams, streams),
         )
@@ -110,12 +111,12 @@ class Members:
             changed: list[coordinator_pb2.RecoveryInfo] = []
             moved: list[common_pb2.StreamInfo] = []
             if registration.new_launch and not registration.new_member and not runs:
-                changed, stays = recoveries.at_registration(broker_id, epoch, lost_memory=request.lost_memory)
+                changed, stays = recoveries.records.at_registration(broker_id, epoch, lost_memory=request.lost_memory)
                 relaunched = state.catalog.relaunched(
                     broker_id, epoch, stays, coordinator_epoch=state.coordinator_epoch, but=later
                 )
                 moved = await state.in_slices(relaunched)
-            info = await self._admit(state.brokers, registration, recoveries.records(changed), moved)
+            info = await self._admit(state.brokers, registration, records_of(changed), moved)
             recoveries.admitted(changed)
             log.info(
                 "broker registered",

@@ -30,7 +30,7 @@ from kera.coordinator.cluster.starts import without_interval
 from kera.coordinator.cluster.state import HANDOVERS, MOVES, STARTS, State, all_of, streamlet_key
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch, Streamlet
-from kera.coordinator.recovery.carry_out import Recoveries
+from kera.coordinator.recovery.records import RecoveryRecords
 from kera.coordinator.store.metadata import VALUE_BYTES_MAX
 from kera.core.errors import (
     InvalidArgument,
@@ -70,7 +70,9 @@ class Moved(NamedTuple):
 class Migration:
     """Moves streamlets, several at a time, each streamlet once at a time."""
 
-    def __init__(self, state: State, recoveries: Recoveries, *, observe_move: ObserveMove = lambda *_: None) -> None:
+    def __init__(
+        self, state: State, recoveries: RecoveryRecords, *, observe_move: ObserveMove = lambda *_: None
+    ) -> None:
         self._state = state
         self._recoveries = recoveries
         self._observe_move = observe_move

@@ -25,6 +25,7 @@ from kera.coordinator.ids import Launch
 from kera.coordinator.operations.drops import is_to_be_dropped
 from kera.coordinator.operations.streams import LAST_STREAM_ID
 from kera.coordinator.recovery.carry_out import Recoveries
+from kera.coordinator.recovery.records import records_of
 from kera.coordinator.store.ledger import number
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.core.lineage import comes_from, join, new_version
@@ -164,10 +165,10 @@ class UnknownStreams:
         if stream.assignments_version != known.assignments_version:
             self._check_recovered(stream)
             self._check_members(stream)
-            lost = self._recoveries.of_lost_memory(stream)
+            lost = self._recoveries.records.of_lost_memory(stream)
             if self._renew_launches(stream, recovers=True):
                 new_version(stream, self._state.coordinator_epoch)
-        await self._state.write(self._recoveries.records(lost), [stream])
+        await self._state.write(records_of(lost), [stream])
         self._recoveries.admitted(lost)
         del self._told[stream_id]
         return stream

@@ -1,0 +1,124 @@
+"""How far recoveries are, and which backups nobody needs, as brokers report it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.recovery.decide import ENDED, is_lost, is_taken_over, source_of
+from kera.v1 import common_pb2
+from kera.v1.coordinator_pb2 import RecoveryInfo, RecoveryProgress
+
+WAITS_MAX = 20
+"""Of what a recovery waits for, so much is told."""
+LAUNCHES_MAX = 4
+"""Of a broker: whose word about backups is remembered."""
+
+
+class Reports(NamedTuple):
+    """What owners say of one source."""
+
+    readable: frozenset[Streamlet]
+    restored: frozenset[Streamlet]
+    bytes_total: int
+    bytes_recovered: int
+    bytes_restored: int
+    records_lost: int
+    waits_for: tuple[str, ...]
+
+
+def gather(
+    recovery: RecoveryInfo,
+    streams: Iterable[common_pb2.StreamInfo],
+    progress: Mapping[Launch, Iterable[RecoveryProgress]],
+) -> Reports:
+    """What the present owners say of a recovery; what others said counts no more."""
+    source = source_of(recovery)
+    told = {owner: [one for one in reports if one.source == source] for owner, reports in progress.items()}
+    owners = {
+        Streamlet(stream.stream_id, one.streamlet_id): Launch(one.broker_id, one.broker_epoch)
+        for stream in streams
+        for one in stream.assignments
+        if is_taken_over(recovery, one)
+    }
+
+    def of_owners(refs: Callable[[RecoveryProgress], Iterable[common_pb2.StreamletRef]]) -> frozenset[Streamlet]:
+        return frozenset(
+            streamlet
+            for owner, reports in told.items()
+            for one in reports
+            for ref in refs(one)
+            if owners.get(streamlet := Streamlet(ref.stream_id, ref.streamlet_id)) == owner
+        )
+
+    every = [one for reports in told.values() for one in reports]
+    return Reports(
+        readable=of_owners(lambda one: one.readable),
+        restored=of_owners(lambda one: one.restored),
+        bytes_total=sum(one.bytes_total for one in every),
+        bytes_recovered=sum(one.bytes_recovered for one in every),
+        bytes_restored=sum(one.bytes_restored for one in every),
+        records_lost=sum(one.records_lost for one in every),
+        waits_for=tuple(
+            f"broker {owner.member_id}: {reason}"
+            for owner, reports in told.items()
+            for one in reports
+            for reason in one.waits_for
+        ),
+    )
+
+
+def with_progress(
+    recovery: RecoveryInfo, streams: Iterable[common_pb2.StreamInfo], reports: Reports, waits_for: Iterable[str]
+) -> RecoveryInfo:
+    """`recovery` with all that is known of how far it is. Numbers do not go back: an owner may die with what it did."""
+    shown = RecoveryInfo()
+    shown.CopyFrom(recovery)
+    if recovery.phase in ENDED:
+        return shown
+    taken = [one for stream in streams for one in stream.assignments if is_taken_over(recovery, one)]
+    lost = [one for stream in streams for one in stream.assignments if is_lost(recovery, stream, one)]
+    shown.bytes_total = max(shown.bytes_total, reports.bytes_total)
+    shown.bytes_recovered = max(shown.bytes_recovered, reports.bytes_recovered)
+    shown.bytes_restored = max(shown.bytes_restored, reports.bytes_restored)
+    shown.records_lost = max(shown.records_lost, reports.records_lost)
+    shown.streamlets_total = max(shown.streamlets_total, len(taken) + len(lost))
+    shown.streamlets_opened = max(shown.streamlets_opened, len(taken))
+    shown.streamlets_readable = max(shown.streamlets_readable, len(reports.readable))
+    shown.streamlets_restored = max(shown.streamlets_restored, len(reports.restored))
+    shown.owner_ids[:] = sorted({*shown.owner_ids, *(one.broker_id for one in taken)})
+    reasons = sorted({*waits_for, *reports.waits_for})
+    left = len(reasons) - WAITS_MAX
+    shown.waits_for[:] = [*reasons[:WAITS_MAX], f"and for {left} things more"] if left > 0 else reasons
+    return shown
+
+
+class Unneeded:
+    """Which backups have nothing that brokers need, as these said last: nobody who takes over from one waits for them.
+
+    In memory only: a new coordinator waits rather than believes.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[int, dict[int, frozenset[int]]] = {}
+        """By broker and epoch, of its last launches."""
+
+    def note(self, broker: Launch, backup_ids: Iterable[int]) -> None:
+        """What a launch of a broker says."""
+        told = self._told.setdefault(broker.member_id, {})
+        told[broker.epoch] = frozenset(backup_ids)
+        while len(told) > LAUNCHES_MAX:
+            del told[min(told)]
+
+    def by_all(self, sources: Iterable[common_pb2.RecoverySource], backup_id: int) -> bool:
+        """Whether the last launch of each source has said so of a backup."""
+        return all(backup_id in self._last(source) for source in sources)
+
+    def of(self, broker_id: int, epoch: int, backup_id: int) -> bool:
+        """Whether this launch of a broker has said so of a backup."""
+        return backup_id in self._told.get(broker_id, {}).get(epoch, frozenset())
+
+    def _last(self, source: common_pb2.RecoverySource) -> frozenset[int]:
+        told = self._told.get(source.broker_id, {})
+        return told.get(max((epoch for epoch in told if epoch < source.before_epoch), default=0), frozenset())

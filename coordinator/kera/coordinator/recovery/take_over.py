@@ -1,0 +1,164 @@
+"""Taking over what a lost broker had: asking the brokers that are to own it from now on, and writing what they found.
+
+Of what a broker finds out, only that counts for which nothing has changed meanwhile: same assignment, same launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from kera.coordinator.cluster.catalog import with_assignments
+from kera.coordinator.cluster.starts import starts_at
+from kera.coordinator.cluster.state import HANDOVERS, STARTS, State, streamlet_key
+from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.recovery.batches import in_batches
+from kera.coordinator.recovery.decide import DRAINED, PENDING, recovered, source_of
+from kera.coordinator.recovery.progress import Unneeded
+from kera.coordinator.recovery.records import RecoveryRecords, Run, records_of
+from kera.core.errors import Unavailable
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+
+TAKE_OVER_BYTES_MAX = 16 << 20
+"""Of the streams in one request to take over; the rest follow in the next one."""
+
+CursorsOf = Callable[[int], Sequence[common_pb2.Cursor]]
+"""Up to where the consumer groups have read a stream."""
+
+
+class TakeOvers:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        state: State,
+        records: RecoveryRecords,
+        unneeded: Unneeded,
+        cursors_of: CursorsOf,
+        shown: Callable[[Run], coordinator_pb2.RecoveryInfo],
+    ) -> None:
+        """`shown`: a recovery with how far it is now."""
+        self._state = state
+        self._records = records
+        self._unneeded = unneeded
+        self._cursors_of = cursors_of
+        self._shown = shown
+
+    async def carry_out(
+        self, run: Run, owner: Launch, streamlets: Iterable[Streamlet], on_written: Callable[[], None]
+    ) -> None:
+        """Have a broker find out where streamlets end, then write that it owns them.
+
+        `on_written` is called when some of it is written, others follow. Raises `Unavailable` when something is left.
+        """
+        state = self._state
+        request = self._request(run, streamlets)
+        answer = await state.broker_calls.take_over(state.brokers.describe(owner.member_id), request)
+        found = {Streamlet(one.stream_id, one.state.streamlet_id): one.state for one in answer.streamlets}
+        counted = False
+        for batch in in_batches(request.streams):
+            if await state.change(self._write_taken(run, owner, batch, found, None if counted else answer)):
+                counted = True
+                on_written()  # so that the owner opens it, while others are written
+        if answer.waits_for:
+            raise Unavailable(f"it waits for {'; '.join(answer.waits_for)}", broker_id=owner.member_id)
+
+    async def _write_taken(
+        self,
+        run: Run,
+        owner: Launch,
+        asked: Iterable[broker_pb2.TakeOverStream],
+        found: Mapping[Streamlet, common_pb2.StreamletState],
+        totals: broker_pb2.TakeOverResponse | None,
+    ) -> bool:
+        """Write that `owner` has what it was asked for and has found; whether there was any.
+
+        `totals`: what of it is not counted yet.
+        """
+        if self._state.catching_up or run.info.phase not in PENDING or not self._state.brokers.is_current(owner):
+            return False  # it came back, or the owner-to-be went: what was found out is about something else
+        streams = [stream for one in asked if (stream := self._taken(run, owner, one, found)) is not None]
+        if streams:
+            if totals is not None:
+                run.found(totals.bytes_total, totals.records_lost)
+            info = self._shown(run)
+            await self._state.write(records_of([info]), streams)
+            self._records.put(info)
+        return bool(streams)
+
+    def _request(self, run: Run, streamlets: Iterable[Streamlet]) -> broker_pb2.TakeOverRequest:
+        state = self._state
+        by_stream: dict[int, list[int]] = {}
+        for streamlet in streamlets:
+            by_stream.setdefault(streamlet.stream_id, []).append(streamlet.streamlet_id)
+        request = broker_pb2.TakeOverRequest(
+            coordinator_epoch=state.coordinator_epoch,
+            source=source_of(run.info),
+        )
+        total_bytes = 0
+        for stream_id, streamlet_ids in by_stream.items():
+            stream = state.catalog.with_id(stream_id)
+            total_bytes += stream.ByteSize()
+            if request.streams and total_bytes > TAKE_OVER_BYTES_MAX:
+                break
+            request.streams.add(
+                stream=stream,
+                streamlet_ids=streamlet_ids,
+                starts=[start for one in streamlet_ids for start in self._starts(run, stream, one)],
+                cursors=[one for one in self._cursors_of(stream_id) if one.streamlet_id in streamlet_ids],
+                handed_over=[state for one in streamlet_ids for state in self._handed_over(stream_id, one)],
+            )
+        request.backups.extend(self._backups_for(run, request))
+        return request
+
+    def _backups_for(self, run: Run, request: broker_pb2.TakeOverRequest) -> list[common_pb2.BackupInfo]:
+        """All backups; those that are dead and that nobody needs to wait for look like ones that are being emptied.
+
+        Those that do not refuse the source yet look like dead ones: they may still get more of it.
+        """
+        sources = [request.source]
+        for asked in request.streams:
+            sources += [
+                one for streamlet_id in asked.streamlet_ids for one in asked.stream.assignments[streamlet_id].sources
+            ]
+        found = self._state.backups.describe_all()
+        for backup in found:
+            if not backup.alive and self._unneeded.by_all(sources, backup.backup_id):
+                backup.draining = True
+            if run.info.cause != DRAINED and Launch(backup.backup_id, backup.backup_epoch) not in run.fenced:
+                backup.alive = False
+        return found
+
+    def _starts(self, run: Run, stream: common_pb2.StreamInfo, streamlet_id: int) -> list[common_pb2.EntryStart]:
+        value = self._state.ledger.get(streamlet_key(STARTS, stream.stream_id, streamlet_id))
+        known = broker_pb2.TakeOverStream.FromString(value or b"").starts
+        return starts_at(stream.assignments[streamlet_id], run.info.broker_id, known)
+
+    def _handed_over(self, stream_id: int, streamlet_id: int) -> list[common_pb2.StreamletState]:
+        value = self._state.ledger.get(streamlet_key(HANDOVERS, stream_id, streamlet_id))
+        return [] if value is None else [common_pb2.StreamletState.FromString(value)]
+
+    def _taken(
+        self,
+        run: Run,
+        owner: Launch,
+        asked: broker_pb2.TakeOverStream,
+        found: Mapping[Streamlet, common_pb2.StreamletState],
+    ) -> common_pb2.StreamInfo | None:
+        """The stream with `owner` as the owner of what it has found; None: nothing of it is as it was asked for."""
+        stream_id = asked.stream.stream_id
+        stream = self._state.catalog.find(stream_id)
+        if stream is None:
+            return None
+        changed = [
+            recovered(
+                run.info, stream.assignments[one], owner, found[Streamlet(stream_id, one)], self._own_losses(run, owner)
+            )
+            for one in asked.streamlet_ids
+            if stream.assignments[one] == asked.stream.assignments[one] and Streamlet(stream_id, one) in found
+        ]
+        return with_assignments(stream, changed, self._state.coordinator_epoch) if changed else None
+
+    def _own_losses(self, run: Run, owner: Launch) -> list[coordinator_pb2.RecoveryInfo]:
+        """Recoveries of earlier launches of a broker that takes over what another one had, if any are pending."""
+        own = self._records.pending_of(owner.member_id) if owner.member_id != run.info.broker_id else []
+        return [info for info in own if info.cause != DRAINED]
