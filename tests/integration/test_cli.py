@@ -473,6 +473,7 @@ def test_bench_starts_a_cluster_of_its_own_and_says_so(kera: Kera) -> None:
     assert (result["backups"], result["replication"], result["backups_cpu_s"]) == (0, 0, None)
 
 
+@pytest.mark.slow
 def test_bench_measures_replication_on_a_cluster_of_its_own(kera: Kera) -> None:
     flags = ("--backups", "2", "--replication", "2", "--backup-memory-bytes", "128MiB")
     ended = kera.run("bench", "produce", "--records", "20000", "--rounds", "1", *flags)

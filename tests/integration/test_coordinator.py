@@ -176,7 +176,7 @@ async def until(condition: Callable[[], Any]) -> None:
 # --- the process -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 async def test_it_says_where_it_is_and_stops_on_a_signal(start: Any, number: int) -> None:
     process = await start()
 
@@ -276,7 +276,7 @@ async def test_metrics_are_served(start: Any) -> None:
 # --- what survives it ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 async def test_a_restart_keeps_everything_that_was_answered(start: Any, broker: Broker, number: int) -> None:
     process = await start()
     async with connected(process) as client:
@@ -384,7 +384,7 @@ async def test_a_new_launch_fences_the_old_one_and_starts_beyond_its_groups(star
 # --- backups ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 async def test_a_restart_keeps_backups_and_replication(start: Any, broker: Broker, number: int) -> None:
     process = await start(default_replication=1)
     async with connected(process) as client:

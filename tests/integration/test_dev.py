@@ -141,7 +141,14 @@ def kera(*arguments: str, stdin: str = "") -> str:
 # --- kera dev: its life ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_stops_everything_and_leaves_nothing(
     start_dev: StartDev, around: Surroundings, number: signal.Signals
 ) -> None:
@@ -181,6 +188,7 @@ def test_what_it_shows_is_there_and_what_it_suggests_works(
     assert kera(*consume.split()[1:], "--until-end") == "hello\n"
 
 
+@pytest.mark.slow
 def test_brokers_stop_before_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
     dev = start_dev("--brokers", "2", "--log-dir", tmp_path / "logs")
     dev.read_welcome()
@@ -268,6 +276,7 @@ def test_memory_that_is_not_there_is_told_in_one_line(start_dev: StartDev, aroun
     assert around.left() == []
 
 
+@pytest.mark.slow
 def test_a_cluster_comes_back_with_its_streams(start_dev: StartDev, tmp_path: Path) -> None:
     first = start_dev("--brokers", "2", "--data-dir", tmp_path / "data")
     kera("stream", "create", "kept", "--streamlets", "2", "--bootstrap", bootstrap_of(first.read_welcome()))

@@ -29,7 +29,7 @@ def own_cluster() -> Iterator[RunningCluster]:
     assert not any(path.exists() for path in arenas)
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow), "grpc"])
 async def test_killed_broker_under_load(tmp_path: Path, transport: str) -> None:
     """The broker comes back on other ports; over gRPC, too, the producer finds it. Nothing is lost."""
     settings = ClientSettings.load(transport=transport)
@@ -107,7 +107,7 @@ async def test_broker_that_loses_its_memory_under_load(tmp_path: Path) -> None:
         assert follower.error.attributes["available_from"] == list(first)
 
 
-@pytest.mark.parametrize("transport", ["auto", "grpc"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("grpc", marks=pytest.mark.slow)])
 async def test_broker_that_stalls_gets_requests_twice_and_stores_them_once(
     own_cluster: RunningCluster, transport: str
 ) -> None:

@@ -114,7 +114,7 @@ async def first_number(client: Client, stream: str, start: Position) -> int:
 # --- more than fits into memory ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared_memory", ["auto", "never"])
+@pytest.mark.parametrize("shared_memory", ["auto", pytest.param("never", marks=pytest.mark.slow)])
 async def test_more_than_memory_is_read_back_while_another_follows_the_tail(
     cluster: RunningCluster, client: Client, shared_memory: str
 ) -> None:
@@ -146,7 +146,7 @@ async def test_more_than_memory_is_read_back_while_another_follows_the_tail(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("durability", ["leader", "persisted"])
+@pytest.mark.parametrize("durability", [pytest.param("leader", marks=pytest.mark.slow), "persisted"])
 async def test_killed_under_load_again_and_again(tmp_path: Path, durability: str) -> None:
     """After each restart every acknowledged record is there, once, and in order. `make chaos-kill` is the long form."""
     moments = random.Random(1)
@@ -366,7 +366,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-@pytest.mark.parametrize("durability", ["leader", "persisted"])
+@pytest.mark.parametrize("durability", [pytest.param("leader", marks=pytest.mark.slow), "persisted"])
 async def test_full_disk_stops_writers_only_and_until_there_is_room(
     small_disk: Path, tmp_path: Path, durability: str
 ) -> None:
@@ -433,7 +433,9 @@ async def test_readers_of_what_is_on_disk_go_on_while_memory_is_full_of_what_it_
                 filler.unlink()
 
 
-@pytest.mark.parametrize("slots", [4, 8, 64])
+@pytest.mark.parametrize(
+    "slots", [pytest.param(4, marks=pytest.mark.slow), 8, pytest.param(64, marks=pytest.mark.slow)]
+)
 async def test_new_readers_of_what_is_on_disk_go_on_beside_those_who_hold_what_they_have_got(
     small_disk: Path, tmp_path: Path, slots: int
 ) -> None:

@@ -80,7 +80,7 @@ async def test_a_broker_is_reached_at_the_address_that_it_advertises() -> None:
 
 
 @pytest.mark.parametrize("daemon", ["broker", "backup"])
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+@pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=pytest.mark.slow)])
 def test_a_daemon_that_listens_everywhere_and_tells_no_address_does_not_start(
     tmp_path: Path, daemon: str, host: str
 ) -> None:

@@ -166,6 +166,7 @@ async def test_rebalancing_says_what_it_would_do_and_then_does_it(client: Client
         await check(client, "s", [load], [follower])
 
 
+@pytest.mark.slow
 async def test_a_broker_that_joins_gets_its_share_by_itself_however_small_each_streamlet_is(tmp_path: Path) -> None:
     settings = {"rebalance_interval_ms": 200, "move_rest_ms": 500}
     async with (

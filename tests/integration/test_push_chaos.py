@@ -11,6 +11,7 @@ ROUNDS = 6
 """Two of each kind."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_killed_and_frozen_consumers_and_brokers_leave_no_lease_and_give_no_wrong_byte(tmp_path: Path) -> None:
     kinds = ["consumer", "broker", "frozen"]

@@ -44,7 +44,7 @@ async def produce(client: Client, stream: str, producer_number: int) -> dict[int
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("entries", [1, 4])
+@pytest.mark.parametrize("entries", [pytest.param(1, marks=pytest.mark.slow), 4])
 async def test_a_million_records_come_back_byte_equal_and_in_order(cluster: RunningCluster, entries: int) -> None:
     name = f"million-{entries}"
     async with await Client.connect(cluster.bootstrap) as client:
@@ -75,7 +75,7 @@ async def test_a_million_records_come_back_byte_equal_and_in_order(cluster: Runn
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp", "grpc"])
-@pytest.mark.parametrize("shared_memory", ["never", "auto"])
+@pytest.mark.parametrize("shared_memory", ["never", pytest.param("auto", marks=pytest.mark.slow)])
 async def test_all_ways_in_and_out_carry_the_same_bytes(
     cluster: RunningCluster, transport: str, shared_memory: str
 ) -> None:

@@ -250,6 +250,7 @@ async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(member
         assert await numbers(client) == [value_of(number) for number in range(6)]
 
 
+@pytest.mark.slow
 async def test_a_launch_that_comes_back_in_time_keeps_what_it_has(tmp_path: Path) -> None:
     patient = {"report_grace_ms": 60_000, "heartbeats_missed_max": 300}  # however long it takes to start
     async with (

@@ -68,8 +68,10 @@ def total(cluster: RunningCluster, name: str) -> float:
     return samples(cluster)[f"replication_{name}_total"]
 
 
-@pytest.mark.parametrize("durability", ["replicated", "persisted"])
-@pytest.mark.parametrize("replication", [1, 2, 3])
+@pytest.mark.parametrize("durability", ["replicated", pytest.param("persisted", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "replication", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 async def test_everything_acknowledged_is_on_the_backups_that_are_left(
     tmp_path: Path, replication: int, durability: str
 ) -> None:
@@ -280,7 +282,14 @@ async def refusal(client: Client, stream: str) -> KeraError:
             await producer.close()
 
 
-@pytest.mark.parametrize(("replication", "durability"), [(1, "replicated"), (2, "replicated"), (2, "persisted")])
+@pytest.mark.parametrize(
+    ("replication", "durability"),
+    [
+        pytest.param(1, "replicated", marks=pytest.mark.slow),
+        pytest.param(2, "replicated", marks=pytest.mark.slow),
+        (2, "persisted"),
+    ],
+)
 async def test_backups_with_full_disks_lose_nothing_and_go_on_when_there_is_room(
     small_disks: list[Path], tmp_path: Path, replication: int, durability: str
 ) -> None:

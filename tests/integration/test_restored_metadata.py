@@ -105,7 +105,9 @@ async def put_back_by_command(cluster: LocalCluster, directory: Path, copy: Path
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("brokers_end", "restored"), [(False, put_back), (True, put_back_by_command)])
+@pytest.mark.parametrize(
+    ("brokers_end", "restored"), [pytest.param(False, put_back, marks=pytest.mark.slow), (True, put_back_by_command)]
+)
 async def test_streams_that_are_younger_than_the_restored_metadata_are_kept_and_can_be_adopted(
     tmp_path: Path,
     brokers_end: bool,
@@ -151,7 +153,7 @@ async def test_streams_that_are_younger_than_the_restored_metadata_are_kept_and_
             await client.admin.delete_stream("renamed")
 
 
-@pytest.mark.parametrize("restored", [put_back, put_back_by_command])
+@pytest.mark.parametrize("restored", [put_back, pytest.param(put_back_by_command, marks=pytest.mark.slow)])
 async def test_what_was_recovered_since_a_copy_goes_on_there_when_all_are_started_at_once(
     tmp_path: Path, restored: Restored
 ) -> None:
@@ -186,7 +188,7 @@ async def test_what_was_recovered_since_a_copy_goes_on_there_when_all_are_starte
             assert (await client.admin.describe_cluster()).unknown_streams == ()
 
 
-@pytest.mark.parametrize("restored", [put_back, put_back_by_command])
+@pytest.mark.parametrize("restored", [put_back, pytest.param(put_back_by_command, marks=pytest.mark.slow)])
 async def test_a_broker_that_runs_and_is_younger_than_the_restored_metadata_goes_on(
     tmp_path: Path, restored: Restored
 ) -> None:

@@ -20,6 +20,7 @@ LEADS_S = 20.0
 SESSION_TIMEOUT_MS = 12_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("KERA_SLOW_NETWORK"), reason="KERA_SLOW_NETWORK")
 @pytest.mark.timeout(180)
 async def test_a_coordinator_is_elected_and_leads_though_packets_take_200_ms_and_one_of_ten_is_lost(

@@ -143,7 +143,7 @@ async def unread_pushes(path: str, streams: Sequence[int]) -> AsyncIterator[None
         yield
 
 
-@pytest.mark.parametrize("transport", ["frames", "grpc"])
+@pytest.mark.parametrize("transport", ["frames", pytest.param("grpc", marks=pytest.mark.slow)])
 async def test_writers_go_on_though_readers_take_no_answer(
     cluster: RunningCluster, kept: common_pb2.Cursor, transport: str
 ) -> None:
@@ -171,7 +171,7 @@ async def test_writers_go_on_though_readers_that_are_pushed_to_stand_still(
             assert 0 < slots <= ARENA_BYTES // SEGMENT_BYTES // 2 + 1
 
 
-@pytest.mark.parametrize("transport", ["frames", "grpc"])
+@pytest.mark.parametrize("transport", ["frames", pytest.param("grpc", marks=pytest.mark.slow)])
 async def test_a_backup_whose_answers_nobody_takes_has_bounded_memory_and_takes_chunks(
     cluster: RunningCluster, kept: common_pb2.Cursor, transport: str
 ) -> None:
