@@ -3,14 +3,16 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.cluster.membership import BACKUP, BROKER, Kind, Membership, Registration
+from kera.coordinator.cluster.admission import Admission, decide_admission
+from kera.coordinator.cluster.member_kinds import BACKUP, BROKER, MemberKind
+from kera.coordinator.cluster.membership import Membership
 from kera.core.clock import FakeClock
 from kera.core.errors import InvalidArgument, StaleEpoch
 from tests.unit.coordinator.fake_cluster import backup_registration
 from tests.unit.coordinator.fake_cluster import registration as broker_registration
 
 EACH = pytest.mark.parametrize("kind", [BROKER, BACKUP], ids=lambda kind: str(kind.noun))
-AnyKind = Kind[Any, Any]
+AnyKind = MemberKind[Any, Any]
 Members = Membership[Any, Any]
 
 
@@ -23,8 +25,12 @@ def new_registration(kind: AnyKind, *arguments: Any, **named: Any) -> Any:
     return new(*arguments, **named)
 
 
-def decide(members: Members, request: Any, epoch: int = 1) -> Registration[Any]:
-    return members.decide(request, next_id=7, next_epoch=epoch)
+def decide(members: Members, request: Any, epoch: int = 1) -> Admission[Any]:
+    return decide_admission(members, request, next_id=7, next_epoch=epoch)
+
+
+def admit(members: Members, admission: Admission[Any]) -> Any:
+    return members.admit(admission.record, admission.passing)
 
 
 @EACH
@@ -37,7 +43,7 @@ def test_a_new_member_gets_the_next_id_and_epoch(kind: AnyKind) -> None:
     assert (registration.member_id, registration.epoch) == (7, 3)
     assert kind.id_and_epoch(registration.record) == (7, 3)
     assert members.ids() == []  # decided, not done
-    info = members.admit(registration)
+    info = admit(members, registration)
     assert (info.grpc_address, info.alive) == ("a:1", True)
     assert members.describe_all() == [info]
 
@@ -45,7 +51,7 @@ def test_a_new_member_gets_the_next_id_and_epoch(kind: AnyKind) -> None:
 @EACH
 def test_a_launch_that_registers_again_keeps_its_epoch(kind: AnyKind) -> None:
     members = membership(FakeClock(), kind)
-    members.admit(decide(members, new_registration(kind, "a")))
+    admit(members, decide(members, new_registration(kind, "a")))
 
     again = decide(members, new_registration(kind, "a", 7), epoch=2)
     assert (again.new_member, again.new_launch, again.changed) == (False, False, False)
@@ -53,15 +59,15 @@ def test_a_launch_that_registers_again_keeps_its_epoch(kind: AnyKind) -> None:
 
     moved = decide(members, new_registration(kind, "a", 7, port=2), epoch=2)
     assert (moved.new_launch, moved.changed) == (False, True)
-    assert members.admit(moved).grpc_address == "a:2"
+    assert admit(members, moved).grpc_address == "a:2"
 
 
 @EACH
 def test_a_new_member_whose_answer_was_lost_does_not_become_two(kind: AnyKind) -> None:
     members = membership(FakeClock(), kind)
-    members.admit(decide(members, new_registration(kind, "a")))
+    admit(members, decide(members, new_registration(kind, "a")))
 
-    again = members.decide(new_registration(kind, "a"), next_id=8, next_epoch=2)
+    again = decide_admission(members, new_registration(kind, "a"), next_id=8, next_epoch=2)
 
     assert (again.new_member, again.member_id, again.epoch) == (False, 7, 1)
     assert kind.id_and_epoch(again.record) == (7, 1)
@@ -70,11 +76,11 @@ def test_a_new_member_whose_answer_was_lost_does_not_become_two(kind: AnyKind) -
 @EACH
 def test_a_new_launch_of_a_known_member_keeps_the_id_and_fences_the_old_one(kind: AnyKind) -> None:
     members = membership(FakeClock(), kind)
-    members.admit(decide(members, new_registration(kind, "a")))
+    admit(members, decide(members, new_registration(kind, "a")))
 
     launch = decide(members, new_registration(kind, "b", 7), epoch=2)
     assert (launch.new_member, launch.new_launch, launch.changed) == (False, True, True)
-    members.admit(launch)
+    admit(members, launch)
 
     assert members.epoch(7) == 2
     members.heartbeat(7, 2)
@@ -119,7 +125,7 @@ def test_a_registration_without_what_it_needs_is_refused(kind: AnyKind) -> None:
 def test_a_member_is_alive_until_it_has_missed_its_heartbeats(kind: AnyKind) -> None:
     clock = FakeClock()
     members = membership(clock, kind)
-    members.admit(decide(members, new_registration(kind, "a")))
+    admit(members, decide(members, new_registration(kind, "a")))
 
     clock.advance(4)
     members.heartbeat(7, 1)
@@ -138,7 +144,7 @@ def test_a_restored_member_counts_as_just_heard_of(kind: AnyKind) -> None:
     clock = FakeClock()
     clock.advance(1000)
     members = membership(clock, kind)
-    members.restore(decide(members, new_registration(kind, "a")).record.SerializeToString())
+    members.load([decide(members, new_registration(kind, "a")).record.SerializeToString()], [])
 
     assert members.live_ids() == [7]
 
@@ -147,16 +153,16 @@ def test_what_a_backup_has_free_is_as_of_the_last_it_said_and_never_stored() -> 
     members = membership(FakeClock(), BACKUP)
     first = decide(members, backup_registration("a", free_memory_bytes=100, free_disk_bytes=1000))
     assert (first.record.backup.free_memory_bytes, first.record.backup.free_disk_bytes) == (0, 0)
-    assert members.admit(first).free_memory_bytes == 100
+    assert admit(members, first).free_memory_bytes == 100
 
     members.heartbeat(7, 1, free_memory_bytes=90, free_disk_bytes=900)
     assert (members.describe(7).free_memory_bytes, members.describe(7).free_disk_bytes) == (90, 900)
 
     again = decide(members, backup_registration("a", 7, free_memory_bytes=80, free_disk_bytes=800))
     assert not again.changed
-    assert (members.admit(again).free_memory_bytes, members.describe(7).free_disk_bytes) == (80, 800)
+    assert (admit(members, again).free_memory_bytes, members.describe(7).free_disk_bytes) == (80, 800)
 
-    members.restore(again.record.SerializeToString())
+    members.load([again.record.SerializeToString()], [])
     assert members.describe(7).free_memory_bytes == 0
 
 
@@ -166,9 +172,9 @@ def test_what_a_backup_has_free_is_as_of_the_last_it_said_and_never_stored() -> 
 @EACH
 def test_a_fenced_launch_is_dead_and_never_comes_back(kind: AnyKind) -> None:
     members = membership(FakeClock(), kind)
-    members.admit(decide(members, new_registration(kind, "a")))
+    admit(members, decide(members, new_registration(kind, "a")))
 
-    record = members.fenced(7, 5)
+    record = members.kind.fenced(members.record(7), 5)
     assert members.live_ids() == [7]  # decided, not done
     members.replace(record)
 
@@ -179,15 +185,15 @@ def test_a_fenced_launch_is_dead_and_never_comes_back(kind: AnyKind) -> None:
     for member_id in (7, 0):
         with pytest.raises(StaleEpoch, match="given up for lost"):
             decide(members, new_registration(kind, "a", member_id))
-    assert members.fenced(7, 6).launch_id == record.launch_id
+    assert members.kind.fenced(members.record(7), 6).launch_id == record.launch_id
 
     restored = membership(FakeClock(), kind)
-    restored.restore(record.SerializeToString())
+    restored.load([record.SerializeToString()], [])
     with pytest.raises(StaleEpoch):
         decide(restored, new_registration(kind, "a", 7))
     launch = decide(restored, new_registration(kind, "b", 7), epoch=6)
     assert (launch.new_launch, launch.member_id, launch.epoch) == (True, 7, 6)
-    restored.admit(launch)
+    admit(restored, launch)
     assert restored.live_ids() == [7]
 
 
@@ -196,24 +202,22 @@ def test_a_drained_member_stays_so_over_its_launches_whatever_it_says(kind: AnyK
     members = membership(FakeClock(), kind)
     request = new_registration(kind, "a")
     kind.info(request).draining = True
-    members.admit(decide(members, request))
+    admit(members, decide(members, request))
     assert members.open_ids() == [7]
 
-    members.replace(members.drained(7, draining=True))
-    members.admit(decide(members, new_registration(kind, "b", 7), epoch=2))
+    members.replace(members.kind.changed(members.record(7), draining=True))
+    admit(members, decide(members, new_registration(kind, "b", 7), epoch=2))
     assert (members.open_ids(), members.live_ids(), members.describe(7).draining) == ([], [7], True)
 
-    members.replace(members.drained(7, draining=False))
+    members.replace(members.kind.changed(members.record(7), draining=False))
     assert members.open_ids() == [7]
-    with pytest.raises(InvalidArgument, match=f"there is no {kind.noun} 8"):
-        members.drained(8, draining=True)
 
 
 @EACH
 def test_silence_counts_only_while_we_listen(kind: AnyKind) -> None:
     clock = FakeClock()
     members = membership(clock, kind)
-    members.admit(decide(members, new_registration(kind, "a")))
+    admit(members, decide(members, new_registration(kind, "a")))
 
     clock.advance(60)  # we were stopped
     members.tick()
@@ -236,7 +240,7 @@ def test_silence_counts_only_while_we_listen(kind: AnyKind) -> None:
 @EACH
 def test_a_member_that_was_found_to_be_gone_is_dead_until_it_is_heard_of(kind: AnyKind) -> None:
     members = membership(FakeClock(), kind)
-    members.admit(decide(members, new_registration(kind, "a")))
+    admit(members, decide(members, new_registration(kind, "a")))
 
     members.declare_dead(7)
     members.tick()

@@ -14,7 +14,8 @@ from kera.coordinator.cluster.backups import Backups
 from kera.coordinator.cluster.brokers import Brokers
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.changing import REQUESTER, Changing
-from kera.coordinator.cluster.membership import BACKUP, BROKER, BackupMembers, BrokerMembers, Membership
+from kera.coordinator.cluster.member_kinds import BACKUP, BROKER
+from kera.coordinator.cluster.membership import BackupMembers, BrokerMembers, Membership
 from kera.coordinator.cluster.validation import config_of_store
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.ledger import Ledger
@@ -63,7 +64,7 @@ def streamlet_key(prefix: str, stream_id: int, streamlet_id: int) -> str:
 def members_prefix(noun: str) -> str:
     """Keys of the members of a kind.
 
-    ``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Registration.record`; of backups likewise.
+    ``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Admission.record`; of backups likewise.
     """
     return f"{noun}s/"
 
@@ -184,13 +185,9 @@ class State:
 
     def load(self) -> None:
         """Take up what the ledger has of members and streams."""
-        for value in self.ledger.values(members_prefix("broker")):
-            self.brokers.restore(value)
-        for value in self.ledger.values(members_prefix("backup")):
-            self.backups.restore(value)
         for members in (self.brokers, self.backups):
-            for value in self.ledger.values(forgotten_prefix(members.kind.noun)):
-                members.restore_forgotten(value)
+            noun = members.kind.noun
+            members.load(self.ledger.values(members_prefix(noun)), self.ledger.values(forgotten_prefix(noun)))
         for value in self.ledger.values(STREAMS):
             stream = common_pb2.StreamInfo.FromString(value)
             stream.config.CopyFrom(config_of_store(stream.config))

@@ -19,7 +19,8 @@ from itertools import chain
 
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of
-from kera.coordinator.cluster.membership import InfoT, Membership, RecordT
+from kera.coordinator.cluster.member_kinds import InfoT, RecordT
+from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import State, member_key
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Streamlet
@@ -84,14 +85,16 @@ class Drains:
     async def _changed(
         self, members: Membership[RecordT, InfoT], member_id: int, request: coordinator_pb2.DrainRequest
     ) -> None:
-        members.drained(member_id, draining=True)  # for what it raises
+        if members.record(member_id) is None:
+            noun = members.kind.noun
+            raise InvalidArgument(f"there is no {noun} {member_id}", **{f"{noun}_id": member_id})
         if not request.ask:
             await self._state.change(self._mark(members, member_id, draining=not request.undo))
 
     async def _mark(self, members: Membership[RecordT, InfoT], member_id: int, *, draining: bool) -> None:
-        record = members.drained(member_id, draining=draining)
-        if draining != members.is_draining(member_id):
-            noun = members.kind.noun
+        known = members.record(member_id)
+        if known is not None and draining != members.is_draining(member_id):
+            noun, record = members.kind.noun, members.kind.changed(known, draining=draining)
             await self._state.write({member_key(noun, member_id): record.SerializeToString()})
             members.replace(record)
             log.info("drain" if draining else "drain taken back", **{f"{noun}_id": member_id})

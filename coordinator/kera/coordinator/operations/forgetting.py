@@ -22,7 +22,8 @@ from collections.abc import Iterable
 from kera.coordinator.cluster.catalog import first_group_id_of, with_assignments
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of, emptied, intervals_of, moved
-from kera.coordinator.cluster.membership import InfoT, Membership, RecordT
+from kera.coordinator.cluster.member_kinds import InfoT, RecordT, forgotten_record
+from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import HANDOVERS, State, forgotten_key, handed_over_key, member_key, streamlet_key
 from kera.coordinator.ids import Streamlet
 from kera.coordinator.operations.migration import Migration, move_record
@@ -167,10 +168,11 @@ class Forgetting:
         return min(candidates, key=lambda one: (one in known, counts[one], one))
 
     async def _remove(self, members: Membership[RecordT, InfoT], member_id: int) -> None:
-        noun = members.kind.noun
+        noun, record = members.kind.noun, members.record(member_id)
+        directory_id = record.directory_id if record is not None else ""
         changes: dict[str, bytes | None] = {
             member_key(noun, member_id): None,
-            forgotten_key(noun, member_id): members.forgotten(member_id),
+            forgotten_key(noun, member_id): forgotten_record(member_id, directory_id),
         }
         if noun == "broker" and self._state.ledger.get(handed_over_key(member_id)) is not None:
             changes[handed_over_key(member_id)] = None

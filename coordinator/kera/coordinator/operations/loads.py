@@ -28,7 +28,7 @@ class Loads:
 
     def are_known(self, broker_id: int) -> bool:
         """Whether the current launch of a broker has sent a heartbeat, and so takes orders."""
-        return self._brokers.launch(broker_id) in self._loads
+        return Launch(broker_id, self._brokers.epoch(broker_id)) in self._loads
 
     def launches(self) -> list[Launch]:
         """Whose loads are known."""

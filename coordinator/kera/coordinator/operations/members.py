@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kera.coordinator.cluster.admission import Admission, decide_admission
 from kera.coordinator.cluster.handlers import Handlers
-from kera.coordinator.cluster.membership import InfoT, Membership, RecordT, Registration
+from kera.coordinator.cluster.member_kinds import InfoT, RecordT
+from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import State, last_epoch, last_id, member_key
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
@@ -103,26 +105,26 @@ class Members:
         state, recoveries = self._state, self._recoveries
         async with state.changing:
             runs = self._restored.is_later_launch(request.broker.broker_id, request.broker.broker_epoch)
-            registration = self._decide(state.brokers, request, keeps_epoch=runs)
-            broker_id, epoch = registration.member_id, registration.epoch
+            admission = self._decide(state.brokers, request, keeps_epoch=runs)
+            broker_id, epoch = admission.member_id, admission.epoch
             later = self._restored.going_on().union(
                 one.stream_id for one in request.held_streams if self._is_later(one)
             )
             changed: list[coordinator_pb2.RecoveryInfo] = []
             moved: list[common_pb2.StreamInfo] = []
-            if registration.new_launch and not registration.new_member and not runs:
+            if admission.new_launch and not admission.new_member and not runs:
                 changed, stays = recoveries.records.at_registration(broker_id, epoch, lost_memory=request.lost_memory)
                 relaunched = state.catalog.relaunched(
                     broker_id, epoch, stays, coordinator_epoch=state.coordinator_epoch, but=later
                 )
                 moved = await state.in_slices(relaunched)
-            info = await self._admit(state.brokers, registration, records_of(changed), moved)
+            info = await self._admit(state.brokers, admission, records_of(changed), moved)
             recoveries.admitted(changed)
             log.info(
                 "broker registered",
                 broker_id=broker_id,
                 broker_epoch=epoch,
-                new_launch=registration.new_launch,
+                new_launch=admission.new_launch,
                 streams_moved=len(moved),
                 address=info.grpc_address,
             )
@@ -172,23 +174,24 @@ class Members:
 
     async def _register_backup(self, request: coordinator_pb2.RegisterBackupRequest) -> common_pb2.BackupInfo:
         async with self._state.changing:
-            registration = self._decide(self._state.backups, request)
-            info = await self._admit(self._state.backups, registration, {}, [])
+            admission = self._decide(self._state.backups, request)
+            info = await self._admit(self._state.backups, admission, {}, [])
         self._recoveries.advance()  # it has to be fenced, and may have replicas that somebody waits for
         log.info(
             "backup registered",
             backup_id=info.backup_id,
             backup_epoch=info.backup_epoch,
-            new_launch=registration.new_launch,
+            new_launch=admission.new_launch,
             address=info.grpc_address,
         )
         return info
 
     def _decide(
         self, members: Membership[RecordT, InfoT], request: RecordT, *, keeps_epoch: bool = False
-    ) -> Registration[RecordT]:
+    ) -> Admission[RecordT]:
         noun = members.kind.noun
-        return members.decide(
+        return decide_admission(
+            members,
             request,
             next_id=self._state.ledger.next_number(last_id(noun)),
             next_epoch=self._state.next_epoch(noun),
@@ -198,25 +201,25 @@ class Members:
     async def _admit(
         self,
         members: Membership[RecordT, InfoT],
-        registration: Registration[RecordT],
+        admission: Admission[RecordT],
         consequences: Changes,
         streams: Iterable[common_pb2.StreamInfo],
     ) -> InfoT:
         """Store a registration with what follows from it; then it counts."""
-        if registration.changed:
+        if admission.changed:
             noun = members.kind.noun
             changes: dict[str, bytes | None] = {
-                member_key(noun, registration.member_id): registration.record.SerializeToString(),
+                member_key(noun, admission.member_id): admission.record.SerializeToString(),
                 **consequences,
             }
-            if registration.new_member:
+            if admission.new_member:
                 given = self._state.ledger.next_number(last_id(noun)) - 1
-                changes[last_id(noun)] = number(max(given, registration.member_id))
-            if registration.new_launch:
+                changes[last_id(noun)] = number(max(given, admission.member_id))
+            if admission.new_launch:
                 last = self._state.ledger.last_number(last_epoch(noun))
-                changes[last_epoch(noun)] = number(max(last, registration.epoch))
+                changes[last_epoch(noun)] = number(max(last, admission.epoch))
             await self._state.write(changes, streams)
-        return members.admit(registration)
+        return members.admit(admission.record, admission.passing)
 
     async def heartbeat(self, request: coordinator_pb2.HeartbeatRequest) -> coordinator_pb2.HeartbeatResponse:
         """A broker says that it lives, and what has changed; that is stored when this returns.

@@ -22,7 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from kera.coordinator.cluster.handlers import Handlers
-from kera.coordinator.cluster.membership import InfoT, Membership, RecordT
+from kera.coordinator.cluster.member_kinds import InfoT, RecordT
+from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import HANDED_OVER, State, handed_over_key, member_key
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Streamlet
@@ -118,7 +119,11 @@ class Restarts:
         """From now on it is away, and expected back."""
 
         async def write() -> None:
-            record, noun = members.restarting(member_id, epoch), members.kind.noun
+            members.leave(member_id, epoch)
+            noun, known = members.kind.noun, members.record(member_id)
+            if known is None:
+                return
+            record = members.kind.changed(known, restarting=True)
             await self._state.write({member_key(noun, member_id): record.SerializeToString()})
             members.replace(record)
             log.info("restarting", grace_ms=self._state.settings.restart_grace_ms, **{f"{noun}_id": member_id})

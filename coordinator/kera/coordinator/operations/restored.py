@@ -187,4 +187,4 @@ class Restored:
 
     def _has_told(self, broker_id: int) -> bool:
         brokers = self._state.brokers
-        return brokers.is_alive(broker_id) and self._unknown.has_told(brokers.launch(broker_id))
+        return brokers.is_alive(broker_id) and self._unknown.has_told(Launch(broker_id, brokers.epoch(broker_id)))

@@ -177,7 +177,7 @@ class UnknownStreams:
         """Raise `Unavailable` while a broker that lives and has a part may yet tell of something later."""
         brokers, stream = self._state.brokers, versions[0]
         for broker_id in {broker_id for one in versions for broker_id in broker_ids_of(one)}:
-            awaited = self._awaited.get(brokers.launch(broker_id))
+            awaited = self._awaited.get(Launch(broker_id, brokers.epoch(broker_id)))
             if brokers.is_alive(broker_id) and (awaited is None or stream.stream_id in awaited):
                 raise Unavailable(f"broker {broker_id} has yet to tell what it knows of stream {stream.name!r}")
 

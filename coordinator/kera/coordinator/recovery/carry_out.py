@@ -152,7 +152,8 @@ class Recoveries:
                 broker_id=broker_id,
             )
         changes: dict[str, bytes | None] = {last_epoch("broker"): number(epoch), **records_of([info])}
-        fenced = None if cause == DRAINED else state.brokers.fenced(broker_id, epoch)
+        known = state.brokers.record(broker_id)
+        fenced = None if cause == DRAINED or known is None else state.brokers.kind.fenced(known, epoch)
         if fenced is not None:
             changes[member_key("broker", broker_id)] = fenced.SerializeToString()
         await state.write(changes)

@@ -191,7 +191,7 @@ class RecoveryRecords:
     def view(self, run: Run) -> View:
         """All that decides what a recovery does next."""
         state, info = self._state, run.info
-        backups = frozenset(map(state.backups.launch, state.backups.live_ids()))
+        backups = frozenset(Launch(one, state.backups.epoch(one)) for one in state.backups.live_ids())
         if info.phase in ENDED:  # all that is left to do is to tell backups that come late
             return View((), {}, backups, fenced=frozenset(run.fenced), freed=frozenset(run.freed))
         counts = state.catalog.streamlet_counts()
