@@ -63,8 +63,8 @@ class ReadsOfReplicas:
         self.left = None
         self.open.set()
 
-    def through(self, service: Service) -> Service:
-        """A backup's handlers, with this before them."""
+    def through(self, service: Service, stopping: asyncio.Event) -> Service:
+        """A backup's handlers, with this before them; `stopping`: when that is set, it answers no more."""
 
         async def read(call: Call[backup_pb2.ReadReplicaRequest]) -> Reply[backup_pb2.ReadReplicaResponse]:
             if call.message.headers_only:
@@ -73,7 +73,12 @@ class ReadsOfReplicas:
                 self.open.clear()
             elif self.left is not None:
                 self.left -= 1
-            await self.open.wait()
+            waits = [asyncio.ensure_future(each.wait()) for each in (self.open, stopping)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in waits:
+                each.cancel()
+            if stopping.is_set():
+                raise Unavailable("the backup stops")
             key = VirtualKey(call.message.broker_id, call.message.virtual_segment_id)
             if self.fail(key):
                 raise Unavailable("a bad moment")
@@ -112,12 +117,14 @@ class Backup:
         self.engine = await BackupEngine.start(settings, self.root, (self.backup_id, "cluster"))
         service = BackupService(self.engine, BackupCounters(), read_bytes_max=1 << 20)
         service.registered()
-        self._server = FrameServer(self.reads.through(service.service()), bulk_bytes_max=1 << 20)
+        self._stopping = asyncio.Event()
+        self._server = FrameServer(self.reads.through(service.service(), self._stopping), bulk_bytes_max=1 << 20)
         self.address = f"127.0.0.1:{await self._server.listen_tcp('127.0.0.1', 0)}"
 
     async def stop(self) -> None:
         if self.engine is not None:
             engine, self.engine = self.engine, None
+            self._stopping.set()
             await self._server.close()
             await engine.close()
 
