@@ -282,7 +282,8 @@ class Rebuild:
     async def _read_next(self) -> None:
         replicas = self._schedule.next(self._lacks)
         if replicas is None:
-            self._cover_when_quiet()
+            if self._schedule.quiet:
+                self.book.cover()
             self._more_to_read.clear()
             await self._more_to_read.wait()
             return
@@ -291,11 +292,6 @@ class Rebuild:
             failure = await self._fetcher.fetch(replicas)
         finally:
             self._schedule.ended(replicas.key, failure)
-
-    def _cover_when_quiet(self) -> None:
-        """Have covered what has come, unless there is more to read."""
-        if self._schedule.quiet:
-            self.book.cover()
 
     def _lacks(self, address: SegmentAddress) -> bool:
         """Whether chunks of a segment are missing; not if retention has removed it before it came."""
@@ -326,7 +322,8 @@ class Rebuild:
     def _installed(self, target: Target) -> None:
         self._forget(target)
         self.book.installed(target.address, target.record.length)
-        self._cover_when_quiet()
+        if self._schedule.quiet:  # else what has come is covered later: see the head of this module
+            self.book.cover()
 
     # -- what does not come ----------------------------------------------------------------------------------------
 
