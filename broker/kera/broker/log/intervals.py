@@ -6,7 +6,8 @@
 
 A streamlet that has moved left its older groups where they were: each broker goes on serving the intervals that it has,
 and keeps their replicas. Group ids and ordinals of records go on over the intervals without a gap, so a reader at the
-end of one goes on at the start of the next, wherever that is. See "Owners and intervals" in docs/cluster.md.
+end of one goes on at the start of the next, wherever that is. See docs/design-notes.md,
+"Two homes of a streamlet".
 """
 
 from __future__ import annotations

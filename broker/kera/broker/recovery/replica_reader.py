@@ -5,9 +5,9 @@
 A replica that is closed is as long as it should be; of others the longest has all that was acknowledged, and may have
 more. When a backup fails, or has damage in its replica, the next one is read, and what each of them has counts.
 
-Promises nothing while the broker still writes: who recovers has backups refuse it first (``FenceBroker``). The reading
-is in ``kera.broker.recovery.scan`` (headers) and ``kera.broker.recovery.rebuild`` (all of it); how it goes together, in
-``kera.broker.recovery.merge``.
+Promises nothing while the broker still writes: who recovers has backups refuse it first, see docs/design-notes.md,
+"Fencing". The reading is in ``kera.broker.recovery.scan`` (headers) and ``kera.broker.recovery.replica_fetcher`` (all of
+it); how it goes together, in ``kera.broker.recovery.merge``.
 """
 
 from __future__ import annotations

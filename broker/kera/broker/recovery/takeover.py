@@ -7,7 +7,8 @@
 
 The streamlet's `OriginRecord` says which launches' replicas the index knows. While an assignment has other sources
 besides, as after a crash before `commit`, or when the index was made anew, the scan is made (again) before that
-streamlet is opened. When an assignment has no sources any more, it is forgotten.
+streamlet is opened. When an assignment has no sources any more, it is forgotten. What of a streamlet is here, and what
+is not, is in docs/design-notes.md, "Two homes of a streamlet".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Carries out what replication decides: connections to backups, requests to them, and their answers.
 
 A connection to each backup that the coordinator knows is kept, and made again when it is lost. Before a backup counts
-as up, it has been told to refuse older launches of this broker; then it is asked what it has of it.
+as up, it has been told to refuse older launches of this broker (docs/design-notes.md, "Fencing"); then it is asked what
+it has of it.
 
 A request that is not answered in time, or a connection that breaks, fails the backup as a whole: the connection is
 aborted, so that nothing of our memory is sent any more, and everything in flight goes elsewhere.
