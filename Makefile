@@ -101,7 +101,7 @@ test-fast: setup ## Run the unit and property tests: no daemons, no Spark.
 	@$(PYTEST) $(PARALLEL) $(TIER_quick) $(wildcard tests/unit tests/property) $(PYTEST_ARGS)
 
 coverage: jar ## Run all tests, or TIER=quick those of `make test`, and print the share of lines and branches per package.
-	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(WITH_SEED) $(PYTEST) $(PARALLEL) $(TIER_$(TIER)) \
+	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(if $(filter all,$(TIER)),$(WITH_SEED)) $(PYTEST) $(PARALLEL) $(TIER_$(TIER)) \
 	  --cov --cov-report= --cov-report=json:build/coverage-$(TIER).json $(PYTEST_ARGS)
 	@$(PY) -m scripts.coverage_table build/coverage-$(TIER).json
 

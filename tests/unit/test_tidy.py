@@ -134,6 +134,7 @@ WALL_CLOCK = {
     "coordinator/kera/coordinator/coordinator.py": "when a copy of the metadata was made, for people",
     "coordinator/kera/coordinator/cluster/state.py": "ids and epochs are above what the clock says, too",
     "coordinator/kera/coordinator/recovery/carry_out.py": "when phases of a recovery ended, as shown",
+    "coordinator/kera/coordinator/recovery/records.py": "when recoveries began or were cancelled, as shown",
     "coordinator/kera/coordinator/operations/streams.py": "when a stream was created, as shown",
     "core/kera/core/clock.py": "the one behind the protocol",
     "demo/feeder.py": "compared with when Spark says that it was done",
