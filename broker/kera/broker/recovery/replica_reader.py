@@ -6,8 +6,8 @@ A replica that is closed is as long as it should be; of others the longest has a
 more. When a backup fails, or has damage in its replica, the next one is read, and what each of them has counts.
 
 Promises nothing while the broker still writes: who recovers has backups refuse it first, see docs/design-notes.md,
-"Fencing". The reading is in ``kera.broker.recovery.scan`` (headers) and ``kera.broker.recovery.replica_fetcher`` (all of
-it); how it goes together, in ``kera.broker.recovery.merge``.
+"Fencing". Headers are read in ``kera.broker.recovery.scan``, chunks in ``kera.broker.recovery.replica_fetcher``; how it
+goes together, is in ``kera.broker.recovery.merge``.
 """
 
 from __future__ import annotations
