@@ -16,7 +16,7 @@ import pytest
 
 from kera.client import Client, ClientSettings
 from kera.coordinator.store.leadership import LEADER
-from kera.coordinator.store.metadata import Record
+from kera.coordinator.store.metadata import StoredRecord
 from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.errors import KeraError, NotLeader, StreamExists, Uncertain, UnknownStream
@@ -77,7 +77,7 @@ class World:
     async def record(self) -> dict[str, Any]:
         """What the store says of who leads."""
         record = await self.store.get(LEADER)
-        assert isinstance(record, Record)
+        assert isinstance(record, StoredRecord)
         return dict(json.loads(record.value))
 
     def _log_path(self, name: str) -> Path:

@@ -17,7 +17,7 @@ from kera.coordinator.store.metadata import (
     MetadataStore,
     MetadataStoreFailed,
     MetadataStoreFull,
-    Record,
+    StoredRecord,
     UnknownFormat,
     VersionConflict,
     Write,
@@ -135,7 +135,9 @@ async def test_two_stores_at_one_root_see_each_others_writes_and_take_turns(
 
         await asyncio.gather(count(one, "a"), count(other, "b"))
 
-        assert await one.list("") == await other.list("") == {"a": Record(b"29", 30), "b": Record(b"29", 30)}
+        assert (
+            await one.list("") == await other.list("") == {"a": StoredRecord(b"29", 30), "b": StoredRecord(b"29", 30)}
+        )
 
 
 async def test_a_write_sits_out_a_restart_of_zookeeper_and_is_carried_out_once(
@@ -150,7 +152,7 @@ async def test_a_write_sits_out_a_restart_of_zookeeper_and_is_carried_out_once(
             await asyncio.to_thread(zookeeper.start)
             await asyncio.wait_for(writing, WAIT_S)
 
-        assert await store.list("") == {"a": Record(b"2", 4)}
+        assert await store.list("") == {"a": StoredRecord(b"2", 4)}
 
 
 async def test_a_write_whose_answer_was_lost_is_not_carried_out_again(
@@ -171,7 +173,7 @@ async def test_a_write_whose_answer_was_lost_is_not_carried_out_again(
     await store.write(Write("a", b"2", 1), Write("b", b"2", 0))
 
     assert lost == 1
-    assert await store.list("") == {"a": Record(b"2", 2), "b": Record(b"2", 1)}
+    assert await store.list("") == {"a": StoredRecord(b"2", 2), "b": StoredRecord(b"2", 1)}
 
 
 async def test_a_write_whose_answer_was_lost_and_that_another_followed_is_told_as_unknown(
@@ -197,7 +199,7 @@ async def test_a_write_whose_answer_was_lost_and_that_another_followed_is_told_a
             await store.write(Write("a", b"1", 0))
 
 
-async def _present(store: ZooKeeperStore, key: str) -> Record | None:
+async def _present(store: ZooKeeperStore, key: str) -> StoredRecord | None:
     """A record, once the store can be read again."""
     with suppress(MetadataStoreFailed):
         return await store.get(key)
@@ -224,7 +226,7 @@ async def test_without_zookeeper_everything_fails_in_bounded_time_and_goes_on_wh
                 await asyncio.sleep(0.01)
 
         await store.write(Write("a", b"3", record.version))
-        assert await store.get("a") == Record(b"3", record.version + 1)
+        assert await store.get("a") == StoredRecord(b"3", record.version + 1)
 
 
 # --- writes that are larger than a transaction ----------------------------------------------------------------
@@ -255,8 +257,8 @@ async def test_a_write_larger_than_a_transaction_is_all_or_nothing_too(store: Zo
     await store.write(Check("b", 1), Write("a", None, 1), *large)
     await store.write(*(Write(write.key, write.value, 1) for write in large))
 
-    expected = {write.key: Record(write.value or b"", 2) for write in large}
-    assert await store.list("") == {"b": Record(b"1", 1), **expected}
+    expected = {write.key: StoredRecord(write.value or b"", 2) for write in large}
+    assert await store.list("") == {"b": StoredRecord(b"1", 1), **expected}
     assert await left_over(store) == 0
 
 
@@ -296,7 +298,7 @@ async def test_a_large_write_that_was_decided_is_carried_out_by_whoever_comes_ne
         if finds_it == "a list":
             assert len(await other.list("streams/")) == len(LARGE)
         elif finds_it == "a get":
-            assert await other.get(LARGE[9].key) == Record(LARGE[9].value or b"", 1)
+            assert await other.get(LARGE[9].key) == StoredRecord(LARGE[9].value or b"", 1)
         elif finds_it == "a write":
             await other.write(Write(LARGE[9].key, b"after", 1))
             with pytest.raises(VersionConflict):
@@ -326,7 +328,7 @@ async def test_several_may_carry_out_what_is_pending_at_the_same_time(
 
         lists = await asyncio.gather(one.list(""), other.list(""), one.list(""))
 
-        expected = {write.key: Record(write.value or b"", 1) for write in LARGE}
+        expected = {write.key: StoredRecord(write.value or b"", 1) for write in LARGE}
         assert all(found == expected for found in lists)
         await asyncio.gather(one.write(Write("a", b"", 0)), other.write(Write("b", b"", 0)))
         assert await left_over(one) == 0
@@ -361,7 +363,7 @@ async def test_a_write_may_have_more_keys_than_a_transaction_could_check(store: 
 
     assert error.value.attributes == {"key": keys[-1], "expected_version": 1, "found_version": 2}
     assert set(await store.list("")) == set(keys)
-    assert await store.get(keys[-1]) == Record(b"2", 2)
+    assert await store.get(keys[-1]) == StoredRecord(b"2", 2)
     assert await left_over(store) == 0
 
 
@@ -583,7 +585,7 @@ async def test_an_answer_that_cannot_be_read_leaves_it_open_whether_a_write_was_
             patch.setattr(Transaction, "deserialize", unreadable)
             with pytest.raises(MetadataStoreFailed, match="not known whether"):
                 await store.write(Write("a", b"1", 0))
-        assert await store.get("a") == Record(b"1", 1)
+        assert await store.get("a") == StoredRecord(b"1", 1)
 
 
 async def test_a_proof_lasts_no_longer_than_the_session_that_zookeeper_gives(zookeeper: ZooKeeper) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from kera.coordinator.store.metadata import Check, MetadataStoreFailed, Record, Write
+from kera.coordinator.store.metadata import Check, MetadataStoreFailed, StoredRecord, Write
 from kera.coordinator.store.zookeeper_election import ZooKeeperElection
 from kera.coordinator.store.zookeeper_session import ZooKeeperAddress, ZooKeeperSession
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
@@ -43,7 +43,7 @@ async def test_a_server_without_a_majority_behind_it_proves_nothing(
         server.pause()
     try:
         await session.sync()
-        assert await store.get("leader") == Record(b"", 1), "it answers still, for others may lead already"
+        assert await store.get("leader") == StoredRecord(b"", 1), "it answers still, for others may lead already"
         with pytest.raises((TimeoutError, MetadataStoreFailed)):
             await election.prove(Check("leader", 1))
     finally:
@@ -77,6 +77,6 @@ async def test_a_session_goes_on_at_another_server_when_its_own_is_lost(ensemble
 
         assert await _proves(election)
         assert session._client.client_id == before
-        assert await store.list("") == {"a": Record(b"1", 1), "leader": Record(b"", 1)}
+        assert await store.list("") == {"a": StoredRecord(b"1", 1), "leader": StoredRecord(b"", 1)}
     finally:
         await session.close()

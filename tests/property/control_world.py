@@ -16,7 +16,7 @@ from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.recovery.decide import DRAINED
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.memory_store import MemoryStore
-from kera.coordinator.store.metadata import Record, VersionConflict
+from kera.coordinator.store.metadata import StoredRecord, VersionConflict
 from kera.core.clock import FakeClock
 from kera.core.errors import KeraError, StaleEpoch, Unavailable, Uncertain
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
@@ -92,10 +92,10 @@ class Store:
         self._world = world
         self._epoch = epoch
 
-    async def get(self, key: str) -> Record | None:
+    async def get(self, key: str) -> StoredRecord | None:
         return await self._world.records.get(key)
 
-    async def list(self, prefix: str) -> dict[str, Record]:
+    async def list(self, prefix: str) -> dict[str, StoredRecord]:
         return await self._world.records.list(prefix)
 
     async def write(self, *writes: Any) -> None:

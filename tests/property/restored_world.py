@@ -16,7 +16,7 @@ from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.ownership.unknown import UnknownReport
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.store.memory_store import MemoryStore
-from kera.coordinator.store.metadata import Record
+from kera.coordinator.store.metadata import StoredRecord
 from kera.coordinator.store.numbers import SINCE_US, next_epoch
 from kera.core.clock import FakeClock
 from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
@@ -76,7 +76,7 @@ class World(ownership_world.World):
         self.given.note("epoch of a coordinator", epoch, object())
         previous = json.loads(last.value)["epoch"] if last else 0
         leader = {"epoch": epoch, "previous_epoch": previous}
-        self.store = MemoryStore({**self.store.records, "leader": Record(json.dumps(leader).encode(), 1)})
+        self.store = MemoryStore({**self.store.records, "leader": StoredRecord(json.dumps(leader).encode(), 1)})
         self.coordinator_epoch = epoch
         self.coordinator = await Coordinator.load(
             self.store, self, self.backup_calls, self.clock, SETTINGS, coordinator_epoch=epoch
@@ -84,10 +84,10 @@ class World(ownership_world.World):
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
-    def copy(self) -> dict[str, Record]:
+    def copy(self) -> dict[str, StoredRecord]:
         return self.store.records
 
-    async def restore(self, copy: dict[str, Record], seconds: float, *, stopped: Sequence[int] = ()) -> None:
+    async def restore(self, copy: dict[str, StoredRecord], seconds: float, *, stopped: Sequence[int] = ()) -> None:
         """The coordinator ends, and after a while another one begins with a copy.
 
         `stopped`: these brokers have ended, too, and ask to register in this order, again and again.

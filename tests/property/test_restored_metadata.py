@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from kera.coordinator.cluster.intervals import index_of_group, intervals_of
-from kera.coordinator.store.metadata import Record
+from kera.coordinator.store.metadata import StoredRecord
 from kera.core.chunk import HEADER_BYTES, iterate_chunks
 from kera.core.errors import UnknownStream
 from kera.core.ids import EARLIEST, Position
@@ -68,7 +68,7 @@ class Known:
 class Copy:
     """Metadata as they were, and what the oracle knew then."""
 
-    records: dict[str, Record]
+    records: dict[str, StoredRecord]
     stream_ids: frozenset[int]
     """Of the streams that there were."""
     instances: int

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from kera.coordinator.cluster.backups import GrpcBackups
-from kera.coordinator.cluster.brokers import GrpcBrokers
+from kera.coordinator.cluster.backup_calls import GrpcBackupCalls
+from kera.coordinator.cluster.broker_calls import GrpcBrokerCalls
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
@@ -122,9 +122,9 @@ async def _office(
 ) -> AsyncIterator[Service]:
     """What leads, for as long as it does."""
     async with AsyncExitStack() as stack:
-        brokers = GrpcBrokers(timeout_ms=settings.broker_timeout_ms)
+        brokers = GrpcBrokerCalls(timeout_ms=settings.broker_timeout_ms)
         stack.push_async_callback(brokers.close)
-        backups = GrpcBackups(timeout_ms=settings.broker_timeout_ms)
+        backups = GrpcBackupCalls(timeout_ms=settings.broker_timeout_ms)
         stack.push_async_callback(backups.close)
         coordinator = await Coordinator.load(
             store,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
-from kera.coordinator.operations.loads import Loads
+from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.restored import Restored
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import DEAD, REPORTED
@@ -34,7 +34,7 @@ class Control:
         state: State,
         recoveries: Recoveries,
         restored: Restored,
-        loads: Loads,
+        loads: MeasuredLoads,
         advancing: Sequence[Callable[[], None]],
     ) -> None:
         """`advancing`: what else is called every heartbeat interval, once the metadata are up to date."""

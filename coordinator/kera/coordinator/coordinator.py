@@ -34,8 +34,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from kera.coordinator.cluster.backups import Backups
-from kera.coordinator.cluster.brokers import Brokers
+from kera.coordinator.cluster.backup_calls import BackupCalls
+from kera.coordinator.cluster.broker_calls import BrokerCalls
 from kera.coordinator.cluster.changing import Changing
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
@@ -45,13 +45,13 @@ from kera.coordinator.operations.balancing import Balancing
 from kera.coordinator.operations.drains import Drains
 from kera.coordinator.operations.drops import Drops
 from kera.coordinator.operations.forgetting import Forgetting
-from kera.coordinator.operations.loads import Loads
+from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.members import Members
 from kera.coordinator.operations.migration import Migration, ObserveMove
 from kera.coordinator.operations.producers import Producers
 from kera.coordinator.operations.restarts import Restarts
 from kera.coordinator.operations.restored import Restored
-from kera.coordinator.operations.streams import Streams
+from kera.coordinator.operations.streams import StreamOperations
 from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.recovery.carry_out import ObservePhase, Recoveries
 from kera.coordinator.settings import CoordinatorSettings
@@ -83,7 +83,7 @@ class Coordinator:
     ) -> None:
         self.state = state
         self.consumer_groups = ConsumerGroups(state, state.settings.unnamed_group_retention_ms)
-        loads = Loads(state.brokers)
+        loads = MeasuredLoads(state.brokers)
         self._drops = Drops(state)
         self.producers = Producers(state)
         self.recoveries = Recoveries(state, self.consumer_groups.cursors_of, observe_phase=observe_phase)
@@ -103,7 +103,7 @@ class Coordinator:
         self.drains = Drains(state, self.recoveries, self.migration)
         self.forgetting = Forgetting(state, self.recoveries, self.migration)
         self.balancing = Balancing(state, self.migration, loads)
-        self.streams = Streams(state, self._drops, self.balancing.spread)
+        self.streams = StreamOperations(state, self._drops, self.balancing.spread)
         advancing = (self.migration, self.drains, self.restarts, self._drops, self.balancing)
         self.control = Control(
             state, self.recoveries, self._restored, loads, advancing=[part.advance for part in advancing]
@@ -127,8 +127,8 @@ class Coordinator:
     async def load(
         cls,
         store: MetadataStore,
-        brokers: Brokers,
-        backups: Backups,
+        brokers: BrokerCalls,
+        backups: BackupCalls,
         clock: Clock,
         settings: CoordinatorSettings,
         *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Streamlet(NamedTuple):
+class StreamletId(NamedTuple):
     """Which streamlet of which stream."""
 
     stream_id: int

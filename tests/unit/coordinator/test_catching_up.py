@@ -4,7 +4,7 @@ import pytest
 
 from kera.coordinator.operations.catching_up import (
     CatchingUp,
-    Given,
+    KnownNumbers,
     Phase,
     is_later_coordinator,
     is_later_launch,
@@ -12,7 +12,7 @@ from kera.coordinator.operations.catching_up import (
 )
 from kera.core.lineage import CHANGES_BITS
 
-GIVEN = Given(coordinator_epoch=10, launch_epoch=100)
+GIVEN = KnownNumbers(coordinator_epoch=10, launch_epoch=100)
 OURS = 20
 
 

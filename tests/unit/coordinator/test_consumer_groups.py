@@ -12,7 +12,7 @@ from kera.coordinator.consumer_groups import consumer_group as consumer_groups
 from kera.coordinator.consumer_groups import progress as consumer_group_progress
 from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup, StreamShape
 from kera.coordinator.consumer_groups.members import leases_of
-from kera.coordinator.consumer_groups.progress import Streamlet, key_of, lowest, position_of
+from kera.coordinator.consumer_groups.progress import StreamletProgress, key_of, lowest, position_of
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.turns import at_once
@@ -338,7 +338,7 @@ def seen(after: int, *groups: tuple[int, int], through: int | None = None) -> me
 
 
 def test_intervals_of_groups_must_join_on() -> None:
-    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST] * 2)
+    streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST] * 2)
     assert streamlet.see(seen(0, (0, 1), (1, 2)))
     assert not streamlet.see(seen(3, (0, 4)))
     assert streamlet.see(seen(1, (1, 2), (0, 3)))
@@ -349,7 +349,7 @@ def test_intervals_of_groups_must_join_on() -> None:
 
 def test_where_reading_begins() -> None:
     """At what there is of the first group; later ones have to be whole; groups behind a cursor are done."""
-    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST, Position(4, 2, 100)])
+    streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST, Position(4, 2, 100)])
     streamlet.see(seen(0, (0, 1), (1, 2), (0, 3), (1, 4), (1, 5)))
     assert {number: group.next for number, group in streamlet.groups.items()} == {
         1: Position(1, 1, 64),
@@ -357,7 +357,7 @@ def test_where_reading_begins() -> None:
         4: Position(4, 2, 100),
         5: Position(5, 1, 0),
     }
-    assert Streamlet(STREAM_ID, 0, [Position(7, 1, 0), Position(4, 2, 100)]).listed == 3
+    assert StreamletProgress(STREAM_ID, 0, [Position(7, 1, 0), Position(4, 2, 100)]).listed == 3
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_where_reading_begins() -> None:
 )
 def test_a_list_that_makes_no_sense_is_refused(wrong: messages.SeenGroups) -> None:
     with pytest.raises(InvalidArgument, match="listed"):
-        Streamlet(STREAM_ID, 0, [EARLIEST]).see(wrong)
+        StreamletProgress(STREAM_ID, 0, [EARLIEST]).see(wrong)
 
 
 def test_no_more_groups_are_known_than_a_record_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,13 +410,13 @@ def test_a_round_looks_at_the_groups_of_streamlets_that_have_changed_only(monkey
     member = world.join("a")
     rounds(world, 4)
     looked: list[int] = []
-    look = Streamlet._find_waiting
+    look = StreamletProgress._find_waiting
 
-    def noting(self: Streamlet) -> list[tuple[int, int]]:
+    def noting(self: StreamletProgress) -> list[tuple[int, int]]:
         looked.append(self.streamlet_id)
         return look(self)
 
-    monkeypatch.setattr(Streamlet, "_find_waiting", noting)
+    monkeypatch.setattr(StreamletProgress, "_find_waiting", noting)
     world.round(member)
     assert not looked
     step = next(step for step in world.steps(member, 1.0) if step.next.streamlet_id == 1)
@@ -437,7 +437,7 @@ def listed(after: int, *groups: tuple[int, int, int | None], begin: int = 0) -> 
     return messages.SeenGroups(stream_id=STREAM_ID, after_group_id=after, through_group_id=groups[-1][0], groups=found)
 
 
-def lost_of(streamlet: Streamlet) -> dict[int, list[tuple[int, int]]]:
+def lost_of(streamlet: StreamletProgress) -> dict[int, list[tuple[int, int]]]:
     return {
         group_id: [(each.first, each.end) for each in group.lost]
         for group_id, group in streamlet.groups.items()
@@ -446,7 +446,7 @@ def lost_of(streamlet: Streamlet) -> dict[int, list[tuple[int, int]]]:
 
 
 def test_groups_that_went_before_anybody_found_them_are_missed() -> None:
-    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST], [0])
+    streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, 100), (2, 100, 200)))
     streamlet.settle()
     assert not lost_of(streamlet)
@@ -466,7 +466,7 @@ def test_before_the_first_group_something_is_missed_only_if_it_is_known_where_re
         (Position(3, 1, 9), None, {}),
     ]
     for position, record, expected in cases:
-        streamlet = Streamlet(STREAM_ID, 0, [position], [record])
+        streamlet = StreamletProgress(STREAM_ID, 0, [position], [record])
         streamlet.see(listed(streamlet.listed, (5, 70, None)))
         streamlet.settle()
         assert lost_of(streamlet) == expected
@@ -474,7 +474,7 @@ def test_before_the_first_group_something_is_missed_only_if_it_is_known_where_re
 
 def test_ordinals_that_go_back_are_a_gap_that_nobody_can_count() -> None:
     """A host was lost with what it had in its memory."""
-    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST], [0])
+    streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, 100), (1000, 0, None)))
     streamlet.settle()
     assert lost_of(streamlet) == {1000: [(100, 0)]}
@@ -482,7 +482,7 @@ def test_ordinals_that_go_back_are_a_gap_that_nobody_can_count() -> None:
 
 def test_a_gap_waits_for_the_end_of_the_group_before_it() -> None:
     """And goes to the next group when the one behind it is done by then."""
-    streamlet = Streamlet(STREAM_ID, 0, [EARLIEST], [0])
+    streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, None)))
     streamlet.settle()
     streamlet.see(listed(1, (5, 150, None)))

@@ -10,7 +10,7 @@ import pytest
 
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
 from kera.coordinator.store.lmdb_store import LmdbStore
-from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, Record, UnknownFormat, Write
+from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, StoredRecord, UnknownFormat, Write
 from kera.core.errors import PathNotWritable, StartError
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ async def test_records_and_versions_are_there_after_a_restart(tmp_path: Path) ->
     await store.close()
 
     store = open_store(tmp_path / "new" / "directory")
-    assert await store.list("") == {"a": Record(b"2", 2)}
+    assert await store.list("") == {"a": StoredRecord(b"2", 2)}
     await store.close()
 
 
@@ -81,7 +81,7 @@ async def test_a_full_store_refuses_the_write_says_why_and_goes_on(tmp_path: Pat
     with pytest.raises(MetadataStoreFull, match="raise metadata_bytes_max"):
         await store.write(Write("a", b"2", 1), Write("b", b"x" * 900_000, 0), Write("c", b"x" * 900_000, 0))
 
-    assert await store.list("") == {"a": Record(b"1", 1)}
+    assert await store.list("") == {"a": StoredRecord(b"1", 1)}
     await store.write(Write("a", b"2", 1))
     await store.close()
 
@@ -100,7 +100,7 @@ async def test_a_disk_without_room_refuses_the_write_says_so_and_the_store_goes_
         for _ in range(2):
             with pytest.raises(MetadataStoreFull, match="no room for metadata"):
                 await store.write(Write("a", b"2", 1), Write("b", b"x" * 300_000, 0))
-        assert await store.list("") == {"a": Record(b"1", 1)}
+        assert await store.list("") == {"a": StoredRecord(b"1", 1)}
         await store.write(Write("a", b"2", 1))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -145,7 +145,7 @@ async def test_a_store_closes_when_the_commit_that_has_begun_is_done(
 
     assert still_open
     store = open_store(tmp_path)
-    assert await store.list("") == {"a": Record(b"1", 1)}
+    assert await store.list("") == {"a": StoredRecord(b"1", 1)}
     await store.close()
 
 

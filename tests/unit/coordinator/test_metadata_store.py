@@ -19,7 +19,7 @@ from kera.coordinator.store.metadata import (
     VALUE_BYTES_MAX,
     Check,
     MetadataStore,
-    Record,
+    StoredRecord,
     VersionConflict,
     Write,
 )
@@ -48,13 +48,13 @@ async def test_a_record_that_was_never_written_is_not_there(store: MetadataStore
 
 async def test_versions_count_the_puts_of_a_key(store: MetadataStore) -> None:
     await store.write(Write("a", b"one", 0))
-    assert await store.get("a") == Record(b"one", 1)
+    assert await store.get("a") == StoredRecord(b"one", 1)
     await store.write(Write("a", b"", 1))
-    assert await store.get("a") == Record(b"", 2)
+    assert await store.get("a") == StoredRecord(b"", 2)
     await store.write(Write("a", None, 2))
     assert await store.get("a") is None
     await store.write(Write("a", b"again", 0))
-    assert await store.get("a") == Record(b"again", 1)
+    assert await store.get("a") == StoredRecord(b"again", 1)
 
 
 @pytest.mark.parametrize("expected_version", [0, 1, 3])
@@ -69,7 +69,7 @@ async def test_a_write_that_expects_another_version_is_refused(
         await store.write(Write("a", value, expected_version))
 
     assert error.value.attributes == {"key": "a", "expected_version": expected_version, "found_version": 2}
-    assert await store.get("a") == Record(b"there", 2)
+    assert await store.get("a") == StoredRecord(b"there", 2)
 
 
 async def test_a_write_that_expects_a_record_where_there_is_none_is_refused(store: MetadataStore) -> None:
@@ -84,7 +84,7 @@ async def test_a_refused_write_changes_none_of_its_records(store: MetadataStore)
     with pytest.raises(VersionConflict):
         await store.write(Write("new", b"2", 0), Write("a", None, 1), Write("b", b"2", 7))
 
-    assert await store.list("") == {"a": Record(b"1", 1), "b": Record(b"1", 1)}
+    assert await store.list("") == {"a": StoredRecord(b"1", 1), "b": StoredRecord(b"1", 1)}
 
 
 async def test_a_write_changes_all_of_its_records(store: MetadataStore) -> None:
@@ -92,7 +92,7 @@ async def test_a_write_changes_all_of_its_records(store: MetadataStore) -> None:
 
     await store.write(Write("new", b"2", 0), Write("a", None, 1), Write("b", b"2", 1))
 
-    assert await store.list("") == {"b": Record(b"2", 2), "new": Record(b"2", 1)}
+    assert await store.list("") == {"b": StoredRecord(b"2", 2), "new": StoredRecord(b"2", 1)}
 
 
 @pytest.mark.parametrize("key", ["a", "not there"])
@@ -105,7 +105,7 @@ async def test_a_write_may_depend_on_records_that_it_leaves_as_they_are(store: M
         await store.write(Write("b", b"2", 1), Check(key, version + 1))
 
     assert error.value.attributes == {"key": key, "expected_version": version + 1, "found_version": version}
-    assert await store.list("") == {"a": Record(b"1", 1), "b": Record(b"1", 1)}
+    assert await store.list("") == {"a": StoredRecord(b"1", 1), "b": StoredRecord(b"1", 1)}
 
 
 async def test_a_write_that_depends_on_a_record_not_being_there_is_refused_when_it_is(store: MetadataStore) -> None:
@@ -114,7 +114,7 @@ async def test_a_write_that_depends_on_a_record_not_being_there_is_refused_when_
     with pytest.raises(VersionConflict):
         await store.write(Write("b", b"1", 0), Check("a", 0))
 
-    assert await store.list("") == {"a": Record(b"1", 1)}
+    assert await store.list("") == {"a": StoredRecord(b"1", 1)}
 
 
 async def test_to_delete_what_is_not_there_is_to_check_that(store: MetadataStore) -> None:
@@ -123,7 +123,7 @@ async def test_to_delete_what_is_not_there_is_to_check_that(store: MetadataStore
     with pytest.raises(VersionConflict):
         await store.write(Write("b", None, 0))
 
-    assert await store.list("") == {"b": Record(b"1", 1)}
+    assert await store.list("") == {"b": StoredRecord(b"1", 1)}
 
 
 async def test_a_write_whose_caller_gives_up_is_carried_out(store: MetadataStore) -> None:
@@ -135,7 +135,7 @@ async def test_a_write_whose_caller_gives_up_is_carried_out(store: MetadataStore
         while not await store.get("a"):
             await asyncio.sleep(0.001)
 
-    assert await store.list("") == {"a": Record(b"1", 1), "b": Record(b"1", 1)}
+    assert await store.list("") == {"a": StoredRecord(b"1", 1), "b": StoredRecord(b"1", 1)}
 
 
 async def test_keys_are_any_text(store: MetadataStore) -> None:
@@ -143,10 +143,10 @@ async def test_keys_are_any_text(store: MetadataStore) -> None:
     for key in keys[1:]:
         await store.write(Write(key, key.encode(), 0))
 
-    assert await store.list("") == {key: Record(key.encode(), 1) for key in sorted(keys[1:])}
+    assert await store.list("") == {key: StoredRecord(key.encode(), 1) for key in sorted(keys[1:])}
     for prefix in keys:
         assert list(await store.list(prefix)) == sorted(key for key in keys[1:] if key.startswith(prefix))
-        assert (await store.get(prefix) if prefix else None) == (Record(prefix.encode(), 1) if prefix else None)
+        assert (await store.get(prefix) if prefix else None) == (StoredRecord(prefix.encode(), 1) if prefix else None)
 
 
 async def test_what_is_listed_belongs_to_one_moment(store: MetadataStore) -> None:
@@ -164,7 +164,7 @@ async def test_what_is_listed_belongs_to_one_moment(store: MetadataStore) -> Non
     await writing
 
     assert seen
-    assert await store.list("a") == {"a": Record(b"49", 50)}
+    assert await store.list("a") == {"a": StoredRecord(b"49", 50)}
 
 
 async def test_a_list_has_the_keys_with_the_prefix_in_order(store: MetadataStore) -> None:
@@ -203,7 +203,7 @@ async def test_of_concurrent_writes_one_wins(store: MetadataStore) -> None:
     )
 
     assert [result for result in results if not isinstance(result, VersionConflict)] == [None]
-    assert await store.get("a") == Record(bytes([results.index(None)]), 1)
+    assert await store.get("a") == StoredRecord(bytes([results.index(None)]), 1)
 
 
 KEYS = st.sampled_from(["a", "a/", "a/b", "b"])

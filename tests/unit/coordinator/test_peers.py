@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.cluster.backups import GrpcBackups
-from kera.coordinator.cluster.brokers import GrpcBrokers
+from kera.coordinator.cluster.backup_calls import GrpcBackupCalls
+from kera.coordinator.cluster.broker_calls import GrpcBrokerCalls
 from kera.core.errors import InvalidArgument, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.grpc_server import GrpcServer
@@ -53,13 +53,13 @@ async def running(*methods: Any) -> AsyncIterator[Daemon]:
 
 
 @pytest.fixture
-async def brokers() -> AsyncIterator[GrpcBrokers]:
-    made = GrpcBrokers(timeout_ms=TIMEOUT_MS)
+async def brokers() -> AsyncIterator[GrpcBrokerCalls]:
+    made = GrpcBrokerCalls(timeout_ms=TIMEOUT_MS)
     yield made
     await made.close()
 
 
-async def test_orders_to_brokers_say_who_leads(brokers: GrpcBrokers) -> None:
+async def test_orders_to_brokers_say_who_leads(brokers: GrpcBrokerCalls) -> None:
     methods = (api.OPEN_STREAMLETS, api.DROP_STREAM, api.SEAL_STREAMLETS, api.TAKE_OVER)
     async with running(*methods) as daemon:
         daemon.answer = lambda _: broker_pb2.OpenStreamletsResponse()
@@ -84,7 +84,7 @@ async def test_orders_to_brokers_say_who_leads(brokers: GrpcBrokers) -> None:
     ]
 
 
-async def test_a_refusal_comes_out_and_a_broker_that_is_back_is_reached_again(brokers: GrpcBrokers) -> None:
+async def test_a_refusal_comes_out_and_a_broker_that_is_back_is_reached_again(brokers: GrpcBrokerCalls) -> None:
     def refuse(_: Any) -> Any:
         raise StaleEpoch("a later coordinator leads")
 
@@ -103,7 +103,9 @@ async def test_a_refusal_comes_out_and_a_broker_that_is_back_is_reached_again(br
     await server.close()
 
 
-async def test_an_address_where_nobody_listens_refuses_and_one_that_is_silent_does_not(brokers: GrpcBrokers) -> None:
+async def test_an_address_where_nobody_listens_refuses_and_one_that_is_silent_does_not(
+    brokers: GrpcBrokerCalls,
+) -> None:
     async with running(api.DROP_STREAM) as daemon:
         assert not await brokers.refuses(daemon.broker)
     assert await brokers.refuses(daemon.broker)
@@ -112,7 +114,7 @@ async def test_an_address_where_nobody_listens_refuses_and_one_that_is_silent_do
 
 
 async def test_backups_are_fenced_freed_and_counted() -> None:
-    backups = GrpcBackups(timeout_ms=TIMEOUT_MS)
+    backups = GrpcBackupCalls(timeout_ms=TIMEOUT_MS)
     replicas = {1: [3, 5, 9], 2: [4], 3: list[int]()}
 
     def page(request: backup_pb2.ListReplicasRequest) -> backup_pb2.ListReplicasResponse:
@@ -135,7 +137,7 @@ async def test_backups_are_fenced_freed_and_counted() -> None:
     await backups.close()
 
 
-async def test_calls_that_nobody_answers_end(brokers: GrpcBrokers) -> None:
+async def test_calls_that_nobody_answers_end(brokers: GrpcBrokerCalls) -> None:
     async with running(api.DROP_STREAM) as daemon:
         never = asyncio.Event()
 

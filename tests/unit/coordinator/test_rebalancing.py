@@ -3,7 +3,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.coordinator.ids import Streamlet
+from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.rebalancing import (
     LOAD_BYTES_PER_S_MIN,
     LOAD_RATIO,
@@ -16,13 +16,13 @@ from kera.coordinator.operations.rebalancing import (
 )
 
 MB = 10**6
-Where = dict[Streamlet, Placed]
+Where = dict[StreamletId, Placed]
 
 
 def placed(*loads: tuple[int, int], may_move: bool = True) -> Where:
     """Broker and load of each streamlet of one stream."""
     return {
-        Streamlet(1, number): Placed(broker_id, bytes_per_s, may_move)
+        StreamletId(1, number): Placed(broker_id, bytes_per_s, may_move)
         for number, (broker_id, bytes_per_s) in enumerate(loads)
     }
 

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.decide import (
     DEAD,
     DRAINED,
-    Enter,
-    Fence,
-    Free,
-    Open,
+    EnterPhase,
+    FenceAtBackup,
+    FreeReplicas,
+    OpenStream,
     Owner,
-    Release,
+    ReleaseSource,
     TakeOver,
     View,
     begun,
@@ -86,17 +86,17 @@ def test_what_is_lost_is_what_the_launches_before_had() -> None:
 
 def test_backups_are_fenced_first_and_late_ones_at_any_time() -> None:
     some = dataclasses.replace(view(), fenced=frozenset({X}))
-    assert decide(recovery(RECOVERY_PHASE_FENCING), some).actions == (Fence(Y),)
-    assert decide(recovery(RECOVERY_PHASE_FENCING), view()).actions == (Enter(RECOVERY_PHASE_TAKING_OVER),)
+    assert decide(recovery(RECOVERY_PHASE_FENCING), some).actions == (FenceAtBackup(Y),)
+    assert decide(recovery(RECOVERY_PHASE_FENCING), view()).actions == (EnterPhase(RECOVERY_PHASE_TAKING_OVER),)
     for phase in (RECOVERY_PHASE_TAKING_OVER, RECOVERY_PHASE_RECOVERING, RECOVERY_PHASE_RESTORING):
-        assert Fence(Y) in decide(recovery(phase), some).actions
-    assert Fence(Y) not in decide(recovery(cause=DRAINED), some).actions
+        assert FenceAtBackup(Y) in decide(recovery(phase), some).actions
+    assert FenceAtBackup(Y) not in decide(recovery(cause=DRAINED), some).actions
 
 
 def test_all_who_can_recover_something_whatever_else_they_have() -> None:
     lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
     uneven = dataclasses.replace(lost, owners={2: Owner(2, 8, 100), 3: Owner(3, 8, 0)})  # it has just started
-    s = [Streamlet(5, number) for number in range(4)]
+    s = [StreamletId(5, number) for number in range(4)]
     assert decide(recovery(), uneven).actions == (
         TakeOver(Launch(2, 2), (s[1], s[3])),
         TakeOver(Launch(3, 3), (s[0], s[2])),
@@ -105,7 +105,7 @@ def test_all_who_can_recover_something_whatever_else_they_have() -> None:
 
 def test_streamlets_go_to_those_with_the_fewest_first_and_stay_with_whom_they_were_planned_for() -> None:
     lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
-    s = [Streamlet(5, number) for number in range(4)]
+    s = [StreamletId(5, number) for number in range(4)]
 
     actions = decide(recovery(), lost).actions
     assert actions == (TakeOver(Launch(2, 2), (s[1], s[3])), TakeOver(Launch(3, 3), (s[0], s[2])))
@@ -119,16 +119,16 @@ def test_streamlets_go_to_those_with_the_fewest_first_and_stay_with_whom_they_we
 def test_who_is_being_emptied_takes_over_only_if_nobody_else_can() -> None:
     lost = view(assignment((1, 1), epoch=8))
     emptied = dataclasses.replace(lost, owners={2: Owner(2, 8, 5), 3: Owner(3, 8, 0, draining=True)})
-    assert decide(recovery(), emptied).actions == (TakeOver(Launch(2, 2), (Streamlet(5, 0),)),)
+    assert decide(recovery(), emptied).actions == (TakeOver(Launch(2, 2), (StreamletId(5, 0),)),)
     alone = dataclasses.replace(lost, owners={3: Owner(3, 8, 0, draining=True)})
-    assert decide(recovery(), alone).actions == (TakeOver(Launch(3, 3), (Streamlet(5, 0),)),)
+    assert decide(recovery(), alone).actions == (TakeOver(Launch(3, 3), (StreamletId(5, 0),)),)
     small = dataclasses.replace(lost, segment_bytes=16)
     assert decide(recovery(), small).waits_for == ("a live broker with segments of at least 16 bytes",)
 
 
 def test_older_groups_wait_for_an_owner_that_lives() -> None:
     held = assignment((1, 1), (2, 57), epoch=2)
-    assert decide(recovery(), view(held)).actions == (TakeOver(Launch(2, 2), (Streamlet(5, 0),)),)
+    assert decide(recovery(), view(held)).actions == (TakeOver(Launch(2, 2), (StreamletId(5, 0),)),)
 
     dead = assignment((1, 1), (4, 57), epoch=4)
     decision = decide(recovery(), view(dead))
@@ -138,9 +138,11 @@ def test_older_groups_wait_for_an_owner_that_lives() -> None:
 
 def test_owners_are_told_until_they_have_opened_and_those_who_died_are_waited_for() -> None:
     both = view(taken(2, 2), taken(3, 3))
-    assert decide(recovery(), both).actions == (Open(Launch(2, 2), 5), Open(Launch(3, 3), 5))
-    opened = frozenset({(Streamlet(5, 0), Launch(2, 2)), (Streamlet(5, 1), Launch(3, 3))})
-    assert decide(recovery(), dataclasses.replace(both, opened=opened)).actions == (Enter(RECOVERY_PHASE_RECOVERING),)
+    assert decide(recovery(), both).actions == (OpenStream(Launch(2, 2), 5), OpenStream(Launch(3, 3), 5))
+    opened = frozenset({(StreamletId(5, 0), Launch(2, 2)), (StreamletId(5, 1), Launch(3, 3))})
+    assert decide(recovery(), dataclasses.replace(both, opened=opened)).actions == (
+        EnterPhase(RECOVERY_PHASE_RECOVERING),
+    )
     died = decide(recovery(), view(taken(4, 4)))
     assert (died.actions, died.waits_for) == ((), ("broker 4, which had taken over streamlets, or its recovery",))
     for phase in (RECOVERY_PHASE_RECOVERING, RECOVERY_PHASE_RESTORING):
@@ -148,20 +150,22 @@ def test_owners_are_told_until_they_have_opened_and_those_who_died_are_waited_fo
 
 
 def test_a_recovery_ends_when_all_is_restored_and_the_replicas_are_freed() -> None:
-    one, both = frozenset({Streamlet(5, 0)}), frozenset({Streamlet(5, 0), Streamlet(5, 1)})
+    one, both = frozenset({StreamletId(5, 0)}), frozenset({StreamletId(5, 0), StreamletId(5, 1)})
     now = view(taken(2, 2), taken(3, 3))
     recovering, restoring = recovery(RECOVERY_PHASE_RECOVERING), recovery(RECOVERY_PHASE_RESTORING)
 
     assert decide(recovering, dataclasses.replace(now, readable=one)).actions == ()
     entering = decide(recovering, dataclasses.replace(now, readable=both)).actions
-    assert entering == (Enter(RECOVERY_PHASE_RESTORING),)
+    assert entering == (EnterPhase(RECOVERY_PHASE_RESTORING),)
     assert decide(restoring, dataclasses.replace(now, restored=one)).actions == ()
-    assert decide(restoring, dataclasses.replace(now, restored=both)).actions == (Release((5,)),)
-    assert decide(restoring, view()).actions == (Free(X), Free(Y))
+    assert decide(restoring, dataclasses.replace(now, restored=both)).actions == (ReleaseSource((5,)),)
+    assert decide(restoring, view()).actions == (FreeReplicas(X), FreeReplicas(Y))
     freed = dataclasses.replace(view(), freed=frozenset({X, Y}))
-    assert decide(restoring, freed).actions == (Enter(RECOVERY_PHASE_DONE),)
-    assert decide(recovery(RECOVERY_PHASE_RESTORING, DRAINED), view()).actions == (Enter(RECOVERY_PHASE_DONE),)
-    assert decide(recovery(RECOVERY_PHASE_DONE), dataclasses.replace(freed, freed=frozenset({X}))).actions == (Free(Y),)
+    assert decide(restoring, freed).actions == (EnterPhase(RECOVERY_PHASE_DONE),)
+    assert decide(recovery(RECOVERY_PHASE_RESTORING, DRAINED), view()).actions == (EnterPhase(RECOVERY_PHASE_DONE),)
+    assert decide(recovery(RECOVERY_PHASE_DONE), dataclasses.replace(freed, freed=frozenset({X}))).actions == (
+        FreeReplicas(Y),
+    )
     assert decide(recovery(RECOVERY_PHASE_CANCELLED), view()).actions == ()
 
 
@@ -217,7 +221,7 @@ def test_only_what_the_present_owners_say_counts() -> None:
 
     found = gather(recovery(), streams, {Launch(2, 2): [told, other], Launch(3, 3): [other]})
 
-    assert (found.readable, found.restored) == (frozenset({Streamlet(5, 0)}), frozenset({Streamlet(5, 0)}))
+    assert (found.readable, found.restored) == (frozenset({StreamletId(5, 0)}), frozenset({StreamletId(5, 0)}))
     assert (found.bytes_total, found.bytes_recovered, found.waits_for) == (10, 5, ("broker 2: w",))
     shown = with_progress(recovery(), streams, found, ["a disk"])
     assert (shown.streamlets_total, shown.streamlets_opened, shown.streamlets_readable) == (2, 2, 1)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from kera.coordinator.cluster.backups import Backups
-from kera.coordinator.cluster.brokers import Brokers
+from kera.coordinator.cluster.backup_calls import BackupCalls
+from kera.coordinator.cluster.broker_calls import BrokerCalls
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.changing import REQUESTER, Changing
 from kera.coordinator.cluster.member_kinds import BACKUP, BROKER
@@ -105,8 +105,8 @@ class State:
     def __init__(
         self,
         ledger: Ledger,
-        broker_calls: Brokers,
-        backup_calls: Backups,
+        broker_calls: BrokerCalls,
+        backup_calls: BackupCalls,
         clock: Clock,
         settings: CoordinatorSettings,
         coordinator_epoch: int,

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from kera.coordinator.consumer_groups.members import Member, evened_out, leases_of
 from kera.coordinator.consumer_groups.progress import (
     GroupId,
-    Streamlet,
+    StreamletProgress,
     Timeouts,
     key_of,
     known,
@@ -78,7 +78,7 @@ class ConsumerGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         self.members: dict[str, Member] = {}
-        self.streamlets: dict[tuple[int, int], Streamlet] = {}
+        self.streamlets: dict[tuple[int, int], StreamletProgress] = {}
         self._dirty: set[tuple[int, int]] = set()
         self._ended: OrderedDict[tuple[int, int, int], str] = OrderedDict()
         """(Stream, streamlet, lease) → the member that finished or released the group."""
@@ -97,7 +97,7 @@ class ConsumerGroup:
 
     def restore(self, message: messages.StreamletProgress, now_s: float) -> None:
         """Take up what was stored. Holders of groups are members, and count as just heard of."""
-        streamlet = Streamlet.from_message(message)
+        streamlet = StreamletProgress.from_message(message)
         self.streamlets[message.stream_id, message.streamlet_id] = streamlet
         for group_id, group in streamlet.groups.items():
             if group.member_id:
@@ -272,10 +272,10 @@ class ConsumerGroup:
 
         But for `forward_only`: then each cursor counts for itself, and it yields between streamlets.
         """
-        fresh: dict[tuple[int, int], Streamlet] = {}
+        fresh: dict[tuple[int, int], StreamletProgress] = {}
         for start in starts:
             key, cursors, records = _checked_start(start, shapes)
-            fresh[key] = Streamlet(*key, cursors, records)
+            fresh[key] = StreamletProgress(*key, cursors, records)
             yield
         self.expire(now_s)
         self._check_idle({stream_id for stream_id, _ in fresh}, force=force)
@@ -302,7 +302,7 @@ class ConsumerGroup:
                 members=len(active),
             )
 
-    def _go_ahead(self, key: tuple[int, int], fresh: Streamlet) -> None:
+    def _go_ahead(self, key: tuple[int, int], fresh: StreamletProgress) -> None:
         """Put cursors of a streamlet forward."""
         old = self.streamlets.get(key)
         if old is not None:
@@ -444,7 +444,7 @@ class ConsumerGroup:
         for start in starts:
             key, cursors, records = _checked_start(start, shapes)
             if key not in self.streamlets:
-                self.streamlets[key] = Streamlet(*key, cursors, records)
+                self.streamlets[key] = StreamletProgress(*key, cursors, records)
                 begun.add(key)
         return begun
 
@@ -601,8 +601,8 @@ def _some(
     return found
 
 
-def _keys_of_waiting(key: tuple[int, int], streamlet: Streamlet) -> Iterator[tuple[int, GroupId]]:
-    """As `Streamlet.waiting`, with what names them everywhere."""
+def _keys_of_waiting(key: tuple[int, int], streamlet: StreamletProgress) -> Iterator[tuple[int, GroupId]]:
+    """As `StreamletProgress.waiting`, with what names them everywhere."""
     return ((depth, GroupId(*key, group_id)) for depth, group_id in streamlet.waiting)
 
 

@@ -7,7 +7,7 @@ Invariants:
 
 1. Positions of groups, and cursors of entries, never go back.
 2. No group is left out: members name the groups of a streamlet in intervals of ids that follow each other
-   (`Streamlet.see`), and a group stays known until it is done.
+   (`StreamletProgress.see`), and a group stays known until it is done.
 3. Everything before an entry's cursor is done.
 4. Records are not passed over silently. Groups that go as a whole before any member has found them leave a gap between
    the ordinals of their neighbours. It belongs to the group behind it (`Group.lost`), whose holder tells the user, and
@@ -93,7 +93,7 @@ class Group:
     """Of who holds it: a new coordinator knows its member by what it holds."""
 
 
-class Streamlet:
+class StreamletProgress:
     """How far a consumer group is in a streamlet."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Streamlet:
         self._waiting: list[tuple[int, int]] | None = None
 
     @classmethod
-    def from_message(cls, message: messages.StreamletProgress) -> Streamlet:
+    def from_message(cls, message: messages.StreamletProgress) -> StreamletProgress:
         """From its stored form."""
         cursors = map(position_of, message.cursors)
         records = [known(each, "record") for each in message.records]
@@ -324,9 +324,9 @@ class Streamlet:
                 behind_gaps.append(group)
         return behind_gaps
 
-    def start_again(self, cursors: Sequence[Position], records: Sequence[int | None]) -> Streamlet:
+    def start_again(self, cursors: Sequence[Position], records: Sequence[int | None]) -> StreamletProgress:
         """The same streamlet, to be read from other cursors on; entries whose cursor stays keep what is known there."""
-        fresh = Streamlet(self.stream_id, self.streamlet_id, cursors, records, lease=self.lease)
+        fresh = StreamletProgress(self.stream_id, self.streamlet_id, cursors, records, lease=self.lease)
         for entry, cursor in enumerate(self.cursors):
             if cursor != cursors[entry]:
                 continue

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
-from kera.coordinator.ids import Launch, Streamlet
-from kera.coordinator.operations.loads import Loads
+from kera.coordinator.ids import Launch, StreamletId
+from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.migration import Migration
 from kera.coordinator.operations.rebalancing import (
     MOVES_MAX,
@@ -29,7 +29,7 @@ from kera.v1 import common_pb2, coordinator_pb2
 class Balancing:
     """See the head of this module. What should move is decided by ``rebalancing``."""
 
-    def __init__(self, state: State, migration: Migration, loads: Loads) -> None:
+    def __init__(self, state: State, migration: Migration, loads: MeasuredLoads) -> None:
         self._state = state
         self._migration = migration
         self._loads = loads
@@ -122,13 +122,13 @@ class Balancing:
             return error
         return None
 
-    async def _placed(self, streams: Iterable[common_pb2.StreamInfo]) -> dict[Streamlet, Placed]:
+    async def _placed(self, streams: Iterable[common_pb2.StreamInfo]) -> dict[StreamletId, Placed]:
         """What each owner says of its streamlets; others that have older groups tell what is read of those."""
         placed, pace = {}, self._state.pace()
         for stream in streams:
             for one in stream.assignments:
                 await pace.step()
-                streamlet = Streamlet(stream.stream_id, one.streamlet_id)
+                streamlet = StreamletId(stream.stream_id, one.streamlet_id)
                 placed[streamlet] = Placed(
                     broker_id=one.broker_id,
                     bytes_per_s=self._loads.of_launch(Launch(one.broker_id, one.broker_epoch)).get(streamlet, 0),

@@ -34,7 +34,7 @@ class Phase(enum.Enum):
     OVER = "over"
 
 
-class Given(NamedTuple):
+class KnownNumbers(NamedTuple):
     """The highest numbers that are in metadata when a coordinator begins to lead by them."""
 
     coordinator_epoch: int
@@ -43,27 +43,27 @@ class Given(NamedTuple):
     """Of brokers."""
 
 
-def is_later_launch(given: Given, epoch: int, current: int, epoch_max: int) -> bool:
+def is_later_launch(numbers: KnownNumbers, epoch: int, current: int, epoch_max: int) -> bool:
     """Whether a launch was registered at a coordinator of which the metadata know nothing.
 
     `current`: the epoch of the member's launch that the metadata know, 0: none. One that was given since we lead has
     replaced all before. `epoch_max`: what may have been given by now.
     """
-    return given.launch_epoch < epoch <= epoch_max and current <= given.launch_epoch
+    return numbers.launch_epoch < epoch <= epoch_max and current <= numbers.launch_epoch
 
 
-def is_later_coordinator(given: Given, epoch: int, coordinator_epoch: int) -> bool:
+def is_later_coordinator(numbers: KnownNumbers, epoch: int, coordinator_epoch: int) -> bool:
     """Whether a coordinator has led of which the metadata know nothing. `coordinator_epoch` is ours."""
-    return given.coordinator_epoch < epoch < coordinator_epoch
+    return numbers.coordinator_epoch < epoch < coordinator_epoch
 
 
-def is_later_version(given: Given, version: int, coordinator_epoch: int) -> bool:
+def is_later_version(numbers: KnownNumbers, version: int, coordinator_epoch: int) -> bool:
     """Whether assignments that do not come from ours were made by a coordinator of which the metadata know nothing.
 
     `coordinator_epoch` is ours. What an earlier coordinator made is nothing new: there are two histories already, and
     waiting once more does not help. The last one may have gone on after the copy was made.
     """
-    return given.coordinator_epoch <= version >> CHANGES_BITS < coordinator_epoch
+    return numbers.coordinator_epoch <= version >> CHANGES_BITS < coordinator_epoch
 
 
 class CatchingUp:

@@ -23,7 +23,7 @@ from kera.coordinator.cluster.member_kinds import InfoT, RecordT
 from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import State, member_key
 from kera.coordinator.cluster.work import Work
-from kera.coordinator.ids import Streamlet
+from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.migration import Migration
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import DRAINED
@@ -47,7 +47,7 @@ class Drains:
         self._migration = migration
         self._moves = Work(self.advance)
         self._recovers = Work()
-        self._targets: dict[Streamlet, int] = {}
+        self._targets: dict[StreamletId, int] = {}
         """Of moves that are under way."""
 
     async def close(self) -> None:
@@ -124,7 +124,7 @@ class Drains:
                     continue  # or a move that failed is being undone: what it failed of is still what holds it
                 self._moves.start(streamlet, lambda streamlet=streamlet: self._move(streamlet))  # type: ignore[misc]
 
-    async def _move(self, streamlet: Streamlet) -> None:
+    async def _move(self, streamlet: StreamletId) -> None:
         stream = self._state.catalog.with_id(streamlet.stream_id)
         target = self._target(stream.assignments[streamlet.streamlet_id].broker_id)
         self._targets[streamlet] = target
@@ -155,9 +155,9 @@ class Drains:
             ),
         )
 
-    def _owned(self, broker_id: int) -> Iterator[Streamlet]:
+    def _owned(self, broker_id: int) -> Iterator[StreamletId]:
         for stream, one in self._state.catalog.owned(broker_id):
-            yield Streamlet(stream.stream_id, one.streamlet_id)
+            yield StreamletId(stream.stream_id, one.streamlet_id)
 
     def _being_created(self, broker_id: int) -> int:
         """How many streams are just being created that were given streamlets there before."""
@@ -196,7 +196,7 @@ class Drains:
 
     def _why_owned(self, broker_id: int, stream: common_pb2.StreamInfo, streamlet_id: int) -> str:
         if self._state.brokers.is_alive(broker_id):
-            failure = self._moves.failure(Streamlet(stream.stream_id, streamlet_id))
+            failure = self._moves.failure(StreamletId(stream.stream_id, streamlet_id))
             return failure or "streamlets are being moved"
         if stream.config.replication:
             return "it is not alive, and others have yet to take over what is replicated"

@@ -25,7 +25,7 @@ from kera.coordinator.cluster.intervals import broker_ids_of, emptied, intervals
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT, forgotten_record
 from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import HANDOVERS, State, forgotten_key, handed_over_key, member_key, streamlet_key
-from kera.coordinator.ids import Streamlet
+from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.migration import Migration, move_record
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import ENDED
@@ -121,11 +121,11 @@ class Forgetting:
 
     def _without(
         self, stream: common_pb2.StreamInfo, broker_id: int
-    ) -> tuple[common_pb2.StreamInfo, dict[str, bytes | None], list[Streamlet]]:
+    ) -> tuple[common_pb2.StreamInfo, dict[str, bytes | None], list[StreamletId]]:
         """The stream without what the broker had, what is to be written with it, and which streamlets moved."""
         changed: list[common_pb2.StreamletAssignment] = []
         changes: dict[str, bytes | None] = {}
-        taken: list[Streamlet] = []
+        taken: list[StreamletId] = []
         counts = self._state.catalog.streamlet_counts()
         for one in stream.assignments:
             if broker_id not in broker_ids_of(one):
@@ -139,7 +139,7 @@ class Forgetting:
                 epoch = self._state.brokers.epoch(owner_id)
                 next_group_id = first_group_id_of(one, epoch)
                 after = moved(one, owner_id, epoch, next_group_id=next_group_id, first_records=records)
-                streamlet = Streamlet(stream.stream_id, one.streamlet_id)
+                streamlet = StreamletId(stream.stream_id, one.streamlet_id)
                 end = common_pb2.StreamletState(
                     streamlet_id=one.streamlet_id, next_group_id=next_group_id, next_records=records
                 )

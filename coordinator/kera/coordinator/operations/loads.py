@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kera.coordinator.cluster.membership import BrokerMembers
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch, StreamletId
 from kera.v1 import coordinator_pb2
 
 
-class Loads:
+class MeasuredLoads:
     """Bytes per second, appended and read, by launch and streamlet."""
 
     def __init__(self, brokers: BrokerMembers) -> None:
         self._brokers = brokers
-        self._loads: dict[Launch, dict[Streamlet, int]] = {}
+        self._loads: dict[Launch, dict[StreamletId, int]] = {}
 
     def note(self, launch: Launch, loads: Iterable[coordinator_pb2.StreamletLoad]) -> None:
         """What a launch says in its heartbeat."""
         self._loads[launch] = {
-            Streamlet(one.stream_id, one.streamlet_id): one.bytes_per_s + one.read_bytes_per_s for one in loads
+            StreamletId(one.stream_id, one.streamlet_id): one.bytes_per_s + one.read_bytes_per_s for one in loads
         }
 
-    def of_launch(self, launch: Launch) -> Mapping[Streamlet, int]:
+    def of_launch(self, launch: Launch) -> Mapping[StreamletId, int]:
         """What a launch said; nothing before its first heartbeat."""
         return self._loads.get(launch, {})
 

@@ -11,7 +11,7 @@ from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import State, last_epoch, last_id, member_key
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
-from kera.coordinator.operations.loads import Loads
+from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.producers import Producers
 from kera.coordinator.operations.restarts import Restarts
 from kera.coordinator.operations.restored import Restored
@@ -44,7 +44,7 @@ class Members:
         unknown: UnknownStreams,
         producers: Producers,
         restarts: Restarts,
-        loads: Loads,
+        loads: MeasuredLoads,
     ) -> None:
         self._state = state
         self._recoveries = recoveries

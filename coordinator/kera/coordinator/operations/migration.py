@@ -29,7 +29,7 @@ from kera.coordinator.cluster.intervals import intervals_of, moved
 from kera.coordinator.cluster.starts import without_interval
 from kera.coordinator.cluster.state import HANDOVERS, MOVES, STARTS, State, all_of, streamlet_key
 from kera.coordinator.cluster.work import Work
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.records import RecoveryRecords
 from kera.coordinator.store.metadata import VALUE_BYTES_MAX
 from kera.core.errors import (
@@ -60,7 +60,7 @@ ObserveMove = Callable[[str, float], None]
 """Called when a move has ended: ``ok`` or the code of the error, and for how many seconds no broker took chunks."""
 
 
-class Moved(NamedTuple):
+class MoveResult(NamedTuple):
     """A move that was carried out."""
 
     stream: common_pb2.StreamInfo
@@ -76,13 +76,13 @@ class Migration:
         self._state = state
         self._recoveries = recoveries
         self._observe_move = observe_move
-        self._moving: set[Streamlet] = set()
+        self._moving: set[StreamletId] = set()
         self._slots = asyncio.Semaphore(state.settings.moves_in_flight_max)
         self._waiting = 0
         self._closed = False
         self._work = Work()
-        self._moved_s: dict[Streamlet, float] = {}
-        self._unresolved: set[Streamlet] = set()
+        self._moved_s: dict[StreamletId, float] = {}
+        self._unresolved: set[StreamletId] = set()
 
     def load(self) -> None:
         """Take up what the ledger has; `advance` resolves it."""
@@ -92,7 +92,7 @@ class Migration:
                 stream = self._state.catalog.named(move.stream)
             except UnknownStream:
                 continue  # deleted meanwhile, and its records with it
-            self._unresolved.add(Streamlet(stream.stream_id, move.streamlet_id))
+            self._unresolved.add(StreamletId(stream.stream_id, move.streamlet_id))
 
     async def close(self) -> None:
         """Begin no more moves, and end what is being resolved; the next coordinator resolves it."""
@@ -103,11 +103,11 @@ class Migration:
         """Wait until nothing is under way."""
         await self._work.idle()
 
-    def is_moving(self, streamlet: Streamlet) -> bool:
+    def is_moving(self, streamlet: StreamletId) -> bool:
         """Whether a move of this streamlet is under way, or has to be resolved."""
         return streamlet in self._moving or streamlet in self._unresolved
 
-    def rests(self, streamlet: Streamlet) -> bool:
+    def rests(self, streamlet: StreamletId) -> bool:
         """Whether the streamlet was moved, or could not be, so lately, by this coordinator, that it had better stay.
 
         Its load is not known yet, or it would only stall again for nothing.
@@ -125,7 +125,7 @@ class Migration:
         moved = await self.move(request.stream, request.streamlet_id, request.broker_id)
         return coordinator_pb2.MoveStreamletResponse(stream=moved.stream, stall_us=moved.stall_us)
 
-    async def move(self, name: str, streamlet_id: int, broker_id: int, reason: str = "asked for") -> Moved:
+    async def move(self, name: str, streamlet_id: int, broker_id: int, reason: str = "asked for") -> MoveResult:
         """Have `broker_id` own a streamlet; returns when it does.
 
         Raises `UnknownStream`, `StreamletOutOfRange`; `InvalidArgument` when there is no such broker, or it is being
@@ -134,14 +134,14 @@ class Migration:
         """
         return await self.move_together(name, {streamlet_id: broker_id}, reason)
 
-    async def move_together(self, name: str, targets: Mapping[int, int], reason: str) -> Moved:
+    async def move_together(self, name: str, targets: Mapping[int, int], reason: str) -> MoveResult:
         """Have brokers own streamlets of one stream that have one owner now, as one move: all of them, or none.
 
         `targets`: the new owner of each streamlet. Takes hardly longer than one. Raises what `move` raises.
         """
         return await self._state.to_the_end(self._move(name, targets, reason))
 
-    async def _move(self, name: str, targets: Mapping[int, int], reason: str) -> Moved:
+    async def _move(self, name: str, targets: Mapping[int, int], reason: str) -> MoveResult:
         outcome, stall_us = "internal", 0
         try:
             async with self._turn():
@@ -172,7 +172,7 @@ class Migration:
         finally:
             self._slots.release()
 
-    async def _move_alone(self, name: str, targets: Mapping[int, int], reason: str) -> Moved:
+    async def _move_alone(self, name: str, targets: Mapping[int, int], reason: str) -> MoveResult:
         state = self._state
         state.check_caught_up()
         stream = state.catalog.named(name)
@@ -184,9 +184,9 @@ class Migration:
             if targets.get(one.streamlet_id, one.broker_id) != one.broker_id
         }
         if not before:
-            return Moved(stream, 0)
+            return MoveResult(stream, 0)
         invariant(len({one.broker_id for one in before.values()}) == 1, "what moves together has one owner")
-        streamlets = [Streamlet(stream.stream_id, streamlet_id) for streamlet_id in before]
+        streamlets = [StreamletId(stream.stream_id, streamlet_id) for streamlet_id in before]
         self._moving.update(streamlets)
         try:
             await state.change(state.write(self._moves(name, before, targets, streamlets, reason)))
@@ -199,14 +199,14 @@ class Migration:
         for streamlet_id in before:
             to = targets[streamlet_id]
             log.info("streamlet moved", stream=name, streamlet_id=streamlet_id, to=to, stall_us=stall_us)
-        return Moved(stream, stall_us)
+        return MoveResult(stream, stall_us)
 
     @staticmethod
     def _moves(
         name: str,
         before: Mapping[int, common_pb2.StreamletAssignment],
         targets: Mapping[int, int],
-        streamlets: Iterable[Streamlet],
+        streamlets: Iterable[StreamletId],
         reason: str,
     ) -> dict[str, bytes | None]:
         """The records of moves that begin."""
@@ -226,7 +226,7 @@ class Migration:
     ) -> tuple[common_pb2.StreamInfo, int]:
         """The stream as it is then, and the stall in microseconds."""
         state, owners_told = self._state, False
-        streamlets = [Streamlet(stream_id, streamlet_id) for streamlet_id in before]
+        streamlets = [StreamletId(stream_id, streamlet_id) for streamlet_id in before]
         began_s = state.clock.monotonic_s()
         try:
             ends = await self._seal(stream_id, before)
@@ -265,7 +265,7 @@ class Migration:
             raise Unavailable(f"broker {broker_id} is stopping; ask again when it is back", broker_id=broker_id)
         if owner.sources or owner.broker_epoch != brokers.epoch(owner.broker_id):
             raise Unavailable(f"streamlet {streamlet_id} of stream {name!r} is being recovered; ask again", stream=name)
-        if self.is_moving(Streamlet(stream.stream_id, streamlet_id)):
+        if self.is_moving(StreamletId(stream.stream_id, streamlet_id)):
             raise Unavailable(f"streamlet {streamlet_id} of stream {name!r} is being moved; ask again", stream=name)
 
     async def _seal(
@@ -315,7 +315,7 @@ class Migration:
             epoch, first = state.brokers.epoch(target), list(end.next_records)
             after.append(moved(now, target, epoch, next_group_id=end.next_group_id, first_records=first))
             handed_over[streamlet_key(HANDOVERS, stream_id, streamlet_id)] = end.SerializeToString()
-            handed_over |= self._starts_without_empty(Streamlet(stream_id, streamlet_id), now, end)
+            handed_over |= self._starts_without_empty(StreamletId(stream_id, streamlet_id), now, end)
         version = with_assignments(stream, after, state.coordinator_epoch)
         if version.ByteSize() > stream.ByteSize():  # else it is a way out
             self._check_room(version)
@@ -323,7 +323,7 @@ class Migration:
         return version
 
     def _starts_without_empty(
-        self, streamlet: Streamlet, now: common_pb2.StreamletAssignment, end: common_pb2.StreamletState
+        self, streamlet: StreamletId, now: common_pb2.StreamletAssignment, end: common_pb2.StreamletState
     ) -> dict[str, bytes | None]:
         """An owner that wrote no group leaves no interval behind, and no starts: they would be the next interval's."""
         key, last = streamlet_key(STARTS, *streamlet), intervals_of(now)[-1]
@@ -378,16 +378,16 @@ class Migration:
         for streamlet in self._unresolved - self._moving:
             self._work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
 
-    def take_up(self, streamlets: Iterable[Streamlet]) -> None:
+    def take_up(self, streamlets: Iterable[StreamletId]) -> None:
         """Resolve moves that somebody else has written, together with what was handed over."""
         self._unresolved.update(streamlets)
         self.advance()
 
-    async def _resolve(self, streamlet: Streamlet) -> None:
+    async def _resolve(self, streamlet: StreamletId) -> None:
         async with self._state.gate(streamlet.stream_id):
             await self._settle([streamlet])
 
-    async def _settle(self, streamlets: Sequence[Streamlet], *, owners_told: bool = False) -> None:
+    async def _settle(self, streamlets: Sequence[StreamletId], *, owners_told: bool = False) -> None:
         """Tell the brokers what the assignments of a stream say, then drop the Moves.
 
         Raises what an owner that lives answers; it is tried again later.
@@ -414,7 +414,7 @@ class Migration:
         await state.change(self._drop_moves(moves))
         self._unresolved.difference_update(moves)
 
-    def _moves_of(self, streamlets: Iterable[Streamlet]) -> dict[Streamlet, coordinator_pb2.Move]:
+    def _moves_of(self, streamlets: Iterable[StreamletId]) -> dict[StreamletId, coordinator_pb2.Move]:
         """The Moves of streamlets that have not ended."""
         values = {streamlet: self._state.ledger.get(_key(streamlet)) for streamlet in streamlets}
         return {
@@ -423,7 +423,7 @@ class Migration:
             if value is not None
         }
 
-    async def _open(self, streamlets: Sequence[Streamlet]) -> None:
+    async def _open(self, streamlets: Sequence[StreamletId]) -> None:
         """Tell the owners that they are, with what was handed over if it was not before."""
         state = self._state
         stream = state.catalog.with_id(streamlets[0].stream_id)
@@ -448,7 +448,7 @@ class Migration:
             if error is not None:
                 raise error
 
-    def _has_moved(self, streamlet: Streamlet, move: coordinator_pb2.Move) -> bool:
+    def _has_moved(self, streamlet: StreamletId, move: coordinator_pb2.Move) -> bool:
         stream = self._state.catalog.with_id(streamlet.stream_id)
         return stream.assignments[streamlet.streamlet_id].broker_id != move.from_broker_id
 
@@ -457,15 +457,15 @@ class Migration:
         state = self._state
         await state.write({}, [with_assignments(state.catalog.with_id(stream_id), [], state.coordinator_epoch)])
 
-    async def _drop_moves(self, streamlets: Iterable[Streamlet]) -> None:
+    async def _drop_moves(self, streamlets: Iterable[StreamletId]) -> None:
         keys = [_key(streamlet) for streamlet in streamlets]
         await self._state.write({key: None for key in keys if self._state.ledger.get(key) is not None})
 
 
-def _key(streamlet: Streamlet) -> str:
+def _key(streamlet: StreamletId) -> str:
     return streamlet_key(MOVES, *streamlet)
 
 
-def move_record(streamlet: Streamlet, move: coordinator_pb2.Move) -> tuple[str, bytes]:
+def move_record(streamlet: StreamletId, move: coordinator_pb2.Move) -> tuple[str, bytes]:
     """Key and value of a Move."""
     return _key(streamlet), move.SerializeToString()

@@ -84,7 +84,7 @@ def check_room(name: str, names: int) -> None:
         )
 
 
-class Fence(NamedTuple):
+class ProducerFence(NamedTuple):
     """From which epoch on brokers take chunks of a producer."""
 
     version: int
@@ -98,7 +98,7 @@ class Producers:
         self._state = state
         self._names = 0
         self._version = state.coordinator_epoch << _COORDINATOR_SHIFT
-        self._fences: dict[int, Fence] = {}
+        self._fences: dict[int, ProducerFence] = {}
         """By producer, of those that have had several instances; the last one that came is the last one here."""
         self._noted: dict[int, tuple[int, int]] = {}
         """Of each broker, the epoch of the launch that was heard last, and its version."""
@@ -158,7 +158,7 @@ class Producers:
     def _fence(self, producer_id: int, first_epoch: int) -> None:
         self._version += 1
         self._fences.pop(producer_id, None)
-        self._fences[producer_id] = Fence(self._version, first_epoch)
+        self._fences[producer_id] = ProducerFence(self._version, first_epoch)
 
     def fences(self, version: int = 0) -> coordinator_pb2.ProducerFences | None:
         """What has come since a broker noted what there was in `version`; None: nothing."""

@@ -20,7 +20,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kera.coordinator.ids import Streamlet
+from kera.coordinator.ids import StreamletId
 from kera.core.turns import at_once
 
 LOAD_RATIO = 1.25
@@ -48,7 +48,7 @@ class Placed:
 class PlannedMove:
     """A move, and why."""
 
-    streamlet: Streamlet
+    streamlet: StreamletId
     from_broker_id: int
     to_broker_id: int
     reason: str
@@ -70,14 +70,14 @@ class Plan(NamedTuple):
     after: dict[int, BrokerShare]
 
 
-class _Brokers:
+class _BrokerLoads:
     """What each broker has, kept up to date as moves are planned: there may be a million streamlets."""
 
     def __init__(self, broker_ids: Iterable[int]) -> None:
-        self.streamlets: defaultdict[int, dict[Streamlet, Placed]] = defaultdict(dict)
+        self.streamlets: defaultdict[int, dict[StreamletId, Placed]] = defaultdict(dict)
         self.bytes_per_s = Counter(dict.fromkeys(broker_ids, 0))
 
-    def add(self, streamlet: Streamlet, one: Placed) -> None:
+    def add(self, streamlet: StreamletId, one: Placed) -> None:
         self.streamlets[one.broker_id][streamlet] = one
         self.bytes_per_s[one.broker_id] += one.bytes_per_s
 
@@ -91,17 +91,17 @@ class _Brokers:
 
 
 def rebalanced(
-    broker_ids: Collection[int], placed: Mapping[Streamlet, Placed], *, moves_max: int = MOVES_MAX
+    broker_ids: Collection[int], placed: Mapping[StreamletId, Placed], *, moves_max: int = MOVES_MAX
 ) -> list[PlannedMove]:
     """The moves that even out the load of these brokers, which live and may be given streamlets."""
     return at_once(rebalancing(broker_ids, placed, moves_max=moves_max)).moves
 
 
 def rebalancing(
-    broker_ids: Collection[int], placed: Mapping[Streamlet, Placed], *, moves_max: int = MOVES_MAX
+    broker_ids: Collection[int], placed: Mapping[StreamletId, Placed], *, moves_max: int = MOVES_MAX
 ) -> Generator[None, None, Plan]:
     """`rebalanced`, in steps: yields between streamlets."""
-    brokers = _Brokers(broker_ids)
+    brokers = _BrokerLoads(broker_ids)
     for streamlet, one in placed.items():
         brokers.add(streamlet, one)
         yield
@@ -118,7 +118,7 @@ def rebalancing(
 
 
 def _by_load(
-    share: Mapping[int, BrokerShare], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
+    share: Mapping[int, BrokerShare], streamlets: Mapping[int, Mapping[StreamletId, Placed]]
 ) -> Generator[None, None, PlannedMove | None]:
     idlest = min(share, key=lambda broker_id: (share[broker_id].bytes_per_s, broker_id))
     low = share[idlest].bytes_per_s
@@ -130,7 +130,7 @@ def _by_load(
         # Half of the difference would make the two equal; what is as much as all of it only changes their roles.
         least = STREAMLET_SHARE_MIN * high / share[busy].streamlets
         most = min(high - low - 1, TARGET_SHARE_MAX * high - low)
-        best: tuple[float, Streamlet] | None = None
+        best: tuple[float, StreamletId] | None = None
         for streamlet, one in streamlets[busy].items():
             yield
             if one.may_move and least <= one.bytes_per_s <= most:
@@ -149,7 +149,7 @@ def _by_load(
 
 
 def _by_number(
-    share: Mapping[int, BrokerShare], streamlets: Mapping[int, Mapping[Streamlet, Placed]]
+    share: Mapping[int, BrokerShare], streamlets: Mapping[int, Mapping[StreamletId, Placed]]
 ) -> Generator[None, None, PlannedMove | None]:
     fullest = max(share, key=lambda broker_id: (share[broker_id].streamlets, -broker_id))
     emptiest = min(share, key=lambda broker_id: (share[broker_id].streamlets, broker_id))
@@ -157,7 +157,7 @@ def _by_number(
     if most - fewest < 2:
         return None
     high, low = share[fullest].bytes_per_s, share[emptiest].bytes_per_s
-    best: tuple[int, Streamlet] | None = None
+    best: tuple[int, StreamletId] | None = None
     for streamlet, one in streamlets[fullest].items():
         yield
         if (
@@ -177,14 +177,14 @@ def _by_number(
     )
 
 
-def spread(placed: Mapping[Streamlet, Placed], brokers: Mapping[int, int], count: int) -> list[PlannedMove]:
+def spread(placed: Mapping[StreamletId, Placed], brokers: Mapping[int, int], count: int) -> list[PlannedMove]:
     """The moves that spread the streamlets of one stream evenly over `count` brokers.
 
     `brokers` are those that may have some, each with how many streamlets it has of all streams. Those that have most of
     this stream stay; of the others the ones with the fewest streamlets join.
     """
-    mine: dict[int, list[Streamlet]] = {broker_id: [] for broker_id in brokers}
-    leaving: list[Streamlet] = []
+    mine: dict[int, list[StreamletId]] = {broker_id: [] for broker_id in brokers}
+    leaving: list[StreamletId] = []
     for streamlet, one in sorted(placed.items()):
         mine.get(one.broker_id, leaving).append(streamlet)
     chosen = sorted(mine, key=lambda broker_id: (-len(mine[broker_id]), brokers[broker_id], broker_id))[:count]

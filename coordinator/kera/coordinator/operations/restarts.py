@@ -26,8 +26,8 @@ from kera.coordinator.cluster.member_kinds import InfoT, RecordT
 from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import HANDED_OVER, State, handed_over_key, member_key
 from kera.coordinator.cluster.work import Work
-from kera.coordinator.ids import Streamlet
-from kera.coordinator.operations.loads import Loads
+from kera.coordinator.ids import StreamletId
+from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.migration import MOVES_WAITING_MAX, Migration
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api
@@ -50,7 +50,7 @@ T = TypeVar("T")
 class Restarts:
     """See the head of this module."""
 
-    def __init__(self, state: State, migration: Migration, loads: Loads) -> None:
+    def __init__(self, state: State, migration: Migration, loads: MeasuredLoads) -> None:
         self._state = state
         self._migration = migration
         self._loads = loads
@@ -130,16 +130,16 @@ class Restarts:
 
         await self._state.change(write())
 
-    async def _owned(self, broker_id: int) -> list[Streamlet]:
+    async def _owned(self, broker_id: int) -> list[StreamletId]:
         found, pace = [], self._state.pace()
         for stream, one in self._state.catalog.owned(broker_id):
             await pace.step()
-            found.append(Streamlet(stream.stream_id, one.streamlet_id))
+            found.append(StreamletId(stream.stream_id, one.streamlet_id))
         return found
 
     # --- its streamlets go to others ---------------------------------------------------------------------------
 
-    async def _hand_over(self, broker_id: int, owned: Sequence[Streamlet]) -> None:
+    async def _hand_over(self, broker_id: int, owned: Sequence[StreamletId]) -> None:
         """Move streamlets to the other brokers; what cannot move stays. Ends when no more can be done."""
         together = TOGETHER_MAX
         while owned and (targets := self._targets(owned)):
@@ -150,11 +150,11 @@ class Restarts:
                 return  # each has had a turn of its own, and none has moved
             owned, together = still, 1
 
-    def _targets(self, streamlets: Iterable[Streamlet]) -> dict[Streamlet, int]:
+    def _targets(self, streamlets: Iterable[StreamletId]) -> dict[StreamletId, int]:
         """Who is to get each: the streamlets of each stream, and all of them, go evenly to the others."""
         counts = self._state.catalog.streamlet_counts()
         loads = {one: counts[one] for one in self._state.brokers.open_ids()}
-        targets: dict[Streamlet, int] = {}
+        targets: dict[StreamletId, int] = {}
         given: Counter[tuple[int, int]] = Counter()
         for streamlet in streamlets if loads else ():
             target = min(loads, key=lambda one: (loads[one], given[streamlet.stream_id, one], one))
@@ -163,7 +163,7 @@ class Restarts:
             targets[streamlet] = target
         return targets
 
-    async def _note(self, broker_id: int, targets: Mapping[Streamlet, int]) -> None:
+    async def _note(self, broker_id: int, targets: Mapping[StreamletId, int]) -> None:
         """Store who is to have what, before anybody has it. What was given away before, and is not back, counts too."""
         places = {**self._places(broker_id), **targets}
         record = coordinator_pb2.HandedOver(broker_id=broker_id)
@@ -172,14 +172,14 @@ class Restarts:
         await self._state.write({handed_over_key(broker_id): record.SerializeToString()})
         self._due.add(broker_id)
 
-    def _places(self, broker_id: int) -> dict[Streamlet, int]:
+    def _places(self, broker_id: int) -> dict[StreamletId, int]:
         value = self._state.ledger.get(handed_over_key(broker_id))
         record = coordinator_pb2.HandedOver.FromString(value or b"")
-        return {Streamlet(one.stream_id, one.streamlet_id): one.broker_id for one in record.places}
+        return {StreamletId(one.stream_id, one.streamlet_id): one.broker_id for one in record.places}
 
-    async def _move(self, targets: Mapping[Streamlet, int], reason: str, together: int) -> list[KeraError]:
+    async def _move(self, targets: Mapping[StreamletId, int], reason: str, together: int) -> list[KeraError]:
         """Move streamlets, up to so many of a stream and an owner as one; returns what failed."""
-        groups: defaultdict[tuple[int, int], list[Streamlet]] = defaultdict(list)
+        groups: defaultdict[tuple[int, int], list[StreamletId]] = defaultdict(list)
         for streamlet in targets:
             stream = self._state.catalog.with_id(streamlet.stream_id)
             groups[streamlet.stream_id, stream.assignments[streamlet.streamlet_id].broker_id].append(streamlet)
@@ -191,7 +191,7 @@ class Restarts:
         return errors
 
     async def _move_together(
-        self, streamlets: Sequence[Streamlet], targets: Mapping[Streamlet, int], reason: str
+        self, streamlets: Sequence[StreamletId], targets: Mapping[StreamletId, int], reason: str
     ) -> KeraError | None:
         try:
             stream = self._state.catalog.with_id(streamlets[0].stream_id)
@@ -228,7 +228,7 @@ class Restarts:
             await self._state.write({handed_over_key(broker_id): None})
         self._due.discard(broker_id)
 
-    def _to_give_back(self, broker_id: int) -> list[Streamlet]:
+    def _to_give_back(self, broker_id: int) -> list[StreamletId]:
         """What is still where it was given."""
         catalog = self._state.catalog
         return [

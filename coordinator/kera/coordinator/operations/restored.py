@@ -14,7 +14,7 @@ from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
 from kera.coordinator.operations.catching_up import (
     CatchingUp,
-    Given,
+    KnownNumbers,
     Phase,
     is_later_coordinator,
     is_later_launch,
@@ -37,7 +37,7 @@ class Restored:
     def __init__(self, state: State, unknown: UnknownStreams) -> None:
         self._state = state
         self._unknown = unknown
-        self._given = Given(1 << 64, 1 << 64)
+        self._numbers = KnownNumbers(1 << 64, 1 << 64)
         self._catching_up: CatchingUp | None = None
         self._asked: dict[int, dict[int, int]] = {}
         """Brokers that would register: the streams that they hold, each with the version of its assignments."""
@@ -49,7 +49,7 @@ class Restored:
         ledger = self._state.ledger
         if self._state.brokers.ids():  # else it is a new cluster, and nobody is younger
             leader = json.loads(ledger.get(LEADER) or b"{}")
-            self._given = Given(leader.get("previous_epoch", 0), ledger.last_number(last_epoch("broker")))
+            self._numbers = KnownNumbers(leader.get("previous_epoch", 0), ledger.last_number(last_epoch("broker")))
         if ledger.get(RESTORED) is not None:
             self._begin()
 
@@ -72,7 +72,7 @@ class Restored:
         if 0 < launch.epoch == self._state.brokers.epoch(launch.member_id):
             return  # likewise, and repeats its registration
         held = {one.stream_id: one.assignments_version for one in request.held_streams}
-        known = is_later_coordinator(self._given, request.known_coordinator_epoch, self._state.coordinator_epoch)
+        known = is_later_coordinator(self._numbers, request.known_coordinator_epoch, self._state.coordinator_epoch)
         if known or any(self._is_evidence(*one) for one in held.items()):
             await self._notice()
         if self._catching_up is None:
@@ -115,7 +115,7 @@ class Restored:
     def is_later_launch(self, broker_id: int, epoch: int) -> bool:
         """Whether a launch is younger than the metadata. See `catching_up.is_later_launch`."""
         state = self._state
-        return is_later_launch(self._given, epoch, state.brokers.epoch(broker_id), state.next_epoch("broker"))
+        return is_later_launch(self._numbers, epoch, state.brokers.epoch(broker_id), state.next_epoch("broker"))
 
     def _is_later(self, stream_id: int, version: int) -> bool:
         catalog = self._state.catalog
@@ -123,7 +123,7 @@ class Restored:
 
     def _is_evidence(self, stream_id: int, version: int) -> bool:
         news = self._is_later(stream_id, version) and not self._unknown.is_stuck(stream_id)
-        return news and is_later_version(self._given, version, self._state.coordinator_epoch)
+        return news and is_later_version(self._numbers, version, self._state.coordinator_epoch)
 
     # --- how far it is -----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from kera.coordinator.cluster.catalog import with_assignments
 from kera.coordinator.cluster.intervals import broker_of_group, emptied, index_of_group
 from kera.coordinator.cluster.starts import merged, without_interval
 from kera.coordinator.cluster.state import STARTS, State, streamlet_key
-from kera.coordinator.ids import Streamlet
+from kera.coordinator.ids import StreamletId
 from kera.core.errors import UnknownStream
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
@@ -16,12 +16,12 @@ class StreamletReport:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._assignments: dict[Streamlet, common_pb2.StreamletAssignment] = {}
-        self._starts: dict[Streamlet, list[common_pb2.EntryStart]] = {}
+        self._assignments: dict[StreamletId, common_pb2.StreamletAssignment] = {}
+        self._starts: dict[StreamletId, list[common_pb2.EntryStart]] = {}
 
     def start(self, broker_id: int, start: common_pb2.EntryStart) -> None:
         """An entry starts there at this broker."""
-        streamlet = Streamlet(start.start.stream_id, start.start.streamlet_id)
+        streamlet = StreamletId(start.start.stream_id, start.start.streamlet_id)
         assignment = self._assignment(streamlet)
         # Groups that it had and has given back are another one's: what it says of these came late.
         if assignment is not None and broker_of_group(assignment, start.start.group_id) == broker_id:
@@ -29,7 +29,7 @@ class StreamletReport:
 
     def empty(self, broker_id: int, interval: coordinator_pb2.EmptyInterval) -> None:
         """An interval of this broker has nothing left."""
-        streamlet = Streamlet(interval.stream_id, interval.streamlet_id)
+        streamlet = StreamletId(interval.stream_id, interval.streamlet_id)
         assignment = self._assignment(streamlet)
         if assignment is None:
             return
@@ -58,7 +58,7 @@ class StreamletReport:
         }
         return {key: value or None for key, value in values.items() if value != (self._state.ledger.get(key) or b"")}
 
-    def _assignment(self, streamlet: Streamlet) -> common_pb2.StreamletAssignment | None:
+    def _assignment(self, streamlet: StreamletId) -> common_pb2.StreamletAssignment | None:
         if streamlet in self._assignments:
             return self._assignments[streamlet]
         try:
@@ -67,7 +67,7 @@ class StreamletReport:
             return None
         return stream.assignments[streamlet.streamlet_id] if streamlet.streamlet_id < len(stream.assignments) else None
 
-    def _known(self, streamlet: Streamlet) -> list[common_pb2.EntryStart]:
+    def _known(self, streamlet: StreamletId) -> list[common_pb2.EntryStart]:
         if streamlet not in self._starts:
             value = self._state.ledger.get(streamlet_key(STARTS, *streamlet))
             self._starts[streamlet] = list(broker_pb2.TakeOverStream.FromString(value or b"").starts)

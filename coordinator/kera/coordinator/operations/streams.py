@@ -1,6 +1,6 @@
 """Creating, altering and deleting streams.
 
-Creating a stream takes three steps. See `Streams.create` for what a crash between them leaves.
+Creating a stream takes three steps. See `StreamOperations.create` for what a crash between them leaves.
 
     take a stream id (written) ──► brokers open their streamlets ──► write the stream, answer
                                         │ a broker fails
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from kera.coordinator.cluster.brokers import cannot_be_reached
+from kera.coordinator.cluster.broker_calls import cannot_be_reached
 from kera.coordinator.cluster.catalog import FIRST_GROUP_ID, broker_ids_of
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.placement import count_in_words, place
@@ -57,7 +57,7 @@ class _Placed(NamedTuple):
     """Of the launches that own them, by broker."""
 
 
-class Streams:
+class StreamOperations:
     """The operations on streams."""
 
     def __init__(

@@ -24,16 +24,16 @@ from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of
 from kera.coordinator.cluster.state import State, last_epoch, member_key
 from kera.coordinator.cluster.work import Work
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.batches import in_batches
 from kera.coordinator.recovery.decide import (
     DRAINED,
     Action,
-    Enter,
-    Fence,
-    Free,
-    Open,
-    Release,
+    EnterPhase,
+    FenceAtBackup,
+    FreeReplicas,
+    OpenStream,
+    ReleaseSource,
     TakeOver,
     begun,
     decide,
@@ -208,22 +208,22 @@ class Recoveries:
         """Have an action carried out, unless that is under way; returns the key of that work."""
         key: WorkKey = (key_of(run.info), type(action))
         match action:
-            case Fence(backup):
+            case FenceAtBackup(backup):
                 key = (*key, backup)
                 self._work.start(key, lambda: self._fence(run, backup))
             case TakeOver(owner, streamlets):
                 key = (*key, owner)
                 run.planned.update(dict.fromkeys(streamlets, owner))
                 self._work.start(key, lambda: self._take_overs.carry_out(run, owner, streamlets, self.advance_soon))
-            case Open(owner, stream_id):
+            case OpenStream(owner, stream_id):
                 key = (*key, owner, stream_id)
                 self._work.start(key, lambda: self._open(run, owner, stream_id))
-            case Release(stream_ids):
+            case ReleaseSource(stream_ids):
                 self._work.start(key, lambda: self._release(run, stream_ids))
-            case Free(backup):
+            case FreeReplicas(backup):
                 key = (*key, backup)
                 self._work.start(key, lambda: self._free(run, backup))
-            case Enter(phase):
+            case EnterPhase(phase):
                 key = (*key, phase)
                 self._work.start(key, lambda: self._enter(run, phase))
         return key
@@ -251,7 +251,7 @@ class Recoveries:
         for one in stream.assignments:
             # Others that are its own may yet get something from this recovery: of that it was told nothing.
             if Launch(one.broker_id, one.broker_epoch) == owner and is_taken_over(run.info, one):
-                run.opened.add((Streamlet(stream_id, one.streamlet_id), owner))
+                run.opened.add((StreamletId(stream_id, one.streamlet_id), owner))
 
     async def _release(self, run: Run, stream_ids: Sequence[int]) -> None:
         streams = [stream for stream_id in stream_ids if (stream := self._state.catalog.find(stream_id)) is not None]
@@ -291,7 +291,7 @@ class Recoveries:
         log.info("recovery", broker_id=before.broker_id, before_epoch=before.before_epoch, phase=word(phase))
 
     async def _write_entered(self, run: Run, phase: coordinator_pb2.RecoveryPhase.ValueType) -> bool:
-        if Enter(phase) not in decide(run.info, self.records.view(run)).actions:
+        if EnterPhase(phase) not in decide(run.info, self.records.view(run)).actions:
             return False  # something has changed since
         info = enter(self._shown(run), phase, self._state.clock.now_us())
         superseded = self.records.superseded(info)
@@ -305,5 +305,5 @@ def _name_of(key: WorkKey) -> str:
     """The member that is to do what a key is of."""
     match key:
         case (_, kind, Launch(member_id, _), *_):
-            return f"{'backup' if kind in {Fence, Free} else 'broker'} {member_id}"
+            return f"{'backup' if kind in {FenceAtBackup, FreeReplicas} else 'broker'} {member_id}"
     return "the coordinator"

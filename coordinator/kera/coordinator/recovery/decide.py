@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kera.coordinator.cluster.intervals import broker_ids_of, taken_over
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch, StreamletId
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1.coordinator_pb2 import (
     RECOVERY_PHASE_CANCELLED,
@@ -82,20 +82,20 @@ class View:
     """Backups that have answered that they refuse the source."""
     freed: frozenset[Launch] = frozenset()
     """Backups that have answered that they have nothing of the source any more."""
-    planned: Mapping[Streamlet, Launch] = field(default_factory=dict)
+    planned: Mapping[StreamletId, Launch] = field(default_factory=dict)
     """Who was asked to take over before; it stays so while that broker lives."""
-    opened: frozenset[tuple[Streamlet, Launch]] = frozenset()
+    opened: frozenset[tuple[StreamletId, Launch]] = frozenset()
     """What owners have answered that they serve."""
-    readable: frozenset[Streamlet] = frozenset()
+    readable: frozenset[StreamletId] = frozenset()
     """What its present owner says that all of it can be read."""
-    restored: frozenset[Streamlet] = frozenset()
+    restored: frozenset[StreamletId] = frozenset()
     """What its present owner says that all of it has its replicas again."""
     older: tuple[int, ...] = ()
     """`before_epoch` of the recoveries of earlier launches of the same broker that have not ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class FenceAtBackup:
     """Have a backup refuse the source."""
 
     backup: Launch
@@ -106,11 +106,11 @@ class TakeOver:
     """Have a broker find out where streamlets end, then write that it owns them."""
 
     owner: Launch
-    streamlets: tuple[Streamlet, ...]
+    streamlets: tuple[StreamletId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenStream:
     """Tell an owner, again if need be, what it owns of a stream."""
 
     owner: Launch
@@ -118,27 +118,27 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseSource:
     """Write that streams have nothing of the source any more, and tell their brokers."""
 
     stream_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeReplicas:
     """Have a backup delete the replicas of the source."""
 
     backup: Launch
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class EnterPhase:
     """Write that the next phase has begun."""
 
     phase: RecoveryPhase.ValueType
 
 
-Action = Fence | TakeOver | Open | Release | Free | Enter
+Action = FenceAtBackup | TakeOver | OpenStream | ReleaseSource | FreeReplicas | EnterPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +202,13 @@ def decide(recovery: RecoveryInfo, view: View) -> Decision:
     match recovery.phase:
         case phase if phase == RECOVERY_PHASE_FENCING:
             unfenced = _unfenced(recovery, view)
-            return Decision(unfenced or (Enter(RECOVERY_PHASE_TAKING_OVER),))
+            return Decision(unfenced or (EnterPhase(RECOVERY_PHASE_TAKING_OVER),))
         case phase if phase == RECOVERY_PHASE_TAKING_OVER:
             return _take_over(recovery, view)
         case phase if phase == RECOVERY_PHASE_RECOVERING:
             left = _taken_over(recovery, view)
             done = all(streamlet in view.readable for streamlet, _ in left)
-            step = (Enter(RECOVERY_PHASE_RESTORING),) if done else ()
+            step = (EnterPhase(RECOVERY_PHASE_RESTORING),) if done else ()
             return Decision((*_unfenced(recovery, view), *step), () if done else _orphans(view, left))
         case phase if phase == RECOVERY_PHASE_RESTORING:
             return _restore(recovery, view)
@@ -236,19 +236,19 @@ def _unfenced(recovery: RecoveryInfo, view: View) -> tuple[Action, ...]:
     """Also of later phases: a backup that was away meanwhile must not take anything from the broker either."""
     if recovery.cause == DRAINED:
         return ()
-    return tuple(Fence(backup) for backup in sorted(view.backups - view.fenced))
+    return tuple(FenceAtBackup(backup) for backup in sorted(view.backups - view.fenced))
 
 
 def _unfreed(recovery: RecoveryInfo, view: View) -> tuple[Action, ...]:
     # A broker that lives frees its replicas itself, once it hears that it has no groups of the stream any more.
     if recovery.cause == DRAINED:
         return ()
-    return tuple(Free(backup) for backup in sorted((view.backups & view.fenced) - view.freed))
+    return tuple(FreeReplicas(backup) for backup in sorted((view.backups & view.fenced) - view.freed))
 
 
-def _taken_over(recovery: RecoveryInfo, view: View) -> list[tuple[Streamlet, common_pb2.StreamletAssignment]]:
+def _taken_over(recovery: RecoveryInfo, view: View) -> list[tuple[StreamletId, common_pb2.StreamletAssignment]]:
     return [
-        (Streamlet(stream.stream_id, one.streamlet_id), one)
+        (StreamletId(stream.stream_id, one.streamlet_id), one)
         for stream in view.streams
         for one in stream.assignments
         if is_taken_over(recovery, one)
@@ -259,11 +259,11 @@ def _take_over(recovery: RecoveryInfo, view: View) -> Decision:
     plan, waits_for = plan_owners(recovery, view)
     taken = _taken_over(recovery, view)
     orphans = _orphans(view, taken)
-    by_owner: dict[Launch, list[Streamlet]] = {}
+    by_owner: dict[Launch, list[StreamletId]] = {}
     for streamlet, owner in plan.items():
         by_owner.setdefault(owner, []).append(streamlet)
     unopened = {
-        Open(owner, streamlet.stream_id)
+        OpenStream(owner, streamlet.stream_id)
         for streamlet, one in taken
         if (streamlet, owner := Launch(one.broker_id, one.broker_epoch)) not in view.opened and _lives(view, owner)
     }
@@ -273,11 +273,11 @@ def _take_over(recovery: RecoveryInfo, view: View) -> Decision:
         *sorted(unopened, key=lambda action: (action.stream_id, action.owner)),
     ]
     if not actions and not waits_for and not orphans:
-        actions.append(Enter(RECOVERY_PHASE_RECOVERING))
+        actions.append(EnterPhase(RECOVERY_PHASE_RECOVERING))
     return Decision(tuple(actions), (*waits_for, *orphans))
 
 
-def _orphans(view: View, taken: Iterable[tuple[Streamlet, common_pb2.StreamletAssignment]]) -> tuple[str, ...]:
+def _orphans(view: View, taken: Iterable[tuple[StreamletId, common_pb2.StreamletAssignment]]) -> tuple[str, ...]:
     """What holds up streamlets whose new owner is gone, too: it comes back, or is recovered itself."""
     gone = {one.broker_id for _, one in taken if not _lives(view, Launch(one.broker_id, one.broker_epoch))}
     return tuple(f"broker {broker_id}, which had taken over streamlets, or its recovery" for broker_id in sorted(gone))
@@ -288,27 +288,27 @@ def _restore(recovery: RecoveryInfo, view: View) -> Decision:
     if not all(streamlet in view.restored for streamlet, _ in left):
         return Decision(_unfenced(recovery, view), _orphans(view, left))
     if left:
-        return Decision((Release(tuple(sorted({one.stream_id for one, _ in left}))),))
+        return Decision((ReleaseSource(tuple(sorted({one.stream_id for one, _ in left}))),))
     if view.older:  # they may still have to read what would be freed with ours
         waits_for = f"the recovery of broker {recovery.broker_id} before launch {max(view.older)}"
         return Decision(_unfenced(recovery, view), (waits_for,))
-    return Decision((*_unfenced(recovery, view), *_unfreed(recovery, view)) or (Enter(RECOVERY_PHASE_DONE),))
+    return Decision((*_unfenced(recovery, view), *_unfreed(recovery, view)) or (EnterPhase(RECOVERY_PHASE_DONE),))
 
 
-def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[Streamlet, Launch], tuple[str, ...]]:
+def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[StreamletId, Launch], tuple[str, ...]]:
     """Who is to take over what is lost, and why not, for what nobody can.
 
     A streamlet of which the lost broker had older groups stays with its owner. Others are spread evenly over the
     brokers that live, so that all of them recover; whoever has the fewest streamlets gets the first one.
     """
     given = Counter(owner.member_id for owner in view.planned.values() if _lives(view, owner))
-    plan: dict[Streamlet, Launch] = {}
+    plan: dict[StreamletId, Launch] = {}
     waits_for: set[str] = set()
     for stream in view.streams:
         for one in stream.assignments:
             if not is_lost(recovery, stream, one):
                 continue
-            streamlet = Streamlet(stream.stream_id, one.streamlet_id)
+            streamlet = StreamletId(stream.stream_id, one.streamlet_id)
             if one.broker_id != recovery.broker_id:
                 owner = Launch(one.broker_id, one.broker_epoch)
                 if _lives(view, owner):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.decide import ENDED, is_lost, is_taken_over, source_of
 from kera.v1 import common_pb2
 from kera.v1.coordinator_pb2 import RecoveryInfo, RecoveryProgress
@@ -19,8 +19,8 @@ LAUNCHES_MAX = 4
 class Reports(NamedTuple):
     """What owners say of one source."""
 
-    readable: frozenset[Streamlet]
-    restored: frozenset[Streamlet]
+    readable: frozenset[StreamletId]
+    restored: frozenset[StreamletId]
     bytes_total: int
     bytes_recovered: int
     bytes_restored: int
@@ -37,19 +37,19 @@ def gather(
     source = source_of(recovery)
     told = {owner: [one for one in reports if one.source == source] for owner, reports in progress.items()}
     owners = {
-        Streamlet(stream.stream_id, one.streamlet_id): Launch(one.broker_id, one.broker_epoch)
+        StreamletId(stream.stream_id, one.streamlet_id): Launch(one.broker_id, one.broker_epoch)
         for stream in streams
         for one in stream.assignments
         if is_taken_over(recovery, one)
     }
 
-    def of_owners(refs: Callable[[RecoveryProgress], Iterable[common_pb2.StreamletRef]]) -> frozenset[Streamlet]:
+    def of_owners(refs: Callable[[RecoveryProgress], Iterable[common_pb2.StreamletRef]]) -> frozenset[StreamletId]:
         return frozenset(
             streamlet
             for owner, reports in told.items()
             for one in reports
             for ref in refs(one)
-            if owners.get(streamlet := Streamlet(ref.stream_id, ref.streamlet_id)) == owner
+            if owners.get(streamlet := StreamletId(ref.stream_id, ref.streamlet_id)) == owner
         )
 
     every = [one for reports in told.values() for one in reports]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kera.coordinator.cluster.state import RECOVERIES, State
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.decide import (
     DRAINED,
     ENDED,
@@ -41,8 +41,8 @@ class Run:
     info: coordinator_pb2.RecoveryInfo
     fenced: set[Launch] = field(default_factory=set)
     freed: set[Launch] = field(default_factory=set)
-    planned: dict[Streamlet, Launch] = field(default_factory=dict)
-    opened: set[tuple[Streamlet, Launch]] = field(default_factory=set)
+    planned: dict[StreamletId, Launch] = field(default_factory=dict)
+    opened: set[tuple[StreamletId, Launch]] = field(default_factory=set)
     waits_for: tuple[str, ...] = ()
     keys: tuple[WorkKey, ...] = ()
     """Of the work that there is to do now."""

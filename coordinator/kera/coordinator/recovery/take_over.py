@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from kera.coordinator.cluster.catalog import with_assignments
 from kera.coordinator.cluster.starts import starts_at
 from kera.coordinator.cluster.state import HANDOVERS, STARTS, State, streamlet_key
-from kera.coordinator.ids import Launch, Streamlet
+from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.batches import in_batches
 from kera.coordinator.recovery.decide import DRAINED, PENDING, recovered, source_of
 from kera.coordinator.recovery.progress import Unneeded
@@ -44,7 +44,7 @@ class TakeOvers:
         self._shown = shown
 
     async def carry_out(
-        self, run: Run, owner: Launch, streamlets: Iterable[Streamlet], on_written: Callable[[], None]
+        self, run: Run, owner: Launch, streamlets: Iterable[StreamletId], on_written: Callable[[], None]
     ) -> None:
         """Have a broker find out where streamlets end, then write that it owns them.
 
@@ -53,7 +53,7 @@ class TakeOvers:
         state = self._state
         request = self._request(run, streamlets)
         answer = await state.broker_calls.take_over(state.brokers.describe(owner.member_id), request)
-        found = {Streamlet(one.stream_id, one.state.streamlet_id): one.state for one in answer.streamlets}
+        found = {StreamletId(one.stream_id, one.state.streamlet_id): one.state for one in answer.streamlets}
         counted = False
         for batch in in_batches(request.streams):
             if await state.change(self._write_taken(run, owner, batch, found, None if counted else answer)):
@@ -67,7 +67,7 @@ class TakeOvers:
         run: Run,
         owner: Launch,
         asked: Iterable[broker_pb2.TakeOverStream],
-        found: Mapping[Streamlet, common_pb2.StreamletState],
+        found: Mapping[StreamletId, common_pb2.StreamletState],
         totals: broker_pb2.TakeOverResponse | None,
     ) -> bool:
         """Write that `owner` has what it was asked for and has found; whether there was any.
@@ -85,7 +85,7 @@ class TakeOvers:
             self._records.put(info)
         return bool(streams)
 
-    def _request(self, run: Run, streamlets: Iterable[Streamlet]) -> broker_pb2.TakeOverRequest:
+    def _request(self, run: Run, streamlets: Iterable[StreamletId]) -> broker_pb2.TakeOverRequest:
         state = self._state
         by_stream: dict[int, list[int]] = {}
         for streamlet in streamlets:
@@ -142,7 +142,7 @@ class TakeOvers:
         run: Run,
         owner: Launch,
         asked: broker_pb2.TakeOverStream,
-        found: Mapping[Streamlet, common_pb2.StreamletState],
+        found: Mapping[StreamletId, common_pb2.StreamletState],
     ) -> common_pb2.StreamInfo | None:
         """The stream with `owner` as the owner of what it has found; None: nothing of it is as it was asked for."""
         stream_id = asked.stream.stream_id
@@ -151,10 +151,14 @@ class TakeOvers:
             return None
         changed = [
             recovered(
-                run.info, stream.assignments[one], owner, found[Streamlet(stream_id, one)], self._own_losses(run, owner)
+                run.info,
+                stream.assignments[one],
+                owner,
+                found[StreamletId(stream_id, one)],
+                self._own_losses(run, owner),
             )
             for one in asked.streamlet_ids
-            if stream.assignments[one] == asked.stream.assignments[one] and Streamlet(stream_id, one) in found
+            if stream.assignments[one] == asked.stream.assignments[one] and StreamletId(stream_id, one) in found
         ]
         return with_assignments(stream, changed, self._state.coordinator_epoch) if changed else None
 

@@ -35,7 +35,7 @@ from kera.coordinator.store.metadata import (
     Check,
     MetadataStore,
     MetadataStoreFailed,
-    Record,
+    StoredRecord,
     VersionConflict,
     Write,
 )
@@ -152,11 +152,11 @@ class TermStore:
         self._store = store
         self._term = term
 
-    async def get(self, key: str) -> Record | None:
+    async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
         return await self._store.get(key)
 
-    async def list(self, prefix: str) -> dict[str, Record]:
+    async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """See `MetadataStore.list`."""
         return await self._store.list(prefix)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from kera.coordinator.store.metadata import MetadataStore, Record, Write
+from kera.coordinator.store.metadata import MetadataStore, StoredRecord, Write
 
 Changes = Mapping[str, bytes | None]
 """New values by key; None deletes."""
@@ -18,7 +18,7 @@ Changes = Mapping[str, bytes | None]
 class Ledger:
     """A mirror of the store. One task at a time may write; the coordinator sees to that."""
 
-    def __init__(self, store: MetadataStore, records: dict[str, Record]) -> None:
+    def __init__(self, store: MetadataStore, records: dict[str, StoredRecord]) -> None:
         self._store = store
         self._records = records
         self._children: defaultdict[str, set[str]] = defaultdict(set)
@@ -70,7 +70,7 @@ class Ledger:
             if value is None:
                 self._forget(key)
             else:
-                self._records[key] = Record(value, replaced_version + 1)
+                self._records[key] = StoredRecord(value, replaced_version + 1)
                 self._children[_parent(key)].add(key)
 
     def _forget(self, key: str) -> None:

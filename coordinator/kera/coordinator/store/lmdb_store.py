@@ -26,7 +26,7 @@ from kera.coordinator.store.metadata import (
     Check,
     MetadataStoreFailed,
     MetadataStoreFull,
-    Record,
+    StoredRecord,
     UnknownFormat,
     Write,
     check_writes,
@@ -84,16 +84,16 @@ class LmdbStore:
                     format=found,
                 )
 
-    async def get(self, key: str) -> Record | None:
+    async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
         with self._translated(), self._environment.begin(db=self._records) as transaction:
             data = transaction.get(key.encode())
         return None if data is None else _unpack(data)
 
-    async def list(self, prefix: str) -> dict[str, Record]:
+    async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """See `MetadataStore.list`."""
         start = prefix.encode()
-        found: dict[str, Record] = {}
+        found: dict[str, StoredRecord] = {}
         with self._translated(), self._environment.begin(db=self._records) as transaction:
             cursor = transaction.cursor()
             there = cursor.set_range(start) if start else cursor.first()
@@ -171,6 +171,6 @@ class LmdbStore:
         return ""
 
 
-def _unpack(data: bytes) -> Record:
+def _unpack(data: bytes) -> StoredRecord:
     (version,) = _VERSION.unpack_from(data)
-    return Record(data[_VERSION.size :], version)
+    return StoredRecord(data[_VERSION.size :], version)

@@ -5,28 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from kera.coordinator.store.metadata import Check, MetadataStoreFailed, Record, Write, check_writes, conflict
+from kera.coordinator.store.metadata import Check, MetadataStoreFailed, StoredRecord, Write, check_writes, conflict
 from kera.core.errors import KeraError
 
 
 class MemoryStore:
     """See `kera.coordinator.store.metadata.MetadataStore`. Give one to several coordinators in turn to restart them."""
 
-    def __init__(self, records: Mapping[str, Record] | None = None) -> None:
+    def __init__(self, records: Mapping[str, StoredRecord] | None = None) -> None:
         self._records = dict(records or {})
         self.failure: KeraError | None = None
         """What each write comes to; with `MetadataStoreFailed` it is carried out all the same."""
 
     @property
-    def records(self) -> dict[str, Record]:
+    def records(self) -> dict[str, StoredRecord]:
         """A copy of all records, of which another store can be made."""
         return dict(self._records)
 
-    async def get(self, key: str) -> Record | None:
+    async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
         return self._records.get(key)
 
-    async def list(self, prefix: str) -> dict[str, Record]:
+    async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """See `MetadataStore.list`."""
         return {key: record for key, record in sorted(self._records.items()) if key.startswith(prefix)}
 
@@ -46,7 +46,7 @@ class MemoryStore:
             if write.value is None:
                 self._records.pop(write.key, None)
             else:
-                self._records[write.key] = Record(write.value, write.expected_version + 1)
+                self._records[write.key] = StoredRecord(write.value, write.expected_version + 1)
         if self.failure is not None:
             raise self.failure
         await asyncio.sleep(0)  # others run before the caller hears of it, as with every real store

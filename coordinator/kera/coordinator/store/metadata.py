@@ -27,7 +27,7 @@ VALUE_BYTES_MAX = 1_000_000
 """Of one record; ZooKeeper takes 1 MiB for the record and what is around it."""
 
 
-class Record(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record as it was read."""
 
     value: bytes
@@ -56,11 +56,11 @@ class Check(NamedTuple):
 class MetadataStore(Protocol):
     """Where metadata is kept. Asynchronous, since a store may be on other machines."""
 
-    async def get(self, key: str) -> Record | None:
+    async def get(self, key: str) -> StoredRecord | None:
         """The record under `key`."""
         ...
 
-    async def list(self, prefix: str) -> dict[str, Record]:
+    async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """All records whose key starts with `prefix`, in the order of their keys. They belong to one moment."""
         ...
 

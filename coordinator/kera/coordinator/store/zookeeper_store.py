@@ -28,7 +28,7 @@ from kera.coordinator.store.metadata import (
     Check,
     MetadataStoreFailed,
     MetadataStoreFull,
-    Record,
+    StoredRecord,
     UnknownFormat,
     VersionConflict,
     Write,
@@ -121,12 +121,12 @@ class ZooKeeperStore:
         await self._settle()  # after it: what is decided later has another revision
         return self
 
-    async def get(self, key: str) -> Record | None:
+    async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
         await self._settle()
         return await self._read(self._path(key))
 
-    async def list(self, prefix: str) -> dict[str, Record]:
+    async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """See `MetadataStore.list`."""
         for attempt in range(LIST_ATTEMPTS):
             if attempt:
@@ -366,14 +366,14 @@ class ZooKeeperStore:
     async def _seen_revision(self) -> int:
         return (await self._session.get(self._revision_path)).version
 
-    async def _read(self, path: str) -> Record | None:
+    async def _read(self, path: str) -> StoredRecord | None:
         try:
             node = await self._session.get(path)
         except NodeMissing:
             return None
-        return Record(node.value, node.version + 1)
+        return StoredRecord(node.value, node.version + 1)
 
-    async def _read_all(self, prefix: str) -> dict[str, Record] | None:
+    async def _read_all(self, prefix: str) -> dict[str, StoredRecord] | None:
         """All records whose key starts with `prefix`; None when one went away meanwhile."""
         keys = []
         for directory in await self._session.children(self._records):
@@ -381,7 +381,7 @@ class ZooKeeperStore:
                 names = await self._children(f"{self._records}/{directory}")
                 keys += [key for name in names if (key := key_of(directory, name)).startswith(prefix)]
         keys.sort(key=str.encode)
-        found: dict[str, Record] = {}
+        found: dict[str, StoredRecord] = {}
         for start in range(0, len(keys), READS_IN_FLIGHT):
             some = keys[start : start + READS_IN_FLIGHT]
             for key, record in zip(

@@ -10,7 +10,7 @@ from kera.core.rpc import api
 from kera.v1 import backup_pb2, common_pb2
 
 
-class Backups(Protocol):
+class BackupCalls(Protocol):
     """The backups, as the coordinator reaches them. Each call takes bounded time, and may be repeated.
 
     All raise `Unavailable`, `Uncertain` or what the backup answers.
@@ -38,28 +38,28 @@ class Backups(Protocol):
         ...
 
 
-class GrpcBackups:
-    """See `Backups`; over the backups' open interface."""
+class GrpcBackupCalls:
+    """See `BackupCalls`; over the backups' open interface."""
 
     def __init__(self, *, timeout_ms: int) -> None:
         self._peers = Peers(timeout_ms=timeout_ms)
 
     async def fence(self, backup: common_pb2.BackupInfo, broker_id: int, before_epoch: int) -> None:
-        """See `Backups.fence`."""
+        """See `BackupCalls.fence`."""
         request = backup_pb2.FenceBrokerRequest(broker_id=broker_id, broker_epoch=before_epoch)
         await self._peers.call(backup.grpc_address, api.FENCE_BROKER, request)
 
     async def free(
         self, backup: common_pb2.BackupInfo, broker_id: int, broker_epoch: int, *, before_epoch: int
     ) -> None:
-        """See `Backups.free`."""
+        """See `BackupCalls.free`."""
         request = backup_pb2.FreeReplicasRequest(
             broker_id=broker_id, broker_epoch=broker_epoch, before_epoch=before_epoch
         )
         await self._peers.call(backup.grpc_address, api.FREE_REPLICAS, request)
 
     async def count_replicas(self, backup: common_pb2.BackupInfo, broker_ids: Iterable[int]) -> int:
-        """See `Backups.count_replicas`."""
+        """See `BackupCalls.count_replicas`."""
         count = 0
         for broker_id in broker_ids:
             after, complete = 0, False
@@ -72,5 +72,5 @@ class GrpcBackups:
         return count
 
     async def close(self) -> None:
-        """See `Backups.close`."""
+        """See `BackupCalls.close`."""
         await self._peers.close()

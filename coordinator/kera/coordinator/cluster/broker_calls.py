@@ -11,14 +11,14 @@ from kera.core.rpc import api
 from kera.core.rpc.address import split_address
 from kera.v1 import broker_pb2, common_pb2
 
-__all__ = ["TAKE_OVER_TIMEOUT_S", "Brokers", "GrpcBrokers", "cannot_be_reached"]
+__all__ = ["TAKE_OVER_TIMEOUT_S", "BrokerCalls", "GrpcBrokerCalls", "cannot_be_reached"]
 
 TAKE_OVER_TIMEOUT_S = 60.0
 """A broker reads the headers of all replicas of the one that was lost. When the time is up it goes on with that, and
 the same request again joins it."""
 
 
-class Brokers(Protocol):
+class BrokerCalls(Protocol):
     """The brokers, as the coordinator reaches them. Each call takes bounded time, and may be repeated.
 
     All raise `Unavailable`, `Uncertain` or what the broker answers: `StaleEpoch` when it has had orders of a later
@@ -71,8 +71,8 @@ class Brokers(Protocol):
         ...
 
 
-class GrpcBrokers:
-    """See `Brokers`; over the brokers' open interface."""
+class GrpcBrokerCalls:
+    """See `BrokerCalls`; over the brokers' open interface."""
 
     def __init__(self, *, timeout_ms: int) -> None:
         self._timeout_s = timeout_ms / 1000
@@ -86,14 +86,14 @@ class GrpcBrokers:
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
     ) -> None:
-        """See `Brokers.open_streamlets`."""
+        """See `BrokerCalls.open_streamlets`."""
         request = broker_pb2.OpenStreamletsRequest(
             stream=stream, coordinator_epoch=coordinator_epoch, handed_over=handed_over
         )
         await self._peers.call(broker.grpc_address, api.OPEN_STREAMLETS, request)
 
     async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
-        """See `Brokers.drop_stream`."""
+        """See `BrokerCalls.drop_stream`."""
         request = broker_pb2.DropStreamRequest(stream_id=stream_id, coordinator_epoch=coordinator_epoch)
         await self._peers.call(broker.grpc_address, api.DROP_STREAM, request)
 
@@ -107,7 +107,7 @@ class GrpcBrokers:
         coordinator_epoch: int,
         assignments_version: int,
     ) -> list[common_pb2.StreamletState]:
-        """See `Brokers.seal_streamlets`."""
+        """See `BrokerCalls.seal_streamlets`."""
         request = broker_pb2.SealStreamletsRequest(
             coordinator_epoch=coordinator_epoch,
             stream_id=stream_id,
@@ -122,11 +122,11 @@ class GrpcBrokers:
     async def take_over(
         self, broker: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest
     ) -> broker_pb2.TakeOverResponse:
-        """See `Brokers.take_over`."""
+        """See `BrokerCalls.take_over`."""
         return await self._peers.call(broker.grpc_address, api.TAKE_OVER, request, timeout_s=TAKE_OVER_TIMEOUT_S)
 
     async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
-        """See `Brokers.refuses`."""
+        """See `BrokerCalls.refuses`."""
         host, port = split_address(broker.grpc_address)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -139,5 +139,5 @@ class GrpcBrokers:
         return False
 
     async def close(self) -> None:
-        """See `Brokers.close`."""
+        """See `BrokerCalls.close`."""
         await self._peers.close()
