@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from kera.client import Client
 from kera.local.cluster import RunningCluster
 from kera.spark_connector.columns import columns_of
-from kera.spark_connector.streaming import KeraStreamReader
+from kera.spark_connector.reading.streaming import KeraStreamReader
 
 pytestmark = pytest.mark.timeout(120)
 

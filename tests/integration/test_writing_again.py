@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from kera.client import PRODUCER_IDS, Appended, Appender, Client
 from kera.local.cluster import RunningCluster
-from kera.spark_connector.writing_lane import Lane
-from kera.spark_connector.writing_log import StreamletLog
+from kera.spark_connector.writing.streamlet_log import StreamletLog
+from kera.spark_connector.writing.streamlet_writer import StreamletWriter
 
 NAME = PRODUCER_IDS[7]
 CHUNK_BYTES = 8 << 10
@@ -34,14 +34,14 @@ async def appender(client: Client, stream: str, epoch: int = 1) -> Appender:
     return await client.appender(stream, producer_id=NAME, producer_epoch=epoch, chunk_bytes_max=CHUNK_BYTES)
 
 
-async def write(client: Client, stream: str, numbers: list[int], *, forgetful: bool = False) -> Lane:
+async def write(client: Client, stream: str, numbers: list[int], *, forgetful: bool = False) -> StreamletWriter:
     """One attempt."""
     made = await appender(client, stream)
     log = StreamletLog(client, Forgetful(made) if forgetful else made, 0)  # type: ignore[arg-type]
-    lane = Lane(log, ignored=["timestamp"])
-    lane.add(made.conform(batch(numbers)))
-    await lane.drain()
-    return lane
+    writer = StreamletWriter(log, ignored=["timestamp"])
+    writer.add(made.conform(batch(numbers)))
+    await writer.drain()
+    return writer
 
 
 async def others(client: Client, stream: str) -> None:

@@ -139,8 +139,8 @@ WALL_CLOCK = {
     "core/kera/core/clock.py": "the one behind the protocol",
     "demo/feeder.py": "compared with when Spark says that it was done",
     "demo/progress.py": "compared with what the feeder wrote; shown",
-    "spark_connector/kera/spark_connector/batch.py": "a start of now-5m is that long before now",
-    "spark_connector/kera/spark_connector/streaming.py": "a start of now-5m is that long before now",
+    "spark_connector/kera/spark_connector/reading/batch.py": "a start of now-5m is that long before now",
+    "spark_connector/kera/spark_connector/reading/streaming.py": "a start of now-5m is that long before now",
 }
 """Who reads the wall clock, and what for. It is set ahead and back while programs run: so nothing that waits, times
 out, expires or is leased goes by it."""

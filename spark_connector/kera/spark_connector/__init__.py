@@ -4,19 +4,18 @@ A Python Data Source (Spark 4.0 or newer) that is found without registration (se
 Spark's JVM that takes its place for reading where its jar is loaded. Both plan offsets with the code here; they differ
 in who reads the chunks: Python workers, which yield Arrow batches, or the JVM itself.
 
-==============  ======================================================================================
-`options`       what a user may say, checked, with the names of Spark's Kafka source
-`offsets`       what a checkpoint holds, as JSON
-`planning`      which range a micro-batch takes and how it is cut into partitions; pure
-`columns`       a chunk's Arrow batch as the columns that Spark sees; pure
-`chunks`        a range of one entry, as the client reads it
-`survey`        what planning has to know of the cluster
-`portal`        calls from Spark's synchronous code into the asynchronous client
-`source`        the data source; `batch` and `streaming` are its two readers, `worker` the executors' side
-`spark_api`     what versions of Spark have of its interface; `streaming_untold` is the reader for older ones
-`engine`        how the columnar engine comes to Spark
-`service`       what the columnar engine asks: `pieces` is what it is told, `routing` whom it is sent to
-==============  ======================================================================================
+===========  ==========================================================================================
+`planning`   which range a micro-batch takes, how it is cut into partitions, what a checkpoint says; pure
+`options`    what a user may say, checked, with the names of Spark's Kafka source; pure
+`columns`    a chunk's Arrow batch as the columns that Spark sees
+`reading`    the readers that Spark gets, and what its Python workers do
+`writing`    the writers, and how each row is stored exactly once
+`source`     the data source: what ``format("kera")`` means to Spark
+`service`    the same planning for the columnar engine, in a process of its own
+`engine`     how the columnar engine comes to Spark
+`portal`     calls from Spark's synchronous code into the asynchronous client
+`spark_api`  what versions of Spark have of its interface
+===========  ==========================================================================================
 
 Only what is here is public: options and columns are documented in docs/spark.md.
 """

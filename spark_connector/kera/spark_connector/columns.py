@@ -4,7 +4,7 @@ A typed stream has its own columns. Any other stream has these, and Kafka's user
 
     key binary        the record's first key        stream string      name of the stream
     keys array        all of its keys               streamlet int      partition
-    value binary                                    entry int          append lane in the streamlet
+    value binary                                    entry int          append entry in the streamlet
                                                     offset bigint      ordinal of the record in its entry
                                                     timestamp timestamp
 
@@ -39,7 +39,8 @@ from pyspark.sql.types import (
 
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch
-from kera.spark_connector.options import ON_MISMATCH, OnMismatch
+from kera.spark_connector.options.names import ON_MISMATCH
+from kera.spark_connector.options.reading import OnMismatch
 from kera.spark_connector.spark_api import arrow_schema, spark_type
 
 RECORD_COLUMNS = StructType(

@@ -19,16 +19,17 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kera.core.errors import InvalidArgument
-from kera.spark_connector.batch import KeraBatchReader
 from kera.spark_connector.columns import columns_of_all
-from kera.spark_connector.metadata import COLUMNS, KeraMetadataReader
-from kera.spark_connector.options import ENGINE, HEADERS, LOAD_ENGINE, ReadOptions, parse_read_options
+from kera.spark_connector.options.names import ENGINE, HEADERS
+from kera.spark_connector.options.reading import LOAD_ENGINE, ReadOptions, parse_read_options
 from kera.spark_connector.portal import Portal
+from kera.spark_connector.reading.batch import KeraBatchReader
+from kera.spark_connector.reading.metadata import COLUMNS, KeraMetadataReader
+from kera.spark_connector.reading.streaming import KeraStreamReader
+from kera.spark_connector.reading.streaming_untold import UntoldStreamReader
+from kera.spark_connector.reading.survey import descriptions
 from kera.spark_connector.spark_api import HAS_READ_LIMITS
-from kera.spark_connector.streaming import KeraStreamReader
-from kera.spark_connector.streaming_untold import UntoldStreamReader
-from kera.spark_connector.survey import descriptions
-from kera.spark_connector.writing import KeraBatchWriter, KeraStreamWriter
+from kera.spark_connector.writing.writers import KeraBatchWriter, KeraStreamWriter
 
 LOOK_UP_TIMEOUT_MS = 5_000
 """How long `load` goes on trying to reach the coordinator: somebody waits who may have mistyped the address."""

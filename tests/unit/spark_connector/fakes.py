@@ -19,6 +19,7 @@ from kera.client import (
     ChunkQuery,
     ClientSettings,
     ConsumerSettings,
+    EntryBounds,
     SegmentBounds,
     StreamConfig,
     StreamDescription,
@@ -41,15 +42,6 @@ BROKER = BrokerDescription(
     alive=True,
     push_unix_path="/run/push",
 )
-
-
-class Bounds(NamedTuple):
-    start: Position
-    end: Position
-    first_record: int
-    next_record: int
-    length_bytes: int
-    lost: tuple[Position, Position] | None = None
 
 
 class Chunk(NamedTuple):
@@ -108,10 +100,10 @@ class FakeStream:
             brokers={self.broker.broker_id: self.broker},
         )
 
-    def bounds(self) -> dict[int, list[Bounds]]:
+    def bounds(self) -> dict[int, list[EntryBounds]]:
         return {
             streamlet: [
-                Bounds(
+                EntryBounds(
                     at(gone),
                     at(len(counts)),
                     sum(counts[:gone]),
@@ -209,7 +201,7 @@ class FakeClient:
 
     describe = describe_stream
 
-    async def bounds(self, stream: str) -> dict[int, list[Bounds]]:
+    async def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
         return self.stream(stream).bounds()
 
     async def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,6 @@ from hypothesis import strategies as st
 
 from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
 from kera.core.ids import EARLIEST, Position
-from kera.spark_connector.admission import Limits, Take, Waiting, decide
-from kera.spark_connector.offsets import EntryOffset, Offsets, StreamOffsets, StreamRecreated
 from kera.spark_connector.planning import (
     Advance,
     Now,
@@ -26,7 +25,9 @@ from kera.spark_connector.planning import (
     starts,
     waiting,
 )
-from tests.unit.spark_connector.worlds import RECORD_BYTES, at, entry, lane, now_of, offsets, stream_now
+from kera.spark_connector.planning.admission import BatchLimits, Take, Waiting, decide
+from kera.spark_connector.planning.offsets import EntryOffset, Offsets, StreamOffsets, StreamRecreated
+from tests.unit.spark_connector.worlds import RECORD_BYTES, at, entry, named, now_of, offsets, stream_now
 
 
 def both(*streams: Offsets) -> Offsets:
@@ -58,7 +59,7 @@ def test_an_end_never_goes_back_in_any_entry() -> None:
 
 def test_the_start_stays_where_only_the_name_of_the_place_has_changed() -> None:
     start = offsets((EntryOffset(Position(1, 1, 640), 10),))
-    bounds = entry(10)._replace(end=Position(1, 2, 0))
+    bounds = replace(entry(10), end=Position(1, 2, 0))
 
     advance = next_ends(start, now_of(stream_now({0: [bounds]})), fail_on_data_loss=True)
 
@@ -68,13 +69,13 @@ def test_the_start_stays_where_only_the_name_of_the_place_has_changed() -> None:
 @pytest.mark.parametrize("before", [900, 5])
 def test_an_entry_that_lost_its_ordinals_with_its_broker_is_still_read(before: int) -> None:
     """The groups go on, the ordinals begin anew."""
-    bounds = entry(5, group=2)._replace(start=Position(1, 1, 0))
+    bounds = replace(entry(5, group=2), start=Position(1, 1, 0))
     now = now_of(stream_now({0: [bounds]}))
 
     advance = next_ends(offsets((at(before),)), now, fail_on_data_loss=True)
 
     assert advance.heads == offsets((at(5, group=2),))
-    assert waiting(advance, now)[lane()].records == 1
+    assert waiting(advance, now)[named()].records == 1
 
 
 def test_a_stream_and_a_streamlet_that_are_new_begin_at_what_is_there() -> None:
@@ -102,7 +103,7 @@ def test_an_entry_whose_broker_lost_its_memory_has_lost_records_also_where_the_o
 ) -> None:
     """Since the checkpoint 50 records came and were lost; the ordinals began anew, and have come as far again."""
     lost = EARLIEST, Position(2, 1, 0)
-    bounds = entry(10, first=before.record, group=2)._replace(lost=lost)
+    bounds = replace(entry(10, first=before.record, group=2), lost=lost)
     now = now_of(stream_now({0: [bounds]}))
 
     with pytest.raises(DataLost, match="an unknown number of records of stream 'flights'"):
@@ -243,8 +244,8 @@ def test_the_first_end_with_a_new_stream_says_where_that_began() -> None:
 
     assert end.since == both(start, offsets((at(2),), name="trains", stream_id=8)).streams
     planned = revise(start, end, {**NOW, **now_of(trains)}, fail_on_data_loss=True)
-    assert [(item.lane, item.start) for item in ranges(planned.start, planned.end, {**NOW, **now_of(trains)})] == [
-        (lane(stream="trains"), at(2))
+    assert [(item.entry, item.start) for item in ranges(planned.start, planned.end, {**NOW, **now_of(trains)})] == [
+        (named(stream="trains"), at(2))
     ]
 
 
@@ -281,26 +282,28 @@ def test_available_now_reads_nothing_of_streams_that_came_later() -> None:
 def test_what_waits_is_counted_by_ordinals_and_bytes_are_exact_in_one_segment() -> None:
     advance = next_ends(offsets((at(3), at(6))), NOW, fail_on_data_loss=True)
 
-    assert waiting(advance, NOW) == {lane(0, 0): Waiting(5, 5 * RECORD_BYTES, 5 * RECORD_BYTES)}
+    assert waiting(advance, NOW) == {named(0, 0): Waiting(5, 5 * RECORD_BYTES, 5 * RECORD_BYTES)}
 
 
 def test_over_segments_bytes_are_estimated_from_all_of_the_entry() -> None:
-    bounds = entry(100)._replace(end=Position(3, 1, 0), length_bytes=100_000)
+    bounds = replace(entry(100), end=Position(3, 1, 0), length_bytes=100_000)
     now = now_of(stream_now({0: [bounds]}))
 
     assert waiting(next_ends(offsets((at(75),)), now, fail_on_data_loss=True), now) == {
-        lane(): Waiting(25, 25_000, 100_000)
+        named(): Waiting(25, 25_000, 100_000)
     }
-    assert waiting(next_ends(starts(now), now, fail_on_data_loss=True), now) == {lane(): Waiting(100, 100_000, 100_000)}
+    assert waiting(next_ends(starts(now), now, fail_on_data_loss=True), now) == {
+        named(): Waiting(100, 100_000, 100_000)
+    }
 
 
 def test_a_limited_end_is_between_start_and_head() -> None:
     advance = Advance(offsets((at(2), at(2), at(2))), offsets((at(9), at(9), at(9))))
 
-    end = limited(advance, {lane(0, 0): at(5), lane(0, 1): at(1)})
+    end = limited(advance, {named(0, 0): at(5), named(0, 1): at(1)})
 
     assert end == offsets((at(5), at(2), at(9)))
-    assert limited(advance, {lane(0, 2): at(11)}) == advance.heads
+    assert limited(advance, {named(0, 2): at(11)}) == advance.heads
 
 
 # --- a micro-batch that is planned again --------------------------------------------------------------------
@@ -333,12 +336,12 @@ def test_of_what_was_planned_only_what_is_there_is_read_where_a_loss_may_be(what
     expected = {
         "deleted": [],
         "recreated": [],
-        "truncated": [(lane(0), at(2), at(8)), (lane(1), at(5), at(8))],
-        "lost with its ordinals": [(lane(0), at(2), at(8))],
-        "unassigned": [(lane(0), at(2), at(8))],
+        "truncated": [(named(0), at(2), at(8)), (named(1), at(5), at(8))],
+        "lost with its ordinals": [(named(0), at(2), at(8))],
+        "unassigned": [(named(0), at(2), at(8))],
     }
     found = ranges(planned.start, planned.end, now)
-    assert [(item.lane, item.start, item.end) for item in found] == expected[what]
+    assert [(item.entry, item.start, item.end) for item in found] == expected[what]
 
 
 def test_of_what_was_planned_and_is_gone_nothing_is_read_where_a_loss_may_be() -> None:
@@ -384,7 +387,7 @@ def test_micro_batches_cover_streams_exactly_whatever_the_brokers_say(
             most["trains"] = max(most["trains"], other)
         most["flights"] = max(most["flights"], head)
         advance = next_ends(checkpoint, now, fail_on_data_loss=True)
-        decision = decide(waiting(advance, now), Limits(records_max=records_max), waited_ms=0)
+        decision = decide(waiting(advance, now), BatchLimits(records_max=records_max), waited_ms=0)
         assert isinstance(decision, Take)
         begin = advance.start.places()
         places = {
@@ -393,7 +396,7 @@ def test_micro_batches_cover_streams_exactly_whatever_the_brokers_say(
             if share.records_max is not None
         }
         end = limited(advance, places)
-        assert all(begin[where] <= place for where, place in end.lanes())
+        assert all(begin[where] <= place for where, place in end.entries())
         following = conclude(checkpoint, advance, end, first=first)
         if following is checkpoint:
             continue
@@ -401,7 +404,7 @@ def test_micro_batches_cover_streams_exactly_whatever_the_brokers_say(
             offsets((at(0),)) if first and restarted else checkpoint, stored(following), now, fail_on_data_loss=True
         )
         for item in ranges(planned.start, planned.end, now):
-            seen[item.lane.stream] += range(item.start.record, item.end.record)
+            seen[item.entry.stream] += range(item.start.record, item.end.record)
         checkpoint, first = stored(following), False
 
     for stream, records in seen.items():
@@ -411,17 +414,17 @@ def test_micro_batches_cover_streams_exactly_whatever_the_brokers_say(
 
 @given(st.data())
 def test_ends_are_never_before_starts(data: st.DataObject) -> None:
-    lanes = data.draw(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=4))
-    start = Offsets({"flights": StreamOffsets(7, {0: tuple(at(record, group + 1) for record, group, *_ in lanes)})})
+    entries = data.draw(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=4))
+    start = Offsets({"flights": StreamOffsets(7, {0: tuple(at(record, group + 1) for record, group, *_ in entries)})})
     now = now_of(
-        stream_now({0: [entry(records, first=record, group=group + 1) for record, group, records, _ in lanes[::-1]]})
+        stream_now({0: [entry(records, first=record, group=group + 1) for record, group, records, _ in entries[::-1]]})
     )
-    target = offsets(tuple(at(record) for *_, record in lanes))
+    target = offsets(tuple(at(record) for *_, record in entries))
 
     advance = cap(next_ends(start, now, fail_on_data_loss=False), target)
-    end = limited(advance, {lane(0, number): at(number) for number in range(len(lanes))})
+    end = limited(advance, {named(0, number): at(number) for number in range(len(entries))})
 
-    assert dict(advance.start.lanes()).keys() == dict(end.lanes()).keys()
+    assert dict(advance.start.entries()).keys() == dict(end.entries()).keys()
     begin = advance.start.places()
-    for where, place in end.lanes():
+    for where, place in end.entries():
         assert begin[where] <= place <= max(begin[where], advance.heads.places()[where])

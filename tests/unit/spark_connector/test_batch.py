@@ -7,9 +7,9 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from kera.core.errors import InvalidArgument, SchemaMismatch, UnknownStream
-from kera.spark_connector.batch import KeraBatchReader
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
-from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.reading.batch import KeraBatchReader
+from kera.spark_connector.reading.partition import KeraPartition
 from kera.spark_connector.source import KeraDataSource
 from tests.unit.spark_connector.fakes import CHUNK_BYTES, SCHEMA, FakeClient, FakeStream, at
 

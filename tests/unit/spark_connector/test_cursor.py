@@ -7,8 +7,8 @@ import pytest
 
 from kera.core.errors import Unavailable
 from kera.core.ids import EntryId
-from kera.spark_connector import cursor
-from kera.spark_connector.offsets import EntryOffset, Offsets, StreamOffsets
+from kera.spark_connector.planning.offsets import EntryOffset, Offsets, StreamOffsets
+from kera.spark_connector.reading import cursor
 from tests.unit.spark_connector.fakes import FakeClient, at
 
 DONE = Offsets(
@@ -55,10 +55,8 @@ async def test_a_failure_is_told_and_the_others_are_stored() -> None:
     assert set(client.committed) == {("etl", "other")}
 
 
-async def test_it_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor, "STORE_TIMEOUT_S", 0.01)
-
-    failures = await cursor.store(Failing(None), "etl", DONE, unnamed=True)  # type: ignore[arg-type]
+async def test_it_is_not_waited_for_long() -> None:
+    failures = await cursor.store(Failing(None), "etl", DONE, unnamed=True, timeout_s=0.01)  # type: ignore[arg-type]
 
     assert list(failures) == ["numbers"]
     assert "no answer" in failures["numbers"]

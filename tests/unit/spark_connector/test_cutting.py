@@ -8,21 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.client import Interval, SegmentBounds
 from kera.core.ids import EntryId, Position
-from kera.spark_connector.offsets import EntryOffset, Lane
-from kera.spark_connector.partition import KeraPartition
-from kera.spark_connector.planning import Cutting, Now, Piece, Range, cut, ranges, to_ask
+from kera.spark_connector.planning import Cutting, EntryRange, Now, Piece, cut, ranges, to_ask
 from kera.spark_connector.planning import cutting as cutting_module
 from kera.spark_connector.planning.cutting import CUT_BYTES_MIN
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset
+from kera.spark_connector.reading.partition import KeraPartition
 from tests.unit.spark_connector.worlds import (
     RECORD_BYTES,
-    Assignment,
-    Interval,
     Log,
-    Segment,
+    assigned,
     at,
     entry,
-    lane,
+    named,
     now_of,
     offsets,
     stream_now,
@@ -42,10 +41,10 @@ def world(*logs: Log) -> Now:
     )
 
 
-def whole(now: Now) -> list[Range]:
+def whole(now: Now) -> list[EntryRange]:
     return [
-        Range(
-            lane(streamlet),
+        EntryRange(
+            named(streamlet),
             EntryOffset(there.start, there.first_record),
             EntryOffset(there.end, there.next_record),
             there.length_bytes,
@@ -55,12 +54,12 @@ def whole(now: Now) -> list[Range]:
     ]
 
 
-def pieces(logs: list[Log], cutting: Cutting, found: list[Range] | None = None) -> list[Piece]:
+def pieces(logs: list[Log], cutting: Cutting, found: list[EntryRange] | None = None) -> list[Piece]:
     """Both passes, with segments exactly for what is asked."""
     now = world(*logs)
     found = whole(now) if found is None else found
     asked = to_ask(found, now, cutting)
-    segments = {item.lane: logs[item.lane.streamlet].between(item.start, item.end) for item in asked}
+    segments = {item.entry: logs[item.entry.streamlet].between(item.start, item.end) for item in asked}
     return cut(found, now, segments, cutting, fail_on_data_loss=True)
 
 
@@ -75,7 +74,7 @@ def group(number: int, *segments: int, broker: int = 1) -> list[tuple[int, int, 
 
 def test_each_entry_with_records_becomes_a_partition() -> None:
     now = now_of(
-        stream_now({0: [entry(9), entry(4)], 1: [entry(3), entry(0)]}, assignments={0: Assignment(2)}, nodes=NODES)
+        stream_now({0: [entry(9), entry(4)], 1: [entry(3), entry(0)]}, assignments={0: assigned(2)}, nodes=NODES)
     )
     found = ranges(offsets((at(0), at(4)), (at(2), at(0))), offsets((at(9), at(4)), (at(3), at(0))), now)
 
@@ -109,7 +108,7 @@ def test_a_partition_travels_as_it_is() -> None:
 def test_a_lane_that_is_only_in_one_of_the_two_offsets_is_not_read() -> None:
     now = now_of(stream_now({0: [entry(9)], 1: [entry(9)]}))
 
-    assert ranges(offsets((at(0),)), offsets((at(9),), (at(9),)), now) == [Range(lane(), at(0), at(9), 576)]
+    assert ranges(offsets((at(0),)), offsets((at(9),), (at(9),)), now) == [EntryRange(named(), at(0), at(9), 576)]
 
 
 # --- brokers ------------------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def test_a_range_over_brokers_is_cut_where_they_change_and_only_there() -> None:
 def test_a_range_within_the_groups_of_one_broker_needs_no_question() -> None:
     log = Log([*group(1, 5), *group(2, 5, broker=2), *group(3, 5, broker=2)])
     now = world(log)
-    found = [Range(lane(), at(5, 2)._replace(position=Position(2, 1, 0)), whole(now)[0].end, 0)]
+    found = [EntryRange(named(), at(5, 2)._replace(position=Position(2, 1, 0)), whole(now)[0].end, 0)]
 
     assert to_ask(found, now, Cutting()) == []
     (piece,) = cut(found, now, {}, Cutting(), fail_on_data_loss=True)
@@ -139,24 +138,24 @@ def test_a_range_within_the_groups_of_one_broker_needs_no_question() -> None:
 
 def test_a_broker_in_the_middle_of_a_range_is_seen() -> None:
     now = now_of(
-        stream_now({0: [entry(9)]}, assignments={0: Assignment(1, (Interval(1, 1), Interval(3, 2), Interval(5, 1)))})
+        stream_now({0: [entry(9)]}, assignments={0: assigned(1, Interval(1, 1), Interval(3, 2), Interval(5, 1))})
     )
-    inside = [Range(lane(), at(0, 2), at(9, 6), 0)]
+    inside = [EntryRange(named(), at(0, 2), at(9, 6), 0)]
 
     assert to_ask(inside, now, Cutting()) == inside
-    assert to_ask([Range(lane(), at(0, 5), at(9, 6), 0)], now, Cutting()) == []
+    assert to_ask([EntryRange(named(), at(0, 5), at(9, 6), 0)], now, Cutting()) == []
 
 
 def test_ordinals_that_began_anew_are_counted_segment_by_segment() -> None:
     log = Log([*group(1, 5), *group(2, 5)])
     anew = log.segments[1]._replace(first_record=0, next_record=3, broker_id=2)
     now = now_of(stream_now({0: [entry(9)]}))
-    found = [Range(lane(), EntryOffset(Position(1, 1, 64), 1), EntryOffset(anew.end, 3), 0)]
+    found = [EntryRange(named(), EntryOffset(Position(1, 1, 64), 1), EntryOffset(anew.end, 3), 0)]
     first = log.segments[0]._replace(start=Position(1, 1, 64), first_record=1)
 
     lower = [found[0]._replace(start=EntryOffset(Position(1, 1, 256), 4))]
     assert to_ask(lower, now, Cutting()) == lower
-    planned = cut(found, now, {lane(): [first, anew]}, Cutting(), fail_on_data_loss=True)
+    planned = cut(found, now, {named(): [first, anew]}, Cutting(), fail_on_data_loss=True)
 
     assert [piece.records for piece in planned] == [4, 3]
 
@@ -296,12 +295,12 @@ def test_what_is_missing_between_segments_is_among_the_records_of_a_partition() 
     now = world(log)
 
     for there in ([first, third, last], [first, missing, last], [missing, third, last], [first, missing, third]):
-        planned = cut(whole(now), now, {lane(): there}, Cutting(partitions_min=9), fail_on_data_loss=True)
+        planned = cut(whole(now), now, {named(): there}, Cutting(partitions_min=9), fail_on_data_loss=True)
         assert sum(piece.records for piece in planned) == 40
         assert planned[0].start == log.bounds.start
         assert planned[-1].end == log.bounds.end
     (joined, _) = cut(
-        whole(now), now, {lane(): [first, third, last]}, Cutting(partitions_min=9), fail_on_data_loss=True
+        whole(now), now, {named(): [first, third, last]}, Cutting(partitions_min=9), fail_on_data_loss=True
     )
     assert (joined.start, joined.end) == (first.start, third.end), "a task reads over the gap, and sees that it is one"
 
@@ -332,27 +331,29 @@ cuttings = st.builds(
 
 
 @st.composite
-def reads(draw: st.DrawFn) -> tuple[list[Log], list[Range]]:
+def reads(draw: st.DrawFn) -> tuple[list[Log], list[EntryRange]]:
     """Some entries, and a range of chunks of each."""
     drawn = draw(st.lists(logs, min_size=1, max_size=4))
     found = []
     for number, log in enumerate(drawn):
         start, end = sorted(draw(st.tuples(*[st.sampled_from(log.boundaries)] * 2)))
         if start.record < end.record:
-            found.append(Range(lane(number), start, end, (end.record - start.record) * draw(st.integers(0, 2**22))))
+            found.append(
+                EntryRange(named(number), start, end, (end.record - start.record) * draw(st.integers(0, 2**22)))
+            )
     return drawn, found
 
 
 @given(reads(), cuttings)
 def test_partitions_cover_ranges_exactly_once_whatever_the_cuts(
-    read: tuple[list[Log], list[Range]], cutting: Cutting
+    read: tuple[list[Log], list[EntryRange]], cutting: Cutting
 ) -> None:
     logs, found = read
     planned = pieces(logs, cutting, found)
 
     for item in found:
-        log = logs[item.lane.streamlet]
-        mine = [piece for piece in planned if piece.entry.streamlet_id == item.lane.streamlet]
+        log = logs[item.entry.streamlet]
+        mine = [piece for piece in planned if piece.entry.streamlet_id == item.entry.streamlet]
         given_out = [log.records_of(piece.start, piece.end) for piece in mine]
         assert [record for records in given_out for record in records] == list(
             range(item.start.record, item.end.record)
@@ -365,17 +366,17 @@ def test_partitions_cover_ranges_exactly_once_whatever_the_cuts(
             assert piece.node_id == NODES[piece.broker_id]
 
 
-def overlap(piece: Piece, there: Segment) -> bool:
+def overlap(piece: Piece, there: SegmentBounds) -> bool:
     return max(piece.start, there.start) < min(piece.end, there.end)
 
 
 @given(reads(), st.integers(1, 40), st.integers(1, 200))
 def test_options_are_met_as_far_as_segments_allow(
-    read: tuple[list[Log], list[Range]], partitions_min: int, records_max: int
+    read: tuple[list[Log], list[EntryRange]], partitions_min: int, records_max: int
 ) -> None:
     logs, found = read
-    segments: dict[Lane, int] = {
-        item.lane: len(logs[item.lane.streamlet].between(item.start, item.end)) for item in found
+    segments: dict[EntryName, int] = {
+        item.entry: len(logs[item.entry.streamlet].between(item.start, item.end)) for item in found
     }
 
     enough = pieces(logs, Cutting(partitions_min=partitions_min), found)
@@ -388,7 +389,7 @@ def test_options_are_met_as_far_as_segments_allow(
 
 @given(reads(), cuttings, st.integers(0, 2**30), st.integers(1, 16), st.randoms(use_true_random=False))
 def test_a_micro_batch_is_cut_in_the_same_way_whatever_has_changed(
-    read: tuple[list[Log], list[Range]], cutting: Cutting, estimate: int, parallelism: int, random: Random
+    read: tuple[list[Log], list[EntryRange]], cutting: Cutting, estimate: int, parallelism: int, random: Random
 ) -> None:
     logs, found = read
     once = pieces(logs, replace(cutting, stable=True), found)

@@ -149,9 +149,9 @@ def test_the_command_prints_where_the_jar_is(jar: Path, capsys: pytest.CaptureFi
 
 def test_nothing_of_spark_is_imported_until_the_data_source_is() -> None:
     program = (
-        "import sys; from kera.spark_connector import configure, jar_path; import kera.spark_connector.service;"
+        "import sys; from kera.spark_connector import configure, jar_path; import kera.spark_connector.service.methods;"
         "assert not {'pyspark', 'pyarrow'} & set(sys.modules), 'too much is imported';"
-        "import kera.spark_connector.routing;"
+        "import kera.spark_connector.service.routing;"
         "assert 'pyspark' not in sys.modules, 'executors plan nothing';"
         "from pyspark_kera import DefaultSource; assert DefaultSource.name() == 'kera'"
     )

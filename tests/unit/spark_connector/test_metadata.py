@@ -6,8 +6,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from kera.core.errors import SchemaMismatch
 from kera.core.ids import EntryId
 from kera.core.process import node_id
-from kera.spark_connector.metadata import COLUMNS, KeraMetadataReader, access
 from kera.spark_connector.planning import Piece
+from kera.spark_connector.reading.metadata import COLUMNS, KeraMetadataReader, access
 from kera.spark_connector.source import KeraDataSource
 from tests.unit.spark_connector.fakes import FakeClient, FakeStream, at
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kera.core.errors import InvalidArgument
 from kera.core.ids import Position
-from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamOffsets
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamOffsets
 
 numbers = st.integers(0, 2**63 - 1)
 entry_offsets = st.builds(EntryOffset, st.builds(Position, numbers, numbers, numbers), numbers)
@@ -69,11 +69,11 @@ def test_the_text_is_the_documented_one() -> None:
 def test_lanes_come_in_order() -> None:
     there = {"b": StreamOffsets(8, {0: (at(1),)}), "a": StreamOffsets(7, {1: (at(2),), 0: (at(3), at(4))})}
 
-    assert list(Offsets(there).lanes()) == [
-        (Lane("a", 0, 0), at(3)),
-        (Lane("a", 0, 1), at(4)),
-        (Lane("a", 1, 0), at(2)),
-        (Lane("b", 0, 0), at(1)),
+    assert list(Offsets(there).entries()) == [
+        (EntryName("a", 0, 0), at(3)),
+        (EntryName("a", 0, 1), at(4)),
+        (EntryName("a", 1, 0), at(2)),
+        (EntryName("b", 0, 0), at(1)),
     ]
 
 

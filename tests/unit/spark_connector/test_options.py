@@ -7,19 +7,12 @@ import pytest
 
 from kera.core.errors import InvalidArgument, StreamletOutOfRange, UnknownStream
 from kera.core.ids import Position
-from kera.spark_connector.admission import Limits
-from kera.spark_connector.options import (
-    READING,
-    ReadOptions,
-    Subscription,
-    choice,
-    duration_ms,
-    flag,
-    parse_read_options,
-    take,
-    whole_number,
-)
-from kera.spark_connector.places import Time, Where
+from kera.spark_connector.options.names import READING
+from kera.spark_connector.options.reading import ReadOptions, parse_read_options
+from kera.spark_connector.options.subscription import Subscription
+from kera.spark_connector.options.values import choice, duration_ms, flag, take, whole_number
+from kera.spark_connector.planning.admission import BatchLimits
+from kera.spark_connector.planning.places import Time, Where
 
 BOOTSTRAP = {"kera.bootstrap.servers": "127.0.0.1:7400"}
 NEEDED = {**BOOTSTRAP, "subscribe": "flights"}
@@ -46,7 +39,7 @@ def test_defaults_are_those_of_the_kafka_source() -> None:
     assert options.batch_starting == Where("startingOffsets", "earliest")
     assert options.batch_ending == Where("endingOffsets", "latest")
     assert options.stream_starting == Where("startingOffsets", "latest")
-    assert options.limits == Limits(None, None, None, 900_000)
+    assert options.limits == BatchLimits(None, None, None, 900_000)
     assert (options.partitions_min, options.records_per_partition_max) == (None, None)
     assert (options.fail_on_data_loss, options.include_headers) == (True, False)
     assert (options.group_id, options.group_id_prefix) == (None, "spark-kera-source")
@@ -67,7 +60,7 @@ def test_every_option_is_taken() -> None:
         sharedMemory="Never",
     )
 
-    assert options.limits == Limits(1000, 5_000_000, 10, 300_000)
+    assert options.limits == BatchLimits(1000, 5_000_000, 10, 300_000)
     assert (options.partitions_min, options.records_per_partition_max) == (8, 100)
     assert (options.fail_on_data_loss, options.include_headers) == (False, True)
     assert (options.group_id_prefix, options.shared_memory) == ("reports", "never")

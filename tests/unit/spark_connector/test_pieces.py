@@ -9,11 +9,11 @@ import pytest
 
 from kera.client import BrokerDescription
 from kera.core.schema import schema_from_bytes
-from kera.spark_connector import pieces as pieces_module
-from kera.spark_connector.batch import plan_batch
-from kera.spark_connector.options import parse_read_options
-from kera.spark_connector.pieces import as_json, hosts_of
+from kera.spark_connector.options.reading import parse_read_options
 from kera.spark_connector.planning import Piece
+from kera.spark_connector.reading.batch import plan_batch
+from kera.spark_connector.service import pieces as pieces_module
+from kera.spark_connector.service.pieces import as_json, hosts_of
 from tests.unit.spark_connector.fakes import BROKER, CHUNK_BYTES, SCHEMA, FakeClient, at
 
 OPTIONS = parse_read_options({"kera.bootstrap.servers": "h:1", "subscribe": "numbers", "sharedMemory": "never"})

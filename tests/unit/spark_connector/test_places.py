@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from kera.core.errors import InvalidArgument
 from kera.core.ids import Position
-from kera.spark_connector.offsets import EntryOffset, Offsets, StreamOffsets
-from kera.spark_connector.places import EPOCH_MS_MAX, Time, Where, parse_time, parse_times, parse_where, span_ms
+from kera.spark_connector.options.places import EPOCH_MS_MAX, parse_time, parse_times, parse_where, span_ms
+from kera.spark_connector.planning.offsets import EntryOffset, Offsets, StreamOffsets
+from kera.spark_connector.planning.places import Time, Where
 
 DAY_US = 86_400 * 10**6
 

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from kera.core.errors import InvalidArgument, NotAccepted
 from kera.core.ids import EntryId
-from kera.spark_connector.offsets import EntryOffset, Offsets
 from kera.spark_connector.planning import (
     Advance,
     Cutting,
@@ -28,11 +27,12 @@ from kera.spark_connector.planning import (
     to_ask,
     waiting,
 )
+from kera.spark_connector.planning.offsets import EntryOffset, Offsets
 from tests.unit.spark_connector.worlds import (
     Log,
     at,
     entry,
-    lane,
+    named,
     now_of,
     offsets,
     stream_now,
@@ -62,7 +62,7 @@ def test_each_entry_there_is_becomes_a_task() -> None:
 def test_the_micro_batch_ends_where_its_tasks_are() -> None:
     advance = advance_of((at(4),), (at(2),))
 
-    end = moved(advance, [(lane(0), within(at(4), 6))])
+    end = moved(advance, [(named(0), within(at(4), 6))])
 
     assert end == offsets((within(at(4), 6),), (at(2),))
 
@@ -70,14 +70,14 @@ def test_the_micro_batch_ends_where_its_tasks_are() -> None:
 def test_it_never_ends_before_its_start() -> None:
     advance = advance_of((within(at(4), 6),))
 
-    assert moved(advance, [(lane(0), at(3))]) == advance.start
-    assert moved(advance, [(lane(0), at(4))]) == advance.start
-    assert moved(advance, [(lane(0), within(at(4), 5))]) == advance.start
+    assert moved(advance, [(named(0), at(3))]) == advance.start
+    assert moved(advance, [(named(0), at(4))]) == advance.start
+    assert moved(advance, [(named(0), within(at(4), 5))]) == advance.start
 
 
 def test_a_place_in_an_entry_that_is_not_read_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="stream 'flights', streamlet 5, entry 0 is not read"):
-        moved(advance_of((at(4),)), [(lane(5), at(5))])
+        moved(advance_of((at(4),)), [(named(5), at(5))])
 
 
 def test_the_end_keeps_the_group_and_the_start_stays_the_same_object_where_nothing_came() -> None:
@@ -85,9 +85,9 @@ def test_the_end_keeps_the_group_and_the_start_stays_the_same_object_where_nothi
     advance = Advance(Offsets(given_.streams), Offsets(given_.streams))
 
     assert conclude(given_, advance, moved(advance, [])) is given_
-    end = conclude(given_, advance, moved(advance, [(lane(0), within(at(4), 5))]))
+    end = conclude(given_, advance, moved(advance, [(named(0), within(at(4), 5))]))
     assert (end.group, end.since) == ("etl", None)
-    assert conclude(given_, advance, moved(advance, [(lane(0), at(5))]), first=True).since == given_.streams
+    assert conclude(given_, advance, moved(advance, [(named(0), at(5))]), first=True).since == given_.streams
 
 
 # -- a micro-batch behind one of real-time mode ----------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_what_has_been_given_of_a_chunk_is_left_out_behind_it() -> None:
     start = within(log.boundaries[1], 6)
     advance = next_ends(offsets((start,)), now, fail_on_data_loss=True)
 
-    assert waiting(advance, now)[lane()].records == 6
+    assert waiting(advance, now)[named()].records == 6
     found = ranges(advance.start, advance.heads, now)
     (piece,) = cut(found, now, {}, Cutting(stable=True), fail_on_data_loss=True)
     assert (piece.start, piece.first_record, piece.records) == (start.position, 6, 6)
@@ -113,7 +113,7 @@ def test_nothing_goes_back_to_the_begin_of_a_chunk() -> None:
 
     assert advance.start == advance.heads == start
     assert cap(advance, heads(now)).heads == start
-    assert limited(advance, {lane(): at(4)}) == start
+    assert limited(advance, {named(): at(4)}) == start
     assert revise(start, start, now, fail_on_data_loss=True).end == Offsets({})
     assert conclude(start, advance, advance.heads) is start
 
@@ -151,7 +151,7 @@ def test_from_any_record_on_partitions_cover_the_rest_exactly_once(
 
     advance = next_ends(offsets((start,)), now, fail_on_data_loss=True)
     found = ranges(advance.start, advance.heads, now)
-    segments = {each.lane: log.between(begun, each.end) for each in to_ask(found, now, cutting)}
+    segments = {each.entry: log.between(begun, each.end) for each in to_ask(found, now, cutting)}
     planned = cut(found, now, segments, cutting, fail_on_data_loss=True)
 
     assert [records_of(log, piece) for piece in planned] == [piece.records for piece in planned]
@@ -194,7 +194,7 @@ def test_a_micro_batch_that_ends_within_a_chunk_is_read_up_to_there() -> None:
     of_other = EntryOffset(at(3).position, 3), EntryOffset(at(5).position, 5)
 
     planned = revise(start, end, now, fail_on_data_loss=True)
-    planned, stops = rounded(planned, {lane(0): chunk, lane(1): of_other})
+    planned, stops = rounded(planned, {named(0): chunk, named(1): of_other})
     found = ranges(planned.start, planned.end, now)
     pieces = stopped(cut(found, now, {}, Cutting(), fail_on_data_loss=True), stops)
 
@@ -209,7 +209,7 @@ def test_a_micro_batch_within_one_chunk_is_read_from_place_to_place() -> None:
     start, end = offsets((within(at(4), 5),)), offsets((within(at(4), 7),))
 
     planned = revise(start, end, now, fail_on_data_loss=True)
-    planned, stops = rounded(planned, {lane(0): (at(4), at(9))})
+    planned, stops = rounded(planned, {named(0): (at(4), at(9))})
     (piece,) = stopped(cut(ranges(planned.start, planned.end, now), now, {}, Cutting(), fail_on_data_loss=True), stops)
 
     assert (piece.first_record, piece.records, piece.stop) == (5, 2, within(at(4), 7))

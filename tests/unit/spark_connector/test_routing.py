@@ -22,9 +22,9 @@ from kera.core.errors import (
     error_to_attributes,
 )
 from kera.core.ids import Position
-from kera.spark_connector import routing
-from kera.spark_connector.offsets import StreamRecreated
-from kera.spark_connector.routing import Again, Asked, End, Router, Skip, decide
+from kera.spark_connector.planning.offsets import StreamRecreated
+from kera.spark_connector.service import routing
+from kera.spark_connector.service.routing import Again, Asked, End, Router, Skip, decide
 from tests.unit.spark_connector.fakes import BROKER, FakeClient, at
 
 ADDRESSES = {

@@ -3,15 +3,15 @@
 import io
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from kera.core.errors import InvalidArgument, SchemaMismatch, Unavailable
-from kera.spark_connector import service as service_module
 from kera.spark_connector.columns import columns_of
-from kera.spark_connector.service import Service, serve
+from kera.spark_connector.service.lines import Answering, serve
+from kera.spark_connector.service.methods import Service
 from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, FakeStream, at
 
 OPTIONS = {"kera.bootstrap.servers": "h:1", "subscribe": "numbers", "startingOffsets": "earliest"}
@@ -31,7 +31,17 @@ def handle(service: Service) -> int:
     return int(service.call("open", {"options": OPTIONS, "schema": COLUMNS})["stream"])
 
 
-def answers_to(*lines: bytes) -> list[dict[str, Any]]:
+class Only:
+    """A service with one function for all methods."""
+
+    def __init__(self, call: Callable[[str, Mapping[str, Any]], dict[str, Any]]) -> None:
+        self.call = call
+
+    def close(self) -> None:
+        pass
+
+
+def answers_to(*lines: bytes, service: Answering | None = None, **limits: int) -> list[dict[str, Any]]:
     """What is said until the input has ended and all is answered."""
 
     class Answers(io.BytesIO):
@@ -48,7 +58,7 @@ def answers_to(*lines: bytes) -> list[dict[str, Any]]:
 
     complete = threading.Event()
     answers = Answers()
-    serve(Requests(b"".join(line + b"\n" for line in lines)), answers)
+    serve(Requests(b"".join(line + b"\n" for line in lines)), answers, service or Service(), **limits)
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 
@@ -74,31 +84,24 @@ def test_what_is_no_request_is_answered_and_the_next_one_is_taken(line: bytes) -
     assert good["id"] == 1
 
 
-def test_a_line_that_is_too_long_is_refused_and_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "LINE_BYTES_MAX", 100)
-
-    bad, good = answers_to(request(1, "x" * 5000), request(2, "hello"))
+def test_a_line_that_is_too_long_is_refused_and_passed_over() -> None:
+    bad, good = answers_to(request(1, "x" * 5000), request(2, "hello"), line_bytes_max=100)
 
     assert "more than 100 bytes" in bad["error"]["message"]
     assert good["id"] == 2
 
 
-def test_too_many_requests_are_refused_and_what_ends_something_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "REQUESTS_MAX", 2)
+def test_too_many_requests_are_refused_and_what_ends_something_is_not() -> None:
     go_on = threading.Event()
 
-    def wait(*_: Any) -> dict[str, Any]:
+    def wait(method: str, _: Any) -> dict[str, Any]:
+        if method == "close":
+            go_on.set()
         assert go_on.wait(60)
         return {}
 
-    def end(*_: Any) -> dict[str, Any]:
-        go_on.set()
-        return {}
-
-    monkeypatch.setattr(Service, "_schema", wait)
-    monkeypatch.setattr(Service, "_close", end)
-
-    answers = answers_to(*(request(number, "schema") for number in range(5)), request(5, "close"))
+    requests = [*(request(number, "schema") for number in range(5)), request(5, "close")]
+    answers = answers_to(*requests, service=Only(wait), requests_max=2)
 
     refused = [answer for answer in answers if "error" in answer]
     assert [answer["id"] for answer in refused] == [2, 3, 4]
@@ -115,17 +118,15 @@ def test_params_of_another_kind_are_an_error_of_that_request(params: Any) -> Non
 
 
 def test_errors_of_the_project_say_what_they_are_and_others_leave_a_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(_: Service, params: Any) -> dict[str, Any]:
+    def fail(_: str, params: Any) -> dict[str, Any]:
         raise Unavailable("nobody is there") if params else ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(Service, "_hello", fail)
-
-    (expected,) = answers_to(request(1, "hello", some="thing"))
+    (expected,) = answers_to(request(1, "hello", some="thing"), service=Only(fail))
     assert expected["error"] == {"type": "Unavailable", "message": "nobody is there", "retriable": True}
     assert capsys.readouterr().err == ""
-    (unexpected,) = answers_to(request(1, "hello"))
+    (unexpected,) = answers_to(request(1, "hello"), service=Only(fail))
     assert unexpected["error"]["message"] == "hello failed with ZeroDivisionError: by zero"
     assert "Traceback" in capsys.readouterr().err
 

@@ -5,7 +5,6 @@ Spark's offsets travel as JSON and its readers as pickles; the helpers here do t
 
 import json
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,11 +15,11 @@ from pyspark.sql.types import LongType, StructType
 from kera.core.errors import DataLost, InvalidArgument, SchemaMismatch, Unavailable, UnknownStream
 from kera.core.ids import EntryId
 from kera.spark_connector.columns import columns_of
-from kera.spark_connector.cursor import SIGN_OF_LIFE_S
-from kera.spark_connector.offsets import StreamRecreated
-from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.planning.offsets import StreamRecreated
+from kera.spark_connector.reading.cursor import SIGN_OF_LIFE_S
+from kera.spark_connector.reading.partition import KeraPartition
+from kera.spark_connector.reading.streaming import KeraStreamReader
 from kera.spark_connector.source import KeraDataSource
-from kera.spark_connector.streaming import KeraStreamReader
 from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, FakeStream, at
 
 BOOTSTRAP = {"kera.bootstrap.servers": "h:1"}
@@ -36,11 +35,15 @@ def launch(cluster: FakeClient) -> Iterator[Launch]:  # noqa: ARG001  # it is wh
     """Makes a reader as a launch of the query does."""
     readers = []
 
-    def launch(columns: StructType = COLUMNS, **options: str) -> KeraStreamReader:
+    def launch(
+        columns: StructType = COLUMNS, now_s: Callable[[], float] | None = None, **options: str
+    ) -> KeraStreamReader:
         source: KeraDataSource = pickle.loads(
             pickle.dumps(KeraDataSource({**(BOOTSTRAP if "subscribePattern" in options else NEEDED), **options}))
         )
-        reader = source.streamReader(columns)
+        reader = (
+            source.streamReader(columns) if now_s is None else KeraStreamReader(source.options, columns, now_s=now_s)
+        )
         assert isinstance(reader, KeraStreamReader)
         readers.append(reader)
         return reader
@@ -214,12 +217,9 @@ def test_spark_is_told_of_one_limit_and_all_of_them_hold(launch: Launch, cluster
     assert len(read(reader, reader.initialOffset(), end)) == 8  # two chunks of 64 bytes
 
 
-def test_a_micro_batch_waits_for_enough_records_or_long_enough(
-    launch: Launch, cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_micro_batch_waits_for_enough_records_or_long_enough(launch: Launch, cluster: FakeClient) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    reader = launch(startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5m")
+    reader = launch(now_s=lambda: now_s, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5m")
     limit = reader.getDefaultReadLimit()
     start = stored(reader.latestOffset(reader.initialOffset(), limit))
 
@@ -355,18 +355,14 @@ def test_a_query_that_nobody_has_named_says_so(launch: Launch, cluster: FakeClie
     assert list(cluster.unnamed.values()) == [True]
 
 
-def test_a_query_to_which_nothing_comes_gives_a_sign_of_life(
-    launch: Launch, cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_to_which_nothing_comes_gives_a_sign_of_life(launch: Launch, cluster: FakeClient) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     cluster.chunks[0][0] += [4]
-    reader = launch(startingOffsets="earliest")
+    reader = launch(now_s=lambda: now_s, startingOffsets="earliest")
     end = stored(reader.latestOffset(reader.initialOffset(), ALL))
     reader.commit(end)
     for _ in range(3):
         reader.latestOffset(end, ALL)
-    reader._stored_all()
     assert cluster.commits == 1
     now_s += SIGN_OF_LIFE_S
     for _ in range(3):
@@ -389,13 +385,12 @@ def test_the_last_micro_batch_is_stored_though_spark_never_commits_it(launch: La
 
 
 def test_a_cursor_that_cannot_be_stored_is_a_warning(
-    launch: Launch, cluster: FakeClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    launch: Launch, cluster: FakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     cluster.chunks[0][0] += [4]
     cluster.commit_error = Unavailable("nobody is there")
-    reader = launch(startingOffsets="earliest", **{"kera.group.id": "etl"})
+    reader = launch(now_s=lambda: now_s, startingOffsets="earliest", **{"kera.group.id": "etl"})
     end = stored(reader.latestOffset(reader.initialOffset(), ALL))
 
     reader.commit(end)

@@ -3,8 +3,8 @@
 import pytest
 
 from kera.core.errors import DataLost, InvalidArgument, Unavailable, UnknownStream
-from kera.spark_connector.offsets import Offsets
-from kera.spark_connector.streaming_untold import UntoldStreamReader
+from kera.spark_connector.planning.offsets import Offsets
+from kera.spark_connector.reading.streaming_untold import UntoldStreamReader
 from tests.unit.spark_connector.fakes import FakeClient, FakeStream
 from tests.unit.spark_connector.test_streaming import COLUMNS, NEEDED, read, stored
 

@@ -6,15 +6,22 @@ from typing import Any
 
 import pytest
 
-from kera.client import ChunkPlace, ChunkQuery
+from kera.client import ChunkPlace, ChunkQuery, EntryBounds
 from kera.core.errors import InvalidArgument, InvalidCursor, SchemaMismatch, UnknownStream
-from kera.spark_connector.admission import Share
 from kera.spark_connector.columns import RECORD_COLUMNS, columns_of
-from kera.spark_connector.offsets import EntryOffset, Lane
-from kera.spark_connector.options import ReadOptions, parse_read_options
+from kera.spark_connector.options.reading import ReadOptions, parse_read_options
 from kera.spark_connector.planning import next_ends, starts
-from kera.spark_connector.survey import SIDE_BY_SIDE_MAX, boundaries, settle, survey, tell_skipped, with_columns
-from tests.unit.spark_connector.fakes import SCHEMA, Bounds, FakeClient, FakeStream, at
+from kera.spark_connector.planning.admission import EntryShare
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset
+from kera.spark_connector.reading.survey import (
+    SIDE_BY_SIDE_MAX,
+    boundaries,
+    resolve_places,
+    survey,
+    tell_skipped,
+    with_columns,
+)
+from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, FakeStream, at
 
 
 def options(**given: str) -> ReadOptions:
@@ -33,7 +40,7 @@ class CountingClient(FakeClient):
         self.asked.append("list")
         return await super().list_streams()
 
-    async def bounds(self, stream: str) -> dict[int, list[Bounds]]:
+    async def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
         self.asked.append(f"bounds of {stream}")
         self.at_once += 1
         self.at_once_max = max(self.at_once_max, self.at_once)
@@ -86,11 +93,14 @@ async def test_all_boundaries_of_a_stream_are_one_question_and_the_nearest_count
     now = await survey(client, subscription)  # type: ignore[arg-type]
     advance = next_ends(starts(now), now, fail_on_data_loss=True)
     client.asked.clear()
-    shares = {Lane("numbers", 0, 0): Share(8, 64 * 3), Lane("numbers", 1, 0): Share(5, None)}
+    shares = {EntryName("numbers", 0, 0): EntryShare(8, 64 * 3), EntryName("numbers", 1, 0): EntryShare(5, None)}
 
     found = await boundaries(client, advance, shares)  # type: ignore[arg-type]
 
-    assert found == {Lane("numbers", 0, 0): EntryOffset(at(3), 6), Lane("numbers", 1, 0): EntryOffset(at(2), 4)}
+    assert found == {
+        EntryName("numbers", 0, 0): EntryOffset(at(3), 6),
+        EntryName("numbers", 1, 0): EntryOffset(at(2), 4),
+    }
     assert client.asked == ["locate in numbers"]
 
 
@@ -107,7 +117,7 @@ async def test_a_place_that_is_none_is_refused_in_the_name_of_its_option() -> No
     now = await survey(client, given.subscription)  # type: ignore[arg-type]
 
     with pytest.raises(InvalidArgument, match=r"option startingOffsets: .*\(1, 1, 7\)"):
-        await settle(client, given.batch_starting, now, now_us=0, fail_on_data_loss=True)  # type: ignore[arg-type]
+        await resolve_places(client, given.batch_starting, now, now_us=0, fail_on_data_loss=True)  # type: ignore[arg-type]
 
 
 async def test_streams_without_the_columns_are_an_error_or_skipped_or_read_whole(

@@ -12,11 +12,11 @@ from pyspark.sql.types import StructType
 from kera.core.errors import DataLost
 from kera.core.ids import EntryId
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, columns_of
-from kera.spark_connector.offsets import EntryOffset, StreamRecreated
-from kera.spark_connector.options import parse_read_options
-from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.options.reading import parse_read_options
 from kera.spark_connector.planning import Piece
-from kera.spark_connector.worker import BATCH_RECORDS, MemoryReused, read_partition
+from kera.spark_connector.planning.offsets import EntryOffset, StreamRecreated
+from kera.spark_connector.reading.partition import KeraPartition
+from kera.spark_connector.reading.worker import BATCH_RECORDS, MemoryReused, read_partition
 from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, at
 
 COLUMNS = columns_of(SCHEMA, typed=True)

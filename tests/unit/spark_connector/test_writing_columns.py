@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
-from kera.spark_connector.writing_columns import RECORD_TYPES, Columns, Part, check
+from kera.spark_connector.writing.columns import RECORD_TYPES, Columns, DestinedRows, check
 from tests.unit.client.support import description
 
 UTC = datetime.UTC
@@ -61,15 +61,15 @@ def columns(ddl: str) -> StructType:
     return StructType([StructField(name, TYPES[kind]) for name, _, kind in pairs])
 
 
-def parts(ddl: str, *arrays: pa.Array, stream: Any = True) -> list[Part]:
+def by_destination(ddl: str, *arrays: pa.Array, stream: Any = True) -> list[DestinedRows]:
     given = columns(ddl)
     into = description() if stream is True else stream
     check(given, into)
-    return list(Columns(given, into).parts(pa.RecordBatch.from_arrays(list(arrays), names=given.names)))
+    return list(Columns(given, into).by_destination(pa.RecordBatch.from_arrays(list(arrays), names=given.names)))
 
 
 def rows(ddl: str, *arrays: pa.Array, stream: Any = True) -> list[dict[str, Any]]:
-    (part,) = parts(ddl, *arrays, stream=stream)
+    (part,) = by_destination(ddl, *arrays, stream=stream)
     assert (part.stream, part.streamlet) == (None, None)
     return part.rows.to_pylist()  # type: ignore[no-any-return]
 
@@ -204,7 +204,7 @@ def test_only_a_timestamp_that_was_not_given_is_ignored_when_rows_are_compared()
 
 def test_columns_of_a_typed_stream_come_back_to_its_own_types() -> None:
     when = datetime.datetime(2024, 1, 31, tzinfo=UTC)
-    (part,) = parts(
+    (part,) = by_destination(
         "user string, count smallint, at timestamp, tags array<string>",
         pa.array(["ada"]),
         pa.array([255], pa.int16()),
@@ -232,7 +232,7 @@ def test_columns_of_a_typed_stream_come_back_to_its_own_types() -> None:
 )
 def test_a_value_that_does_not_fit_is_an_error_and_not_changed(ddl: str, column: pa.Array, message: str) -> None:
     with pytest.raises(SchemaMismatch, match=message.replace("[", r"\[")):
-        parts(ddl, pa.array(["ada"]), column, stream=description(schema=TYPED))
+        by_destination(ddl, pa.array(["ada"]), column, stream=description(schema=TYPED))
 
 
 @pytest.mark.parametrize(
@@ -248,14 +248,14 @@ def test_a_value_that_does_not_fit_is_an_error_and_not_changed(ddl: str, column:
 )
 def test_nulls_where_none_can_be_are_errors(ddl: str, column: pa.Array, message: str) -> None:
     with pytest.raises(SchemaMismatch, match=message):
-        parts("value binary, " + ddl, pa.array([b""]), column)
+        by_destination("value binary, " + ddl, pa.array([b""]), column)
 
 
 # --- where to ----------------------------------------------------------------------------------------------
 
 
 def test_rows_go_to_the_streams_and_streamlets_that_they_name() -> None:
-    found = parts(
+    found = by_destination(
         "value binary, stream string, streamlet int",
         pa.array([b"0", b"1", b"2", b"3", b"4"]),
         pa.array(["a", "b", "a", "a", "b"]),
@@ -271,15 +271,15 @@ def test_rows_go_to_the_streams_and_streamlets_that_they_name() -> None:
 
 
 def test_the_stream_of_the_query_goes_before_the_column() -> None:
-    (part,) = parts("value binary, stream string", pa.array([b"0", b"1"]), pa.array(["a", None]))
+    (part,) = by_destination("value binary, stream string", pa.array([b"0", b"1"]), pa.array(["a", None]))
 
     assert (part.stream, part.rows.num_rows) == (None, 2)
 
 
 def test_a_row_without_a_stream_is_an_error() -> None:
     with pytest.raises(SchemaMismatch, match="column 'stream' is null"):
-        parts("value binary, stream string", pa.array([b"0"]), pa.array([None], pa.string()), stream=None)
+        by_destination("value binary, stream string", pa.array([b"0"]), pa.array([None], pa.string()), stream=None)
 
 
 def test_a_batch_without_rows_has_no_parts() -> None:
-    assert parts("value binary", pa.array([], pa.binary())) == []
+    assert by_destination("value binary", pa.array([], pa.binary())) == []

@@ -3,7 +3,7 @@
 import pytest
 
 from kera.core.errors import InvalidArgument
-from kera.spark_connector.writing_options import VERSION_MAX, WriteOptions, parse_write_options
+from kera.spark_connector.options.writing import VERSION_MAX, WriteOptions, parse_write_options
 
 SERVERS = {"kera.bootstrap.servers": "127.0.0.1:7400"}
 

@@ -15,9 +15,9 @@ from kera.client import Appended, StreamDescription
 from kera.client.producing.partitioner import streamlet_of
 from kera.core.errors import KeraError, ProducerFenced, SchemaMismatch, Unavailable, UnknownStream
 from kera.core.ids import EntryId, Position
-from kera.spark_connector import writing_task
-from kera.spark_connector.writing import task_name
-from kera.spark_connector.writing_task import Name, TaskWriter
+from kera.spark_connector.writing import task as writing_task
+from kera.spark_connector.writing.task import Name, TaskWriter
+from kera.spark_connector.writing.writers import task_name
 from tests.unit.client.support import description
 
 GIVEN = StructType([StructField("value", BinaryType()), StructField("key", BinaryType())])

@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import pyarrow as pa
 
+from kera.client import Assignment, EntryBounds, Interval, SegmentBounds
 from kera.core.ids import Position
-from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamOffsets
 from kera.spark_connector.planning import Now, StreamNow
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamOffsets
 
 SCHEMA = pa.schema([("n", pa.int64())])
 RECORD_BYTES = 64
-
-
-class Bounds(NamedTuple):
-    start: Position
-    end: Position
-    first_record: int
-    next_record: int
-    length_bytes: int
-    lost: tuple[Position, Position] | None = None
-
-
-class Segment(NamedTuple):
-    start: Position
-    end: Position
-    first_record: int
-    next_record: int
-    length_bytes: int
-    broker_id: int
-
-
-class Interval(NamedTuple):
-    first_group_id: int
-    broker_id: int
-
-
-class Assignment(NamedTuple):
-    broker_id: int
-    intervals: tuple[Interval, ...] = ()
 
 
 def at(record: int, group: int = 1) -> EntryOffset:
@@ -48,14 +20,14 @@ def at(record: int, group: int = 1) -> EntryOffset:
     return EntryOffset(Position(group, 1, record * RECORD_BYTES), record)
 
 
-def entry(records: int, *, first: int = 0, group: int = 1) -> Bounds:
+def entry(records: int, *, first: int = 0, group: int = 1) -> EntryBounds:
     """An entry with `records` records in one segment."""
     start, end = at(first, group), at(first + records, group)
-    return Bounds(start.position, end.position, start.record, end.record, records * RECORD_BYTES)
+    return EntryBounds(start.position, end.position, start.record, end.record, records * RECORD_BYTES)
 
 
 def stream_now(
-    bounds: Mapping[int, Sequence[Bounds]],
+    bounds: Mapping[int, Sequence[EntryBounds]],
     name: str = "flights",
     stream_id: int = 7,
     assignments: Mapping[int, Assignment] | None = None,
@@ -78,7 +50,7 @@ class Log:
 
     def __init__(self, segments: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         self.layout = segments
-        self.segments: list[Segment] = []
+        self.segments: list[SegmentBounds] = []
         self.boundaries: list[EntryOffset] = []
         """Each chunk boundary, under one of its names."""
         record = 0
@@ -93,28 +65,39 @@ class Log:
                 offset += records * RECORD_BYTES
                 self.boundaries.append(EntryOffset(Position(group, numbers[group], offset), record))
             self.segments.append(
-                Segment(
-                    start.position, Position(group, numbers[group], offset), start.record, record, offset, broker_id
+                SegmentBounds(
+                    start.position,
+                    Position(group, numbers[group], offset),
+                    start.record,
+                    record,
+                    offset,
+                    broker_id,
+                    resident=True,
                 )
             )
 
-    def between(self, start: EntryOffset, end: EntryOffset) -> list[Segment]:
+    def between(self, start: EntryOffset, end: EntryOffset) -> list[SegmentBounds]:
         """The segments of a range, clipped to it, as `Client.segments` gives them."""
         return list(self._between(start, end))
 
-    def _between(self, start: EntryOffset, end: EntryOffset) -> Iterator[Segment]:
+    def _between(self, start: EntryOffset, end: EntryOffset) -> Iterator[SegmentBounds]:
         for segment in self.segments:
             first = max(EntryOffset(segment.start, segment.first_record), start)
             last = min(EntryOffset(segment.end, segment.next_record), end)
             if first < last and first.record < last.record:
-                length_bytes = last.position.offset - first.position.offset
-                yield Segment(first.position, last.position, first.record, last.record, length_bytes, segment.broker_id)
+                yield segment._replace(
+                    start=first.position,
+                    end=last.position,
+                    first_record=first.record,
+                    next_record=last.record,
+                    length_bytes=last.position.offset - first.position.offset,
+                )
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> EntryBounds:
         first, last = self.segments[0], self.segments[-1]
         length_bytes = sum(segment.length_bytes for segment in self.segments)
-        return Bounds(first.start, last.end, first.first_record, last.next_record, length_bytes)
+        return EntryBounds(first.start, last.end, first.first_record, last.next_record, length_bytes)
 
     @property
     def assignment(self) -> Assignment:
@@ -122,7 +105,7 @@ class Log:
         for segment in self.segments:
             if not intervals or intervals[-1].broker_id != segment.broker_id:
                 intervals.append(Interval(segment.start.group_id, segment.broker_id))
-        return Assignment(intervals[-1].broker_id, tuple(intervals))
+        return assigned(intervals[-1].broker_id, *intervals)
 
     def records_of(self, start: Position, end: Position) -> list[int]:
         """The ordinals that a reader gets between the two."""
@@ -134,5 +117,9 @@ class Log:
         ]
 
 
-def lane(streamlet: int = 0, entry: int = 0, stream: str = "flights") -> Lane:  # the part of a lane
-    return Lane(stream, streamlet, entry)
+def assigned(broker_id: int, *intervals: Interval) -> Assignment:
+    return Assignment(broker_id, 1, 1, intervals)
+
+
+def named(streamlet: int = 0, entry: int = 0, stream: str = "flights") -> EntryName:
+    return EntryName(stream, streamlet, entry)

@@ -28,20 +28,20 @@ from kera.spark_connector.planning.advancing import (
     revise,
     waiting,
 )
-from kera.spark_connector.planning.cutting import Cutting, Piece, Range, cut, ranges, to_ask
+from kera.spark_connector.planning.cutting import Cutting, EntryRange, Piece, cut, ranges, to_ask
 from kera.spark_connector.planning.lag import behind_latest
 from kera.spark_connector.planning.now import Now, StreamNow, find_bounds, heads, starts
 from kera.spark_connector.planning.real_time import Tail, moved, rounded, stopped, tails
-from kera.spark_connector.planning.settling import Question, questions, resolve
+from kera.spark_connector.planning.resolving import Question, questions, resolve
 
 __all__ = [
     "Advance",
     "Cutting",
+    "EntryRange",
     "Now",
     "Piece",
     "Planned",
     "Question",
-    "Range",
     "StreamNow",
     "Tail",
     "behind_latest",

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
-from kera.spark_connector.admission import Waiting
-from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamRecreated
+from kera.spark_connector.planning.admission import Waiting
 from kera.spark_connector.planning.cutting import ranges
-from kera.spark_connector.planning.now import Bounds, Now, bounds_of, find_bounds, first_of, heads, may_be_lost
+from kera.spark_connector.planning.now import Now, bounds_of, find_bounds, first_of, heads, may_be_lost
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamRecreated
+
+if TYPE_CHECKING:
+    from kera.client import EntryBounds
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,9 @@ class Advance:
     """Between which places a micro-batch may be."""
 
     start: Offsets
-    """Where it begins: the end before it, brought up to now. Has the lanes that are read, no others."""
+    """Where it begins: the end before it, brought up to now. Has the entries that are read, no others."""
     heads: Offsets
-    """How far it may go; nowhere behind `start`, and with the same lanes."""
+    """How far it may go; nowhere behind `start`, and with the same entries."""
     warnings: tuple[str, ...] = ()
     """What is lost, in words for the log; empty unless a loss may be."""
 
@@ -52,34 +56,34 @@ def next_ends(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> Advance:
     """
     losses = _Losses(fail=fail_on_data_loss)
     begin = _still_there(start, now, losses)
-    ends: dict[Lane, EntryOffset] = {}
-    for lane, head in heads(now).lanes():
-        begin.setdefault(lane, first_of(bounds_of(now, lane)))
-        ends[lane] = _later(begin[lane], head)
+    ends: dict[EntryName, EntryOffset] = {}
+    for entry, head in heads(now).entries():
+        begin.setdefault(entry, first_of(bounds_of(now, entry)))
+        ends[entry] = _later(begin[entry], head)
     ids = {name: stream.stream_id for name, stream in now.items()}
     return Advance(Offsets.of(begin, ids), Offsets.of(ends, ids), tuple(losses.warnings))
 
 
-def _still_there(offsets: Offsets, now: Now, losses: _Losses) -> dict[Lane, EntryOffset]:
-    """`offsets` in the lanes that are still there, brought up to where these begin now."""
+def _still_there(offsets: Offsets, now: Now, losses: _Losses) -> dict[EntryName, EntryOffset]:
+    """`offsets` in the entries that are still there, brought up to where these begin now."""
     for name, stream in sorted(offsets.streams.items()):
         if name not in now:
             losses.add(_deleted(name))
         elif stream.stream_id != now[name].stream_id:
             losses.add(_recreated(name, stream.stream_id, now[name].stream_id))
-    found: dict[Lane, EntryOffset] = {}
-    for lane, offset in offsets.lanes():
-        if lane.stream not in now or offsets.streams[lane.stream].stream_id != now[lane.stream].stream_id:
+    found: dict[EntryName, EntryOffset] = {}
+    for entry, offset in offsets.entries():
+        if entry.stream not in now or offsets.streams[entry.stream].stream_id != now[entry.stream].stream_id:
             continue
-        there = find_bounds(now, lane)
+        there = find_bounds(now, entry)
         if there is None:
-            losses.add(_unassigned(lane))
+            losses.add(_unassigned(entry))
         else:
-            found[lane] = _on(lane, offset, there, losses)
+            found[entry] = _on(entry, offset, there, losses)
     return found
 
 
-def _on(lane: Lane, offset: EntryOffset, there: Bounds, losses: _Losses) -> EntryOffset:
+def _on(entry: EntryName, offset: EntryOffset, there: EntryBounds, losses: _Losses) -> EntryOffset:
     """`offset`, but not before all that is there.
 
     A checkpoint may name the end of groups that have been emptied and let go since: nothing is lost then, but no broker
@@ -89,7 +93,7 @@ def _on(lane: Lane, offset: EntryOffset, there: Bounds, losses: _Losses) -> Entr
     if offset.position >= there.start:
         return offset
     if may_be_lost(there, offset.position) or offset.record != there.first_record:
-        losses.add(_lost(lane, offset, there))
+        losses.add(_lost(entry, offset, there))
     return first_of(there)
 
 
@@ -120,25 +124,25 @@ def _recreated(name: str, before: int, stream_id: int) -> KeraError:
     )
 
 
-def _unassigned(lane: Lane) -> KeraError:
+def _unassigned(entry: EntryName) -> KeraError:
     return InvalidArgument(
-        f"{lane} is in the checkpoint, but is no longer assigned. Assign it, start the query with a new"
+        f"{entry} is in the checkpoint, but is no longer assigned. Assign it, start the query with a new"
         " checkpointLocation, or set failOnDataLoss to false to go on without it",
         option="assign",
-        **lane._asdict(),
+        **entry._asdict(),
     )
 
 
-def _lost(lane: Lane, offset: EntryOffset, there: Bounds) -> KeraError:
+def _lost(entry: EntryName, offset: EntryOffset, there: EntryBounds) -> KeraError:
     gone = 0 if may_be_lost(there, offset.position) else there.first_record - offset.record
     what = f"{gone} records of" if gone > 0 else "an unknown number of records of"
     return DataLost(
-        f"{what} {lane} are gone before they were read, from {tuple(offset.position)} on: it starts at"
+        f"{what} {entry} are gone before they were read, from {tuple(offset.position)} on: it starts at"
         f" {tuple(there.start)} now. Let retention keep more, or set failOnDataLoss to false to go on behind them",
         lost_from=tuple(offset.position),
         available_from=tuple(there.start),
         records=max(gone, 0),
-        **lane._asdict(),
+        **entry._asdict(),
     )
 
 
@@ -148,37 +152,37 @@ def cap(advance: Advance, target: Offsets) -> Advance:
     Of streams that are not in `target`, or are others by now, nothing may be read.
     """
     ids, allowed, begin = advance.start.stream_ids(), target.places(), advance.start.places()
-    ends: dict[Lane, EntryOffset] = {}
-    for lane, head in advance.heads.lanes():
-        same = lane in allowed and target.streams[lane.stream].stream_id == ids[lane.stream]
-        ends[lane] = max(begin[lane], min(head, allowed[lane])) if same else begin[lane]
+    ends: dict[EntryName, EntryOffset] = {}
+    for entry, head in advance.heads.entries():
+        same = entry in allowed and target.streams[entry.stream].stream_id == ids[entry.stream]
+        ends[entry] = max(begin[entry], min(head, allowed[entry])) if same else begin[entry]
     return Advance(advance.start, Offsets.of(ends, ids), advance.warnings)
 
 
-def waiting(advance: Advance, now: Now) -> dict[Lane, Waiting]:
-    """What waits in the lanes where anything does, for `admission.decide`."""
-    found: dict[Lane, Waiting] = {}
+def waiting(advance: Advance, now: Now) -> dict[EntryName, Waiting]:
+    """What waits in the entries where anything does, for `admission.decide`."""
+    found: dict[EntryName, Waiting] = {}
     for piece in ranges(advance.start, advance.heads, now):
-        there = bounds_of(now, piece.lane)
+        there = bounds_of(now, piece.entry)
         estimate, most = max(1, piece.length_bytes), max(1, there.length_bytes)
         in_one_segment = piece.start.position[:2] == piece.end.position[:2]
-        found[piece.lane] = Waiting(
+        found[piece.entry] = Waiting(
             max(1, piece.records), estimate, estimate if in_one_segment else max(estimate, most)
         )
     return found
 
 
-def limited(advance: Advance, places: Mapping[Lane, EntryOffset]) -> Offsets:
-    """The end of the micro-batch: the heads, but in the lanes of `places` only up to the place there.
+def limited(advance: Advance, places: Mapping[EntryName, EntryOffset]) -> Offsets:
+    """The end of the micro-batch: the heads, but in the entries of `places` only up to the place there.
 
-    The lanes are those of `admission.Take.shares`. The end is nowhere before the start or behind the head.
+    The entries are those of `admission.Take.shares`. The end is nowhere before the start or behind the head.
     """
     begin = advance.start.places()
-    ends: dict[Lane, EntryOffset] = {}
-    for lane, head in advance.heads.lanes():
-        place = min(head, places.get(lane, head))
+    ends: dict[EntryName, EntryOffset] = {}
+    for entry, head in advance.heads.entries():
+        place = min(head, places.get(entry, head))
         # By position alone: of two places in one chunk, neither is the end of a micro-batch.
-        ends[lane] = place if place.position > begin[lane].position else begin[lane]
+        ends[entry] = place if place.position > begin[entry].position else begin[entry]
     return Offsets.of(ends, advance.heads.stream_ids())
 
 
@@ -214,24 +218,24 @@ def revise(start: Offsets, end: Offsets, now: Now, *, fail_on_data_loss: bool) -
     losses = _Losses(fail=fail_on_data_loss)
     since = Offsets(start.streams if end.since is None else end.since)
     before, ids = since.places(), since.stream_ids()
-    begins: dict[Lane, EntryOffset] = {}
-    ends: dict[Lane, EntryOffset] = {}
+    begins: dict[EntryName, EntryOffset] = {}
+    ends: dict[EntryName, EntryOffset] = {}
     for name, stream in sorted(end.streams.items()):
-        lanes = list(Offsets({name: stream}).lanes())
+        entries = list(Offsets({name: stream}).entries())
         known = ids.get(name) == stream.stream_id
-        if known and all(before.get(lane) == place for lane, place in lanes):
+        if known and all(before.get(entry) == place for entry, place in entries):
             continue  # nothing of it is read, so that it does not matter what has become of it
         if name not in now:
             losses.add(_deleted(name))
         elif now[name].stream_id != stream.stream_id:
             losses.add(_recreated(name, stream.stream_id, now[name].stream_id))
         else:
-            for lane, place in lanes:
-                there = find_bounds(now, lane)
+            for entry, place in entries:
+                there = find_bounds(now, entry)
                 if there is None:
-                    losses.add(_unassigned(lane))
+                    losses.add(_unassigned(entry))
                     continue
-                begin = before[lane] if known and lane in before else first_of(there)
-                begins[lane] = min(place, _on(lane, begin, there, losses) if begin < place else begin)
-                ends[lane] = place
+                begin = before[entry] if known and entry in before else first_of(there)
+                begins[entry] = min(place, _on(entry, begin, there, losses) if begin < place else begin)
+                ends[entry] = place
     return Planned(Offsets.of(begins, end.stream_ids()), Offsets.of(ends, end.stream_ids()), tuple(losses.warnings))

@@ -17,12 +17,15 @@ import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kera.core.errors import NotAccepted
 from kera.core.ids import EntryId, Position
-from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
-from kera.spark_connector.planning.now import Bounds, Now, SegmentBounds, find_bounds
+from kera.spark_connector.planning.now import Now, find_bounds
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets
+
+if TYPE_CHECKING:
+    from kera.client import EntryBounds, SegmentBounds
 
 CUT_BYTES_MIN = 32 << 20
 """Without options nothing smaller is made by cutting: a task has a price, too."""
@@ -32,10 +35,10 @@ SIDE_MIN = 4
 """The end of a group is the better place to cut as long as each side gets at least one part in so many."""
 
 
-class Range(NamedTuple):
+class EntryRange(NamedTuple):
     """What is read of one entry."""
 
-    lane: Lane
+    entry: EntryName
     start: EntryOffset
     end: EntryOffset
     length_bytes: int
@@ -93,32 +96,32 @@ class Piece:
     `first_record`, of a micro-batch of real-time mode that another trigger has to repeat. None: at the chunk's end."""
 
 
-def ranges(start: Offsets, end: Offsets, now: Now) -> list[Range]:
-    """The entries that have something between `start` and `end`, in order; no lane twice.
+def ranges(start: Offsets, end: Offsets, now: Now) -> list[EntryRange]:
+    """The entries that have something between `start` and `end`, in order; no entry twice.
 
     A start may be within a chunk. An end may not, see `real_time.rounded`: raises `NotAccepted` where that can be seen.
     """
     before = start.places()
     found = []
-    for lane, stop in end.lanes():
-        begin = before.get(lane)
+    for entry, stop in end.entries():
+        begin = before.get(entry)
         if begin is None or begin >= stop:
             continue
         if begin.position == stop.position:
-            raise _ends_within_a_chunk(lane, stop)
-        found.append(Range(lane, begin, stop, _estimated_bytes(begin, stop, find_bounds(now, lane))))
+            raise _ends_within_a_chunk(entry, stop)
+        found.append(EntryRange(entry, begin, stop, _estimated_bytes(begin, stop, find_bounds(now, entry))))
     return found
 
 
-def _ends_within_a_chunk(lane: Lane, end: EntryOffset) -> NotAccepted:
+def _ends_within_a_chunk(entry: EntryName, end: EntryOffset) -> NotAccepted:
     return NotAccepted(
-        f"{lane}: the micro-batch ends within the chunk at {tuple(end.position)}, at record {end.record}, as those of"
+        f"{entry}: the micro-batch ends within the chunk at {tuple(end.position)}, at record {end.record}, as those of"
         " real-time mode may; but that chunk is not there any more",
-        **lane._asdict(),
+        **entry._asdict(),
     )
 
 
-def _estimated_bytes(start: EntryOffset, end: EntryOffset, there: Bounds | None) -> int:
+def _estimated_bytes(start: EntryOffset, end: EntryOffset, there: EntryBounds | None) -> int:
     if start.position[:2] == end.position[:2]:
         return end.position.offset - start.position.offset
     if there is None or (start.position <= there.start and end.position >= there.end):
@@ -127,14 +130,14 @@ def _estimated_bytes(start: EntryOffset, end: EntryOffset, there: Bounds | None)
     return there.length_bytes * records // max(there.next_record - there.first_record, records)
 
 
-def to_ask(ranges: Sequence[Range], now: Now, cutting: Cutting) -> list[Range]:
+def to_ask(ranges: Sequence[EntryRange], now: Now, cutting: Cutting) -> list[EntryRange]:
     """The ranges whose segments `cut` wants to know (`Client.segments` between their positions); often none.
 
     Those that are spread over brokers, and those that are so large that they may be cut.
     """
     part_bytes = _part_bytes(ranges, cutting)
 
-    def large(there: Range) -> bool:
+    def large(there: EntryRange) -> bool:
         if there.start.position[:2] == there.end.position[:2]:
             return False
         if cutting.by_default:  # how large a range is, is an estimate: no base for what has to be stable
@@ -143,24 +146,24 @@ def to_ask(ranges: Sequence[Range], now: Now, cutting: Cutting) -> list[Range]:
         too_few = cutting.partitions_min is not None and len(ranges) < cutting.partitions_min
         return too_few or (cutting.records_max is not None and there.records > cutting.records_max)
 
-    def anew(there: Range) -> bool:
+    def anew(there: EntryRange) -> bool:
         return there.end.record < there.start.record
 
-    def spread(there: Range) -> bool:
+    def spread(there: EntryRange) -> bool:
         return not cutting.stable and len(_brokers(there, now)) > 1
 
     return [there for there in ranges if large(there) or anew(there) or spread(there)]
 
 
 def cut(
-    ranges: Sequence[Range],
+    ranges: Sequence[EntryRange],
     now: Now,
-    segments: Mapping[Lane, Sequence[SegmentBounds]],
+    segments: Mapping[EntryName, Sequence[SegmentBounds]],
     cutting: Cutting,
     *,
     fail_on_data_loss: bool,
 ) -> list[Piece]:
-    """The partitions: `ranges`, cut where a broker, a group or a segment ends, in order of their lanes.
+    """The partitions: `ranges`, cut where a broker, a group or a segment ends, in order of their entries.
 
     `segments`: of the ranges that `to_ask` named, from start to end; a range without any is not cut. Without
     `partitions_min` and `records_max` only ends of groups are used, and only of ranges that have much more than their
@@ -170,7 +173,7 @@ def cut(
     parts = [
         part
         for there in ranges
-        for part in _at_brokers(there, now, segments.get(there.lane, ()), together=cutting.stable)
+        for part in _at_brokers(there, now, segments.get(there.entry, ()), together=cutting.stable)
     ]
     if cutting.by_default:
         part_bytes = _part_bytes(ranges, cutting)
@@ -197,7 +200,7 @@ class _Atom(NamedTuple):
 class _Part:
     """A range, or what was cut from one; at one broker."""
 
-    lane: Lane
+    entry: EntryName
     broker_id: int
     atoms: Sequence[_Atom]
     """At least one."""
@@ -213,7 +216,7 @@ class _Part:
     def split(self, places: Iterable[int]) -> list[_Part]:
         """Cut before the atoms with these indexes (from 1 and ascending)."""
         edges = itertools.pairwise([0, *places, len(self.atoms)])
-        return [_Part(self.lane, self.broker_id, self._slice(first, after)) for first, after in edges]
+        return [_Part(self.entry, self.broker_id, self._slice(first, after)) for first, after in edges]
 
     def _slice(self, first: int, after: int) -> Sequence[_Atom]:
         """Some of the atoms, up to where the next one begins."""
@@ -235,10 +238,10 @@ class _Part:
         ]
 
     def piece(self, now: Now, *, fail_on_data_loss: bool) -> Piece:
-        stream = now[self.lane.stream]
+        stream = now[self.entry.stream]
         return Piece(
-            stream=self.lane.stream,
-            entry=EntryId(stream.stream_id, self.lane.streamlet, self.lane.entry),
+            stream=self.entry.stream,
+            entry=EntryId(stream.stream_id, self.entry.streamlet, self.entry.entry),
             start=self.atoms[0].start,
             end=self.atoms[-1].end,
             first_record=self.atoms[0].first_record,
@@ -251,9 +254,9 @@ class _Part:
         )
 
 
-def _brokers(there: Range, now: Now) -> list[int]:
+def _brokers(there: EntryRange, now: Now) -> list[int]:
     """The brokers that have the groups of a range, in their order; empty: not known."""
-    assignment = now[there.lane.stream].assignments.get(there.lane.streamlet)
+    assignment = now[there.entry.stream].assignments.get(there.entry.streamlet)
     if assignment is None:
         return []
     holders = [assignment.broker_id]
@@ -265,12 +268,12 @@ def _brokers(there: Range, now: Now) -> list[int]:
     return [broker_id for broker_id, _ in itertools.groupby(holders)]
 
 
-def _at_brokers(there: Range, now: Now, segments: Sequence[SegmentBounds], *, together: bool) -> list[_Part]:
+def _at_brokers(there: EntryRange, now: Now, segments: Sequence[SegmentBounds], *, together: bool) -> list[_Part]:
     """A range as one part per broker that has some of it, or all of it `together`; each in atoms."""
     if not segments:
         start, end = there.start, there.end
         atom = _Atom(start.position, end.position, start.record, there.records, there.length_bytes)
-        return [_Part(there.lane, next(iter(_brokers(there, now)), 0), [atom])]
+        return [_Part(there.entry, next(iter(_brokers(there, now)), 0), [atom])]
     rows: list[tuple[int, list[_Atom]]] = []
     record = there.start.record
     """What the next segment should begin with."""
@@ -299,7 +302,7 @@ def _at_brokers(there: Range, now: Now, segments: Sequence[SegmentBounds], *, to
     first, last = rows[0][1], rows[-1][1]
     first[0] = first[0]._replace(start=there.start.position, first_record=there.start.record)
     last[-1] = last[-1]._replace(end=there.end.position)
-    return [_Part(there.lane, broker_id, atoms) for broker_id, atoms in rows]
+    return [_Part(there.entry, broker_id, atoms) for broker_id, atoms in rows]
 
 
 def _given_before(start: EntryOffset, segment: SegmentBounds) -> int:
@@ -313,7 +316,7 @@ def _joined(one: _Atom, other: _Atom) -> _Atom:
     return _Atom(one.start, other.end, one.first_record, records, length_bytes)
 
 
-def _part_bytes(ranges: Sequence[Range], cutting: Cutting) -> int:
+def _part_bytes(ranges: Sequence[EntryRange], cutting: Cutting) -> int:
     """How many bytes a partition should have when no option says into how many to cut."""
     if cutting.stable:
         return CUT_BYTES_STABLE
@@ -357,16 +360,16 @@ def _bounded(part: _Part, records_max: int) -> list[_Part]:
 def _until(parts: list[_Part], partitions_min: int) -> list[_Part]:
     """`parts`, the largest ones cut until there are `partitions_min`, or nothing can be cut."""
     whole = [part for part in parts if len(part.atoms) == 1]
-    heap = [(-part.length_bytes, part.lane, part.atoms[0].start, part) for part in parts if len(part.atoms) > 1]
+    heap = [(-part.length_bytes, part.entry, part.atoms[0].start, part) for part in parts if len(part.atoms) > 1]
     heapq.heapify(heap)
     while heap and len(heap) + len(whole) < partitions_min:
         *_, largest = heapq.heappop(heap)
         for half in largest.split([_middle(largest)]):
             if len(half.atoms) > 1:
-                heapq.heappush(heap, (-half.length_bytes, half.lane, half.atoms[0].start, half))
+                heapq.heappush(heap, (-half.length_bytes, half.entry, half.atoms[0].start, half))
             else:
                 whole.append(half)
-    return sorted([*whole, *(part for *_, part in heap)], key=lambda part: (part.lane, part.atoms[0].start))
+    return sorted([*whole, *(part for *_, part in heap)], key=lambda part: (part.entry, part.atoms[0].start))
 
 
 def _middle(part: _Part) -> int:

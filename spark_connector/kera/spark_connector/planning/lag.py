@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kera.spark_connector.offsets import Offsets
+from kera.spark_connector.planning.offsets import Offsets
 
 
 def behind_latest(consumed: Offsets | None, heads: Offsets | None) -> dict[str, str]:
@@ -11,9 +11,9 @@ def behind_latest(consumed: Offsets | None, heads: Offsets | None) -> dict[str, 
         return {}
     done, ids = consumed.places(), consumed.stream_ids()
     behind = [
-        max(head.record - done[lane].record, 0)
-        for lane, head in heads.lanes()
-        if lane in done and ids[lane.stream] == heads.streams[lane.stream].stream_id
+        max(head.record - done[entry].record, 0)
+        for entry, head in heads.entries()
+        if entry in done and ids[entry.stream] == heads.streams[entry.stream].stream_id
     ]
     if not behind:
         return {}

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
-from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
 from kera.spark_connector.planning.advancing import Advance, Planned
 from kera.spark_connector.planning.cutting import Piece
 from kera.spark_connector.planning.now import Now
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets
 
 
 class Stop(NamedTuple):
@@ -31,7 +31,7 @@ class Stop(NamedTuple):
     """Where the chunk ends."""
 
 
-Stops = Mapping[Lane, Stop]
+Stops = Mapping[EntryName, Stop]
 
 
 @dataclass(frozen=True)
@@ -51,41 +51,41 @@ def tails(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> list[Tail]:
     """One per entry of `start` (of an `Advance`: what is there now), in order."""
     return [
         Tail(
-            stream=lane.stream,
-            entry=EntryId(now[lane.stream].stream_id, lane.streamlet, lane.entry),
+            stream=entry.stream,
+            entry=EntryId(now[entry.stream].stream_id, entry.streamlet, entry.entry),
             start=place.position,
             first_record=place.record,
-            typed=now[lane.stream].typed,
+            typed=now[entry.stream].typed,
             fail_on_data_loss=fail_on_data_loss,
         )
-        for lane, place in start.lanes()
+        for entry, place in start.entries()
     ]
 
 
-def moved(advance: Advance, places: Iterable[tuple[Lane, EntryOffset]]) -> Offsets:
+def moved(advance: Advance, places: Iterable[tuple[EntryName, EntryOffset]]) -> Offsets:
     """Where the micro-batch ends that began at ``advance.start``, when its tasks have come to `places`; never before
     its start. Raises `InvalidArgument` for a place in an entry that was not read.
     """
     ends = advance.start.places()
-    for lane, place in places:
-        if lane not in ends:
-            raise InvalidArgument(f"{lane} is not read by this micro-batch", **lane._asdict())
-        ends[lane] = max(ends[lane], place)
+    for entry, place in places:
+        if entry not in ends:
+            raise InvalidArgument(f"{entry} is not read by this micro-batch", **entry._asdict())
+        ends[entry] = max(ends[entry], place)
     return Offsets.of(ends, advance.start.stream_ids())
 
 
-def rounded(planned: Planned, chunks: Mapping[Lane, tuple[EntryOffset, EntryOffset]]) -> tuple[Planned, Stops]:
+def rounded(planned: Planned, chunks: Mapping[EntryName, tuple[EntryOffset, EntryOffset]]) -> tuple[Planned, Stops]:
     """`planned` with ends that are ends of chunks, and where in these chunks it ends really.
 
-    `chunks`: of the lanes that have something to read, the chunk at the end of the micro-batch: its start, and its end.
+    `chunks`: of the entries that have something to read, the chunk at the end of the micro-batch: its start and end.
     """
-    stops: dict[Lane, Stop] = {}
+    stops: dict[EntryName, Stop] = {}
     ends = planned.end.places()
-    for lane, (chunk, behind) in chunks.items():
-        stop = ends[lane]
+    for entry, (chunk, behind) in chunks.items():
+        stop = ends[entry]
         if chunk.record < stop.record < behind.record:
-            stops[lane] = Stop(stop, behind)
-            ends[lane] = behind
+            stops[entry] = Stop(stop, behind)
+            ends[entry] = behind
     if not stops:
         return planned, stops
     return replace(planned, end=Offsets.of(ends, planned.end.stream_ids())), stops
@@ -95,7 +95,7 @@ def stopped(pieces: Iterable[Piece], stops: Stops) -> list[Piece]:
     """`pieces`, with what is read of a last chunk up to a place within it."""
     found = []
     for piece in pieces:
-        stop = stops.get(Lane(piece.stream, piece.entry.streamlet_id, piece.entry.entry))
+        stop = stops.get(EntryName(piece.stream, piece.entry.streamlet_id, piece.entry.entry))
         if stop is not None and piece.end == stop.behind.position:
             less = stop.behind.record - stop.place.record
             piece = replace(piece, stop=stop.place, records=piece.records - less)  # noqa: PLW2901 - the same, shorter

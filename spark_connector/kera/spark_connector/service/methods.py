@@ -1,49 +1,25 @@
-"""The planner of the columnar engine: ``python -m kera.spark_connector.service``.
+"""What the columnar engine can ask: each method with its parameters and its result, as JSON.
 
-The engine reads in Spark's JVM, and knows nothing of clusters: it asks this process, its child, where to read, and does
-so over standard input and output. All of planning, what a checkpoint holds, the named cursor, and what follows from an
-error is decided here, by the very same code as when Spark runs the Python data source itself.
-
-    request   {"id": 1, "method": "schema", "params": {"options": {…}}}
-    answer    {"id": 1, "result": {…}}
-    or        {"id": 1, "error": {"type": "UnknownStream", "message": "…", "retriable": false}}
-
-One JSON object per line each way, in UTF-8. Requests are answered side by side, in any order; those about one stream
-(`open`) one at a time. What cannot be read as a request is answered with an error, and never the end. The process ends
-when its input does.
-
-The same program runs beside executors, for `route` alone. What a method needs is imported when it is first called: a
-driver waits for `hello`.
+What a method needs is imported when it is first called: a driver waits for `hello`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from kera.spark_connector.options import ReadOptions
-    from kera.spark_connector.routing import Router
+    from kera.spark_connector.options.reading import ReadOptions
+    from kera.spark_connector.planning import Piece, Tail
+    from kera.spark_connector.reading.streaming import KeraStreamReader
+    from kera.spark_connector.service.routing import Router
     from kera.spark_connector.spark_api import ReadLimit
-    from kera.spark_connector.streaming import KeraStreamReader
-
-LINE_BYTES_MAX = 64 << 20
-"""Longer requests are refused."""
-REQUESTS_MAX = 256
-"""So many are answered at the same time; more are refused, but for those that end something."""
-ALWAYS_ANSWERED = {"close", "hello"}
-CLOSE_TIMEOUT_S = 5.0
-"""The end waits no longer for connections to be closed."""
 
 Params = Mapping[str, Any]
 
@@ -121,9 +97,9 @@ class Service:
         return {"schema": columns_of_options(_options(params)).json()}
 
     def _plan_batch(self, params: Params) -> dict[str, Any]:
-        from kera.spark_connector.batch import plan_batch
-        from kera.spark_connector.pieces import as_json
         from kera.spark_connector.portal import shared
+        from kera.spark_connector.reading.batch import plan_batch
+        from kera.spark_connector.service.pieces import as_json
 
         options, wanted, parallelism = _options(params), _columns(params), params.get("parallelism")
         options.check_batch()
@@ -135,7 +111,7 @@ class Service:
 
     def _route(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.portal import shared
-        from kera.spark_connector.routing import Asked, Router
+        from kera.spark_connector.service.routing import Asked, Router
 
         bootstrap, asked = str(params["bootstrap"]), Asked.of(params)
         with self._lock:
@@ -145,7 +121,7 @@ class Service:
     # -- streams -----------------------------------------------------------------------------------------------
 
     def _open(self, params: Params) -> dict[str, Any]:
-        from kera.spark_connector.streaming import KeraStreamReader
+        from kera.spark_connector.reading.streaming import KeraStreamReader
 
         options, initial = _options(params), params.get("initial")
         options.check_streaming()
@@ -203,8 +179,13 @@ def _prepare_available_now(stream: _Stream, _: Params) -> dict[str, Any]:
 
 
 def _plan(stream: _Stream, params: Params) -> dict[str, Any]:
-    pieces = stream.reader.pieces(json.loads(params["start"]), json.loads(params["end"]))
-    return {"pieces": stream.reader.as_json(pieces)}
+    return _as_json(stream, stream.reader.pieces(json.loads(params["start"]), json.loads(params["end"])))
+
+
+def _as_json(stream: _Stream, pieces: Sequence[Piece | Tail]) -> dict[str, Any]:
+    from kera.spark_connector.service.pieces import as_json
+
+    return {"pieces": stream.reader.portal.call(lambda client: as_json(client, pieces, stream.options))}
 
 
 def _commit(stream: _Stream, params: Params) -> dict[str, Any]:
@@ -218,16 +199,16 @@ def _metrics(stream: _Stream, params: Params) -> dict[str, Any]:
 
 
 def _plan_real_time(stream: _Stream, params: Params) -> dict[str, Any]:
-    return {"pieces": stream.reader.as_json(stream.reader.real_time_pieces(json.loads(params["start"])))}
+    return _as_json(stream, stream.reader.real_time_pieces(json.loads(params["start"])))
 
 
 def _merge(stream: _Stream, params: Params) -> dict[str, Any]:
     from kera.core.ids import Position
-    from kera.spark_connector.offsets import EntryOffset, Lane
+    from kera.spark_connector.planning.offsets import EntryName, EntryOffset
 
     start = json.loads(params["start"])
     places = [
-        (Lane(name, streamlet, entry), EntryOffset(Position(group, segment, offset), record))
+        (EntryName(name, streamlet, entry), EntryOffset(Position(group, segment, offset), record))
         for name, streamlet, entry, group, segment, offset, record in params["places"]
     ]
     return {"offset": _text(stream.reader.merged(start, places), start, params)}
@@ -239,7 +220,7 @@ def _given(params: Params) -> dict[str, str]:
 
 
 def _options(params: Params) -> ReadOptions:
-    from kera.spark_connector.options import parse_read_options
+    from kera.spark_connector.options.reading import parse_read_options
 
     return parse_read_options(_given(params))
 
@@ -278,98 +259,3 @@ def _invalid(message: str) -> Exception:
     from kera.core.errors import InvalidArgument
 
     return InvalidArgument(message)
-
-
-# --- lines --------------------------------------------------------------------------------------------------------
-
-
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer until `requests` ends. Raises `OSError` when nobody takes the answers any more."""
-    service = Service()
-    writing = threading.Lock()
-    room = threading.Semaphore(REQUESTS_MAX)
-
-    def send(line: str) -> None:
-        with writing:
-            answers.write(line.encode() + b"\n")
-            answers.flush()
-
-    def answer(request_id: Any, method: Any, params: Any, *, bounded: bool) -> None:
-        try:
-            with contextlib.suppress(OSError):  # nobody is there any more; the requests end, too
-                send(_answer(service, request_id, method, params))
-        finally:
-            if bounded:
-                room.release()
-
-    pool = ThreadPoolExecutor(REQUESTS_MAX + len(ALWAYS_ANSWERED), thread_name_prefix="kera-service")
-    try:
-        while line := requests.readline(LINE_BYTES_MAX + 1):
-            try:
-                request_id, method, params = _parsed(line, requests)
-            except ValueError as error:
-                send(json.dumps({"id": None, "error": _error("ProtocolError", f"not a request: {error}")}))
-                continue
-            bounded = method not in ALWAYS_ANSWERED
-            if bounded and not room.acquire(blocking=False):
-                busy = _error("Unavailable", f"{REQUESTS_MAX} requests wait for answers already", retriable=True)
-                send(json.dumps({"id": request_id, "error": busy}))
-                continue
-            pool.submit(answer, request_id, method, params, bounded=bounded)
-    finally:
-        closing = threading.Thread(target=service.close, daemon=True)
-        closing.start()
-        closing.join(CLOSE_TIMEOUT_S)
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _parsed(line: bytes, requests: IO[bytes]) -> tuple[Any, str, dict[str, Any]]:
-    """Raises ``ValueError`` for what is no request."""
-    if len(line) > LINE_BYTES_MAX:
-        while not line.endswith(b"\n") and (line := requests.readline(1 << 20)):
-            pass
-        raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
-    try:
-        request = json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(request, dict):
-        raise ValueError("a request is an object")  # noqa: TRY004 - it is the line that is wrong
-    return request.get("id"), str(request.get("method")), request.get("params", {})
-
-
-def _answer(service: Service, request_id: Any, method: str, params: Any) -> str:
-    try:
-        return json.dumps({"id": request_id, "result": service.call(method, params)})
-    except Exception as error:  # noqa: BLE001 - whatever it is, whoever asked is told
-        return json.dumps({"id": request_id, "error": _error_of(error, method)})
-
-
-def _error_of(error: Exception, method: str) -> dict[str, Any]:
-    from kera.core.errors import InternalError, KeraError
-
-    if isinstance(error, KeraError) and not isinstance(error, InternalError):
-        return _error(type(error).__name__, error.message, retriable=error.retriable)
-    traceback.print_exception(error)
-    return _error(type(error).__name__, f"{method} failed with {type(error).__name__}: {error}")
-
-
-def _error(kind: str, message: str, *, retriable: bool = False) -> dict[str, Any]:
-    return {"type": kind, "message": message, "retriable": retriable}
-
-
-def main() -> None:
-    """Answer the process that has started this one, until it closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches a whole terminal; whoever started this decides
-    # Standard output belongs to the protocol: whatever else is printed goes where the log goes.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    with contextlib.suppress(OSError):
-        serve(sys.stdin.buffer, answers)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.flush()
-    os._exit(0)  # threads that still wait for a cluster are of no use to anyone
-
-
-if __name__ == "__main__":
-    main()

@@ -45,7 +45,7 @@ class StreamRecreated(NotAccepted):
     code = "stream_recreated"
 
 
-class Lane(NamedTuple):
+class EntryName(NamedTuple):
     """An entry of a streamlet of a stream: what has an order of its own."""
 
     stream: str
@@ -83,27 +83,27 @@ class Offsets:
     group: str = ""
     """Named cursor of the query; empty: none."""
 
-    def lanes(self) -> Iterator[tuple[Lane, EntryOffset]]:
+    def entries(self) -> Iterator[tuple[EntryName, EntryOffset]]:
         """Each entry with its place, in order."""
         for name, stream in sorted(self.streams.items()):
             for streamlet, entries in sorted(stream.streamlets.items()):
                 for entry, offset in enumerate(entries):
-                    yield Lane(name, streamlet, entry), offset
+                    yield EntryName(name, streamlet, entry), offset
 
-    def places(self) -> dict[Lane, EntryOffset]:
-        """`lanes` as a mapping."""
-        return dict(self.lanes())
+    def places(self) -> dict[EntryName, EntryOffset]:
+        """`entries` as a mapping."""
+        return dict(self.entries())
 
     def stream_ids(self) -> dict[str, int]:
         """The incarnation of each stream."""
         return {name: stream.stream_id for name, stream in self.streams.items()}
 
     @staticmethod
-    def of(places: Mapping[Lane, EntryOffset], stream_ids: Mapping[str, int]) -> Offsets:
+    def of(places: Mapping[EntryName, EntryOffset], stream_ids: Mapping[str, int]) -> Offsets:
         """The inverse of `places`. Of a streamlet there must be all entries; streams without a place are left out."""
         streams: dict[str, dict[int, list[EntryOffset]]] = {}
-        for lane in sorted(places):
-            streams.setdefault(lane.stream, {}).setdefault(lane.streamlet, []).append(places[lane])
+        for entry in sorted(places):
+            streams.setdefault(entry.stream, {}).setdefault(entry.streamlet, []).append(places[entry])
         return Offsets(
             {
                 name: StreamOffsets(stream_ids[name], {streamlet: tuple(row) for streamlet, row in streamlets.items()})

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, StreamletOutOfRange, UnknownStream
 from kera.core.ids import Position
-from kera.spark_connector.offsets import StreamRecreated
 from kera.spark_connector.planning import Piece
+from kera.spark_connector.planning.offsets import StreamRecreated
 
 if TYPE_CHECKING:
     from kera.client import ChunkBatch, Client, ConsumerSettings

@@ -27,13 +27,14 @@ from pyspark.sql.types import (
 )
 
 from kera.core.process import node_id
-from kera.spark_connector.batch import plan_batch
 from kera.spark_connector.columns import check_columns
-from kera.spark_connector.options import METADATA, Metadata, ReadOptions, SharedMemory
+from kera.spark_connector.options.names import METADATA
+from kera.spark_connector.options.reading import Metadata, ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.portal import shared
+from kera.spark_connector.reading.batch import plan_batch
+from kera.spark_connector.reading.survey import SIDE_BY_SIDE_MAX, descriptions
 from kera.spark_connector.spark_api import arrow_schema
-from kera.spark_connector.survey import SIDE_BY_SIDE_MAX, descriptions
 
 if TYPE_CHECKING:
     from kera.client import Client, StreamDescription

@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kera.core.errors import InvalidArgument, Unavailable
-from kera.spark_connector.offsets import Offsets
 from kera.spark_connector.planning import Piece, heads, next_ends
+from kera.spark_connector.planning.offsets import Offsets
+from kera.spark_connector.reading.streaming import KeraStreamReader
 from kera.spark_connector.spark_api import VERSION, ReadAllAvailable, ReadLimit
-from kera.spark_connector.streaming import KeraStreamReader
 
 if TYPE_CHECKING:
     from kera.client import Client
-    from kera.spark_connector.options import ReadOptions
+    from kera.spark_connector.options.reading import ReadOptions
 
 
 class UntoldStreamReader(KeraStreamReader):
@@ -43,7 +43,7 @@ class UntoldStreamReader(KeraStreamReader):
         """The end of the next micro-batch: all there is."""
         require_no_limits(self._options)
         if self._place is None:
-            self._place = self._unseen = self._open().call(self._all).to_json()
+            self._place = self._unseen = self.portal.call(self._all).to_json()
         else:
             self._place = super().latestOffset(self._place, ReadAllAvailable())
         return self._place
@@ -65,16 +65,16 @@ class UntoldStreamReader(KeraStreamReader):
             now = await self._survey(client)
             next_ends(given, now, fail_on_data_loss=self._options.fail_on_data_loss)
 
-        self._open().call(look)
+        self.portal.call(look)
         begins = given.places()
-        for lane, end in finish.lanes():
-            same = given.stream_ids().get(lane.stream) == finish.stream_ids()[lane.stream]
-            if same and lane in begins and end.position < begins[lane].position:
+        for entry, end in finish.entries():
+            same = given.stream_ids().get(entry.stream) == finish.stream_ids()[entry.stream]
+            if same and entry in begins and end.position < begins[entry].position:
                 raise Unavailable(
-                    f"{lane} ends at {tuple(end.position)}, and the query has read up to"
-                    f" {tuple(begins[lane].position)}: its broker does not have all of it again. When it has, remove"
+                    f"{entry} ends at {tuple(end.position)}, and the query has read up to"
+                    f" {tuple(begins[entry].position)}: its broker does not have all of it again. When it has, remove"
                     " the last file in the folder offsets of the checkpoint, and start the query again",
-                    **lane._asdict(),
+                    **entry._asdict(),
                 )
 
     def _group(self, stored: str) -> str:

@@ -1,4 +1,4 @@
-"""The chunks of one writer in one streamlet, as ``writing_lane`` wants them: appended, and read back.
+"""The chunks of one writer in one streamlet, as ``streamlet_writer`` wants them: appended, and read back.
 
 A broker that has a chunk with a sequence already says where, if the chunk is in its memory. Of one that is on its disk
 only it says that it is there; then it is looked for: from the last one that was found on, else in the segments of the
@@ -24,7 +24,7 @@ log = get_logger("kera.spark")
 
 
 class StreamletLog:
-    """A `kera.spark_connector.writing_lane.Log` in a cluster."""
+    """A `kera.spark_connector.writing.streamlet_writer.Log` in a cluster."""
 
     def __init__(self, client: Client, appender: Appender, streamlet_id: int) -> None:
         self._client = client
@@ -36,12 +36,12 @@ class StreamletLog:
         """Where the last chunk ended that was read back."""
 
     async def append(self, rows: pa.RecordBatch, sequence: int) -> tuple[int, bool]:
-        """See `kera.spark_connector.writing_lane.Log.append`."""
+        """See `kera.spark_connector.writing.streamlet_writer.Log.append`."""
         self._last = appended = await self._appender.append(self._streamlet_id, rows, sequence)
         return appended.record_count, appended.duplicate
 
     async def stored(self, sequence: int) -> pa.RecordBatch | None:
-        """See `kera.spark_connector.writing_lane.Log.stored`. To be asked right after `append`."""
+        """See `kera.spark_connector.writing.streamlet_writer.Log.stored`. To be asked right after `append`."""
         if self._last is None:
             raise InternalError("what is there is read after an append has found it")
         try:

@@ -1,11 +1,11 @@
-"""One task's rows on their way: split by stream and streamlet, gathered into chunks, handed to a lane each.
+"""One task's rows on their way: split by stream and streamlet, gathered into chunks, handed to a writer each.
 
-    Spark ─► batch ─► parts by stream, streamlet ─► gathered until a chunk is full ─► lane ─► broker
+    Spark ─► batch ─► parts by stream, streamlet ─► gathered until a chunk is full ─► writer ─► broker
                                                     └────── bounded together ──────────┘
 
 When a chunk is full depends on nothing but the rows that came before: so an attempt that gets the same rows in the same
-order makes the same chunks, and finds them stored without a look at single rows. The lanes of a task send side by side,
-each of them one chunk at a time (``writing_lane`` says why).
+order makes the same chunks, and finds them stored without a look at single rows. The writers of a task send side by
+side, each of them one chunk at a time (``streamlet_writer`` says why).
 
 Lives on the event loop of a portal. Memory: what is gathered is at most `GATHERED_BYTES_MAX` and one batch of Spark's,
 what is queued at most `QUEUED_BYTES_MAX` and as much again, whatever the number of streamlets.
@@ -22,9 +22,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from kera.core.errors import ProducerFenced, SchemaMismatch, UnknownStream
-from kera.spark_connector.writing_columns import Columns
-from kera.spark_connector.writing_lane import Lane
-from kera.spark_connector.writing_log import StreamletLog
+from kera.spark_connector.writing.columns import Columns
+from kera.spark_connector.writing.streamlet_log import StreamletLog
+from kera.spark_connector.writing.streamlet_writer import StreamletWriter
 
 if TYPE_CHECKING:
     from kera.client import Appender, Client
@@ -62,8 +62,8 @@ class Written(WriterCommitMessage):
 class _Outlet:
     """The rows for one streamlet."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, writer: StreamletWriter) -> None:
+        self.writer = writer
         self.gathered: list[pa.RecordBatch] = []
         self.gathered_bytes = 0
         self.sending: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class TaskWriter:
 
     async def write(self, batch: pa.RecordBatch) -> None:
         """Take the rows of a batch, and wait while too many are on their way."""
-        for part in (await self._shaper()).parts(batch):
+        for part in (await self._shaper()).by_destination(batch):
             target = await self._target(part.stream or self._stream or "")
             appender = target.appender
             rows = appender.conform(part.rows)
@@ -127,11 +127,11 @@ class TaskWriter:
         if sending:
             await asyncio.wait(sending, return_when=asyncio.FIRST_EXCEPTION)
         self._raise()
-        lanes = [outlet.lane for outlet in outlets]
+        writers = [outlet.writer for outlet in outlets]
         return Written(
-            sum(lane.appended for lane in lanes),
-            sum(lane.found for lane in lanes),
-            sum(lane.surplus for lane in lanes),
+            sum(writer.appended for writer in writers),
+            sum(writer.found for writer in writers),
+            sum(writer.surplus for writer in writers),
         )
 
     async def close(self) -> None:
@@ -174,12 +174,12 @@ class TaskWriter:
     def _outlet(self, target: _Target, streamlet: int) -> _Outlet:
         outlet = target.outlets.get(streamlet)
         if outlet is None:
-            lane = Lane(
+            writer = StreamletWriter(
                 StreamletLog(self._client, target.appender, streamlet),
                 ignored=target.columns.ignored,
                 progressed=self._progressed.set,
             )
-            outlet = target.outlets[streamlet] = _Outlet(lane)
+            outlet = target.outlets[streamlet] = _Outlet(writer)
         return outlet
 
     def _outlets(self) -> list[_Outlet]:
@@ -196,12 +196,12 @@ class TaskWriter:
         if not outlet.gathered:
             return
         gathered = outlet.gathered
-        outlet.lane.add(gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered))
+        outlet.writer.add(gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered))
         self._gathered_bytes -= outlet.gathered_bytes
         outlet.gathered, outlet.gathered_bytes = [], 0
-        if outlet.lane.waits and (outlet.sending is None or outlet.sending.done()):
+        if outlet.writer.waits and (outlet.sending is None or outlet.sending.done()):
             self._raise()  # what has failed is not tried again
-            outlet.sending = asyncio.get_running_loop().create_task(outlet.lane.drain())
+            outlet.sending = asyncio.get_running_loop().create_task(outlet.writer.drain())
             outlet.sending.add_done_callback(lambda _: self._progressed.set())
 
     def _send_all(self) -> None:
@@ -209,7 +209,7 @@ class TaskWriter:
             self._send(outlet)
 
     def _queued_bytes(self) -> int:
-        return sum(outlet.lane.queued_bytes for outlet in self._outlets())
+        return sum(outlet.writer.queued_bytes for outlet in self._outlets())
 
     def _raise(self) -> None:
         """Raise what has ended the sending."""

@@ -1,4 +1,4 @@
-"""Places as users say them in options: words, JSON, times. Pure; what they mean in a stream is up to ``planning``.
+"""Places as users write them in options: words, JSON, times.
 
     startingOffsets               earliest | latest | {"clicks": {"0": place, "1": [place of entry 0, of entry 1, …]}}
     startingOffsetsByTimestamp    {"clicks": {"0": time, "1": time}}
@@ -17,12 +17,12 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from kera.core.errors import InvalidArgument
 from kera.core.ids import Position
-from kera.spark_connector.offsets import EntryOffset
+from kera.spark_connector.planning.offsets import EntryOffset
+from kera.spark_connector.planning.places import Place, Time, Where
 
 T = TypeVar("T")
 
@@ -31,51 +31,6 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 EPOCH_MS_MAX = 253_402_300_799_999
 """End of the year 9999: whoever gives more has not given milliseconds."""
-
-
-@dataclass(frozen=True)
-class Time:
-    """A moment: exactly one of the two is given."""
-
-    epoch_us: int | None = None
-    ago_us: int | None = None
-    """Before now."""
-
-    def at(self, now_us: int) -> int:
-        """Microseconds since the epoch, when it is `now_us`."""
-        return self.epoch_us if self.epoch_us is not None else now_us - (self.ago_us or 0)
-
-
-Place = Literal["earliest", "latest"] | Position | EntryOffset | Time
-"""What a user may say about one entry. (An `EntryOffset`: a position that came with the ordinal of its record.)"""
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where a query begins or ends."""
-
-    option: str
-    """The option that says so, for errors; also when it is that option's default."""
-    everywhere: Place | None = None
-    """One place for all entries of all streams; else `streams` says where."""
-    streams: Mapping[str, Mapping[int, Place | list[Place]]] | None = None
-    """Per stream and streamlet one place for all of its entries, or a list with one for each."""
-    unnamed: Literal["earliest", "latest"] | None = None
-    """The place in a stream that `streams` does not name; None: naming it is required."""
-    behind: Literal["error", "latest"] = "latest"
-    """What a time means that no record of a streamlet is at or after."""
-    stream_ids: Mapping[str, int] = field(default_factory=dict)
-    """The incarnation of streams that the places are of, where the text says so."""
-
-    @property
-    def by_time(self) -> bool:
-        """Whether times say where, and not offsets."""
-        said = (
-            [self.everywhere]
-            if self.streams is None
-            else [row for rows in self.streams.values() for row in rows.values()]
-        )
-        return any(isinstance(place, Time) for place in said)
 
 
 def parse_where(option: str, text: str) -> Where:

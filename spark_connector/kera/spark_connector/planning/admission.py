@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kera.spark_connector.offsets import Lane
+from kera.spark_connector.planning.offsets import EntryName
 
 DELAY_MAX_MS = 15 * 60 * 1000
 """What ``maxTriggerDelay`` is when nobody says."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """What the options say about the size of micro-batches; None: no such limit."""
 
     records_max: int | None = None
@@ -46,7 +46,7 @@ class Waiting(NamedTuple):
     """It cannot be more than that."""
 
 
-class Share(NamedTuple):
+class EntryShare(NamedTuple):
     """The most that an entry may give; None: no such limit. Where both are given the nearer place counts."""
 
     records_max: int | None
@@ -65,40 +65,40 @@ class Wait:
 class Take:
     """A micro-batch: up to the head in each entry, but in those of `shares` only so much."""
 
-    shares: Mapping[Lane, Share]
+    shares: Mapping[EntryName, EntryShare]
     """The entries where a chunk boundary before the head has to be looked up, with `Client.locate` from the start of
     the entry's range up to its head; then `planning.limited`."""
 
 
 def decide(
-    waiting: Mapping[Lane, Waiting], limits: Limits, *, waited_ms: int | None, available_now: bool = False
+    waiting: Mapping[EntryName, Waiting], limits: BatchLimits, *, waited_ms: int | None, available_now: bool = False
 ) -> Wait | Take:
     """What the next micro-batch takes of what is `waiting` (see `planning.waiting`).
 
     `waited_ms`: since the last micro-batch of this launch was taken; None: there was none yet. `available_now`: the
     query ends when it has all there is, so nothing is waited for.
     """
-    records = sum(lane.records for lane in waiting.values())
+    records = sum(entry.records for entry in waiting.values())
     held_back = limits.records_min is not None and records < limits.records_min and not available_now
     if held_back and waited_ms is not None and waited_ms < limits.delay_max_ms:
         return Wait(records)
     record_shares = _record_shares(waiting, limits.records_max)
     byte_shares = _byte_shares(waiting, limits.bytes_max)
-    shares = {lane: Share(record_shares.get(lane), byte_shares.get(lane)) for lane in waiting}
-    return Take({lane: share for lane, share in shares.items() if share != Share(None, None)})
+    shares = {entry: EntryShare(record_shares.get(entry), byte_shares.get(entry)) for entry in waiting}
+    return Take({entry: share for entry, share in shares.items() if share != EntryShare(None, None)})
 
 
-def _record_shares(waiting: Mapping[Lane, Waiting], records_max: int | None) -> dict[Lane, int]:
-    total = sum(lane.records for lane in waiting.values())
+def _record_shares(waiting: Mapping[EntryName, Waiting], records_max: int | None) -> dict[EntryName, int]:
+    total = sum(entry.records for entry in waiting.values())
     if records_max is None or total <= records_max:
         return {}
-    return {lane: max(1, there.records * records_max // total) for lane, there in waiting.items()}
+    return {entry: max(1, there.records * records_max // total) for entry, there in waiting.items()}
 
 
-def _byte_shares(waiting: Mapping[Lane, Waiting], bytes_max: int | None) -> dict[Lane, int]:
-    # What waits is only estimated. So unless it is certain that there is no more than may be, each lane gets a share:
+def _byte_shares(waiting: Mapping[EntryName, Waiting], bytes_max: int | None) -> dict[EntryName, int]:
+    # What waits is only estimated. So unless it is certain that there is no more than may be, each entry gets a share:
     # where the estimate is below the limit, a larger one than it is expected to need.
-    if bytes_max is None or sum(lane.bytes_most for lane in waiting.values()) <= bytes_max:
+    if bytes_max is None or sum(entry.bytes_most for entry in waiting.values()) <= bytes_max:
         return {}
-    total = max(1, sum(lane.bytes for lane in waiting.values()))
-    return {lane: max(1, there.bytes * bytes_max // total) for lane, there in waiting.items()}
+    total = max(1, sum(entry.bytes for entry in waiting.values()))
+    return {entry: max(1, there.bytes * bytes_max // total) for entry, there in waiting.items()}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kera.core.errors import DataLost, InvalidArgument
 from kera.core.ids import Position
-from kera.spark_connector.offsets import EntryOffset, Lane, Offsets, StreamRecreated
-from kera.spark_connector.places import Place, Time, Where
-from kera.spark_connector.planning.now import Bounds, Now, StreamNow, bounds_of, first_of, last_of, may_be_lost
+from kera.spark_connector.planning.now import Now, StreamNow, bounds_of, first_of, last_of, may_be_lost
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamRecreated
+from kera.spark_connector.planning.places import Place, Time, Where
+
+if TYPE_CHECKING:
+    from kera.client import EntryBounds
 
 
 class Question(NamedTuple):
-    """What has to be looked up in an entry, between its `Bounds`.
+    """What has to be looked up in an entry, between its `EntryBounds`.
 
     With a time: the first chunk from `start` on, but before `end`, that has a record at or after it, else `end`
     (`Client.locate` with all three). Without one, `start` and `end` are the same, a position that a user gave: which
@@ -23,7 +26,7 @@ class Question(NamedTuple):
     The answer is the place as an `EntryOffset` either way.
     """
 
-    lane: Lane
+    entry: EntryName
     start: Position
     end: Position
     timestamp_us: int | None
@@ -35,7 +38,7 @@ def questions(where: Where, now: Now, *, now_us: int) -> list[Question]:
     Raises `InvalidArgument`, naming the option, where streams, streamlets or entries do not match those there are, and
     `StreamRecreated` for offsets of an earlier stream of the name.
     """
-    asked = (_question(lane, place, bounds_of(now, lane), now_us) for lane, place in _spelled(where, now).items())
+    asked = (_question(entry, place, bounds_of(now, entry), now_us) for entry, place in _spelled(where, now).items())
     return [question for question in asked if question is not None]
 
 
@@ -48,25 +51,25 @@ def resolve(
     `InvalidArgument` that names the option, or the head. A time that no record of a streamlet is at or after:
     `InvalidArgument`, or the end of the streamlet, as `where` says.
     """
-    places: dict[Lane, EntryOffset] = {}
+    places: dict[EntryName, EntryOffset] = {}
     behind: dict[tuple[str, int], bool] = {}
     """Per streamlet that is asked for by time: whether none of its entries has such a record."""
-    for lane, place in _spelled(where, now).items():
-        there = bounds_of(now, lane)
-        question = _question(lane, place, there, now_us)
+    for entry, place in _spelled(where, now).items():
+        there = bounds_of(now, entry)
+        question = _question(entry, place, there, now_us)
         if question is not None:
-            places[lane] = answers[question]
+            places[entry] = answers[question]
         elif isinstance(place, str):
-            places[lane] = first_of(there) if place == "earliest" else last_of(there)
+            places[entry] = first_of(there) if place == "earliest" else last_of(there)
         elif isinstance(place, Time):  # nothing is there
-            places[lane] = last_of(there)
+            places[entry] = last_of(there)
         else:
-            places[lane] = _at_the_bounds(where, lane, place, there, fail_on_data_loss=fail_on_data_loss)
+            places[entry] = _at_the_bounds(where, entry, place, there, fail_on_data_loss=fail_on_data_loss)
         if isinstance(place, Time):
-            streamlet = (lane.stream, lane.streamlet)
-            behind[streamlet] = behind.get(streamlet, True) and places[lane].position >= there.end
-            if places[lane].position >= there.end:
-                places[lane] = last_of(there)
+            streamlet = (entry.stream, entry.streamlet)
+            behind[streamlet] = behind.get(streamlet, True) and places[entry].position >= there.end
+            if places[entry].position >= there.end:
+                places[entry] = last_of(there)
     if where.behind == "error":
         for (stream, number), nothing in behind.items():
             if nothing:
@@ -80,13 +83,13 @@ def resolve(
     return Offsets.of(places, {name: stream.stream_id for name, stream in now.items()})
 
 
-def _question(lane: Lane, place: Place, there: Bounds, now_us: int) -> Question | None:
+def _question(entry: EntryName, place: Place, there: EntryBounds, now_us: int) -> Question | None:
     if isinstance(place, Time):
-        return Question(lane, there.start, there.end, place.at(now_us)) if there.start < there.end else None
+        return Question(entry, there.start, there.end, place.at(now_us)) if there.start < there.end else None
     if isinstance(place, str):
         return None
     position = _position(place)
-    return Question(lane, position, position, None) if there.start < position < there.end else None
+    return Question(entry, position, position, None) if there.start < position < there.end else None
 
 
 def _position(place: Position | EntryOffset) -> Position:
@@ -94,17 +97,17 @@ def _position(place: Position | EntryOffset) -> Position:
 
 
 def _at_the_bounds(
-    where: Where, lane: Lane, place: Position | EntryOffset, there: Bounds, *, fail_on_data_loss: bool
+    where: Where, entry: EntryName, place: Position | EntryOffset, there: EntryBounds, *, fail_on_data_loss: bool
 ) -> EntryOffset:
     """What a position means that is nowhere between the bounds."""
     position = _position(place)
     if position >= there.end:
         if position > there.end and fail_on_data_loss:
             raise InvalidArgument(
-                f"option {where.option}: {tuple(position)} is behind the end of {lane}, which is"
+                f"option {where.option}: {tuple(position)} is behind the end of {entry}, which is"
                 f" {tuple(there.end)}. Use latest, or set failOnDataLoss to false to take the end",
                 option=where.option,
-                **lane._asdict(),
+                **entry._asdict(),
             )
         return last_of(there)
     read_all = (
@@ -115,19 +118,19 @@ def _at_the_bounds(
     oldest = position.group_id == 0
     if position < there.start and fail_on_data_loss and not read_all and not oldest:
         raise DataLost(
-            f"option {where.option}: {tuple(position)} of {lane} is not there any more: it starts at"
+            f"option {where.option}: {tuple(position)} of {entry} is not there any more: it starts at"
             f" {tuple(there.start)} now. Use earliest, or set failOnDataLoss to false to take what is there",
             option=where.option,
             lost_from=tuple(position),
             available_from=tuple(there.start),
-            **lane._asdict(),
+            **entry._asdict(),
         )
     return first_of(there)
 
 
-def _spelled(where: Where, now: Now) -> dict[Lane, Place]:
+def _spelled(where: Where, now: Now) -> dict[EntryName, Place]:
     """`where` spelled out: one place for each entry that is read."""
-    spelled: dict[Lane, Place] = {}
+    spelled: dict[EntryName, Place] = {}
     for name in sorted(set(where.streams or ()).difference(now)):
         raise InvalidArgument(
             f"option {where.option}: names stream '{name}', which does not exist or is not read", option=where.option
@@ -145,7 +148,7 @@ def _spelled(where: Where, now: Now) -> dict[Lane, Place]:
             )
         for streamlet, row in _rows(where, stream).items():
             for entry, place in enumerate(row):
-                spelled[Lane(name, streamlet, entry)] = place
+                spelled[EntryName(name, streamlet, entry)] = place
     return spelled
 
 

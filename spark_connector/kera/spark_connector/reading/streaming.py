@@ -23,7 +23,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,13 +31,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kera.core.errors import DataLost, KeraError
-from kera.spark_connector.admission import Limits, Wait, decide
-from kera.spark_connector.cursor import SIGN_OF_LIFE_S, store
-from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
-from kera.spark_connector.options import ReadOptions, parse_read_options
-from kera.spark_connector.partition import KeraPartition
-from kera.spark_connector.pieces import as_json
+from kera.core.errors import DataLost
+from kera.spark_connector.options.reading import ReadOptions, parse_read_options
 from kera.spark_connector.planning import (
     Advance,
     Now,
@@ -57,7 +52,22 @@ from kera.spark_connector.planning import (
     tails,
     waiting,
 )
+from kera.spark_connector.planning.admission import BatchLimits, Wait, decide
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets
 from kera.spark_connector.portal import Portal
+from kera.spark_connector.reading.cursor import QueryCursor
+from kera.spark_connector.reading.partition import KeraPartition
+from kera.spark_connector.reading.survey import (
+    boundaries,
+    cutting_of_micro_batch,
+    last_chunks,
+    resolve_places,
+    split,
+    survey,
+    tell_skipped,
+    with_columns,
+)
+from kera.spark_connector.reading.worker import read_partition
 from kera.spark_connector.spark_api import (
     ReadAllAvailable,
     ReadLimit,
@@ -66,25 +76,12 @@ from kera.spark_connector.spark_api import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from kera.spark_connector.survey import (
-    boundaries,
-    cutting_of_micro_batch,
-    last_chunks,
-    settle,
-    split,
-    survey,
-    tell_skipped,
-    with_columns,
-)
-from kera.spark_connector.worker import read_partition
 
 if TYPE_CHECKING:
     from kera.client import Client
 
 T = TypeVar("T")
 
-CURSOR_PAUSE_S = 10.0
-"""A cursor that could not be stored is not tried again before."""
 PLAN_ATTEMPTS = 3
 """With ``failOnDataLoss=false``: retention may remove what is just being planned."""
 
@@ -95,11 +92,18 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads streams as they grow, in micro-batches."""
 
     def __init__(
-        self, options: Mapping[str, str], wanted: StructType, *, initial: dict[str, Any] | None = None
+        self,
+        options: Mapping[str, str],
+        wanted: StructType,
+        *,
+        initial: dict[str, Any] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`initial`: what `initialOffset` has said in this launch, if another reader was asked before."""
         self._given = dict(options)
         self._wanted = wanted
+        self._now_s = now_s
+        self._cursor = QueryCursor(now_s)
         self._portal: Portal | None = None
         self._initial = initial
         """Where the query begins; asked for once."""
@@ -113,12 +117,6 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When the last micro-batch was planned; the first one of a launch counts also when it is empty."""
         self._token = ""
         """What makes the name of this query's cursor its own, if nothing else says it; 8 hex digits."""
-        self._stored: Offsets | None = None
-        """The cursor as it was last stored, or tried to be."""
-        self._store_again_s = 0.0
-        """When that may be tried again; None: it is stored."""
-        self._storing: Callable[[], dict[str, str]] | None = None
-        """The outcome of the storing that may still be going on."""
         self._real_time: tuple[dict[str, Any], Advance] | None = None
         """Where the micro-batch in real-time mode begins: as it was said, and as it is."""
         self._skipped: set[str] = set()
@@ -143,7 +141,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             async def begin(client: Client) -> Offsets:
                 now = await self._survey(client, begins=True)
-                return await settle(
+                return await resolve_places(
                     client,
                     options.stream_starting,
                     now,
@@ -151,7 +149,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     fail_on_data_loss=options.fail_on_data_loss,
                 )
 
-            offsets = self._open().call(begin)
+            offsets = self.portal.call(begin)
             self._initial = replace(offsets, group=self._group("")).to_json()
         return self._initial
 
@@ -168,33 +166,33 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on the streams end where they end now."""
-        self._target = heads(self._open().call(self._survey))
+        self._target = heads(self.portal.call(self._survey))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch: all there is, or as many whole chunks as the limits allow."""
         given = Offsets.from_json(start)
         limits = self._limits(limit)
-        end = self._repeated(lambda: self._open().call(lambda client: self._plan(client, start, given, limits)))
+        end = self._repeated(lambda: self.portal.call(lambda client: self._plan(client, start, given, limits)))
         if end == start:
             self._store(given)
-            self._stored_all()  # Spark may stop the query here; and there is nothing else to do
+            self._cursor.finish()  # Spark may stop the query here; and there is nothing else to do
             return start
         return end
 
-    async def _plan(self, client: Client, start: dict[str, Any], given: Offsets, limits: Limits) -> dict[str, Any]:
+    async def _plan(self, client: Client, start: dict[str, Any], given: Offsets, limits: BatchLimits) -> dict[str, Any]:
         now = await self._survey(client)
         advance = next_ends(given, now, fail_on_data_loss=self._options.fail_on_data_loss)
         self._heads = advance.heads
         if self._target is not None:
             advance = cap(advance, self._target)
-        waited_ms = None if self._taken_s is None else int((time.monotonic() - self._taken_s) * 1000)
+        waited_ms = None if self._taken_s is None else int((self._now_s() - self._taken_s) * 1000)
         decision = decide(waiting(advance, now), limits, waited_ms=waited_ms, available_now=self._target is not None)
         if isinstance(decision, Wait):
             return start
         end = limited(advance, await boundaries(client, advance, decision.shares))
         concluded = conclude(given, advance, end, group=self._group(given.group), first=start == self._initial)
         if concluded is not given or self._taken_s is None:
-            self._taken_s = time.monotonic()
+            self._taken_s = self._now_s()
         if concluded is given:
             return start
         self._warn(advance.warnings)
@@ -228,30 +226,26 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = ranges(planned.start, planned.end, now)
             return stopped(await split(client, found, now, options, cutting=cutting_of_micro_batch(options)), stops)
 
-        return self._repeated(lambda: self._open().call(plan))
+        return self._repeated(lambda: self.portal.call(plan))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one partition; runs in an executor's Python worker."""
         return read_partition(self._options, partition, self._wanted)
 
-    def as_json(self, pieces: Sequence[Piece | Tail]) -> list[dict[str, Any]]:
-        """`pieces` for the columnar engine."""
-        return self._open().call(lambda client: as_json(client, pieces, self._options))
-
     # -- real-time mode, of which Spark has nothing for Python -------------------------------------------------
 
     def real_time_pieces(self, start: dict[str, Any]) -> list[Tail]:
         """What the tasks of a micro-batch that begins at `start` read: all entries there are, without an end."""
-        now, advance = self._open().call(lambda client: self._advance(client, start))
+        now, advance = self.portal.call(lambda client: self._advance(client, start))
         return tails(advance.start, now, fail_on_data_loss=self._options.fail_on_data_loss)
 
-    def merged(self, start: dict[str, Any], places: list[tuple[Lane, EntryOffset]]) -> dict[str, Any]:
+    def merged(self, start: dict[str, Any], places: list[tuple[EntryName, EntryOffset]]) -> dict[str, Any]:
         """The end of the micro-batch that began at `start`, when its tasks have come to `places`."""
         given = Offsets.from_json(start)
         if self._real_time is not None and self._real_time[0] == start:
             _, advance = self._real_time
         else:  # another reader has planned it
-            _, advance = self._open().call(lambda client: self._advance(client, start))
+            _, advance = self.portal.call(lambda client: self._advance(client, start))
         end = moved(advance, places)
         concluded = conclude(given, advance, end, group=self._group(given.group), first=start == self._initial)
         return start if concluded is given else concluded.to_json()
@@ -276,35 +270,10 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the connections."""
-        self._stored_all()
+        self._cursor.finish()
         if self._portal is not None:
             self._portal.close()
             self._portal = None
-
-    def _store(self, done: Offsets) -> None:
-        done = replace(done, since=None)
-        if done == self._stored and time.monotonic() < self._store_again_s:
-            return
-        self._stored_all()
-        group = self._group(done.group)
-        self._stored, self._store_again_s = done, time.monotonic() + SIGN_OF_LIFE_S
-        unnamed = self._options.group_id is None
-        self._storing = self._open().begin(lambda client: store(client, group, done, unnamed=unnamed))
-
-    def _stored_all(self) -> None:
-        """Wait for what is being stored."""
-        if self._storing is None:
-            return
-        storing, self._storing = self._storing, None
-        try:
-            failures = storing()
-        except KeraError as error:
-            failures = {"": error.message}
-        if failures:
-            self._store_again_s = time.monotonic() + CURSOR_PAUSE_S
-        group = self._group("" if self._stored is None else self._stored.group)
-        for stream, reason in failures.items():
-            log.warning("cursor '%s' of stream '%s' was not stored, the query goes on: %s", group, stream, reason)
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
@@ -312,7 +281,11 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._token = self._token or secrets.token_hex(4)
         return self._options.group(stored, self._token)
 
-    def _limits(self, limit: ReadLimit) -> Limits:
+    def _store(self, done: Offsets) -> None:
+        unnamed = self._options.group_id is None
+        self._cursor.store(self.portal, self._group(done.group), done, unnamed=unnamed)
+
+    def _limits(self, limit: ReadLimit) -> BatchLimits:
         limits = self._options.limits
         if isinstance(limit, ReadMaxRows):
             return replace(limits, records_max=limit.max_rows)
@@ -320,9 +293,11 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return replace(limits, bytes_max=limit.max_bytes)
         if isinstance(limit, ReadMinRows):
             return replace(limits, records_min=limit.min_rows)
-        return Limits()
+        return BatchLimits()
 
-    def _open(self) -> Portal:
+    @property
+    def portal(self) -> Portal:
+        """The reader's connection to its cluster."""
         if self._portal is None:
             self._portal = Portal(self._options.bootstrap)
         return self._portal

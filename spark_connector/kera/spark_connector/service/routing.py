@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from kera.core.errors import KeraError, Unavailable, Uncertain, error_from_wire
 from kera.core.ids import Position
-from kera.spark_connector.chunks import GONE, available_from, recreated
-from kera.spark_connector.pieces import broker_as_json
+from kera.spark_connector.reading.chunks import GONE, available_from, recreated
+from kera.spark_connector.service.pieces import broker_as_json
 
 if TYPE_CHECKING:
     from kera.client import Client, StreamDescription

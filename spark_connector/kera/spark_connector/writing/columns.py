@@ -51,7 +51,7 @@ _HEADERS = DEFAULT_SCHEMA.field("headers").type
 _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp").type
 
 
-class Part(NamedTuple):
+class DestinedRows(NamedTuple):
     """Rows with one destination."""
 
     stream: str | None
@@ -106,13 +106,13 @@ class Columns:
         self.ignored = frozenset[str]() if self._types or "timestamp" in self._names else frozenset(["timestamp"])
         """Columns of the stream that are filled in when rows are written, and so differ when they are written again."""
 
-    def parts(self, batch: pa.RecordBatch) -> Iterator[Part]:
+    def by_destination(self, batch: pa.RecordBatch) -> Iterator[DestinedRows]:
         """The rows of `batch` by destination. Raises `SchemaMismatch` for values that are not for the stream."""
         if not batch.num_rows:
             return
         if self._types is not None:
             columns = {name: _cast(name, batch.column(name), self._types[name]) for name in batch.schema.names}
-            yield Part(None, None, pa.RecordBatch.from_pydict(columns))
+            yield DestinedRows(None, None, pa.RecordBatch.from_pydict(columns))
             return
         rows = pa.RecordBatch.from_pydict(self._record(batch))
         streams = batch.column("stream") if self._by_row else None
@@ -123,7 +123,7 @@ class Columns:
             some = rows if at is None else rows.take(at)
             numbers = streamlets if at is None or streamlets is None else streamlets.take(at)
             for streamlet, within in _groups(numbers, some.num_rows):
-                yield Part(stream, streamlet, some if within is None else some.take(within))
+                yield DestinedRows(stream, streamlet, some if within is None else some.take(within))
 
     def _record(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         columns = {"value": _cast("value", batch.column("value"), pa.binary())}

@@ -5,7 +5,7 @@ tasks of a micro-batch again after a restart. An attempt that was given up may s
 partition Spark promises only that they are the same multiset each time (of a deterministic query): after a shuffle they
 come in another order. So it is no use to give the rows numbers, and none to know that a chunk was sent before.
 
-All attempts write under one name (producer id and epoch, see ``writing``), and the broker takes chunk k of this name
+All attempts write under one name (producer id and epoch, see ``writers``), and the broker takes chunk k of this name
 only when exactly the chunks 0 … k-1 are stored. An attempt goes like this:
 
     k = 0
@@ -31,7 +31,7 @@ does not have. Then no row of this attempt is missing, but there are more than t
 `surplus` says how many.
 
 Memory: the rows that wait here are bounded by whoever adds them; of stored rows that have yet to come, a hash each is
-kept (``writing_rows``), for at most `SURPLUS_MAX` rows.
+kept (``rows``), for at most `SURPLUS_MAX` rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from kera.core.errors import KeraError
-from kera.spark_connector.writing_rows import RowCounts
+from kera.spark_connector.writing.rows import RowCounts
 
 SURPLUS_MAX = 1 << 24
 """Rows stored by earlier attempts that have yet to come from Spark; each takes some 150 bytes of memory."""
@@ -68,7 +68,7 @@ class Log(Protocol):
         ...
 
 
-class Lane:
+class StreamletWriter:
     """The rows of one attempt for one streamlet: `add` them, and have `drain` run until all are stored."""
 
     def __init__(

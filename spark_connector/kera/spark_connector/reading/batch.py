@@ -13,12 +13,19 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kera.spark_connector.options import ReadOptions
-from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.options.reading import ReadOptions
 from kera.spark_connector.planning import Piece, ranges
 from kera.spark_connector.portal import shared
-from kera.spark_connector.survey import cutting_of_batch, settle, split, survey, tell_skipped, with_columns
-from kera.spark_connector.worker import read_partition
+from kera.spark_connector.reading.partition import KeraPartition
+from kera.spark_connector.reading.survey import (
+    cutting_of_batch,
+    resolve_places,
+    split,
+    survey,
+    tell_skipped,
+    with_columns,
+)
+from kera.spark_connector.reading.worker import read_partition
 
 if TYPE_CHECKING:
     from kera.client import Client
@@ -37,8 +44,8 @@ async def plan_batch(
         tell_skipped(skipped, set())
     now_us = time.time_ns() // 1000
     loss = options.fail_on_data_loss
-    start = await settle(client, options.batch_starting, now, now_us=now_us, fail_on_data_loss=loss)
-    end = await settle(client, options.batch_ending, now, now_us=now_us, fail_on_data_loss=loss)
+    start = await resolve_places(client, options.batch_starting, now, now_us=now_us, fail_on_data_loss=loss)
+    end = await resolve_places(client, options.batch_ending, now, now_us=now_us, fail_on_data_loss=loss)
     return await split(client, ranges(start, end, now), now, options, cutting=cutting_of_batch(options, parallelism))
 
 

@@ -4,20 +4,20 @@ import pytest
 
 from kera.core.errors import DataLost, InvalidArgument
 from kera.core.ids import Position
-from kera.spark_connector.offsets import EntryOffset, Offsets, StreamOffsets, StreamRecreated
-from kera.spark_connector.places import Place, Time, Where
 from kera.spark_connector.planning import Now, Question, heads, questions, resolve, starts
-from tests.unit.spark_connector.worlds import at, entry, lane, now_of, offsets, stream_now
+from kera.spark_connector.planning.offsets import EntryOffset, Offsets, StreamOffsets, StreamRecreated
+from kera.spark_connector.planning.places import Place, Time, Where
+from tests.unit.spark_connector.worlds import at, entry, named, now_of, offsets, stream_now
 
 NOW = now_of(stream_now({0: [entry(10), entry(0)], 1: [entry(5, first=3), entry(7)]}))
 NOW_US = 1_000_000
 
 
-def named(streamlets: dict[int, Place | list[Place]], **more: object) -> Where:
+def where_of(streamlets: dict[int, Place | list[Place]], **more: object) -> Where:
     return Where("startingOffsets", streams={"flights": streamlets}, **more)  # type: ignore[arg-type]
 
 
-def settled(
+def resolved(
     where: Where, now: Now = NOW, *, found: dict[Question, EntryOffset] | None = None, loss: bool = False
 ) -> Offsets:
     asked = questions(where, now, now_us=NOW_US)
@@ -26,21 +26,21 @@ def settled(
 
 
 def test_earliest_and_latest_are_the_bounds() -> None:
-    assert settled(Where("startingOffsets", "earliest")) == starts(NOW) == offsets((at(0), at(0)), (at(3), at(0)))
-    assert settled(Where("startingOffsets", "latest")) == heads(NOW) == offsets((at(10), at(0)), (at(8), at(7)))
+    assert resolved(Where("startingOffsets", "earliest")) == starts(NOW) == offsets((at(0), at(0)), (at(3), at(0)))
+    assert resolved(Where("startingOffsets", "latest")) == heads(NOW) == offsets((at(10), at(0)), (at(8), at(7)))
 
 
 def test_a_place_for_a_streamlet_is_for_all_its_entries_and_a_list_is_one_for_each() -> None:
-    where = named({0: "latest", 1: ["earliest", at(2).position]})
-    found = {Question(lane(1, 1), at(2).position, at(2).position, None): at(2)}
+    where = where_of({0: "latest", 1: ["earliest", at(2).position]})
+    found = {Question(named(1, 1), at(2).position, at(2).position, None): at(2)}
 
-    assert settled(where, found=found) == offsets((at(10), at(0)), (at(3), at(2)))
+    assert resolved(where, found=found) == offsets((at(10), at(0)), (at(3), at(2)))
 
 
 def test_places_at_the_bounds_need_no_question() -> None:
-    where = named({0: [at(10).position, at(0).position], 1: [at(3), Position(0, 0, 0)]})
+    where = where_of({0: [at(10).position, at(0).position], 1: [at(3), Position(0, 0, 0)]})
 
-    assert settled(where) == offsets((at(10), at(0)), (at(3), at(0)))
+    assert resolved(where) == offsets((at(10), at(0)), (at(3), at(0)))
 
 
 @pytest.mark.parametrize(
@@ -55,44 +55,44 @@ def test_places_at_the_bounds_need_no_question() -> None:
 def test_each_streamlet_and_each_entry_must_have_its_place(
     streamlets: dict[int, Place | list[Place]], words: str
 ) -> None:
-    for ask in (settled, lambda where: questions(where, NOW, now_us=0)):
+    for ask in (resolved, lambda where: questions(where, NOW, now_us=0)):
         with pytest.raises(InvalidArgument, match=f"option startingOffsets: .*{words}"):
-            ask(named(streamlets))
+            ask(where_of(streamlets))
 
 
 def test_streams_that_are_not_named_have_the_place_for_them_or_are_asked_for() -> None:
     now = {**NOW, **now_of(stream_now({0: [entry(4)]}, "trains", 8))}
 
-    settled_now = settled(named({0: "latest", 1: "latest"}, unnamed="earliest"), now)
+    settled_now = resolved(where_of({0: "latest", 1: "latest"}, unnamed="earliest"), now)
     assert settled_now.streams["trains"] == StreamOffsets(8, {0: (at(0),)})
     with pytest.raises(InvalidArgument, match="option startingOffsets: must name stream 'trains', too"):
-        settled(named({0: "latest", 1: "latest"}), now)
+        resolved(where_of({0: "latest", 1: "latest"}), now)
 
 
 def test_a_stream_that_is_not_there_cannot_be_named() -> None:
     with pytest.raises(InvalidArgument, match="option startingOffsets: names stream 'flights', which does not exist"):
-        settled(named({0: "latest"}), {})
+        resolved(where_of({0: "latest"}), {})
 
 
 def test_offsets_of_an_earlier_stream_of_the_name_are_refused() -> None:
-    where = named({0: "latest", 1: "latest"}, stream_ids={"flights": 6})
+    where = where_of({0: "latest", 1: "latest"}, stream_ids={"flights": 6})
 
     with pytest.raises(
         StreamRecreated, match="deleted and created again: the offsets are of its incarnation 6, now it is 7"
     ):
-        settled(where)
+        resolved(where)
 
 
 # --- places that are not there ------------------------------------------------------------------------------
 
 
 def test_a_place_before_all_that_is_there_is_lost_or_what_is_there() -> None:
-    where = named({0: "latest", 1: [at(2).position, "latest"]})
+    where = where_of({0: "latest", 1: [at(2).position, "latest"]})
 
     with pytest.raises(
         DataLost, match=r"option startingOffsets: .* streamlet 1, entry 0 is not there any more.*failOnDataLoss"
     ) as caught:
-        settled(where)
+        resolved(where)
     assert caught.value.attributes == {
         "option": "startingOffsets",
         "stream": "flights",
@@ -101,26 +101,26 @@ def test_a_place_before_all_that_is_there_is_lost_or_what_is_there() -> None:
         "lost_from": (1, 1, 128),
         "available_from": (1, 1, 192),
     }
-    assert settled(where, loss=True) == offsets((at(10), at(0)), (at(3), at(7)))
+    assert resolved(where, loss=True) == offsets((at(10), at(0)), (at(3), at(7)))
 
 
 def test_a_place_behind_which_nothing_is_gone_is_what_is_there() -> None:
     """Progress has the ordinal: the end of a group that has been read and let go since."""
     now = now_of(stream_now({0: [entry(5, first=3, group=2)]}))
 
-    assert settled(named({0: [at(3)]}), now) == offsets((at(3, group=2),))
+    assert resolved(where_of({0: [at(3)]}), now) == offsets((at(3, group=2),))
     with pytest.raises(DataLost):
-        settled(named({0: [at(2)]}), now)
+        resolved(where_of({0: [at(2)]}), now)
 
 
 def test_a_place_behind_the_head_is_refused_or_the_head() -> None:
-    where = named({0: [at(11).position, "latest"], 1: "latest"})
+    where = where_of({0: [at(11).position, "latest"], 1: "latest"})
 
     with pytest.raises(
         InvalidArgument, match=r"\(1, 1, 704\) is behind the end of .*entry 0, which is \(1, 1, 640\). Use latest"
     ):
-        settled(where)
-    assert settled(where, loss=True) == heads(NOW)
+        resolved(where)
+    assert resolved(where, loss=True) == heads(NOW)
 
 
 # --- times --------------------------------------------------------------------------------------------------
@@ -128,9 +128,9 @@ def test_a_place_behind_the_head_is_refused_or_the_head() -> None:
 
 def asked_for(timestamp_us: int) -> list[Question]:
     return [
-        Question(lane(0, 0), at(0).position, at(10).position, timestamp_us),
-        Question(lane(1, 0), at(3).position, at(8).position, timestamp_us),
-        Question(lane(1, 1), at(0).position, at(7).position, timestamp_us),
+        Question(named(0, 0), at(0).position, at(10).position, timestamp_us),
+        Question(named(1, 0), at(3).position, at(8).position, timestamp_us),
+        Question(named(1, 1), at(0).position, at(7).position, timestamp_us),
     ]
 
 
@@ -139,13 +139,13 @@ def test_a_time_is_looked_up_in_each_entry_that_has_something() -> None:
 
     where = Where("startingTimestamp", Time(ago_us=60), behind="error")
 
-    assert settled(where, found=found) == offsets((at(4), at(0)), (at(3), at(6)))
+    assert resolved(where, found=found) == offsets((at(4), at(0)), (at(3), at(6)))
 
 
 def test_a_time_behind_some_entries_of_a_streamlet_begins_at_their_ends() -> None:
     found = dict(zip(asked_for(50), (at(4), at(8), at(6)), strict=True))
 
-    assert settled(Where("startingTimestamp", Time(50), behind="error"), found=found) == offsets(
+    assert resolved(Where("startingTimestamp", Time(50), behind="error"), found=found) == offsets(
         (at(4), at(0)), (at(8), at(6))
     )
 
@@ -155,18 +155,18 @@ def test_a_time_behind_a_streamlet_is_an_error_or_its_end() -> None:
 
     words = "option startingTimestamp: no record of streamlet 1 of stream 'flights' .*ByTimestampStrategy to latest"
     with pytest.raises(InvalidArgument, match=words):
-        settled(Where("startingTimestamp", Time(50), behind="error"), found=found)
+        resolved(Where("startingTimestamp", Time(50), behind="error"), found=found)
     found[asked_for(50)[1]] = EntryOffset(Position(1, 2, 0), 8)  # the end under its other name
-    latest = settled(Where("startingTimestamp", Time(50), behind="latest"), found=found)
+    latest = resolved(Where("startingTimestamp", Time(50), behind="latest"), found=found)
     assert latest == offsets((at(4), at(0)), (at(8), at(7)))
 
 
 def test_a_time_in_a_stream_without_a_record_is_behind_it() -> None:
     now = now_of(stream_now({0: [entry(0)]}))
 
-    assert settled(Where("endingTimestamp", Time(50)), now) == offsets((at(0),))
+    assert resolved(Where("endingTimestamp", Time(50)), now) == offsets((at(0),))
     with pytest.raises(InvalidArgument, match="no record of streamlet 0"):
-        settled(Where("startingTimestamp", Time(50), behind="error"), now)
+        resolved(Where("startingTimestamp", Time(50), behind="error"), now)
 
 
 def test_times_per_streamlet_are_looked_up_each() -> None:
@@ -177,6 +177,6 @@ def test_times_per_streamlet_are_looked_up_each() -> None:
         third._replace(timestamp_us=NOW_US - 5): at(6),
     }
 
-    where = named({0: Time(50), 1: Time(ago_us=5)}, behind="error")
+    where = where_of({0: Time(50), 1: Time(ago_us=5)}, behind="error")
 
-    assert settled(where, found=found) == offsets((at(4), at(0)), (at(5), at(6)))
+    assert resolved(where, found=found) == offsets((at(4), at(0)), (at(5), at(6)))

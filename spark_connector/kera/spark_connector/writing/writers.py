@@ -2,7 +2,7 @@
 
 Rows are stored while the tasks run, and readers see them at once: streams have no transactions. What makes it exact is
 that each task writes under a name that is the same whenever the same work is done again, and finds what was stored
-under it (``writing_lane``, where the proof is):
+under it (``streamlet_writer``, where the proof is):
 
 * a streaming query: its id, which is kept in the checkpoint, and the number of the partition give the producer id, the
   number of the micro-batch its epoch. A micro-batch that is run again adds what is missing, and nothing else; one that
@@ -33,11 +33,11 @@ from pyspark.sql.types import StructType
 
 from kera.core.errors import UnknownStream, invariant
 from kera.core.telemetry import get_logger
+from kera.spark_connector.options.writing import WriteOptions, parse_write_options
 from kera.spark_connector.portal import Portal, shared
 from kera.spark_connector.spark_api import StreamArrowWriter, arrow_batches
-from kera.spark_connector.writing_columns import check
-from kera.spark_connector.writing_options import WriteOptions, parse_write_options
-from kera.spark_connector.writing_task import Name, TaskWriter, Written, no_such_stream
+from kera.spark_connector.writing.columns import check
+from kera.spark_connector.writing.task import Name, TaskWriter, Written, no_such_stream
 
 if TYPE_CHECKING:
     from kera.client import Client

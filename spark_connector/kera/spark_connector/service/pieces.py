@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kera.core.errors import UnknownStream
 from kera.core.schema import schema_to_bytes
-from kera.spark_connector.options import ReadOptions, SharedMemory
+from kera.spark_connector.options.reading import ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece, Tail
 
 if TYPE_CHECKING:

@@ -31,12 +31,12 @@ from pyspark.sql.types import StructType
 
 from kera.core.errors import DataLost, Unavailable
 from kera.core.ids import Position
-from kera.spark_connector.chunks import Losses, chunks
 from kera.spark_connector.columns import ChunkShaper, Shaper
-from kera.spark_connector.options import ReadOptions, SharedMemory
-from kera.spark_connector.partition import KeraPartition
+from kera.spark_connector.options.reading import ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.portal import shared
+from kera.spark_connector.reading.chunks import Losses, chunks
+from kera.spark_connector.reading.partition import KeraPartition
 
 if TYPE_CHECKING:
     from kera.client import ChunkBatch, Client

@@ -1,7 +1,4 @@
-"""Options of the format ``kera`` for writing. All checks that need no connection happen here.
-
-What both directions have in common (``kera.bootstrap.servers``, how names and numbers are read) is in ``options``.
-"""
+"""Options of the format ``kera`` for writing. All checks that need no connection happen here."""
 
 from __future__ import annotations
 
@@ -9,43 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kera.core.errors import InvalidArgument
-from kera.spark_connector import options as reading
-from kera.spark_connector.options import BOOTSTRAP, PATH, bootstrap_of, take
+from kera.spark_connector.options.names import (
+    APP_ID,
+    ASSIGN,
+    BOOTSTRAP,
+    PATH,
+    PATTERN,
+    READING,
+    STREAM,
+    SUBSCRIBE,
+    VERSION,
+    WRITING,
+)
+from kera.spark_connector.options.values import bootstrap_of, take
 
-STREAM = "stream"
-APP_ID = "txnAppId"
-VERSION = "txnVersion"
-
-KNOWN = (BOOTSTRAP, PATH, STREAM, APP_ID, VERSION)
 SPARKS_OWN = ("checkpointLocation", "queryName")
 """Spark hands over these, too: they are for itself."""
 FOR_READING = {
-    **dict.fromkeys((reading.SUBSCRIBE, reading.PATTERN, reading.ASSIGN), f"is for reading; to write, use {STREAM}"),
-    **dict.fromkeys(
-        (
-            reading.STARTING,
-            reading.STARTING_BY_TIME,
-            reading.STARTING_TIME,
-            reading.STRATEGY,
-            reading.ENDING,
-            reading.ENDING_BY_TIME,
-            reading.ENDING_TIME,
-            reading.RECORDS_MAX,
-            reading.BYTES_MAX,
-            reading.RECORDS_MIN,
-            reading.DELAY_MAX,
-            reading.PARTITIONS_MIN,
-            reading.PARTITION_RECORDS_MAX,
-            reading.FAIL_ON_DATA_LOSS,
-            reading.HEADERS,
-            reading.GROUP,
-            reading.GROUP_PREFIX,
-            reading.SHARED_MEMORY,
-            reading.METADATA,
-            reading.ENGINE,
-        ),
-        "is for reading",
-    ),
+    **dict.fromkeys(set(READING) - {BOOTSTRAP, PATH}, "is for reading"),
+    **dict.fromkeys((SUBSCRIBE, PATTERN, ASSIGN), f"is for reading; to write, use {STREAM}"),
 }
 VERSION_MAX = (1 << 32) - 2
 """It becomes the epoch of a producer, from 1, which has 32 bits."""
@@ -87,7 +66,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Check `options` and give them types; raises `InvalidArgument`. `check_batch` or `check_streaming` follows."""
     own = {name.lower() for name in SPARKS_OWN}
     given = take(
-        {name: text for name, text in options.items() if name.lower() not in own}, KNOWN, elsewhere=FOR_READING
+        {name: text for name, text in options.items() if name.lower() not in own}, WRITING, elsewhere=FOR_READING
     )
     names = [given[name].strip() for name in (STREAM, PATH) if given.get(name, "").strip()]
     if len(names) > 1:

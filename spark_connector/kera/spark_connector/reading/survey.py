@@ -16,19 +16,18 @@ from pyspark.sql.types import StructType
 
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, SchemaMismatch, UnknownStream
 from kera.core.ids import Position
-from kera.spark_connector.admission import Share
 from kera.spark_connector.columns import check_columns, columns_of
-from kera.spark_connector.offsets import EntryOffset, Lane, Offsets
-from kera.spark_connector.options import ON_MISMATCH, OnMismatch, ReadOptions, Subscription
-from kera.spark_connector.places import Where
+from kera.spark_connector.options.names import ON_MISMATCH
+from kera.spark_connector.options.reading import OnMismatch, ReadOptions
+from kera.spark_connector.options.subscription import Subscription
 from kera.spark_connector.planning import (
     Advance,
     Cutting,
+    EntryRange,
     Now,
     Piece,
     Planned,
     Question,
-    Range,
     StreamNow,
     cut,
     find_bounds,
@@ -36,6 +35,9 @@ from kera.spark_connector.planning import (
     resolve,
     to_ask,
 )
+from kera.spark_connector.planning.admission import EntryShare
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets
+from kera.spark_connector.planning.places import Where
 
 if TYPE_CHECKING:
     from kera.client import ChunkPlace, ChunkQuery, Client, SegmentBounds, StreamDescription
@@ -83,42 +85,45 @@ async def descriptions(
     return [there[name] for name in left or subscription.require(there)]
 
 
-async def settle(client: Client, where: Where, now: Now, *, now_us: int, fail_on_data_loss: bool) -> Offsets:
+async def resolve_places(client: Client, where: Where, now: Now, *, now_us: int, fail_on_data_loss: bool) -> Offsets:
     """What `where`, an option, means now."""
     asked = questions(where, now, now_us=now_us)
     try:
-        places = await _located(client, [(question.lane, _query_of(question)) for question in asked])
+        places = await _located(client, [(question.entry, _query_of(question)) for question in asked])
     except InvalidCursor as error:
         raise InvalidArgument(f"option {where.option}: {error.message}", option=where.option) from error
     answers = {question: _offset_of(place) for question, place in zip(asked, places, strict=True)}
     return resolve(where, now, answers, now_us=now_us, fail_on_data_loss=fail_on_data_loss)
 
 
-async def boundaries(client: Client, advance: Advance, shares: Mapping[Lane, Share]) -> dict[Lane, EntryOffset]:
+async def boundaries(
+    client: Client, advance: Advance, shares: Mapping[EntryName, EntryShare]
+) -> dict[EntryName, EntryOffset]:
     """The furthest chunk boundaries within each entry's share, but at least one chunk."""
     starts, heads = advance.start.places(), advance.heads.places()
     asked = [
-        (lane, query) for lane, share in shares.items() for query in _queries_of(lane, starts[lane], heads[lane], share)
+        (entry, query)
+        for entry, share in shares.items()
+        for query in _queries_of(entry, starts[entry], heads[entry], share)
     ]
-    nearest: dict[Lane, EntryOffset] = {}
-    for (lane, _), place in zip(asked, await _located(client, asked), strict=True):
+    nearest: dict[EntryName, EntryOffset] = {}
+    for (entry, _), place in zip(asked, await _located(client, asked), strict=True):
         offset = _offset_of(place)
-        nearest[lane] = min(nearest.get(lane, offset), offset)
+        nearest[entry] = min(nearest.get(entry, offset), offset)
     return nearest
 
 
-async def last_chunks(client: Client, planned: Planned, now: Now) -> dict[Lane, tuple[EntryOffset, EntryOffset]]:
+async def last_chunks(client: Client, planned: Planned, now: Now) -> dict[EntryName, tuple[EntryOffset, EntryOffset]]:
     """Of each entry that has something to read, the chunk that starts where the micro-batch ends, if there is one."""
     from kera.client import ChunkQuery
 
     begins = planned.start.places()
     asked = []
-    for lane, end in planned.end.lanes():
-        there = find_bounds(now, lane)
-        if there is not None and begins.get(lane, end) < end and there.start <= end.position < there.end:
-            _, streamlet, entry = lane
-            here = ChunkQuery(streamlet, entry, end.position, end.position, records_max=1)
-            asked += [(lane, here), (lane, here._replace(end=there.end))]
+    for entry, end in planned.end.entries():
+        there = find_bounds(now, entry)
+        if there is not None and begins.get(entry, end) < end and there.start <= end.position < there.end:
+            here = ChunkQuery(entry.streamlet, entry.entry, end.position, end.position, records_max=1)
+            asked += [(entry, here), (entry, here._replace(end=there.end))]
     try:
         places = [_offset_of(place) for place in await _located(client, asked)]
     except (DataLost, InvalidCursor):
@@ -127,7 +132,7 @@ async def last_chunks(client: Client, planned: Planned, now: Now) -> dict[Lane, 
 
 
 async def split(
-    client: Client, ranges: Sequence[Range], now: Now, options: ReadOptions, *, cutting: Cutting
+    client: Client, ranges: Sequence[EntryRange], now: Now, options: ReadOptions, *, cutting: Cutting
 ) -> list[Piece]:
     """`ranges` as partitions."""
     loss = options.fail_on_data_loss
@@ -178,12 +183,12 @@ def tell_skipped(skipped: Mapping[str, str], told: set[str]) -> None:
 
 
 async def _segments(
-    client: Client, ranges: Sequence[Range], now: Now, cutting: Cutting, *, fail_on_data_loss: bool
-) -> dict[Lane, Sequence[SegmentBounds]]:
+    client: Client, ranges: Sequence[EntryRange], now: Now, cutting: Cutting, *, fail_on_data_loss: bool
+) -> dict[EntryName, Sequence[SegmentBounds]]:
     """The segments of those `ranges` that may be cut, for `planning.cut`."""
 
-    async def look(item: Range) -> Sequence[SegmentBounds]:
-        stream, streamlet, entry = item.lane
+    async def look(item: EntryRange) -> Sequence[SegmentBounds]:
+        stream, streamlet, entry = item.entry
         try:
             return await client.segments(stream, streamlet, entry, item.start.position, item.end.position)
         except (DataLost, InvalidCursor, UnknownStream):
@@ -193,7 +198,7 @@ async def _segments(
 
     asked = to_ask(ranges, now, cutting)
     answers = await _side_by_side(look, asked)
-    return {item.lane: answer for item, answer in zip(asked, answers, strict=True)}
+    return {item.entry: answer for item, answer in zip(asked, answers, strict=True)}
 
 
 async def _subscribed(client: Client, subscription: Subscription) -> list[str]:
@@ -219,17 +224,16 @@ async def _stream_now(client: Client, subscription: Subscription, name: str) -> 
 def _query_of(question: Question) -> ChunkQuery:
     from kera.client import ChunkQuery
 
-    _, streamlet, entry = question.lane
+    _, streamlet, entry = question.entry
     if question.timestamp_us is None:  # the ordinal at the place itself
         return ChunkQuery(streamlet, entry, question.start, question.end, records_max=1)
     return ChunkQuery(streamlet, entry, question.start, question.end, timestamp_us=question.timestamp_us)
 
 
-def _queries_of(lane: Lane, start: EntryOffset, head: EntryOffset, share: Share) -> list[ChunkQuery]:
+def _queries_of(entry: EntryName, start: EntryOffset, head: EntryOffset, share: EntryShare) -> list[ChunkQuery]:
     from kera.client import ChunkQuery
 
-    _, streamlet, entry = lane
-    of_range = ChunkQuery(streamlet, entry, start.position, head.position)
+    of_range = ChunkQuery(entry.streamlet, entry.entry, start.position, head.position)
     queries = []
     if share.records_max is not None:
         queries.append(of_range._replace(records_max=share.records_max))
@@ -242,11 +246,11 @@ def _offset_of(place: ChunkPlace) -> EntryOffset:
     return EntryOffset(Position(*place.position), place.record)
 
 
-async def _located(client: Client, asked: Sequence[tuple[Lane, ChunkQuery]]) -> list[ChunkPlace]:
+async def _located(client: Client, asked: Sequence[tuple[EntryName, ChunkQuery]]) -> list[ChunkPlace]:
     """One place per query, in their order; one call per stream."""
     by_stream: dict[str, list[int]] = {}
-    for number, (lane, _) in enumerate(asked):
-        by_stream.setdefault(lane.stream, []).append(number)
+    for number, (entry, _) in enumerate(asked):
+        by_stream.setdefault(entry.stream, []).append(number)
 
     async def locate(stream: str) -> list[ChunkPlace]:
         return await client.locate(stream, [asked[number][1] for number in by_stream[stream]])

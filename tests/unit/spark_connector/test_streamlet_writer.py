@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kera.spark_connector.writing_lane import Lane, TooManyRows
-from kera.spark_connector.writing_rows import RowCounts
+from kera.spark_connector.writing.rows import RowCounts
+from kera.spark_connector.writing.streamlet_writer import StreamletWriter, TooManyRows
 from tests.examples import examples
 
 SCHEMA = pa.schema([("value", pa.int64()), ("at", pa.int64())])
@@ -74,12 +74,12 @@ class View:
         return None if sequence < self._log.removed else self._log.chunks[sequence]
 
 
-async def attempt(lane: Lane, batches: list[pa.RecordBatch]) -> None:
+async def attempt(writer: StreamletWriter, batches: list[pa.RecordBatch]) -> None:
     """What a task does: rows come while others are on their way."""
     for rows in batches:
-        lane.add(rows)
+        writer.add(rows)
         await Pause()
-        await lane.drain()
+        await writer.drain()
 
 
 class Attempt:
@@ -87,7 +87,7 @@ class Attempt:
 
     def __init__(self, log: FakeLog, rows: list[int], sizes: list[int], **how: Any) -> None:
         self.at = how.pop("at", 0)
-        self.lane = Lane(View(log, how.pop("chunk_rows"), how.pop("lost", None)), **how)
+        self.writer = StreamletWriter(View(log, how.pop("chunk_rows"), how.pop("lost", None)), **how)
         batches: list[pa.RecordBatch] = []
         start = 0
         while start < len(rows):
@@ -100,7 +100,7 @@ class Attempt:
 
     def step(self) -> None:
         if self._work is None:
-            self._work = attempt(self.lane, self._batches)
+            self._work = attempt(self.writer, self._batches)
         try:
             self._work.send(None)
         except StopIteration:
@@ -116,11 +116,11 @@ class Attempt:
         self.ended = True
 
 
-def run(log: FakeLog, rows: list[int], sizes: list[int] | None = None, **how: Any) -> Lane:
+def run(log: FakeLog, rows: list[int], sizes: list[int] | None = None, **how: Any) -> StreamletWriter:
     how.setdefault("chunk_rows", 3)
     made = Attempt(log, rows, sizes or [4], **how)
     made.run()
-    return made.lane
+    return made.writer
 
 
 def stored(log: FakeLog) -> list[int]:
@@ -161,8 +161,8 @@ def test_when_an_attempt_has_ended_every_row_is_stored_once_whatever_the_others_
     for zombie in attempts:
         zombie.run()
     assert Counter(stored(log)) == Counter(rows), "those that are late add nothing"
-    assert {each.lane.surplus for each in attempts} == {0}
-    assert {each.lane.appended + each.lane.found for each in attempts} == {len(rows)}
+    assert {each.writer.surplus for each in attempts} == {0}
+    assert {each.writer.appended + each.writer.found for each in attempts} == {len(rows)}
 
 
 def test_a_repeat_in_the_same_order_looks_at_no_row_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,14 +247,14 @@ def test_more_rows_than_can_be_kept_in_mind_are_an_error() -> None:
 
 def test_rows_that_wait_are_counted_and_progress_is_told() -> None:
     log, told = FakeLog(), list[int]()
-    made: Attempt = Attempt(log, [1, 2, 3], [3], chunk_rows=1, progressed=lambda: told.append(made.lane.queued_bytes))
+    made: Attempt = Attempt(log, [1, 2, 3], [3], chunk_rows=1, progressed=lambda: told.append(made.writer.queued_bytes))
     made.step()
-    assert made.lane.queued_bytes == batch([1, 2, 3]).nbytes
-    assert made.lane.waits
+    assert made.writer.queued_bytes == batch([1, 2, 3]).nbytes
+    assert made.writer.waits
     made.run()
 
     assert told == [batch([1, 2]).nbytes, batch([1]).nbytes, 0]
-    assert not made.lane.waits
+    assert not made.writer.waits
 
 
 # --- rows as a multiset ------------------------------------------------------------------------------------

@@ -1,0 +1,6 @@
+"""What a user may say of a query in ``option(…)``, checked before anything is connected to.
+
+``reading`` and ``writing`` have the options of a query as typed values; ``subscription`` says which streams are read,
+``places`` how a place is written, ``names`` what options are called and ``values`` how their texts are read. What a
+place means in a stream, and how much a micro-batch takes, is left to ``planning``.
+"""

@@ -1,0 +1,65 @@
+"""The names of the options, as Spark's Kafka source has them where it has such an option."""
+
+BOOTSTRAP = "kera.bootstrap.servers"
+SUBSCRIBE = "subscribe"
+PATTERN = "subscribePattern"
+ASSIGN = "assign"
+PATH = "path"
+STARTING = "startingOffsets"
+STARTING_BY_TIME = "startingOffsetsByTimestamp"
+STARTING_TIME = "startingTimestamp"
+STRATEGY = "startingOffsetsByTimestampStrategy"
+ENDING = "endingOffsets"
+ENDING_BY_TIME = "endingOffsetsByTimestamp"
+ENDING_TIME = "endingTimestamp"
+RECORDS_MAX = "maxOffsetsPerTrigger"
+BYTES_MAX = "maxBytesPerTrigger"
+RECORDS_MIN = "minOffsetsPerTrigger"
+DELAY_MAX = "maxTriggerDelay"
+PARTITIONS_MIN = "minPartitions"
+PARTITION_RECORDS_MAX = "maxRecordsPerPartition"
+FAIL_ON_DATA_LOSS = "failOnDataLoss"
+HEADERS = "includeHeaders"
+GROUP = "kera.group.id"
+GROUP_PREFIX = "groupIdPrefix"
+SHARED_MEMORY = "sharedMemory"
+METADATA = "metadata"
+ENGINE = "engine"
+ON_MISMATCH = "onSchemaMismatch"
+
+READING = (
+    BOOTSTRAP,
+    SUBSCRIBE,
+    PATTERN,
+    ASSIGN,
+    PATH,
+    STARTING,
+    STARTING_BY_TIME,
+    STARTING_TIME,
+    STRATEGY,
+    ENDING,
+    ENDING_BY_TIME,
+    ENDING_TIME,
+    RECORDS_MAX,
+    BYTES_MAX,
+    RECORDS_MIN,
+    DELAY_MAX,
+    PARTITIONS_MIN,
+    PARTITION_RECORDS_MAX,
+    FAIL_ON_DATA_LOSS,
+    HEADERS,
+    GROUP,
+    GROUP_PREFIX,
+    SHARED_MEMORY,
+    METADATA,
+    ENGINE,
+    ON_MISMATCH,
+)
+"""All options for reading, in their canonical case."""
+
+STREAM = "stream"
+APP_ID = "txnAppId"
+VERSION = "txnVersion"
+
+WRITING = (BOOTSTRAP, PATH, STREAM, APP_ID, VERSION)
+"""All options for writing, in their canonical case."""

@@ -1,0 +1,96 @@
+"""How options are read, whatever they are for: names in any case, numbers, words, durations.
+
+Each function raises `InvalidArgument` that names the option, and suggests what may have been meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from kera.core.errors import InvalidArgument
+from kera.spark_connector.options.names import BOOTSTRAP
+from kera.spark_connector.options.places import span_ms
+
+
+def take(
+    options: Mapping[str, str], known: Sequence[str], *, elsewhere: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """`options` under their canonical names (those of `known`).
+
+    Raises `InvalidArgument` for any other name: with a did-you-mean, or, for the names in `elsewhere` (canonical names
+    of options of other uses), with what it says there, as in {"stream": "is for writing; to read, use subscribe"}.
+    """
+    canonical = {name.lower(): name for name in known}
+    others = {name.lower(): name for name in elsewhere or {}}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        if name.lower() in canonical:
+            given[canonical[name.lower()]] = value
+        elif name.lower() in others:
+            other = others[name.lower()]
+            raise InvalidArgument(f"option {other} does not apply here: {(elsewhere or {})[other]}", option=other)
+        else:
+            close = difflib.get_close_matches(name.lower(), canonical, n=1, cutoff=0.6)
+            hint = f"did you mean {canonical[close[0]]}?" if close else f"known are {listed(known)}"
+            raise InvalidArgument(f"unknown option {name}: {hint}", option=name)
+    return given
+
+
+def bootstrap_of(given: Mapping[str, str]) -> str:
+    """The value of ``kera.bootstrap.servers``; raises `InvalidArgument` when it is missing."""
+    bootstrap = given.get(BOOTSTRAP, "").strip()
+    if not bootstrap:
+        raise InvalidArgument(
+            f"option {BOOTSTRAP} is missing: the address of the coordinator, as in 127.0.0.1:7400", option=BOOTSTRAP
+        )
+    return bootstrap
+
+
+def whole_number(option: str, text: str) -> int:
+    """A number from 1; raises `InvalidArgument` that names `option`."""
+    if not re.fullmatch(r"[0-9]{1,18}", text.strip()) or int(text) < 1:
+        raise wrong(option, "must be a whole number from 1", text)
+    return int(text)
+
+
+def flag(option: str, text: str) -> bool:
+    """True or false; raises `InvalidArgument` that names `option`."""
+    return choice(option, text, ("true", "false")) == "true"
+
+
+def choice(option: str, text: str, words: Sequence[str]) -> str:
+    """One of `words`, whatever its case; raises `InvalidArgument` that names `option`."""
+    word = text.strip().lower()
+    if word not in words:
+        raise wrong(option, f"must be {' or '.join(words)}{did_you_mean(word, words)}", text)
+    return word
+
+
+def duration_ms(option: str, text: str) -> int:
+    """``500ms``, ``10s``, ``5m``, ``1h``, ``1d`` in milliseconds; raises `InvalidArgument` that names `option`."""
+    found = span_ms(text)
+    if found is None:
+        raise wrong(option, "must be a number with a unit, ms, s, m, h or d, as in 10s", text)
+    return found
+
+
+def wrong(option: str, problem: str, value: str | None = None) -> InvalidArgument:
+    """What to raise for an option whose value is not one."""
+    if value is None:
+        return InvalidArgument(f"option {option}: {problem}", option=option)
+    return InvalidArgument(f"option {option}: {problem}; it is {value!r}", option=option, value=value)
+
+
+def did_you_mean(name: str, there: Collection[str]) -> str:
+    """The end of a message about `name`, if one of those that are `there` is like it."""
+    close = difflib.get_close_matches(name, there, n=1, cutoff=0.6)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def listed(names: Collection[str], names_max: int = 30) -> str:
+    """`names` in a message, the first of many."""
+    shown = sorted(names, key=str.lower)
+    more = f" and {len(shown) - names_max} more" if len(shown) > names_max else ""
+    return ", ".join(shown[:names_max]) + more

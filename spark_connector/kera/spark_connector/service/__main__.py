@@ -1,0 +1,28 @@
+"""The process: answers whoever has started it over standard input and output, until they close the pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+from kera.spark_connector.service.lines import serve
+from kera.spark_connector.service.methods import Service
+
+
+def main() -> None:
+    """Run until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches a whole terminal; whoever started this decides
+    # Standard output belongs to the protocol: whatever else is printed goes where the log goes.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with contextlib.suppress(OSError):
+        serve(sys.stdin.buffer, answers, Service())
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(0)  # threads that still wait for a cluster are of no use to anyone
+
+
+if __name__ == "__main__":
+    main()
