@@ -98,18 +98,15 @@ class Engine:
     async def spill(self, count: int) -> float:
         """Seconds to put `count` segments on disk that are in memory already."""
         memory = self._engine.memory
-        work, memory.on_work = memory.on_work, lambda: None
         segments = memory.totals.segments_flushed + count
         closed: set[tuple[int, int]] = set()
         while len(closed) < count:
             self._append()
             head = self._entry.tail[-1]
             if not head.takes(CHUNK_BYTES):
-                self._streamlet.close_segment(head)
+                memory.close(head)
                 closed.add(head.key)
-        memory.on_work = work
-        begun_s = time.perf_counter()
-        work()
+        begun_s = time.perf_counter()  # nothing goes to disk before the loop has a turn
         while memory.totals.segments_flushed < segments:
             await asyncio.sleep(0.0005)
         return time.perf_counter() - begun_s
@@ -118,15 +115,15 @@ class Engine:
         """Seconds to bring the last `count` segments back into memory, in order, as a reader wants them."""
         memory, entry = self._engine.memory, self._entry
         keys = [key for key, _ in entry.segments()][-count:]
-        while memory._evict():
+        while memory.slots.evict():
             pass
         loop = asyncio.get_running_loop()
         begun_s = time.perf_counter()
         for key in keys:
             there: asyncio.Future[None] = loop.create_future()
-            memory.load(entry, key, lambda error, there=there: there.set_result(None))  # type: ignore[misc]  # noqa: ARG005
+            memory.loads.load(entry, key, lambda error, there=there: there.set_result(None))  # type: ignore[misc]  # noqa: ARG005
             await there
-            memory.touched(entry.resident[key])
+            memory.slots.touched(entry.resident[key])
         return time.perf_counter() - begun_s
 
 

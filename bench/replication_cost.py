@@ -26,9 +26,11 @@ import pyarrow as pa
 from bench.common import Figures, directory, parser, sample_chunk, say, size
 from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
+from kera.broker.log.events import Events
 from kera.broker.log.segment import Segment
 from kera.broker.records import SegmentAddress
-from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.storage.index import SegmentIndex
 from kera.core.chunk import verify_header
@@ -52,16 +54,16 @@ class Broker:
             data_dir=root,
             ephemeral=True,
         )
-        self.replication = Replication(Limits(segment_bytes), lambda _changes, done: done(None))
+        self.replication = Replication(ReplicationLimits(segment_bytes), lambda _changes, done: done(None), Events())
         self.replication.begin(1, [])
         backups = [
             common_pb2.BackupInfo(backup_id=number + 1, node_id=str(number), segment_bytes=segment_bytes)
             for number in range(arguments.replication)
         ]
-        self.replication.backups.are(backups)
+        self.replication.backups.update(backups)
         for backup in backups:
             self.replication.backup_up(backup.backup_id)
-        self.logs = self.replication.open_stream(
+        self.logs = self.replication.logs.open_stream(
             STREAM_ID,
             replication=arguments.replication,
             entries=1,
@@ -84,12 +86,12 @@ class Broker:
             start = segment.append(chunk, header, 1, 0)
             self.appended += len(chunk)
             self.chunks += 1
-            self.replication.append(self.logs.of(entry.log_id.streamlet_id, 0), segment, start, segment.head)
+            self.replication.logs.append(self.logs.of(entry.log_id.streamlet_id, 0), segment, start, segment.head)
             self._pump()
         segment.slot.retire()
 
     def _pump(self) -> None:
-        while effects := self.replication.pump():
+        while effects := self.replication.logs.pump():
             for effect in effects:
                 if isinstance(effect, Send):
                     self._send(effect)
@@ -101,7 +103,7 @@ class Broker:
             self.sent += len(view)
             if np.frombuffer(view, np.uint8).__array_interface__["data"][0] not in self._addresses:
                 self.sent_elsewhere += len(view)
-        self.replication.acknowledged(send)
+        self.replication.logs.acknowledged(send)
 
 
 def chunk_of(length: int) -> memoryview:

@@ -14,12 +14,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from kera.broker.log.arena import Arena
+from kera.broker.log.events import Events
 from kera.broker.ownership.streams import Streams
 from kera.broker.registration import DataDirectory
-from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.manager import Replication
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import FORMAT, SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import Codec, encode_chunk, encode_payload, verify_header
@@ -62,8 +65,9 @@ def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int, ti
     arena = Arena.create(
         shm_dir, arena_bytes=16 * SEGMENT_BYTES, slot_bytes=SEGMENT_BYTES, data_dir=root.parent, ephemeral=True
     )
-    memory = PersistenceManager(arena, index, next_physical_id=1, meta=meta)
-    streams = Streams(memory, restart, Replication(Limits(SEGMENT_BYTES), memory.note))
+    memory = PersistenceManager(arena, index, PhysicalIds(meta), Events())
+    replication = Replication(ReplicationLimits(SEGMENT_BYTES), memory.index_writer.note, memory.events)
+    streams = Streams(memory, restart, replication)
     streams.open(stream_info(LEADER, "clicks", common_pb2.DURABILITY_LEADER), BROKER_ID)
     streams.open(stream_info(PERSISTED, "orders", common_pb2.DURABILITY_PERSISTED), BROKER_ID)
     for stream in streams:
@@ -73,12 +77,12 @@ def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int, ti
             if stream.stream_id == LEADER:
                 stream.streamlet(0).publish(appended)
             elif appended.segment is not None and (sequence + 1) % commit_chunks == 0:
-                memory.persist([(appended.segment, appended.end)], lambda _: None)
+                memory.commits.persist([(appended.segment, appended.end)], lambda _: None)
             perform(memory, store)
     if clean:
-        memory.close_all()
+        memory.segments.close_all()
         perform(memory, store)
-        index.commit([], dict(memory.meta, clean=True))
+        index.commit([], dict(memory.ids.meta, clean=True))
     elif ticked:
         memory.tick(0, idle_close_ms=1)
         perform(memory, store)

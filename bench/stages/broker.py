@@ -23,13 +23,16 @@ from bench.stages.around import (
 from bench.stages.part import MEMORY_BYTES, Load, Samples, now_ns, since
 from kera.broker.counters import Counters
 from kera.broker.log.arena import Arena
+from kera.broker.log.events import Events
 from kera.broker.ownership.streams import Streams
-from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.manager import Replication
 from kera.broker.replication.replicator import Replicator
 from kera.broker.serving.service import BrokerService
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import verify_header, verify_payload
@@ -52,9 +55,10 @@ class Writes:
         self._index = SegmentIndex.open(root / "index", durable=False)
         self._store = SegmentStore(root, LocalDisk(root), self._index)
         meta = {"clean": False, "next_physical_id": 1, "slot_bytes": SEGMENT_BYTES}
-        self._memory = PersistenceManager(self._arena, self._index, next_physical_id=1, meta=meta)
-        replication = Replication(Limits(SEGMENT_BYTES), lambda _changes, done: done(None))
-        self._memory.on_gone = replication.coverage.gone
+        self._memory = PersistenceManager(self._arena, self._index, PhysicalIds(meta), Events())
+        replication = Replication(
+            ReplicationLimits(SEGMENT_BYTES), lambda _changes, done: done(None), self._memory.events
+        )
         self._streams = Streams(self._memory, Restart(None, self._index, self._store), replication)
         replicator = Replicator(replication, node_id="", timeout_ms=60_000)
         self._counters = Counters()
@@ -67,7 +71,7 @@ class Writes:
         self._backup.connection_made(self._backup_wire)
         replication.begin(1, [])
         replicator.begin(BROKER_ID, 1)
-        replication.backups.are([common_pb2.BackupInfo(backup_id=1, node_id="other", segment_bytes=SEGMENT_BYTES)])
+        replication.backups.update([common_pb2.BackupInfo(backup_id=1, node_id="other", segment_bytes=SEGMENT_BYTES)])
         replication.backup_up(1)
         replicator._links[1] = _Link(self._backup)  # type: ignore[assignment]
         self._stream_id = 0
@@ -75,7 +79,6 @@ class Writes:
     async def close(self) -> None:
         """Give the memory back."""
         self._backup.connection_lost(None)
-        self._memory.on_work = lambda: None
         self._index.close()
         self._arena.close()
 

@@ -18,7 +18,7 @@ from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
-from kera.broker.storage.jobs import Job, WriteJob
+from kera.broker.storage.jobs import Job, StoreJob
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
@@ -90,9 +90,9 @@ class Launch:
         assert segment is not None
         return segment
 
-    def plan(self) -> WriteJob:
+    def plan(self) -> StoreJob:
         (job,) = self.memory.plan()
-        assert isinstance(job, WriteJob)
+        assert isinstance(job, StoreJob)
         return job
 
     def perform(self, job: Job) -> None:
@@ -116,14 +116,14 @@ async def test_ids_of_files_are_never_given_again_whichever_job_ends_last(tmp_pa
     launch = await Launch.start(tmp_path, shm_dir)
     while not (first := launch.append(0)).closed and len(first.chunk_ends) < 5:
         pass
-    launch.streamlet(0).close_segment(first)
+    launch.memory.close(first)
     flush = launch.plan()
     second = launch.append(1)
-    launch.memory.persist([(second, second.head)], lambda _: None)
+    launch.memory.commits.persist([(second, second.head)], lambda _: None)
     commit = launch.plan()
     launch.perform(commit)  # planned later, and done earlier
     launch.perform(flush)
-    launch.streamlet(1).close_segment(second)
+    launch.memory.close(second)
     launch.perform(launch.plan())
     used = {record.physical_id for _, record in launch.store.index.all_segments()}
     assert used == {first.physical_id, second.physical_id}
@@ -131,7 +131,7 @@ async def test_ids_of_files_are_never_given_again_whichever_job_ends_last(tmp_pa
 
     launch = await Launch.start(tmp_path, shm_dir)
     third = launch.append(2)
-    launch.streamlet(2).close_segment(third)
+    launch.memory.close(third)
     launch.perform(launch.plan())
     launch.kill()
     assert third.physical_id not in used
@@ -140,7 +140,7 @@ async def test_ids_of_files_are_never_given_again_whichever_job_ends_last(tmp_pa
 async def test_what_was_being_flushed_by_a_killed_launch_is_no_readers_lease(tmp_path: Path, shm_dir: Path) -> None:
     launch = await Launch.start(tmp_path, shm_dir)
     segment = launch.append(0)
-    launch.streamlet(0).close_segment(segment)
+    launch.memory.close(segment)
     launch.plan()
     launch.kill()
 

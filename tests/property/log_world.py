@@ -17,12 +17,15 @@ from random import Random
 from typing import Any
 
 from kera.broker.log.arena import Arena
+from kera.broker.log.events import Events
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Change
-from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.manager import Replication
 from kera.broker.storage.index import SegmentIndex
-from kera.broker.storage.jobs import Job, Totals
+from kera.broker.storage.jobs import DiskTotals, Job
 from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.v1 import common_pb2
@@ -144,7 +147,7 @@ class World:
         self.launches = 0
         self.now_ms = 0
         self.jobs: list[Job] = []
-        self.totals = Totals()
+        self.totals = DiskTotals()
         self.start()
 
     def close(self) -> None:
@@ -179,9 +182,9 @@ class World:
         next_id = index.meta().get("next_physical_id", 1)
         meta = {"clean": False, "next_physical_id": next_id, "first_unsettled_id": next_id, "slot_bytes": SLOT_BYTES}
         index.commit([], meta)
-        self.memory = PersistenceManager(self.arena, index, next_physical_id=meta["next_physical_id"], meta=meta)
-        self.memory.now_ms = self.now_ms
-        self.streams = Streams(self.memory, self.restart, Replication(Limits(SLOT_BYTES), self.memory.note))
+        self.memory = PersistenceManager(self.arena, index, PhysicalIds(meta), Events(), now_ms=self.now_ms)
+        replication = Replication(ReplicationLimits(SLOT_BYTES), self.memory.index_writer.note, self.memory.events)
+        self.streams = Streams(self.memory, self.restart, replication)
         for info in self.infos:
             for assignment in info.assignments:
                 assignment.broker_epoch = self.launches
@@ -202,11 +205,11 @@ class World:
 
     def stop(self) -> bool:
         """What `LogEngine.close` does; and whether the disk took it all."""
-        self.memory.close_all()
+        self.memory.segments.close_all()
         try:
             clean = self.settle()
             if clean:
-                self.index.commit([], dict(self.memory.meta, clean=True))
+                self.index.commit([], dict(self.memory.ids.meta, clean=True))
         except OSError:
             clean = False
         self._let_go()
@@ -246,7 +249,7 @@ class World:
         for _ in range(10_000):
             self.plan()
             if not self.jobs:
-                if self.memory.disk_error is None and self.memory.idle:
+                if self.memory.disk.error is None and self.memory.idle:
                     return True
                 if self.disk.full:
                     return False

@@ -20,11 +20,11 @@ from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.ownership.stream import Stream
-from kera.broker.ownership.streams import Streams
 from kera.broker.replication import virtual_log
-from kera.broker.replication.manager import REPAIR_LOG_ID, Limits, Replication
+from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_index import virtual_segments
-from kera.broker.replication.virtual_log import Extent
+from kera.broker.replication.virtual_logs import REPAIR_LOG_ID
+from kera.broker.replication.virtual_segment import Extent
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
@@ -126,12 +126,18 @@ class World:
         arena = arena or Arena.create(
             self.root, arena_bytes=SLOTS * SLOT_BYTES, slot_bytes=SLOT_BYTES, data_dir=self.root, ephemeral=False
         )
-        self.engine = Engine(arena, self.root, restart)
-        limits = Limits(SLOT_BYTES, lag_bytes_max=12 << 10, wait_ms_max=3000, idle_close_ms=4000, repair_delay_ms=2000)
-        self.replication = Replication(limits, self.engine.memory.note, random=Random(self.launch))
-        self.engine.replication = self.replication
-        self.engine.memory.on_gone = self.replication.coverage.gone
-        self.streams = Streams(self.engine.memory, restart, self.replication)
+        limits = ReplicationLimits(
+            SLOT_BYTES,
+            request_bytes_max=2048,  # some batches are pipelined, and go over several virtual segments
+            pipelined_bytes_min=512,
+            in_flight_bytes_max=8192,
+            lag_bytes_max=12 << 10,
+            wait_ms_max=3000,
+            idle_close_ms=4000,
+            repair_delay_ms=2000,
+        )
+        self.engine = Engine(arena, self.root, restart, limits=limits, random=Random(self.launch))
+        self.replication, self.streams = self.engine.replication, self.engine.streams
         if restart.found.lost_memory:
             self.recover_before_epoch = self.launch
         self.replication.begin(
@@ -187,17 +193,17 @@ class World:
             log = stream.logs.of(0, producer % len(streamlet.entries))
             try:
                 if level > 1:
-                    self.replication.check(stream.logs, stream.name)
+                    self.replication.backups.check(stream.replication, stream.name)
             except TooFewBackups:
                 return
-            if self.replication.lags(log) and (level > 1 or not self.replication.shed(stream.logs)):
+            if log.lags and (level > 1 or not self.replication.backlog.shed(stream.logs)):
                 return
         sequence = self.sequences.get((stream.stream_id, producer), 0)
         data = chunk(producer, sequence, size=size, stream_id=stream.stream_id, fill=bytes([65 + sequence % 26]))
         try:
             appended = streamlet.append(memoryview(data), verify_header(data))
         except ArenaFull:
-            self.replication.make_room()
+            self.replication.backlog.make_room()
             self.engine.run()
             return
         self.sequences[stream.stream_id, producer] = sequence + 1
@@ -207,7 +213,7 @@ class World:
             streamlet.publish(appended)
         if log is None:
             return
-        batch = self.replication.append(log, segment, appended.position, appended.end, persist=level == 3)
+        batch = self.replication.logs.append(log, segment, appended.position, appended.end, persist=level == 3)
         placed = bytes(segment.slot.view[appended.position : appended.end])
         known = Known(segment, appended.end, placed, stream.replication, watched=stream.by_replicas)
         self.chunks[stream.stream_id, 0, appended.entry, appended.first_record] = known
@@ -232,7 +238,7 @@ class World:
             if len(keys) > segments + 1:
                 key, following = keys[segments + 1], found[segments + 1]
                 entry.start, entry.start_record = Position(*key, 0), following.first_record
-                self.engine.memory.collect(entry)
+                self.engine.memory.removals.collect(entry)
 
     def drop(self, number: int) -> None:
         """A stream goes, and another one of its kind comes."""
@@ -336,7 +342,7 @@ class World:
     def _owned(self) -> dict[Key, set[int]]:
         """Where the broker knows chunks to be: acknowledged by all backups of a virtual segment."""
         found: dict[Key, set[int]] = {}
-        for place in (*self.replication.opened.values(), *self.replication.coverage.segments.values()):
+        for place in (*self.replication.logs.opened.values(), *self.replication.coverage.segments.values()):
             assert len(set(place.backups)) == len(place.backups), "two replicas on one backup"
             for backup_id in place.backups:
                 replica = self.wire.backups[backup_id].replicas.get(place.virtual_segment_id)
@@ -379,7 +385,7 @@ class World:
             busy = self.repairer.step()
             self.wire.run()
             self.engine.run()
-            logs = [log for stream in replication._streams.values() for log in stream.all()]
+            logs = [log for stream in replication.logs.streams.values() for log in stream.all()]
             if not (
                 busy or replication.coverage.deficient or any(log.busy or log.log_id == REPAIR_LOG_ID for log in logs)
             ):
@@ -387,7 +393,7 @@ class World:
         else:
             raise AssertionError("it is never quiet")
         self.check()
-        assert not replication.backlog
+        assert not replication.backlog.extents
         assert not replication.coverage.replacing
         assert all(len(waiter.calls) == 1 for waiter in waiting), "somebody is never told"
         for key, known in self.chunks.items():
@@ -396,7 +402,7 @@ class World:
         for backup in self.backups:
             ours = {
                 id_
-                for id_, place in (replication.opened | replication.coverage.segments).items()
+                for id_, place in (replication.logs.opened | replication.coverage.segments).items()
                 if backup.backup_id in place.backups
             }
             assert set(backup.replicas) <= ours, f"{backup} keeps replicas that are not needed"

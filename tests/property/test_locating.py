@@ -70,7 +70,7 @@ class World:
     def to_disk(self, broker: Broker) -> None:
         """All that a broker has is on disk only."""
         engine = broker.engine
-        engine.memory.close_all()
+        engine.memory.segments.close_all()
         engine.run()
         self.now_ms += 60_000
         engine.memory.tick(self.now_ms, idle_close_ms=NEVER_MS)  # nobody comes for what was read ahead
@@ -78,7 +78,7 @@ class World:
         slots = engine.fill_memory()
         with contextlib.suppress(ArenaFull):
             while True:
-                slots.append(engine.memory.allocate())
+                slots.append(engine.memory.slots.allocate())
         for slot in slots:
             slot.retire()
         engine.run()
@@ -223,7 +223,7 @@ async def step(world: World, name: str, arguments: Sequence[object]) -> None:
             for number in range(count):
                 world.append(size, records, time_us * (number + 1) % 21, entry)
         case ("flush",):
-            world.map.owner.engine.memory.close_all()
+            world.map.owner.engine.memory.segments.close_all()
             world.map.owner.engine.run()
         case ("disk", int(broker_id)):
             world.to_disk(world.map.brokers[broker_id])

@@ -40,7 +40,7 @@ from kera.broker.log.retention import Rules, new_starts
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.records import SegmentRecord
-from kera.broker.storage.jobs import RemoveJob, Totals, WriteJob
+from kera.broker.storage.jobs import DiskTotals, IndexJob, StoreJob
 from kera.core.chunk import HEADER_BYTES, encode_chunk, iterate_chunks, verify_chunk, verify_header
 from kera.core.errors import ArenaFull, DataLost, DiskFailed, DiskFull, InvalidCursor, KeraError, OutOfSequence
 from kera.core.ids import EARLIEST, Position
@@ -60,7 +60,7 @@ CHUNK_BYTES = st.sampled_from([192, 512, 1024, 2048, 4096, 8192])
 
 steps = 0
 """Counted over all examples of this process."""
-happened = Totals()
+happened = DiskTotals()
 """The same: that the histories really had spills, loads, evictions, damage and errors."""
 
 
@@ -277,7 +277,7 @@ class LogMachine(RuleBasedStateMachine):
     def load(self, entry: Entry, key: tuple[int, int]) -> KeraError | None:
         """Wait for a segment, as the service does."""
         outcome: list[KeraError | None] = []
-        self.up.memory.load(entry, key, outcome.append)
+        self.up.memory.loads.load(entry, key, outcome.append)
         for number in range(2000):
             if outcome:
                 return outcome[0]
@@ -364,7 +364,7 @@ class LogMachine(RuleBasedStateMachine):
         before = streamlet.entries[producer % ENTRIES].next_record
         try:
             if stream_id == PERSISTED:
-                self.up.memory.check_disk()
+                self.up.memory.disk.check()
             appended = streamlet.append(memoryview(data), header)
         except (ArenaFull, DiskFull):
             assert streamlet.entries[producer % ENTRIES].next_record == before
@@ -399,7 +399,7 @@ class LogMachine(RuleBasedStateMachine):
         def done(error: KeraError | None) -> None:
             chunk.acknowledged = chunk.acknowledged or error is None
 
-        self.up.memory.persist([(appended.segment, appended.end)], done)
+        self.up.memory.commits.persist([(appended.segment, appended.end)], done)
 
     @rule(
         stream_id=st.sampled_from([LEADER, PERSISTED]),
@@ -505,7 +505,7 @@ class LogMachine(RuleBasedStateMachine):
         segment.slot.lease()
         view = segment.slot.view[start:end]
         self.held.append(Held(segment.slot, view, bytes(view)))
-        self.up.memory.touched(segment)
+        self.up.memory.slots.touched(segment)
         if len(self.held) > 3:
             self.let_go(self.held.pop(0))
 
@@ -554,13 +554,13 @@ class LogMachine(RuleBasedStateMachine):
         assert position >= entry.start
         entry.start, entry.start_record = position, record
         done: list[KeraError | None] = []
-        self.up.memory.collect(entry, done.append)
+        self.up.memory.removals.collect(entry, done.append)
         try:
             for _ in range(2000):
                 if done:
                     break
                 self.up.perform_one()
-                if not self.up.jobs and self.up.memory.disk_error is not None:
+                if not self.up.jobs and self.up.memory.disk.error is not None:
                     self.up.disk.full = False
                     self.up.tick(2000)
         except Crash:
@@ -684,10 +684,10 @@ class LogMachine(RuleBasedStateMachine):
     def only_what_is_under_way_is_locked(self) -> None:
         if self.world is None:
             return
-        working = {part.segment.entry for job in self.up.jobs if isinstance(job, WriteJob) for part in job.parts}
-        removals = [job for job in (*self.up.jobs, self.up.memory._removals._failed) if isinstance(job, RemoveJob)]
+        working = {part.segment.entry for job in self.up.jobs if isinstance(job, StoreJob) for part in job.parts}
+        removals = [job for job in (*self.up.jobs, self.up.memory.index_writer.failed) if isinstance(job, IndexJob)]
         working |= {entry for job in removals for entry in job.entries}
-        assert self.up.memory._locked == working
+        assert self.up.memory.locked == working
 
     @invariant()
     def every_slot_has_one_owner(self) -> None:

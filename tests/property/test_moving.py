@@ -123,13 +123,13 @@ class Moving(RuleBasedStateMachine):
         plan = plan_read(streamlet, entry, position, None, bytes_max)
         while plan.missing is not None and not plan.ranges:
             outcome = Outcome()
-            world.memory.load(streamlet.entries[entry], plan.missing, outcome)
+            world.memory.loads.load(streamlet.entries[entry], plan.missing, outcome)
             world.settle()
             assert outcome.calls == [None]
             plan = plan_read(streamlet, entry, position, None, bytes_max)
         found = []
         for segment, begin, end in plan.ranges:
-            world.memory.touched(segment)
+            world.memory.slots.touched(segment)
             for header, _ in iterate_chunks(segment.slot.view[begin:end]):
                 found.append((header.producer_id, header.sequence))
         return found, plan.next
@@ -227,7 +227,7 @@ class Moving(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 2))
     def close_segments(self, number: int) -> None:
-        self.worlds[number].memory.close_all()
+        self.worlds[number].memory.segments.close_all()
 
     @rule(entry=st.integers(0, ENTRIES - 1), bytes_max=st.integers(1, 6000))
     def read_on(self, entry: int, bytes_max: int) -> None:

@@ -190,7 +190,7 @@ class History:
             self.starts[index] = common_pb2.EntryStart(
                 start=cursor(entry.start, entry=index), first_record=found.first_record
             )
-            self.node.engine.memory.collect(entry)
+            self.node.engine.memory.removals.collect(entry)
             self.info.config.retention_bytes = 1 << 40  # the stream may have lost something
             self.removed[index] = found.first_record
 

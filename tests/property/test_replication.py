@@ -3,11 +3,9 @@
 import os
 from collections.abc import Callable
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kera.broker.replication import virtual_log
 from tests.examples import examples
 from tests.property.replication_world import BACKUPS, SIZES, World
 
@@ -19,12 +17,12 @@ def append(world: World, a: int, b: int, c: int) -> None:
 
 def disk(world: World, a: int, _b: int, _c: int) -> None:
     if a % 2:
-        world.engine.memory.close_all()
+        world.engine.memory.segments.close_all()
     world.engine.run()
 
 
 def close(world: World, _a: int, _b: int, _c: int) -> None:
-    world.replication.close_all()
+    world.replication.logs.close_open()
     world.wire.pump()
 
 
@@ -62,15 +60,7 @@ def perform(world: World, name: str, a: int, b: int, c: int) -> None:
     world.check()
 
 
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that some are pipelined, and go over several virtual segments."""
-    monkeypatch.setattr(virtual_log, "REPLICATED_BYTES_MAX", 2048)
-    monkeypatch.setattr(virtual_log, "PIPELINED_BYTES_MIN", 512)
-    monkeypatch.setattr(virtual_log, "IN_FLIGHT_BYTES_MAX", 8192)
-
-
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_what_was_promised_stays_on_as_many_backups_as_have_not_failed(steps: list[tuple[str, int, int, int]]) -> None:
     world = World()
@@ -89,7 +79,7 @@ def test_what_only_backups_have_after_the_loss_of_the_memory_stays_there() -> No
             for _ in range(5):
                 world.append(number, 1, SIZES[2], 2)
         world.wire.run()
-        world.replication.close_all()
+        world.replication.logs.close_open()
         world.wire.pump()
         world.wire.run()
         world.engine.run()  # the index knows the virtual segments

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
+from kera.broker.log.events import Events
 from kera.broker.log.intervals import Holding
 from kera.broker.log.read_plan import ReadPlan, end_record, first_record, lag_records, plan_read
 from kera.broker.log.segment import Segment
@@ -31,6 +32,7 @@ from kera.broker.serving.thesis_api import GivenGroups
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, verify_chunk
@@ -71,7 +73,7 @@ class StreamletMachine(RuleBasedStateMachine):
         self.launches += 1
         self.first_group_id = self.launches * GROUPS_PER_LAUNCH
         memory = PersistenceManager(
-            self.arena, self.index, next_physical_id=1, meta={}, reserve_slots=0
+            self.arena, self.index, PhysicalIds({"next_physical_id": 1}), Events(), reserve_slots=0
         )  # no disk here
         restart = Restart(None, self.index, SegmentStore(self.folder, LocalDisk(self.folder), self.index))
         restored = restart.restore(1, 0, entries, self.first_group_id)

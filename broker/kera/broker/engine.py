@@ -18,6 +18,7 @@ from typing import Any
 
 from kera.broker.log.arena import Arena, remove_orphans
 from kera.broker.log.entry import Entry
+from kera.broker.log.events import Events
 from kera.broker.log.intervals import held_streamlets
 from kera.broker.log.retention import new_starts
 from kera.broker.ownership.stream_records import assignments_version
@@ -36,6 +37,7 @@ from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import FORMAT, SegmentIndex
 from kera.broker.storage.jobs import Job
 from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.core.clock import Clock, SystemClock
@@ -74,8 +76,15 @@ class LogEngine:
         self.arena = arena
         self.restart = restart
         self.memory = memory
-        self.replication = Replication(settings.replication_limits(), memory.note, node_id=node_id())
-        self.replication.now_ms = memory.now_ms
+        self.replication = Replication(
+            settings.replication_limits(),
+            memory.index_writer.note,
+            memory.events,
+            exists=self._exists,
+            spared=lambda stream_id: stream_id in self.streams.unknown,
+            node_id=node_id(),
+            now_ms=memory.now_ms,
+        )
         self.streams = Streams(memory, restart, self.replication)
         self.replicator = Replicator(self.replication, node_id=node_id(), timeout_ms=settings.backup_timeout_ms)
         self.takeovers = Takeovers(
@@ -94,13 +103,13 @@ class LogEngine:
         self._store = restart.store
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, "kera-disk")
-        self._dispatching = False
+        self._dispatching = self._stopped = False
         self._jobs: set[asyncio.Future[None]] = set()
         self._changed = asyncio.Event()
         self._started_s = clock.monotonic_s()
         self._time = SteadyTime(clock)
-        memory.on_work = self._work
-        memory.on_gone = self.replication.coverage.gone
+        memory.events.disk_work.listen(self._work)
+        memory.events.backup_work.listen(self.replicator.pump_soon)
         self._ticking = asyncio.create_task(self._tick())
         self._repairing: asyncio.Task[None] | None = None
 
@@ -150,16 +159,17 @@ class LogEngine:
     @classmethod
     async def _drain(cls, settings: BrokerSettings, arena: Arena, restart: Restart, clock: Clock) -> None:
         """Put everything in an arena on disk, however long that takes, and remove it. Raises `StartError`."""
-        engine = cls(settings, arena, restart, await _memory(arena, restart.index, arena.slot_bytes, clock), clock)
+        memory = await _memory(arena, restart.index, arena.slot_bytes, clock)
+        engine = cls(settings, arena, restart, memory, clock)
         if not await engine._stop(close_index=False, flush_timeout_s=None):
             await asyncio.to_thread(restart.index.close, clean=False)
             raise StartError(
-                f"{engine.memory.bytes_left} bytes of {arena.path} are nowhere else and could not be put on disk"
-                f" ({engine.memory.disk_error or 'see the log'}), so the size of the memory cannot change now;"
+                f"{memory.segments.bytes_left} bytes of {arena.path} are nowhere else and could not be put on disk"
+                f" ({memory.disk.error or 'see the log'}), so the size of the memory cannot change now;"
                 f" start with --arena-bytes {arena.slot_count * arena.slot_bytes} --segment-bytes {arena.slot_bytes}"
                 " until they are",
                 path=str(arena.path),
-                bytes=engine.memory.bytes_left,
+                bytes=memory.segments.bytes_left,
             )
 
     async def own(
@@ -184,15 +194,16 @@ class LogEngine:
         there = self.held_streams()
         known = {info.stream_id for info in owned} | set(elsewhere)
         overtaken = {info.stream_id for info in owned if not comes_from(info, there.get(info.stream_id, 0))}
-        meta = self.memory.meta
+        ids = self.memory.ids
+        meta = ids.meta
         recover_before = max(meta.get("recover_before_epoch", 0), recovered_before_epoch or 0)
         spare_before = meta.get("spare_before_epoch", 0)
         if self.restart.found.lost_memory:
             recover_before = broker_epoch
         elif recovered_before_epoch is None and any(each.stream_id not in keep for each in found):
             spare_before = broker_epoch
-        self.memory.remember(recover_before_epoch=recover_before, spare_before_epoch=spare_before)
-        await asyncio.to_thread(self._index.commit, [], self.memory.meta)
+        ids.remember(recover_before_epoch=recover_before, spare_before_epoch=spare_before)
+        await asyncio.to_thread(self._index.commit, [], ids.meta)
         self.replication.begin(
             broker_epoch, found, recover_before_epoch=recover_before, spare_before_epoch=spare_before
         )
@@ -200,7 +211,7 @@ class LogEngine:
         gone = known - keep - overtaken
         for stream_id in gone & there.keys():
             log.info("dropping a stream of which others have everything now", stream_id=stream_id)
-            self.memory.drop_stream(stream_id)
+            self.memory.removals.drop_stream(stream_id)
         for stream_id, streamlet_id in {entry[:2] for entry in self._index.entries()} - held:
             if stream_id in keep - overtaken:
                 log.info("dropping a streamlet that is elsewhere now", stream_id=stream_id, streamlet_id=streamlet_id)
@@ -245,10 +256,13 @@ class LogEngine:
     def _entry(self, address: SegmentAddress) -> Entry | None:
         return self.streams.entry(EntryId(*address[:3]))
 
+    def _exists(self, address: SegmentAddress) -> bool:
+        return self.streams.exists(address)
+
     # -- running -----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        if not self._dispatching:
+        if not (self._dispatching or self._stopped):
             self._dispatching = True
             self._loop.call_soon(self._dispatch)
 
@@ -271,8 +285,7 @@ class LogEngine:
             await asyncio.sleep(TICK_S)
             ticks += 1
             now_s = self._clock.monotonic_s()
-            self.memory.now_us = self._time.now_us()
-            self.memory.tick(int(now_s * 1000), idle_close_ms=self._settings.idle_close_ms)
+            self.memory.tick(int(now_s * 1000), self._time.now_us(), idle_close_ms=self._settings.idle_close_ms)
             self.replication.tick(int(now_s * 1000))
             if ticks % RETENTION_TICKS == 0:
                 self._retain()
@@ -294,7 +307,7 @@ class LogEngine:
 
     def _move_start(self, entry: Entry, position: Any, record: int) -> None:
         self.streams.move_start(entry, position, record)
-        self.memory.collect(entry)
+        self.memory.removals.collect(entry)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -313,7 +326,7 @@ class LogEngine:
             for entry in self.restart.leftovers():  # of streams that were not opened: the arena is about to go
                 for segment in self.restart.restore_entry(entry):
                     self.memory.adopt(segment)
-            self.memory.close_all()
+            self.memory.segments.close_all()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(flush_timeout_s):
                     await self._replicated()
@@ -324,28 +337,27 @@ class LogEngine:
             await asyncio.wait([self._repairing])
         await self.takeovers.close()
         await self.replicator.close()
-        self.memory.on_work = lambda: None
+        self._stopped = True
         if self._jobs:
             await asyncio.wait(self._jobs)
         await asyncio.to_thread(self._pool.shutdown)
         # What was under way when the time was up may have been the last of it.
-        clean = clean or (flush and self.memory.idle and self.memory.disk_error is None)
+        clean = clean or (flush and self.memory.idle and self.memory.disk.error is None)
         try:
             if clean:
-                await asyncio.to_thread(self._index.commit, [], dict(self.memory.meta, clean=True))
+                await asyncio.to_thread(self._index.commit, [], dict(self.memory.ids.meta, clean=True))
         except OSError:
             clean = False
         if flush and not clean:
             log.error(
                 "not all is on disk; what is left stays in shared memory for the next start, unless the host goes down",
-                bytes=self.memory.bytes_left,
+                bytes=self.memory.segments.bytes_left,
                 stop_flush_ms=self._settings.stop_flush_ms,
-                disk_error=str(self.memory.disk_error or ""),
+                disk_error=str(self.memory.disk.error or ""),
                 path=str(self.arena.path),
             )
         if close_index:
             await asyncio.to_thread(self._index.close, clean=clean)
-        self.arena.on_release = None
         self.arena.close(keep=not clean and not self._settings.ephemeral)
         return clean
 
@@ -353,14 +365,14 @@ class LogEngine:
         """Wait until backups have everything and have closed it, if they do so soon."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPLICATE_TIMEOUT_S):
-                while not self.replication.settled:
-                    self.replication.close_all()
+                while not self.replication.logs.settled:
+                    self.replication.logs.close_open()
                     await asyncio.sleep(TICK_S / 10)
 
     async def _flushed(self) -> bool:
         """Wait until everything is on disk; False when the disk does not take it, or too few backups have it."""
         while not self.memory.idle:
-            if self.memory.disk_error is not None or self.memory.held_back:
+            if self.memory.disk.error is not None or self.memory.waits_for_replicas:
                 return False
             self._changed.clear()
             self._work()
@@ -392,13 +404,12 @@ async def _memory(
         "spare_before_epoch": found.get("spare_before_epoch", 0),
     }
     await asyncio.to_thread(index.commit, [], meta)
-    now_ms = int(clock.monotonic_s() * 1000)
     return PersistenceManager(
         arena,
         index,
-        next_physical_id=meta["next_physical_id"],
-        meta=meta,
-        now_ms=now_ms,
+        PhysicalIds(meta),
+        Events(),
+        now_ms=int(clock.monotonic_s() * 1000),
         now_us=clock.now_us(),
         flush_delay_ms=flush_delay_ms,
     )

@@ -87,7 +87,8 @@ class HeartbeatReport:
             self._unknown.fill(request)
         if self._replication is not None:
             self._unneeded = self._replication.unneeded_backups()
-            self._replication.backups.unneeded |= self._unneeded  # it may count from when it is sent
+            backups = self._replication.backups
+            backups.set_unneeded(backups.unneeded | self._unneeded)  # it may count from when it is sent
             request.unneeded_backup_ids.extend(sorted(self._unneeded))
 
     def _add_starts(self, request: coordinator_pb2.HeartbeatRequest) -> None:
@@ -120,7 +121,7 @@ class HeartbeatReport:
                 self._streams.moved_starts.pop(entry, None)
         self._told = {}
         if self._replication is not None:
-            self._replication.backups.unneeded = self._unneeded
+            self._replication.backups.set_unneeded(self._unneeded)
 
 
 _Load = tuple[int, Streamlet, int, int, int]

@@ -122,7 +122,7 @@ class BrokerCollector(Collector):
             yield GaugeMetricFamily(f"kera_broker_start_{name}", text, value=getattr(found, name))
         yield from self._replication()
         yield from self._recovery()
-        failing = memory.disk_error is not None
+        failing = memory.disk.error is not None
         yield GaugeMetricFamily("kera_broker_disk_failing", "1 while the disk takes no data", value=int(failing))
 
     def _push(self) -> Iterator[Metric]:
@@ -180,7 +180,7 @@ class BrokerCollector(Collector):
         yield GaugeMetricFamily(
             "kera_broker_replication_backlog",
             "pieces of segments that no virtual segment covers yet",
-            value=len(replication.backlog),
+            value=len(replication.backlog.extents),
         )
         labels = ["stream_id", "virtual_log"]
         lag_bytes = GaugeMetricFamily(
@@ -188,7 +188,7 @@ class BrokerCollector(Collector):
         )
         lag_ms = GaugeMetricFamily("kera_broker_replication_lag_ms", "age of the oldest of them", labels=labels)
         in_flight = GaugeMetricFamily("kera_broker_replication_in_flight", "batches under way", labels=labels)
-        for lag in replication.lag():
+        for lag in replication.logs.lag():
             of = [str(lag.stream_id), str(lag.log_id)]
             lag_bytes.add_metric(of, lag.lag_bytes)
             lag_ms.add_metric(of, lag.lag_ms)

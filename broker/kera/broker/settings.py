@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from pydantic import ByteSize, Field, model_validator
 
-from kera.broker.replication.manager import Limits
+from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.storage.disk import BLOCK_BYTES
 from kera.core.chunk import HEADER_BYTES
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
@@ -161,9 +161,9 @@ class BrokerSettings(KeraSettings):
         """After so long a stop ends the hard way."""
         return STOP_TIMEOUT_S + (0 if self.ephemeral else (self.handover_ms + self.stop_flush_ms) / 1000)
 
-    def replication_limits(self) -> Limits:
+    def replication_limits(self) -> ReplicationLimits:
         """What bounds replication."""
-        return Limits(
+        return ReplicationLimits(
             segment_bytes=self.segment_bytes,
             lag_bytes_max=self.replication_lag_bytes_max,
             idle_close_ms=self.idle_close_ms,

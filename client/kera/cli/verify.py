@@ -20,7 +20,7 @@ from kera.cli._table import plural
 if TYPE_CHECKING:
     from kera.backup import verify as of_backup
     from kera.broker import verify as of_broker
-    from kera.broker.replication.virtual_log import VirtualSegment
+    from kera.broker.replication.virtual_segment import VirtualSegment
     from kera.broker.storage.index import SegmentIndex
 
     Finding: TypeAlias = of_broker.Finding | of_backup.Finding

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from kera.broker.log.segment import Segment
-from kera.broker.storage.jobs import Job, LoadJob, WriteJob
+from kera.broker.storage.jobs import Job, LoadJob, StoreJob
 from tests.unit.broker.support import Engine, Log, Outcome
 
 MakeEngine = Callable[..., Engine]
@@ -18,7 +18,7 @@ def keys(segments: Sequence[Segment]) -> list[tuple[int, int]]:
 
 def written(jobs: Sequence[Job]) -> list[tuple[int, int]]:
     """The segments that are about to be written, in order."""
-    return [part.segment.key for job in jobs if isinstance(job, WriteJob) for part in job.parts]
+    return [part.segment.key for job in jobs if isinstance(job, StoreJob) for part in job.parts]
 
 
 def loaded(jobs: Sequence[Job]) -> list[tuple[int, int]]:
@@ -37,7 +37,7 @@ def resident(log: Log, entry: int = 0) -> list[tuple[int, int]]:
 def flushed(log: Log, segments: int) -> Log:
     """So many segments, on disk and in memory; none is open."""
     log.append_many(SEGMENT * segments)
-    log.engine.memory.close_all()
+    log.engine.memory.segments.close_all()
     log.engine.run()
     assert log.entry.tail == []
     return log
@@ -47,7 +47,7 @@ def on_disk_only(log: Log, segments: int) -> Log:
     """So many segments, and all memory free."""
     flushed(log, segments)
     slots = log.engine.fill_memory()
-    slots += [log.engine.memory.allocate() for _ in range(len(log.entry.resident))]
+    slots += [log.engine.memory.slots.allocate() for _ in range(len(log.entry.resident))]
     for slot in slots:
         slot.retire()
     assert log.entry.resident == {}
@@ -58,5 +58,5 @@ def persist(log: Log, count: int = 1) -> Outcome:
     outcome = Outcome()
     appended = log.append_many(count, publish=False)[-1]
     assert appended.segment is not None
-    log.engine.memory.persist([(appended.segment, appended.end)], outcome)
+    log.engine.memory.commits.persist([(appended.segment, appended.end)], outcome)
     return outcome

@@ -89,7 +89,7 @@ class PushNode:
     def to_disk(self) -> None:
         """What is closed is on disk only."""
         self.engine.run()
-        while self.engine.memory._evict():
+        while self.engine.memory.slots.evict():
             pass
 
     def run(self, *, disk: bool = True) -> None:

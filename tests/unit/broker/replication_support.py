@@ -12,9 +12,10 @@ from typing import Any
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.ownership.stream import Stream
-from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_index import virtual_segments
-from kera.broker.replication.virtual_log import Close, Effect, Extent, Free, Send, VirtualSegment
+from kera.broker.replication.virtual_log import Close, Effect, Send
+from kera.broker.replication.virtual_segment import Extent, Free, VirtualSegment
 from kera.core.chunk import chained_checksum, iterate_chunks, verify_chunk, verify_header
 from kera.core.errors import CorruptChunk
 from kera.core.ids import EntryId
@@ -189,7 +190,7 @@ class Wire:
         self.backups = {backup.backup_id: backup for backup in backups}
         self.sent: list[Effect] = []
         """Everything, in order."""
-        replication.backups.are([backup.info for backup in self.backups.values()])
+        replication.backups.update([backup.info for backup in self.backups.values()])
 
     def connect(self, *backup_ids: int) -> None:
         """Backups come up, and are asked what they have."""
@@ -217,7 +218,7 @@ class Wire:
 
     def pump(self) -> None:
         """Send what is to be sent."""
-        while effects := self.replication.pump():
+        while effects := self.replication.logs.pump():
             self.sent += effects
             for effect in effects:
                 self._send(effect)
@@ -226,7 +227,7 @@ class Wire:
         backup = self.backups[effect.backup_id]
         if not backup.connected:
             if not isinstance(effect, Free):
-                self.replication.refused(effect, full=False)
+                self.replication.logs.refused(effect, full=False)
             return
         match effect:
             case Send(batch=batch):
@@ -244,9 +245,9 @@ class Wire:
         effect = request.effect
         if error:
             assert isinstance(effect, Send | Close)
-            self.replication.refused(effect, full=error == "full")
+            self.replication.logs.refused(effect, full=error == "full")
         elif isinstance(effect, Send):
-            self.replication.acknowledged(effect)
+            self.replication.logs.acknowledged(effect)
         elif isinstance(effect, Close):
             self.replication.closed_replica(effect)
         else:
@@ -315,12 +316,12 @@ class Repairer:
 
     def _one(self) -> Generator[None, None, bool]:
         replication = self._wire.replication
-        old = replication.next_deficient()
-        if old is None and not (replication.backlog and replication.backups.up_count):
-            replication.repair_rests()
+        old = replication.backlog.next_deficient()
+        if old is None and not (replication.backlog.extents and replication.backups.up_count):
+            replication.backlog.rest()
             self._wire.pump()
             return False
-        extents = [replication.backlog[0]] if old is None else extents_of(old)
+        extents = [replication.backlog.extents[0]] if old is None else extents_of(old)
         places: set[VirtualSegment] = set()
         for extent in extents:
             segment = self._in_memory(EntryId(*extent.address[:3]), extent.address[3:])
@@ -328,7 +329,7 @@ class Repairer:
                 continue
             for start, end in segment.intact(extent.start, min(extent.end, segment.head)):
                 outcome = Outcome()
-                batch = replication.cover(segment, start, end, outcome)
+                batch = replication.backlog.cover(segment, start, end, outcome)
                 self._wire.pump()
                 while batch is not None and not outcome.calls:
                     yield
@@ -338,8 +339,8 @@ class Repairer:
                 places.add(batch.place)
         if old is not None:
             replication.coverage.replaced(old, places)
-        elif replication.backlog and replication.backlog[0] is extents[0]:
-            replication.backlog.popleft()
+        elif replication.backlog.extents and replication.backlog.extents[0] is extents[0]:
+            replication.backlog.extents.popleft()
         self._wire.pump()
         return True
 
@@ -349,7 +350,7 @@ class Repairer:
         if entry is None or found is None:
             return None
         if not isinstance(found, Segment) or found.loading:
-            self._engine.memory.load(entry, key, Outcome())
+            self._engine.memory.loads.load(entry, key, Outcome())
             self._engine.run()
             found = entry.find(key)
         return found if isinstance(found, Segment) and not found.loading else None
@@ -362,7 +363,8 @@ class Replicated:
         """`changes`: of the limits."""
         self.engine = engine
         self.replication = engine.replication
-        self.replication.limits = Limits(**({"segment_bytes": SLOT_BYTES} | changes))
+        for name, value in changes.items():
+            setattr(self.replication.limits, name, value)
         self.replication.begin(EPOCH, virtual_segments(engine.index))
         self.wire = Wire(self.replication, [ModelBackup(number + 1) for number in range(backups)])
         self.repairer = Repairer(engine, engine.streams.entry, self.wire)
@@ -390,7 +392,7 @@ class Replicated:
             assert appended.segment is not None
             if stream.durability == common_pb2.DURABILITY_LEADER:
                 streamlet.publish(appended)
-            batch = self.replication.append(
+            batch = self.replication.logs.append(
                 logs.of(0, appended.entry), appended.segment, appended.position, appended.end
             )
             if number == count - 1:
@@ -406,7 +408,7 @@ class Replicated:
 
     def close_all(self) -> None:
         """Close all virtual segments, and write them down."""
-        self.replication.close_all()
+        self.replication.logs.close_open()
         self.finish()
 
     def repair(self) -> None:

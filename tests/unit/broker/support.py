@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from kera.broker.counters import Counters, PushTotals
 from kera.broker.log.arena import Arena, Slot
 from kera.broker.log.entry import Entry
+from kera.broker.log.events import Events
 from kera.broker.log.intervals import Holding
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.segment import Segment
@@ -21,13 +23,15 @@ from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.orders import Orders, StreamletRecovery
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentAddress
-from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.manager import Replication
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.service import BrokerService
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.jobs import Job
 from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import (
@@ -127,11 +131,14 @@ class Engine:
         *,
         flush_delay_ms: int = 0,
         reserve_slots: int = 0,
+        limits: ReplicationLimits | None = None,
+        random: Random | None = None,
     ) -> None:
         """`restart`: that of a launch which goes on from what is there; None: a launch that finds nothing.
 
         `reserve_slots`: by default a test can use all of the memory.
         """
+        self.events = Events()
         self.arena = arena
         self.root = root
         self.index = SegmentIndex.open(root / "index", durable=False) if restart is None else restart.index
@@ -144,13 +151,19 @@ class Engine:
         self.memory = PersistenceManager(
             arena,
             self.index,
-            next_physical_id=next_physical_id,
-            meta=meta,
+            PhysicalIds(meta),
+            self.events,
             flush_delay_ms=flush_delay_ms,
             reserve_slots=reserve_slots,
         )
-        self.replication = Replication(Limits(arena.slot_bytes), self.memory.note)
-        self.memory.on_gone = self.replication.coverage.gone
+        self.replication = Replication(
+            limits or ReplicationLimits(arena.slot_bytes),
+            self.memory.index_writer.note,
+            self.events,
+            exists=lambda address: self.streams.exists(address),  # noqa: PLW0108 - there are none yet
+            spared=lambda stream_id: stream_id in self.streams.unknown,
+            random=random,
+        )
         self.streams = Streams(self.memory, self.restart, self.replication)
         self.streamlets = 0
 
@@ -171,7 +184,6 @@ class Engine:
 
     def close(self) -> None:
         """Let go of the index."""
-        self.memory.on_work = lambda: None
         self.index.close()
 
 
@@ -254,7 +266,7 @@ class Log:
         """Sequences of the chunks that a read gives, and where the next one goes on. What is on disk is loaded."""
         plan = plan_read(self.streamlet, entry, start, end, bytes_max, strict=strict)
         while plan.missing is not None and not plan.ranges:
-            self.engine.memory.load(self.streamlet.entries[entry], plan.missing, Outcome())
+            self.engine.memory.loads.load(self.streamlet.entries[entry], plan.missing, Outcome())
             self.engine.run()
             plan = plan_read(self.streamlet, entry, start, end, bytes_max, strict=strict)
         return [header.sequence for header in headers(plan)], plan.next
@@ -351,7 +363,7 @@ class Broker:
         self.paused = False
         """Nothing goes to or comes from the disk."""
         self._loop = asyncio.get_running_loop()
-        engine.memory.on_work = self._work
+        engine.events.disk_work.listen(self._work)
         if streams:
             self.broker.registered(BROKER_ID, streams)
 

@@ -271,7 +271,7 @@ def test_who_waits_for_memory_is_told_when_a_last_lease_ends(make_arena: MakeAre
     slot.lease()
     if retired:
         slot.retire()
-    arena.on_release = lambda: told.append(arena.free_slots)
+    arena.released.listen(lambda: told.append(arena.free_slots))
     slot.release()
     assert told == []
     slot.release()

@@ -33,7 +33,7 @@ def to_come(engine: Engine, segments: int = 3, **options: int) -> Log:
 
 def arrive(engine: Engine, log: Log, key: tuple[int, int], outcome: Outcome) -> Path:
     """The file of a segment is complete."""
-    physical_id = engine.memory.take_physical_id()
+    physical_id = engine.memory.ids.take()
     address = log.entry.address(key)
     record = engine.index.segment(address)
     assert record is not None
@@ -44,7 +44,7 @@ def arrive(engine: Engine, log: Log, key: tuple[int, int], outcome: Outcome) -> 
         for at in range(record.record_count)
     ]
     path.write_bytes(b"".join(chunks))
-    engine.memory.install(log.entry, key, record._replace(physical_id=physical_id), outcome)
+    engine.memory.arrivals.install(log.entry, key, record._replace(physical_id=physical_id), outcome)
     return path
 
 
@@ -53,7 +53,7 @@ def test_a_segment_that_is_to_come_has_its_place_and_is_loaded_when_it_has_come(
     assert (log.entry.next_record, log.streamlet.next_group_id) == (12, 3)
     assert log.entry.recovering((1, 1))
     waiting, outcome = Outcome(), Outcome()
-    engine.memory.load(log.entry, (1, 1), waiting)
+    engine.memory.loads.load(log.entry, (1, 1), waiting)
     engine.run()
     assert waiting.calls == []
     path = arrive(engine, log, (1, 1), outcome)
@@ -68,11 +68,11 @@ def test_a_segment_that_is_to_come_has_its_place_and_is_loaded_when_it_has_come(
 def test_who_recovers_is_told_what_readers_wait_for_and_they_do_not_wait_for_ever(engine: Engine) -> None:
     log = to_come(engine)
     wanted = []
-    engine.memory.when_awaited(lambda entry, key: wanted.append((entry, key)))
+    engine.memory.events.awaited.listen(lambda entry, key: wanted.append((entry, key)))
     outcome = Outcome()
-    engine.memory.load(log.entry, (1, 2), outcome)
+    engine.memory.loads.load(log.entry, (1, 2), outcome)
     engine.run()
-    engine.memory.load(log.entry, (2, 1))  # ahead: nobody waits
+    engine.memory.loads.load(log.entry, (2, 1))  # ahead: nobody waits
     engine.run()
     assert wanted == [(log.entry, (1, 2))]
     engine.memory.tick(AWAITED_MS - 1, idle_close_ms=1 << 40)
@@ -87,7 +87,7 @@ def test_chunks_go_behind_what_is_to_come(engine: Engine) -> None:
     log = to_come(engine)
     appended = log.append()
     assert (appended.group_id, appended.first_record) == (3, 12)
-    engine.memory.close_all()
+    engine.memory.segments.close_all()
     engine.run()
     assert log.entry.last_stored == (3, 1)
     assert [key for key, _ in log.entry.segments()] == [(1, 1), (1, 2), (2, 1), (3, 1)]
@@ -97,13 +97,13 @@ def test_what_is_removed_before_it_comes_has_no_file_and_does_not_come_back(engi
     log = to_come(engine)
     log.entry.start, log.entry.start_record = Position(2, 1, 0), 8
     outcome = Outcome()
-    engine.memory.collect(log.entry, outcome)
+    engine.memory.removals.collect(log.entry, outcome)
     engine.run()
     assert outcome.calls == [None]
     assert engine.index.removals() == []
     late = Outcome()
     address = log.entry.address((1, 1))
-    engine.memory.install(log.entry, (1, 1), record_of(0, physical_id=7), late)
+    engine.memory.arrivals.install(log.entry, (1, 1), record_of(0, physical_id=7), late)
     engine.run()
 
     assert late.calls == [None]
@@ -131,21 +131,21 @@ def test_segments_are_grafted_before_and_behind_what_is_here(engine: Engine) -> 
     address = entry.address(key)
     graft = Graft(Position(*key, 0), 20, 24, SLOT_BYTES, 1, Position(*key, SLOT_BYTES))
     outcome = Outcome()
-    engine.memory.graft({entry: graft}, [put_segment(address, record_of(20))], outcome)
+    engine.memory.arrivals.graft({entry: graft}, [put_segment(address, record_of(20))], outcome)
     engine.run()
     assert outcome.calls == [None]
     assert (entry.start, entry.last_stored, entry.next_record) == (Position(1, 1, 0), key, 24)
     assert (entry.stored_segments, entry.stored_bytes) == (2, 2 * SLOT_BYTES)
     middle = entry.address((3, 1))
     graft = Graft(Position(3, 1, 0), 8, 12, SLOT_BYTES, 1, Position(3, 1, SLOT_BYTES))
-    engine.memory.graft({entry: graft}, [put_segment(middle, record_of(8))], Outcome())
+    engine.memory.arrivals.graft({entry: graft}, [put_segment(middle, record_of(8))], Outcome())
     engine.run()
 
     assert [found for found, _ in entry.segments()] == [(1, 1), (3, 1), (5, 1)]
     assert engine.index.entry(entry.log_id) == entry.record()
     assert entry.record().next_record == 24
     nothing = Graft(EARLIEST, 0, 0, 0, 0, EARLIEST)
-    engine.memory.graft({entry: nothing}, [], Outcome())
+    engine.memory.arrivals.graft({entry: nothing}, [], Outcome())
     engine.run()
     assert entry.record().next_record == 24
 
@@ -156,11 +156,11 @@ def test_one_streamlet_can_go_without_its_stream(engine: Engine) -> None:
     kept = other.entry.stored_segments
     other_files = [record.physical_id for _, record in engine.index.segments_of_streamlet(STREAM_ID, 1)]
     gone: list[object] = []
-    engine.memory.on_gone = gone.append
+    engine.events.gone.listen(gone.append)
     engine.index.commit([put_origin(STREAM_ID, 0, OriginRecord(frozenset({(1, 9)}), 4, 0))])
     one.streamlet.drop()
     outcome = Outcome()
-    engine.memory.drop_streamlet(STREAM_ID, 0, outcome)
+    engine.memory.removals.drop_streamlet(STREAM_ID, 0, outcome)
     engine.run()
 
     assert outcome.calls == [None]

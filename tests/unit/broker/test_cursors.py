@@ -34,7 +34,7 @@ async def broker(request: pytest.FixtureRequest, engine: Engine, limits: Serving
     broker.append(*(chunk(1, sequence) for sequence in range(11)))
     if request.param == "disk":
         engine.run()
-        for slot in [*engine.fill_memory(), engine.memory.allocate(), engine.memory.allocate()]:
+        for slot in [*engine.fill_memory(), engine.memory.slots.allocate(), engine.memory.slots.allocate()]:
             slot.retire()
     broker.paused = False
     return broker

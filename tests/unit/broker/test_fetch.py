@@ -282,7 +282,7 @@ async def stored(engine: Engine, limits: ServingLimits) -> Broker:
     fill(broker, 17)
     engine.run()
     slots = engine.fill_memory()
-    slots += [engine.memory.allocate() for _ in range(4)]
+    slots += [engine.memory.slots.allocate() for _ in range(4)]
     for slot in slots:
         slot.retire()
     assert sorted(broker.streams.get(STREAM_ID).streamlet(0).entries[0].resident) == [(3, 1)]
@@ -327,7 +327,7 @@ async def test_what_was_loaded_and_read_can_be_given_to_others_at_once(stored: B
     slots = engine.fill_memory()
 
     while engine.streams.get(STREAM_ID).streamlet(0).entries[0].resident.keys() - {(3, 1)}:
-        slots.append(engine.memory.allocate())
+        slots.append(engine.memory.slots.allocate())
     assert len(slots) == engine.arena.slot_count - 1
 
 
@@ -383,7 +383,7 @@ async def test_with_a_full_disk_readers_who_take_nothing_do_not_keep_others_from
     engine = make_engine(reserve_slots=1)
     broker = Broker(engine, stream_info())
     broker.append(*(chunk(sequence=number) for number in range(16)))
-    engine.memory.close_all()
+    engine.memory.segments.close_all()
     engine.run()
     engine.disk.write_error = errno.ENOSPC
     for number in range(16, 16 + 4 * engine.arena.slot_count):

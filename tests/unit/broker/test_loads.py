@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from kera.broker.storage import loads
-from kera.broker.storage.loads import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS, WANTED_MS, WANTED_MS_MIN
+from kera.broker.storage.loads import LOADS_IN_FLIGHT_MAX, READ_AHEAD_SEGMENTS
+from kera.broker.storage.slots import LOADED_SHARE_MAX, WANTED_MS, WANTED_MS_MIN
 from kera.core.errors import ArenaFull, DiskFailed, DiskFull
 from tests.unit.broker.persistence_support import (
     NEVER_MS,
@@ -24,7 +24,7 @@ def test_a_segment_that_a_reader_waits_for_is_loaded_and_the_following_ones_ahea
 ) -> None:
     log = on_disk_only(Log(make_engine(slots=15)), 6)
     outcome = Outcome()
-    log.engine.memory.load(log.entry, (1, 2), outcome)
+    log.engine.memory.loads.load(log.entry, (1, 2), outcome)
     jobs = log.engine.memory.plan()
     assert loaded(jobs) == [(1, 2), (2, 1)], "not more than the disk has use for"
     assert len(jobs) == LOADS_IN_FLIGHT_MAX
@@ -43,7 +43,7 @@ def test_nothing_is_read_ahead_for_who_will_not_read_on(make_engine: MakeEngine,
     log = on_disk_only(Log(make_engine(slots=15)), 6)
     outcomes = [Outcome(), Outcome()]
     for reader, outcome in enumerate(outcomes, start=1):
-        log.engine.memory.load(log.entry, (1, 2), outcome, ahead=reader <= readers)
+        log.engine.memory.loads.load(log.entry, (1, 2), outcome, ahead=reader <= readers)
     log.engine.run()
 
     assert [outcome.calls for outcome in outcomes] == [[None]] * 2
@@ -54,23 +54,23 @@ def test_a_segment_is_loaded_once_however_many_wait_for_it(log: Log) -> None:
     on_disk_only(log, 1)
     outcomes = [Outcome(), Outcome(), Outcome()]
     for outcome in outcomes[:2]:
-        log.engine.memory.load(log.entry, (1, 1), outcome)
+        log.engine.memory.loads.load(log.entry, (1, 1), outcome)
     jobs = log.engine.memory.plan()
-    log.engine.memory.load(log.entry, (1, 1), outcomes[2])
+    log.engine.memory.loads.load(log.entry, (1, 1), outcomes[2])
     assert loaded(jobs) == [(1, 1)]
     assert log.engine.memory.plan() == []
     finish(log.engine, jobs)
 
     assert [outcome.calls for outcome in outcomes] == [[None]] * 3
     again = Outcome()
-    log.engine.memory.load(log.entry, (1, 1), again)
+    log.engine.memory.loads.load(log.entry, (1, 1), again)
     assert again.calls == [None], "it is there"
     assert log.engine.memory.totals.segments_loaded == 1
 
 
 def test_what_is_gone_is_not_waited_for(log: Log) -> None:
     outcome = Outcome()
-    log.engine.memory.load(log.entry, (9, 9), outcome)
+    log.engine.memory.loads.load(log.entry, (9, 9), outcome)
 
     assert (log.engine.memory.plan(), outcome.calls) == ([], [None])
 
@@ -78,16 +78,16 @@ def test_what_is_gone_is_not_waited_for(log: Log) -> None:
 def test_what_was_loaded_for_a_reader_is_kept_until_he_has_come_or_his_time_is_up(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=2)
     log = on_disk_only(Log(engine), 1)
-    engine.memory.load(log.entry, (1, 1), Outcome())
+    engine.memory.loads.load(log.entry, (1, 1), Outcome())
     engine.run()
     engine.arena.allocate()
     with pytest.raises(ArenaFull):
-        engine.memory.allocate()
+        engine.memory.slots.allocate()
     engine.memory.tick(WANTED_MS - 1, idle_close_ms=NEVER_MS)
     with pytest.raises(ArenaFull):
-        engine.memory.allocate()
+        engine.memory.slots.allocate()
     engine.memory.tick(WANTED_MS, idle_close_ms=NEVER_MS)
-    engine.memory.allocate()
+    engine.memory.slots.allocate()
 
     assert resident(log) == []
 
@@ -95,25 +95,25 @@ def test_what_was_loaded_for_a_reader_is_kept_until_he_has_come_or_his_time_is_u
 def test_what_was_loaded_and_read_can_be_evicted(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=2)
     log = on_disk_only(Log(engine), 1)
-    engine.memory.load(log.entry, (1, 1), Outcome())
+    engine.memory.loads.load(log.entry, (1, 1), Outcome())
     engine.run()
-    engine.memory.touched(log.entry.resident[1, 1])
+    engine.memory.slots.touched(log.entry.resident[1, 1])
     engine.arena.allocate()
-    engine.memory.allocate()
+    engine.memory.slots.allocate()
 
     assert resident(log) == []
 
 
 def test_reading_ahead_leaves_most_of_the_memory_to_others(engine: Engine) -> None:
     log = on_disk_only(Log(engine), 6)
-    assert engine.arena.slot_count // loads.LOADED_SHARE_MAX == 2
+    assert engine.arena.slot_count // LOADED_SHARE_MAX == 2
     for key in ((1, 1), (2, 1), (3, 1)):
-        engine.memory.load(log.entry, key)
+        engine.memory.loads.load(log.entry, key)
     engine.run()
 
     assert len(resident(log)) == 2
     outcome = Outcome()
-    engine.memory.load(log.entry, (3, 2), outcome)
+    engine.memory.loads.load(log.entry, (3, 2), outcome)
     engine.run()
     assert outcome.calls == [None], "what somebody waits for is loaded nevertheless"
 
@@ -123,7 +123,7 @@ def test_a_load_waits_for_memory(make_engine: MakeEngine) -> None:
     log = on_disk_only(Log(engine), 1)
     slots = engine.fill_memory()
     outcome = Outcome()
-    engine.memory.load(log.entry, (1, 1), outcome)
+    engine.memory.loads.load(log.entry, (1, 1), outcome)
     engine.run()
     assert outcome.calls == []
     slots[0].retire()
@@ -136,12 +136,12 @@ def test_a_disk_that_cannot_be_read_is_told_and_tried_again_when_somebody_asks(l
     on_disk_only(log, 1)
     log.engine.disk.read_error = errno.EIO
     failed, again = Outcome(), Outcome()
-    log.engine.memory.load(log.entry, (1, 1), failed)
+    log.engine.memory.loads.load(log.entry, (1, 1), failed)
     log.engine.run()
     assert [type(error) for error in failed.calls] == [DiskFailed]
     assert (resident(log), log.engine.arena.free_slots) == ([], 8)
     log.engine.disk.read_error = 0
-    log.engine.memory.load(log.entry, (1, 1), again)
+    log.engine.memory.loads.load(log.entry, (1, 1), again)
     log.engine.run()
 
     assert again.calls == [None]
@@ -150,7 +150,7 @@ def test_a_disk_that_cannot_be_read_is_told_and_tried_again_when_somebody_asks(l
 def test_however_many_segments_are_wanted_that_are_gone_nobody_waits_for_them(log: Log) -> None:
     memory, waiting = log.engine.memory, Outcome()
     for group in range(100, 2100):
-        memory.load(log.entry, (group, 1), waiting)
+        memory.loads.load(log.entry, (group, 1), waiting)
 
     assert memory.plan() == []
     assert waiting.calls == [None] * 2000
@@ -180,9 +180,9 @@ def append_without_end(log: Log) -> None:
 
 def on_disk_only_of(log: Log, segments: int) -> Log:
     log.append_many(SEGMENT * segments)
-    log.engine.memory.close_all()
+    log.engine.memory.segments.close_all()
     log.engine.run()
-    while log.engine.memory._evict():
+    while log.engine.memory.slots.evict():
         pass
     return log
 
@@ -192,12 +192,12 @@ def test_writers_leave_a_reserve_to_readers_of_what_is_on_disk_who_do_not_hold_i
     assert full.engine.arena.free_slots == RESERVE
     for key in ((1, 1), (1, 2), (2, 1), (2, 2)):
         outcome = Outcome()
-        memory.load(full.entry, key, outcome)
+        memory.loads.load(full.entry, key, outcome)
         full.engine.run()
         assert outcome.calls == [None], key
         segment = full.entry.resident[key]
-        assert not memory.may_lease(segment)
-        memory.touched(segment)
+        assert not memory.slots.may_lease(segment)
+        memory.slots.touched(segment)
 
 
 @pytest.mark.parametrize("error", [0, errno.ENOSPC])
@@ -207,24 +207,24 @@ def test_readers_may_hold_all_but_the_reserve_also_while_the_disk_works(make_eng
     log = Log(engine)
     for _ in range(engine.arena.slot_count - 1):
         log.append_many(SEGMENT)
-        engine.memory.close_all()
+        engine.memory.segments.close_all()
         engine.run()
     engine.disk.write_error = error
     log.append()
-    engine.memory.close_all()
+    engine.memory.segments.close_all()
     engine.run()
     stored = [segment for segment in log.segments() if segment.in_index]
     leased = []
     for segment in stored:
-        if engine.memory.may_lease(segment):
+        if engine.memory.slots.may_lease(segment):
             segment.slot.lease()
             leased.append(segment)
     assert len(leased) == len(stored) - RESERVE
-    assert all(engine.memory.may_lease(segment) for segment in leased), "who holds it already takes nothing more"
+    assert all(engine.memory.slots.may_lease(segment) for segment in leased), "who holds it already takes nothing more"
     with pytest.raises((ArenaFull, DiskFull)):
-        engine.memory.allocate()
+        engine.memory.slots.allocate()
     leased[0].slot.release()
-    engine.memory.allocate()
+    engine.memory.slots.allocate()
 
 
 def test_what_readers_hold_when_the_disk_gets_full_leaves_the_reserve_to_others(make_engine: MakeEngine) -> None:
@@ -236,7 +236,7 @@ def test_what_readers_hold_when_the_disk_gets_full_leaves_the_reserve_to_others(
         while True:
             log.append_many(SEGMENT)
             for segment in log.segments():
-                if not segment.slot.leases and engine.memory.may_lease(segment):
+                if not segment.slot.leases and engine.memory.slots.may_lease(segment):
                     segment.slot.lease()
             engine.run()
 
@@ -245,17 +245,17 @@ def test_what_readers_hold_when_the_disk_gets_full_leaves_the_reserve_to_others(
     for key, error in (((1, 1), 0), ((1, 2), 0), ((2, 1), errno.ENOSPC), ((2, 2), errno.ENOSPC)):
         engine.disk.write_error = error
         outcome = Outcome()
-        engine.memory.load(cold.entry, key, outcome)
+        engine.memory.loads.load(cold.entry, key, outcome)
         engine.run()
         assert outcome.calls == [None], key
         segment = cold.entry.resident[key]
-        if engine.memory.may_lease(segment):
+        if engine.memory.slots.may_lease(segment):
             segment.slot.lease()
-        engine.memory.touched(segment)
+        engine.memory.slots.touched(segment)
 
 
 def test_nothing_is_read_ahead_into_the_reserve(full: Log) -> None:
-    full.engine.memory.load(full.entry, (1, 1), Outcome())
+    full.engine.memory.loads.load(full.entry, (1, 1), Outcome())
     full.engine.run()
 
     assert resident(full) == [(1, 1)]
@@ -264,10 +264,10 @@ def test_nothing_is_read_ahead_into_the_reserve(full: Log) -> None:
 def test_a_reader_who_does_not_come_keeps_others_from_the_reserve_for_a_moment_only(full: Log) -> None:
     memory = full.engine.memory
     for key in ((1, 1), (1, 2)):
-        memory.load(full.entry, key, Outcome())
+        memory.loads.load(full.entry, key, Outcome())
     full.engine.run()
     outcome = Outcome()
-    memory.load(full.entry, (2, 1), outcome)
+    memory.loads.load(full.entry, (2, 1), outcome)
     memory.tick(WANTED_MS_MIN - 1, idle_close_ms=NEVER_MS)
     full.engine.run()
     assert (outcome.calls, resident(full)) == ([], [(1, 1), (1, 2)])
@@ -279,12 +279,12 @@ def test_a_reader_who_does_not_come_keeps_others_from_the_reserve_for_a_moment_o
 
 def test_who_finds_no_room_is_told_why_and_what_to_do(make_engine: MakeEngine) -> None:
     log = on_disk_only(Log(make_engine()), 1)
-    plain = log.engine.memory.not_loaded(log.entry, (1, 1))
+    plain = log.engine.memory.loads.not_loaded(log.entry, (1, 1))
     assert "let go by its readers" in plain.message
     Log(log.engine).append_many(2 * SEGMENT)
     log.engine.disk.write_error = errno.ENOSPC
     log.engine.run()
-    error = log.engine.memory.not_loaded(log.entry, (1, 1))
+    error = log.engine.memory.loads.not_loaded(log.entry, (1, 1))
 
     assert error.retriable
     assert f"the broker's disk has no room; make room for {log.engine.root}" in error.message

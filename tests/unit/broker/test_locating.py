@@ -57,7 +57,7 @@ def find_loading(log: Log, start: Position = EARLIEST, **query: Any) -> tuple[Pl
     while step.missing is not None:
         assert step.missing not in loaded, "it was there, and did not help"
         loaded.append(step.missing)
-        log.engine.memory.load(log.entry, step.missing, Outcome(), ahead=False)
+        log.engine.memory.loads.load(log.entry, step.missing, Outcome(), ahead=False)
         log.engine.run()
         step = locate(log.streamlet, 0, Query(**query), step.progress, SEGMENTS_MAX)
     assert step.place is not None
@@ -278,7 +278,7 @@ def test_a_start_that_is_no_boundary_is_refused(full: Log, wrong: Position) -> N
 
 def test_a_gap_is_passed_over_and_a_start_in_it_is_lost(full: Log) -> None:
     gap = Gap(Position(2, 1, 3072), Position(1 << 24, 1, 0))
-    full.streamlet.close_segment(full.segments()[-1])
+    full.engine.memory.close(full.segments()[-1])
     full.entry.gaps.append(gap)
     assert find(full, timestamp_us=111) == Place(gap.start, 110, 11 * CHUNK_BYTES), "nothing is behind it yet"
 

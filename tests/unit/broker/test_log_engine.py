@@ -57,15 +57,7 @@ async def started(settings: BrokerSettings, **stream: Any) -> AsyncIterator[LogE
 
 async def kill(engine: LogEngine) -> None:
     """End it as a signal would: nothing is flushed, the arena stays, the lock of it goes."""
-    engine._ticking.cancel()
-    engine.memory.on_work = lambda: None
-    if engine._jobs:
-        await asyncio.wait(engine._jobs)
-    await asyncio.sleep(0)
-    engine._pool.shutdown()
-    engine._index._environment.close()
-    engine.arena.on_release = None
-    engine.arena.close(keep=True)
+    await engine.close(flush=False)
 
 
 def streamlet_of(engine: LogEngine) -> Streamlet:
@@ -92,10 +84,10 @@ async def read_all(engine: LogEngine) -> list[int]:
         found += [header.sequence for header in headers(plan)]
         here = plan.next
         for part in plan.ranges:
-            engine.memory.touched(part.segment)
+            engine.memory.slots.touched(part.segment)
         if plan.missing is not None:
             loaded = asyncio.get_running_loop().create_future()
-            engine.memory.load(streamlet.entries[0], plan.missing, loaded.set_result)
+            engine.memory.loads.load(streamlet.entries[0], plan.missing, loaded.set_result)
             assert await loaded is None
         elif not plan.ranges:
             return found
@@ -133,7 +125,7 @@ async def test_more_than_memory_holds_is_written_and_read(settings: BrokerSettin
     async with started(settings) as engine:
         for first in range(0, 20 * SEGMENT, SEGMENT):
             append(engine, *range(first, first + SEGMENT))
-            await until(lambda: len(engine.memory._closed) < 2 and not engine._jobs)
+            await until(lambda: len(engine.memory.segments.closed) < 2 and not engine.memory.locked)
         assert await read_all(engine) == list(range(20 * SEGMENT))
         assert engine.memory.totals.segments_evicted > 0
 
@@ -198,7 +190,7 @@ async def test_a_stop_without_time_tells_how_much_is_not_on_disk_and_keeps_it(
     with monkeypatch.context() as context:
         async with started(change(settings, stop_flush_ms=0)) as engine:
             append(engine, *range(6))
-            left = engine.memory.bytes_left
+            left = engine.memory.segments.bytes_left
             context.setattr(engine.memory, "plan", list)  # the disk does not get to it
     assert left > 0
     assert f"bytes={left}" in capsys.readouterr().err
@@ -255,7 +247,7 @@ async def registered(
         await engine.own(owned, BROKER_ID, 9, elsewhere=elsewhere)
         for info in owned:
             engine.streams.open(info, BROKER_ID)
-        await until(lambda: engine.memory.idle and not engine._jobs)
+        await until(lambda: engine.memory.idle)
         yield engine
     finally:
         await engine.close()
@@ -271,8 +263,8 @@ async def test_streams_of_which_others_have_everything_leave_nothing(settings: B
     async with started(settings) as engine:
         append(engine, *range(5))
     async with registered(settings, stream_info(8), elsewhere=(STREAM_ID,)) as engine:
-        assert engine._index.stream_ids() == {8}
-        assert list(engine._store.physical_ids()) == []
+        assert engine.restart.index.stream_ids() == {8}
+        assert list(engine.restart.store.physical_ids()) == []
         assert engine.streams.unknown == {}
 
 
@@ -294,8 +286,8 @@ async def test_a_stream_that_the_coordinator_does_not_know_is_dropped_when_order
         append(engine, *range(5))
     async with registered(settings) as engine:
         await dropped(engine, STREAM_ID)
-        assert engine._index.stream_ids() == set()
-        assert list(engine._store.physical_ids()) == []
+        assert engine.restart.index.stream_ids() == set()
+        assert list(engine.restart.store.physical_ids()) == []
         assert engine.streams.unknown == {}
 
 
@@ -333,7 +325,7 @@ async def test_an_unknown_stream_that_is_in_memory_only_leaves_it_when_it_is_dro
         assert engine.arena.free_slots == SLOTS - 1
         await dropped(engine, STREAM_ID)
         await until(lambda: engine.arena.free_slots == SLOTS)
-        assert engine._index.stream_ids() == set()
+        assert engine.restart.index.stream_ids() == set()
 
 
 async def test_a_launch_that_ends_before_it_is_registered_leaves_what_it_found(settings: BrokerSettings) -> None:
@@ -367,7 +359,7 @@ async def test_what_a_stream_is_stays_known(settings: BrokerSettings) -> None:
         pass
     async with registered(settings) as engine:
         assert engine.held_streams() == {STREAM_ID: info.assignments_version}
-        assert stream_record(engine._index, STREAM_ID) == info
+        assert stream_record(engine.restart.index, STREAM_ID) == info
 
 
 async def test_retention_goes_by_the_clock(settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def spill(broker: Broker) -> None:
     """What is on disk leaves the memory."""
     entry, engine = entry_of(broker), broker.engine
     slots = engine.fill_memory()
-    slots += [engine.memory.allocate() for segment in list(entry.resident.values()) if segment.in_index]
+    slots += [engine.memory.slots.allocate() for segment in list(entry.resident.values()) if segment.in_index]
     for slot in slots:
         slot.retire()
     assert list(entry.resident) == [(4, 1)]

@@ -17,8 +17,8 @@ from kera.broker.metrics import (
     BrokerCollector,
 )
 from kera.broker.recovery.progress import RecoveryTotals
-from kera.broker.replication import virtual_log
-from kera.broker.storage.jobs import RETRY_MS, Totals
+from kera.broker.replication.virtual_segment import ReplicationTotals
+from kera.broker.storage.jobs import RETRY_MS, DiskTotals
 from kera.broker.storage.restart import Found
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
@@ -41,8 +41,8 @@ def metrics(broker: Broker) -> dict[str, float]:
 def test_every_counter_is_explained_and_none_else() -> None:
     assert set(_HELP) == {field.name for field in fields(Counters)}
     assert {*_PUSH_HELP, *_PUSH_NOW_HELP, "ends"} == {field.name for field in fields(PushTotals)}
-    assert set(_TOTALS_HELP) == {field.name for field in fields(Totals)}
-    assert set(_REPLICATION_HELP) == {field.name for field in fields(virtual_log.Totals)}
+    assert set(_TOTALS_HELP) == {field.name for field in fields(DiskTotals)}
+    assert set(_REPLICATION_HELP) == {field.name for field in fields(ReplicationTotals)}
     assert {*_RECOVERY_HELP, "segments_to_come"} == {field.name for field in fields(RecoveryTotals)}
     assert set(_FOUND_HELP) == {field.name for field in fields(Found)}
 

@@ -188,7 +188,7 @@ class Launches:
 
     def again(self, info: common_pb2.StreamInfo, number: int) -> Broker:
         """After everything was flushed: without its memory, and without having stopped."""
-        self.engine.memory.close_all()
+        self.engine.memory.segments.close_all()
         self.engine.run()
         self.engine.close()
         index = SegmentIndex.open(self.root / "index", durable=False)
@@ -303,10 +303,10 @@ def test_what_was_handed_over_goes_with_its_streamlet_and_its_stream(engine: Eng
 
     engine.index.commit([put_handed_over(STREAM_ID, 0, 5, [7, 8]), put_handed_over(STREAM_ID, 1, 6, [])])
     assert known() == [HandedOver(5, (7, 8)), HandedOver(6), HandedOver()]
-    engine.memory.drop_streamlet(STREAM_ID, 0)
+    engine.memory.removals.drop_streamlet(STREAM_ID, 0)
     engine.run()
     assert known() == [HandedOver(), HandedOver(6), HandedOver()]
-    engine.memory.drop_stream(STREAM_ID)
+    engine.memory.removals.drop_stream(STREAM_ID)
     engine.run()
 
     assert known() == [HandedOver()] * 3

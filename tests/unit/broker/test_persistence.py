@@ -7,7 +7,7 @@ import pytest
 
 from kera.broker.log.retention import Rules, new_starts
 from kera.broker.records import EntryRecord
-from kera.broker.storage.jobs import RETRY_MS, WriteJob
+from kera.broker.storage.jobs import RETRY_MS, StoreJob
 from kera.core.errors import ArenaFull, DiskFailed, DiskFull, NotPersisted
 from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (
@@ -53,7 +53,7 @@ def test_a_segment_that_closes_while_it_is_committed_is_flushed_before_those_beh
     engine = log.engine
     appended = log.append(publish=False)
     assert appended.segment is not None
-    engine.memory.persist([(appended.segment, appended.end)], Outcome())
+    engine.memory.commits.persist([(appended.segment, appended.end)], Outcome())
     jobs = engine.memory.plan()
     log.append_many(2 * SEGMENT)
     finish(engine, jobs)
@@ -74,13 +74,13 @@ def test_there_is_never_more_than_one_write_of_an_entry_under_way(engine: Engine
     assert written(first) == [(1, 1)]
     log.append_many(SEGMENT)
     other.append_many(2 * SEGMENT)
-    engine.memory.persist([(log.entry.tail[-1], log.entry.tail[-1].head)], Outcome())
+    engine.memory.commits.persist([(log.entry.tail[-1], log.entry.tail[-1].head)], Outcome())
     assert written(engine.memory.plan()) == [], "neither flush nor commit: its records are being changed"
     finish(engine, first)
     second = engine.memory.plan()
 
     assert written(second) == [(1, 2), (2, 1), (1, 1)]
-    assert [job.commit for job in second if isinstance(job, WriteJob)] == [True, False]
+    assert [job.commit for job in second if isinstance(job, StoreJob)] == [True, False]
     finish(engine, second)
     assert engine.memory.plan() == []
 
@@ -94,7 +94,7 @@ def test_a_full_memory_flushes_first_what_all_readers_have_read(make_engine: Mak
     read.entry.readers[2] = (1, 2)
     (job,) = engine.memory.plan()
 
-    assert isinstance(job, WriteJob)
+    assert isinstance(job, StoreJob)
     assert [part.segment.entry for part in job.parts] == [read.entry, unread.entry]
 
 
@@ -137,7 +137,7 @@ def test_a_full_segment_waits_for_the_delay_in_memory(patient: Engine) -> None:
     log = Log(patient)
     log.append_many(SEGMENT + 1)
     woken: list[bool] = []
-    patient.memory.on_work = lambda: woken.append(True)
+    patient.events.disk_work.listen(lambda: woken.append(True))
     patient.memory.tick(999, idle_close_ms=NEVER_MS)
     assert patient.memory.plan() == []
     patient.memory.tick(1000, idle_close_ms=NEVER_MS)
@@ -150,7 +150,7 @@ def test_what_is_removed_meanwhile_never_goes_to_disk(patient: Engine) -> None:
     log.append_many(3 * SEGMENT + 1)
     for start in new_starts(log.streamlet, Rules(bytes_max=SLOT_BYTES), 0):
         start.entry.start, start.entry.start_record = start.position, start.record
-    patient.memory.collect(log.entry, outcome)
+    patient.memory.removals.collect(log.entry, outcome)
     patient.run()
     patient.memory.tick(1000, idle_close_ms=NEVER_MS)
     patient.run()
@@ -187,7 +187,7 @@ def test_level_persisted_does_not_wait_for_the_delay(patient: Engine) -> None:
 def test_at_the_end_nothing_waits_for_the_delay(patient: Engine) -> None:
     log = Log(patient)
     log.append_many(SEGMENT + 1)
-    patient.memory.close_all()
+    patient.memory.segments.close_all()
     patient.run()
     assert patient.memory.idle
     assert log.entry.tail == []
@@ -203,7 +203,7 @@ def test_a_flush_that_fails_is_tried_again_after_a_while_and_nothing_is_lost(eng
     engine.disk.write_error = number
     engine.run()
     assert engine.memory.plan() == [], "not at once"
-    assert (engine.memory.disk_error is not None, engine.memory.totals.disk_errors) == (True, 1)
+    assert (engine.memory.disk.error is not None, engine.memory.totals.disk_errors) == (True, 1)
     log.append_many(SEGMENT)
     engine.memory.tick(RETRY_MS - 1, idle_close_ms=NEVER_MS)
     assert engine.memory.plan() == []
@@ -214,7 +214,7 @@ def test_a_flush_that_fails_is_tried_again_after_a_while_and_nothing_is_lost(eng
     finish(engine, jobs)
     engine.run()
 
-    assert engine.memory.disk_error is None
+    assert engine.memory.disk.error is None
     assert log.read_all() == list(range(4 * SEGMENT))
     assert sorted(record.physical_id for _, record in engine.index.all_segments()) == list(engine.store.physical_ids())
 
@@ -257,9 +257,9 @@ def test_what_waits_for_level_persisted_is_written_together_and_then_told(engine
             appended = log.append(publish=False)
             outcomes.append(Outcome())
             assert appended.segment is not None
-            engine.memory.persist([(appended.segment, appended.end)], outcomes[-1])
+            engine.memory.commits.persist([(appended.segment, appended.end)], outcomes[-1])
     (job,) = engine.memory.plan()
-    assert isinstance(job, WriteJob)
+    assert isinstance(job, StoreJob)
     assert (len(job.parts), job.commit) == (2, True)
     assert [log.entry.end for log in logs] == [Position(1, 1, 0)] * 2
     assert [outcome.calls for outcome in outcomes] == [[]] * 4
@@ -294,7 +294,7 @@ def test_a_segment_is_committed_in_steps_and_becomes_one_that_is_stored(log: Log
         log.engine.run()
         assert outcome.calls == [None]
         assert log.entry.end == Position(*log.entry.tail[-1].key, log.entry.tail[-1].head)
-    log.engine.memory.close_all()
+    log.engine.memory.segments.close_all()
     log.engine.run()
 
     assert log.entry.tail == []
@@ -330,7 +330,7 @@ def test_what_is_on_disk_already_is_told_at_once(log: Log) -> None:
     persist(log)
     log.engine.run()
     outcome = Outcome()
-    log.engine.memory.persist([(log.entry.tail[0], CHUNK_BYTES)], outcome)
+    log.engine.memory.commits.persist([(log.entry.tail[0], CHUNK_BYTES)], outcome)
 
     assert outcome.calls == [None]
 
@@ -347,7 +347,7 @@ def test_a_commit_that_fails_is_told_and_made_good_when_the_disk_works_again(log
 
     engine.disk.write_error = 0
     again = Outcome()
-    engine.memory.persist([(log.entry.tail[0], 2 * CHUNK_BYTES)], again)
+    engine.memory.commits.persist([(log.entry.tail[0], 2 * CHUNK_BYTES)], again)
     assert engine.memory.plan() == [], "not before its time"
     engine.memory.tick(RETRY_MS, idle_close_ms=NEVER_MS)
     engine.run()
@@ -388,17 +388,17 @@ def test_what_was_durable_before_a_failed_commit_stays_so_until_it_is_elsewhere(
 
 def test_while_the_disk_takes_nothing_what_has_to_be_persisted_is_refused(log: Log) -> None:
     memory = log.engine.memory
-    memory.check_disk()
+    memory.disk.check()
     persist(log)
     log.engine.disk.write_error = errno.EIO
     log.engine.run()
     with pytest.raises(DiskFull):
-        memory.check_disk()
+        memory.disk.check()
     log.engine.disk.write_error = 0
     memory.tick(RETRY_MS, idle_close_ms=NEVER_MS)
     log.engine.run()
 
-    memory.check_disk()
+    memory.disk.check()
 
 
 # --- eviction ----------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def evicted(log: Log, *readers: tuple[int, int]) -> list[tuple[int, int]]:
     log.engine.fill_memory()
     order = []
     while before := resident(log):
-        log.engine.memory.allocate()
+        log.engine.memory.slots.allocate()
         (gone,) = set(before) - set(resident(log))
         order.append(gone)
     return order
@@ -440,12 +440,12 @@ def test_memory_is_not_taken_from_what_is_leased_or_not_on_disk(make_engine: Mak
     leased = log.entry.resident[1, 1].slot
     leased.lease()
     log.append()  # in the third slot
-    engine.memory.allocate()
+    engine.memory.slots.allocate()
     assert resident(log) == [(1, 1), (2, 1)]
     with pytest.raises(ArenaFull):
-        engine.memory.allocate()
+        engine.memory.slots.allocate()
     leased.release()
-    engine.memory.allocate()
+    engine.memory.slots.allocate()
 
     assert resident(log) == [(2, 1)]
 
@@ -474,7 +474,7 @@ def test_back_pressure_closes_the_segments_that_were_not_written_to_for_the_long
     engine.memory.tick(100, idle_close_ms=NEVER_MS)
     logs[0].append()
     room = list[str]()
-    engine.memory.on_room = lambda: room.append("room")
+    engine.events.room.listen(lambda: room.append("room"))
     with pytest.raises(ArenaFull):
         Log(engine).append()
     assert room == []
@@ -506,7 +506,7 @@ def test_who_waits_for_room_is_told_when_a_lease_ends(make_engine: MakeEngine) -
     for slot in slots:
         slot.lease()
     room = list[str]()
-    engine.memory.on_room = lambda: room.append("room")
+    engine.events.room.listen(lambda: room.append("room"))
     with pytest.raises(ArenaFull):
         log.append()
     engine.run()
@@ -522,7 +522,7 @@ def test_who_waits_for_room_is_told_when_a_lease_ends(make_engine: MakeEngine) -
 
 def test_a_committed_cursor_is_remembered_when_it_is_told(log: Log) -> None:
     outcome = Outcome()
-    log.engine.memory.commit_cursor(log.entry, "a", Position(1, 1, 0), outcome)
+    log.engine.memory.index_writer.commit_cursor(log.entry, "a", Position(1, 1, 0), outcome)
     assert log.engine.index.cursors(log.entry.log_id) == {}
     log.engine.run()
 
@@ -538,13 +538,13 @@ def test_a_cursor_that_could_not_be_committed_lets_retention_take_nothing(
     outcome = Outcome()
     log.append_many(SEGMENT + 1)
     log.engine.run()
-    log.engine.memory.commit_cursor(log.entry, "a", Position(1, 1, CHUNK_BYTES), Outcome())
+    log.engine.memory.index_writer.commit_cursor(log.entry, "a", Position(1, 1, CHUNK_BYTES), Outcome())
     log.engine.run()
 
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, "input/output error")
 
-    log.engine.memory.commit_cursor(log.entry, "a", Position(1, 2, 0), outcome)
+    log.engine.memory.index_writer.commit_cursor(log.entry, "a", Position(1, 2, 0), outcome)
     monkeypatch.setattr(log.engine.index, "commit", fail)
     log.engine.run()
     assert [type(error) for error in outcome.calls] == [DiskFailed]
@@ -565,7 +565,7 @@ def test_segments_are_counted_by_the_states_of_the_thesis(log: Log) -> None:
 def test_all_is_on_disk_when_all_was_closed_and_nothing_is_under_way(log: Log) -> None:
     memory = log.engine.memory
     log.append_many(SEGMENT + 1)
-    memory.close_all()
+    memory.segments.close_all()
     idle = [memory.idle]
     jobs = memory.plan()
     idle.append(memory.idle)
@@ -575,15 +575,17 @@ def test_all_is_on_disk_when_all_was_closed_and_nothing_is_under_way(log: Log) -
 
     assert idle == [False, False, True]
     assert log.entry.tail == []
-    assert memory.meta["next_physical_id"] == 3
+    assert memory.ids.meta["next_physical_id"] == 3
 
 
 def test_who_waits_for_what_a_flush_has_just_written_blocks_nothing(log: Log) -> None:
     log.append_many(SEGMENT)
-    log.engine.memory.close_all()
+    log.engine.memory.segments.close_all()
     (flush,) = log.engine.memory.plan()
     outcome = Outcome()
-    log.engine.memory.persist([(log.entry.tail[0], log.entry.tail[0].head)], outcome)  # a repeat of its last chunk
+    log.engine.memory.commits.persist(
+        [(log.entry.tail[0], log.entry.tail[0].head)], outcome
+    )  # a repeat of its last chunk
 
     log.engine.perform(flush)
     log.engine.run()
@@ -598,13 +600,13 @@ def test_who_waits_for_what_a_flush_has_just_written_blocks_nothing(log: Log) ->
 def test_an_error_of_the_disk_is_over_when_what_it_would_not_take_is_gone(make_engine: MakeEngine) -> None:
     log = Log(make_engine(slots=4))
     log.append_many(SEGMENT)
-    log.engine.memory.close_all()
+    log.engine.memory.segments.close_all()
     log.engine.disk.write_error = errno.ENOSPC
     log.engine.run()
     with pytest.raises(DiskFull):
-        log.engine.memory.check_disk()
+        log.engine.memory.disk.check()
 
     log.streamlet.drop()
     log.engine.memory.tick(log.engine.memory.now_ms + RETRY_MS, idle_close_ms=NEVER_MS)
 
-    log.engine.memory.check_disk()
+    log.engine.memory.disk.check()

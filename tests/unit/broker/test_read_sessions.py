@@ -283,7 +283,7 @@ async def test_what_is_on_disk_is_loaded_for_few_ranges_at_once(engine: Engine) 
     broker = Broker(engine, stream_info())
     fill(broker, 17)
     engine.run()
-    for slot in engine.fill_memory() + [engine.memory.allocate() for _ in range(4)]:
+    for slot in engine.fill_memory() + [engine.memory.slots.allocate() for _ in range(4)]:
         slot.retire()
     ranges = 2 * PushLimits().loads_at_once
     given: dict[int, list[int]] = {number: [] for number in range(ranges)}

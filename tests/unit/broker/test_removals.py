@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kera.broker.storage import removals
-from kera.broker.storage.jobs import RETRY_MS, RemoveJob
+from kera.broker.storage.jobs import RETRY_MS, IndexJob
 from kera.core.errors import DiskFailed, NotPersisted
 from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (
@@ -26,7 +26,7 @@ from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine
 def move_start(log: Log, start: Position, record: int) -> Outcome:
     outcome = Outcome()
     log.entry.start, log.entry.start_record = start, record
-    log.engine.memory.collect(log.entry, outcome)
+    log.engine.memory.removals.collect(log.entry, outcome)
     return outcome
 
 
@@ -121,7 +121,7 @@ def test_a_removal_does_not_take_the_memory_that_somebody_looks_at(log: Log) -> 
 def test_a_segment_that_is_removed_while_it_is_loaded_is_let_go(log: Log) -> None:
     on_disk_only(log, 1)
     outcome = Outcome()
-    log.engine.memory.load(log.entry, (1, 1), outcome)
+    log.engine.memory.loads.load(log.entry, (1, 1), outcome)
     (load,) = log.engine.memory.plan()
     move_start(log, Position(1, 1, SLOT_BYTES), 4)
     finish(log.engine, log.engine.memory.plan())
@@ -152,7 +152,7 @@ def test_a_removal_that_fails_is_told(log: Log, monkeypatch: pytest.MonkeyPatch)
 def drop(log: Log) -> Outcome:
     outcome = Outcome()
     log.streamlet.drop()
-    log.engine.memory.drop_stream(STREAM_ID, outcome)
+    log.engine.memory.removals.drop_stream(STREAM_ID, outcome)
     return outcome
 
 
@@ -208,9 +208,9 @@ def test_a_stream_that_is_dropped_while_its_write_fails_leaves_nothing(log: Log)
 def test_a_stream_that_is_dropped_while_it_is_loaded_leaves_nothing_and_tells_who_waits(log: Log) -> None:
     on_disk_only(log, 4)
     outcomes = [Outcome(), Outcome()]
-    log.engine.memory.load(log.entry, (1, 1), outcomes[0])
+    log.engine.memory.loads.load(log.entry, (1, 1), outcomes[0])
     jobs = log.engine.memory.plan()
-    log.engine.memory.load(log.entry, (2, 2), outcomes[1])
+    log.engine.memory.loads.load(log.entry, (2, 2), outcomes[1])
     drop(log)
     finish(log.engine, jobs)
     nothing_is_left(log.engine)
@@ -236,7 +236,7 @@ def test_a_stream_that_is_dropped_while_a_cursor_is_committed_leaves_nothing(log
     log.append_many(SEGMENT + 1)
     log.engine.run()
     committed = Outcome()
-    log.engine.memory.commit_cursor(log.entry, "a", Position(1, 1, 0), committed)
+    log.engine.memory.index_writer.commit_cursor(log.entry, "a", Position(1, 1, 0), committed)
     jobs = log.engine.memory.plan() if begun else []
     drop(log)
     finish(log.engine, jobs)
@@ -265,10 +265,10 @@ def test_a_long_log_is_removed_in_several_jobs(log: Log, monkeypatch: pytest.Mon
     flushed(log, 5)
     log.entry.start, log.entry.start_record = log.entry.end, log.entry.next_record
     outcome = Outcome()
-    log.engine.memory.collect(log.entry, outcome)
+    log.engine.memory.removals.collect(log.entry, outcome)
 
     (job,) = log.engine.memory.plan()
-    assert isinstance(job, RemoveJob)
+    assert isinstance(job, IndexJob)
     assert len(job.physical_ids) == 2
     log.engine.perform(job)
     assert outcome.calls == [None]  # the start is written down: it cannot come back

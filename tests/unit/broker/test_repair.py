@@ -8,7 +8,6 @@ import pytest
 from kera.broker.log.entry import Entry
 from kera.broker.ownership.stream import Stream
 from kera.broker.records import Hole, SegmentAddress
-from kera.broker.replication import repair
 from kera.broker.replication.repair import Repair
 from kera.core.ids import EntryId, Position
 from kera.v1 import common_pb2
@@ -22,8 +21,8 @@ FAST = 1 << 40
 class Repairing(Replicated):
     """A repair that runs."""
 
-    def __init__(self, engine: Engine, *, bytes_per_s: int = FAST, up: bool = True) -> None:
-        super().__init__(engine, up=up, repair_delay_ms=DELAY_MS, wait_ms_max=5000)
+    def __init__(self, engine: Engine, *, bytes_per_s: int = FAST, up: bool = True, **limits: int) -> None:
+        super().__init__(engine, up=up, repair_delay_ms=DELAY_MS, wait_ms_max=5000, **limits)
         self.runs = asyncio.create_task(
             Repair(
                 self.replication,
@@ -31,6 +30,7 @@ class Repairing(Replicated):
                 find=self._find,
                 pump=self.wire.pump,
                 bytes_per_s=lambda: bytes_per_s,
+                rest_s=0.001,
             ).run()
         )
 
@@ -62,13 +62,14 @@ class Repairing(Replicated):
     def repaired(self) -> bool:
         """Whether nothing is to be done any more."""
         return not (
-            self.replication.coverage.deficient or self.replication.backlog or self.replication.coverage.replacing
+            self.replication.coverage.deficient
+            or self.replication.backlog.extents
+            or self.replication.coverage.replacing
         )
 
 
 @pytest.fixture
-async def world(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Repairing]:
-    monkeypatch.setattr(repair, "REST_S", 0.001)
+async def world(engine: Engine) -> AsyncIterator[Repairing]:
     world = Repairing(engine)
     yield world
     world.runs.cancel()
@@ -87,10 +88,10 @@ async def test_what_a_backup_had_that_is_gone_is_made_anew(world: Repairing) -> 
 
 async def test_what_is_on_disk_only_is_brought_back_for_that(world: Repairing) -> None:
     stream = world.closed(8)
-    world.engine.memory.close_all()
+    world.engine.memory.segments.close_all()
     world.finish()
     entry = stream.streamlets[0].entries[0]
-    slots = world.engine.fill_memory() + [world.engine.memory.allocate() for _ in range(len(entry.resident))]
+    slots = world.engine.fill_memory() + [world.engine.memory.slots.allocate() for _ in range(len(entry.resident))]
     for slot in slots:
         slot.retire()
     assert entry.resident == {}
@@ -101,8 +102,8 @@ async def test_what_is_on_disk_only_is_brought_back_for_that(world: Repairing) -
     assert nothing_pinned(world.engine)
 
 
-async def test_a_piece_is_bounded(world: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "REPLICATED_BYTES_MAX", CHUNK_BYTES + 10)
+async def test_a_piece_is_bounded(world: Repairing) -> None:
+    world.replication.limits.request_bytes_max = CHUNK_BYTES + 10
     stream = world.closed(4)
     world.fail()
     before = world.replication.totals.batches
@@ -112,8 +113,8 @@ async def test_a_piece_is_bounded(world: Repairing, monkeypatch: pytest.MonkeyPa
     assert world.copies(stream) == [2] * 4
 
 
-async def test_a_chunk_larger_than_a_piece_goes_alone(world: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "REPLICATED_BYTES_MAX", 10)
+async def test_a_chunk_larger_than_a_piece_goes_alone(world: Repairing) -> None:
+    world.replication.limits.request_bytes_max = 10
     stream = world.closed(2)
     world.fail()
     await world.until(world.repaired)
@@ -121,10 +122,8 @@ async def test_a_chunk_larger_than_a_piece_goes_alone(world: Repairing, monkeypa
     assert world.copies(stream) == [2] * 2
 
 
-async def test_repair_keeps_to_its_pace(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "REST_S", 0.001)
-    monkeypatch.setattr(repair, "REPLICATED_BYTES_MAX", CHUNK_BYTES)
-    world = Repairing(engine, bytes_per_s=10 * CHUNK_BYTES)
+async def test_repair_keeps_to_its_pace(engine: Engine) -> None:
+    world = Repairing(engine, bytes_per_s=10 * CHUNK_BYTES, request_bytes_max=CHUNK_BYTES)
     loop = asyncio.get_running_loop()
     world.closed(4)
     world.fail()
@@ -136,16 +135,15 @@ async def test_repair_keeps_to_its_pace(engine: Engine, monkeypatch: pytest.Monk
     assert loop.time() - begun_s >= 0.3  # the first piece goes at once, each other one a tenth of a second later
 
 
-async def test_the_backlog_is_covered(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "REST_S", 0.001)
+async def test_the_backlog_is_covered(engine: Engine) -> None:
     world = Repairing(engine, up=False)
     stream = world.open(durability=common_pb2.DURABILITY_LEADER)
     world.append(stream, 4)
     assert stream.logs is not None
     for batch in stream.logs.logs[0]._queue:
         batch.waiters.clear()
-    world.replication.shed(stream.logs)
-    assert world.replication.backlog
+    world.replication.backlog.shed(stream.logs)
+    assert world.replication.backlog.extents
     world.wire.connect()
     await world.until(world.repaired)
     world.runs.cancel()
@@ -156,12 +154,12 @@ async def test_the_backlog_is_covered(engine: Engine, monkeypatch: pytest.Monkey
 
 async def test_what_has_gone_meanwhile_is_left_out(world: Repairing) -> None:
     stream = world.closed(8)
-    world.engine.memory.close_all()
+    world.engine.memory.segments.close_all()
     world.finish()
     entry = stream.streamlets[0].entries[0]
     world.fail()
     entry.start, entry.start_record = Position(1, 2, 0), 4
-    world.engine.memory.collect(entry)
+    world.engine.memory.removals.collect(entry)
     await world.until(world.repaired)
 
     assert world.copies(stream) == [2] * 4
@@ -216,7 +214,7 @@ async def test_a_piece_that_takes_too_long_is_waited_for_and_not_sent_twice(worl
     for backup in world.wire.backups.values():
         backup.full = True
     world.fail()
-    logs = world.replication._streams[STREAM_ID]
+    logs = world.replication.logs.streams[STREAM_ID]
     await world.until(lambda: logs.repair is not None and logs.repair.busy)
     assert logs.repair is not None
     lag = logs.repair.lag_bytes

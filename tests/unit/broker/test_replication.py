@@ -1,19 +1,21 @@
 """Where replicas are, how many there are, and what is done about it, with backups that keep bytes."""
 
 import errno
+from collections.abc import Container
 from typing import Any
 
 import pytest
 
 from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.log.events import Events
 from kera.broker.ownership.stream import Stream
 from kera.broker.records import Hole
-from kera.broker.replication import manager as replication_module
-from kera.broker.replication import virtual_log
 from kera.broker.replication.backups import FAILED_MS, FULL_MS
-from kera.broker.replication.manager import IDLE_MS_MIN, Replication
+from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_index import virtual_segments
-from kera.broker.replication.virtual_log import Close, Free, Send
+from kera.broker.replication.virtual_log import Close, Send
+from kera.broker.replication.virtual_logs import IDLE_MS_MIN
+from kera.broker.replication.virtual_segment import Free
 from kera.core.chunk import ChunkHeader, verify_header
 from kera.core.errors import NotReplicated, TooFewBackups
 from kera.core.ids import Position
@@ -35,7 +37,7 @@ def world(engine: Engine) -> Replicated:
 def drain(world: Replicated, stream: Stream) -> None:
     """All of the stream is on disk, and nothing in memory is kept."""
     world.close_all()
-    world.engine.memory.close_all()
+    world.engine.memory.segments.close_all()
     world.finish()
     assert stream.streamlets[0].entries[0].tail == []
     assert nothing_pinned(world.engine)
@@ -67,17 +69,24 @@ def test_a_closed_virtual_segment_is_written_down_and_a_restart_has_nothing_to_s
 
     assert (segment.virtual_segment_id, segment.stream_id, segment.log_id) == (FIRST_ID, STREAM_ID, 0)
     assert (segment.head, segment.wanted, len(segment.backups)) == (len(replica), 2, 2)
-    assert restarted(world).backlog == type(world.replication.backlog)()
-    assert restarted(world).pump() == []
+    assert not restarted(world).backlog.extents
+    assert restarted(world).logs.pump() == []
 
 
-def restarted(world: Replicated, *, epoch: int = EPOCH + 1, recover_before_epoch: int = 0) -> Replication:
+def restarted(
+    world: Replicated, *, epoch: int = EPOCH + 1, recover_before_epoch: int = 0, spared: Container[int] = ()
+) -> Replication:
     """Another launch's replication, that finds the same log."""
-    replication = Replication(world.replication.limits, lambda _changes, done: done(None))
-    replication.coverage.exists = world.replication.coverage.exists
+    replication = Replication(
+        world.replication.limits,
+        lambda _changes, done: done(None),
+        Events(),
+        exists=world.engine.streams.exists,
+        spared=lambda stream_id: stream_id in spared,
+    )
     replication.begin(epoch, virtual_segments(world.engine.index), recover_before_epoch=recover_before_epoch)
-    logs = replication.open_stream(STREAM_ID, replication=2, entries=1, virtual_logs=1, by_replicas=True)
-    replication.restore(logs, world.engine.streams.get(STREAM_ID).streamlets[0].entries[0])
+    logs = replication.logs.open_stream(STREAM_ID, replication=2, entries=1, virtual_logs=1, by_replicas=True)
+    replication.backlog.restore(logs, world.engine.streams.get(STREAM_ID).streamlets[0].entries[0])
     return replication
 
 
@@ -89,21 +98,20 @@ def test_a_restart_sends_what_no_closed_virtual_segment_has(world: Replicated) -
     world.append(stream, 3)
     world.wire.run()
     replication = restarted(world)
-    (log,) = replication._streams[STREAM_ID].logs
+    (log,) = replication.logs.streams[STREAM_ID].logs
 
     assert log.lag_bytes == 3 * CHUNK_BYTES
-    assert not replication.backlog
+    assert not replication.backlog.extents
 
 
 def test_what_a_restart_sends_goes_in_pieces_that_a_backup_takes(
-    world: Replicated, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
 ) -> None:
-    monkeypatch.setattr(replication_module, "REPLICATED_BYTES_MAX", 2 * CHUNK_BYTES + 1)
-    monkeypatch.setattr(virtual_log, "REPLICATED_BYTES_MAX", 2 * CHUNK_BYTES + 1)
+    world = Replicated(engine, request_bytes_max=2 * CHUNK_BYTES + 1)
     stream = world.open()
     world.append(stream, 3)
     world.wire.run()
-    (log,) = restarted(world)._streams[STREAM_ID].logs
+    (log,) = restarted(world).logs.streams[STREAM_ID].logs
     assert [batch.length for batch in log._queue] == [2 * CHUNK_BYTES, CHUNK_BYTES]
 
 
@@ -116,7 +124,7 @@ def test_retention_retires_what_has_nothing_left(world: Replicated) -> None:
     before = set(world.replicas()[1] + world.replicas()[2] + world.replicas()[3])
     entry = stream.streamlets[0].entries[0]
     entry.start, entry.start_record = Position(1, 2, 0), 4
-    world.engine.memory.collect(entry)
+    world.engine.memory.removals.collect(entry)
     world.finish()
 
     after = set(world.replicas()[1] + world.replicas()[2] + world.replicas()[3])
@@ -134,28 +142,28 @@ def test_too_few_backups_are_told_of_before_anything_is_appended(engine: Engine)
     world.wire.connect(1)
     assert stream.logs is not None
     with pytest.raises(TooFewBackups) as raised:
-        world.replication.check(stream.logs, "s")
+        world.replication.backups.check(stream.replication, "s")
 
     assert raised.value.attributes["backups"] == 1
     world.wire.connect(2)
-    world.replication.check(stream.logs, "s")
+    world.replication.backups.check(stream.replication, "s")
 
 
 def test_backups_whose_segments_are_too_small_do_not_count(world: Replicated) -> None:
     stream = world.open()
     replication = restarted(world)
     for backup_id in (7, 8):
-        replication.backups.are([common_pb2.BackupInfo(backup_id=backup_id, segment_bytes=SLOT_BYTES // 2)])
+        replication.backups.update([common_pb2.BackupInfo(backup_id=backup_id, segment_bytes=SLOT_BYTES // 2)])
         replication.backup_up(backup_id)
     assert stream.logs is not None
     with pytest.raises(TooFewBackups, match="2 backups, and 0 can be used"):
-        replication.check(stream.logs, "s")
+        replication.backups.check(stream.replication, "s")
 
 
 def test_a_backup_that_does_not_know_a_replica_any_more_can_be_used_for_others(world: Replicated) -> None:
     world.append(world.open())
     world.finish()
-    (place,) = world.replication.opened.values()
+    (place,) = world.replication.logs.opened.values()
     failed, other = place.backups
     world.wire.lose(failed, memory=True)
     world.wire.connect(failed)
@@ -232,24 +240,24 @@ def test_who_waits_too_long_for_a_full_backup_is_told_that_it_has_no_room(world:
 def test_a_log_that_lags_is_told_of_and_so_is_room(engine: Engine) -> None:
     world = Replicated(engine, lag_bytes_max=2 * CHUNK_BYTES)
     room: list[bool] = []
-    world.replication.on_room = lambda: room.append(True)
+    world.engine.events.room.listen(lambda: room.append(True))
     stream = world.open()
     assert stream.logs is not None
     log = stream.logs.of(0, 0)
-    world.append(stream)
-    assert not world.replication.lags(log)
-    world.append(stream)
-    assert world.replication.lags(log)
+    lagged = []
+    for _ in range(2):
+        world.append(stream)
+        lagged.append(log.lags)
     world.finish()
 
-    assert not world.replication.lags(log)
+    assert [*lagged, log.lags] == [False, True, False]
     assert room == [True]
 
 
 def test_after_a_newer_launch_has_taken_over_who_waits_is_told(world: Replicated) -> None:
     outcome = world.append(world.open())
     error = NotReplicated("a newer launch has taken over")
-    world.replication.fail(error)
+    world.replication.logs.fail(error)
 
     assert outcome.calls == [error]
 
@@ -287,7 +295,7 @@ def test_a_backup_that_is_gone_is_not_needed_once_all_that_it_had_is_elsewhere(w
     failed = deficient_one(world, stream)
     assert not world.replication.unneeded_backups(), "it may come back"
     world.wire.backups[failed].info.alive = False
-    world.replication.backups.are([world.wire.backups[failed].info])
+    world.replication.backups.update([world.wire.backups[failed].info])
     assert not world.replication.unneeded_backups()
     world.repair()
 
@@ -298,7 +306,7 @@ def test_a_backup_that_was_said_not_to_be_needed_is_not_used_before_that_is_take
     stream = world.open()
     world.wire.lose(1, memory=True)
     world.wire.backups[1].info.alive = False
-    world.replication.backups.are([world.wire.backups[1].info])
+    world.replication.backups.update([world.wire.backups[1].info])
     report = HeartbeatReport(world.engine.streams, replication=world.replication)
 
     def heartbeat() -> coordinator_pb2.HeartbeatRequest:
@@ -391,7 +399,7 @@ def test_a_sealed_virtual_segment_is_repaired_and_nothing_stays_on_the_backup_th
     stream = world.open()
     world.append(stream, 1)
     world.finish()
-    place = next(iter(world.replication.opened.values()))
+    place = next(iter(world.replication.logs.opened.values()))
     failed = place.backups[0]
     world.append(stream, 1)
     world.wire.lose(failed, carried_out=1)
@@ -411,7 +419,7 @@ def test_a_backup_that_comes_back_while_its_virtual_segment_closes_without_it_co
     stream = world.open()
     world.append(stream, 1)
     world.finish()
-    (place,) = world.replication.opened.values()
+    (place,) = world.replication.logs.opened.values()
     failed, other = place.backups
     world.wire.lose(failed)
     assert world.wire.backups[other].requests  # to close it: it takes its time
@@ -449,7 +457,7 @@ def test_an_old_virtual_segment_is_kept_while_what_covers_it_is_deficient_itself
     deficient_one(world, stream)
     (old,) = world.replication.coverage.deficient
     segment = stream.streamlets[0].entries[0].resident[1, 1]
-    batch = world.replication.cover(segment, 0, SLOT_BYTES, lambda _: None)
+    batch = world.replication.backlog.cover(segment, 0, SLOT_BYTES, lambda _: None)
     world.finish()
     assert batch is not None
     assert batch.place is not None
@@ -468,7 +476,7 @@ def test_retention_of_part_of_what_was_covered_again_does_not_keep_the_old_one(w
     replication, entry = world.replication, stream.streamlets[0].entries[0]
     world.append(stream, 2)
     world.finish()
-    world.engine.memory.close_all()
+    world.engine.memory.segments.close_all()
     world.append(stream, 2)
     world.finish()
     world.close_all()
@@ -480,16 +488,16 @@ def test_retention_of_part_of_what_was_covered_again_does_not_keep_the_old_one(w
     assert list(replication.coverage.deficient) == [old]
     new: set[Any] = set()
     for _, segment in sorted(entry.resident.items()):  # each in a virtual segment of its own
-        batch = replication.cover(segment, 0, segment.head, lambda _: None)
+        batch = replication.backlog.cover(segment, 0, segment.head, lambda _: None)
         world.wire.run()
         assert batch is not None
         new.add(batch.place)
-        replication.close_all()
+        replication.logs.close_open()
         world.wire.pump()
     assert len(new) == 2
     replication.coverage.replaced(old, new)
     entry.start, entry.start_record = Position(2, 1, 0), 2
-    world.engine.memory.collect(entry)
+    world.engine.memory.removals.collect(entry)
     for job in world.engine.memory.plan():  # the first part goes before its new virtual segment is closed
         world.engine.perform(job)
     world.finish()
@@ -582,21 +590,21 @@ def test_what_level_leader_cannot_send_is_shed_and_covered_later(engine: Engine)
     log = stream.logs.of(0, 0)
     batch = None
     for _ in range(6):
-        if world.replication.lags(log):
-            world.replication.shed(stream.logs)
+        if log.lags:
+            world.replication.backlog.shed(stream.logs)
         appended = stream.streamlets[0].append(*_next_chunk(world, stream))
         stream.streamlets[0].publish(appended)
         assert appended.segment is not None
-        batch = world.replication.append(log, appended.segment, appended.position, appended.end)
+        batch = world.replication.logs.append(log, appended.segment, appended.position, appended.end)
     assert batch is not None
     assert durable(stream) == 6 * CHUNK_BYTES
-    assert sum(extent.end - extent.start for extent in world.replication.backlog) == 4 * CHUNK_BYTES
+    assert sum(extent.end - extent.start for extent in world.replication.backlog.extents) == 4 * CHUNK_BYTES
     world.wire.connect()
     world.finish()
     world.repair()
 
     assert world.copies(stream) == [2] * 6
-    assert not world.replication.backlog
+    assert not world.replication.backlog.extents
     assert nothing_pinned(engine)
 
 
@@ -614,19 +622,19 @@ def test_replicas_of_earlier_launches_are_freed_only_when_all_is_covered(world: 
     world.append(stream, 4)
     world.finish()  # open: the index does not know it
     replication = restarted(world)
-    replication.backups.are([backup.info for backup in world.wire.backups.values()])
+    replication.backups.update([backup.info for backup in world.wire.backups.values()])
     for backup_id, backup in world.wire.backups.items():
         replication.backup_up(backup_id)
         replication.listed(backup_id, backup.list())
-    sends = replication.pump()
-    replication.repair_rests()
-    assert {type(effect) for effect in [*sends, *replication.pump()]} == {Send}
+    sends = replication.logs.pump()
+    replication.backlog.rest()
+    assert {type(effect) for effect in [*sends, *replication.logs.pump()]} == {Send}
     for send in sends:
         assert isinstance(send, Send)
-        replication.acknowledged(send)
-    replication.repair_rests()
+        replication.logs.acknowledged(send)
+    replication.backlog.rest()
 
-    freed = [effect for effect in replication.pump() if isinstance(effect, Free)]
+    freed = [effect for effect in replication.logs.pump() if isinstance(effect, Free)]
     assert {id_ for effect in freed for id_ in effect.virtual_segment_ids} == {FIRST_ID}
     assert len(freed) == 2
 
@@ -635,16 +643,16 @@ def test_replicas_of_earlier_launches_stay_when_memory_was_lost(world: Replicate
     world.append(world.open())
     world.finish()
     replication = restarted(world, recover_before_epoch=EPOCH + 1)
-    replication.backups.are([backup.info for backup in world.wire.backups.values()])
+    replication.backups.update([backup.info for backup in world.wire.backups.values()])
     for backup_id, backup in world.wire.backups.items():
         replication.backup_up(backup_id)
         replication.listed(backup_id, backup.list())
-    for effect in replication.pump():
+    for effect in replication.logs.pump():
         assert isinstance(effect, Send)
-        replication.acknowledged(effect)
-    replication.repair_rests()
+        replication.logs.acknowledged(effect)
+    replication.backlog.rest()
 
-    assert not any(isinstance(effect, Free) for effect in replication.pump())
+    assert not any(isinstance(effect, Free) for effect in replication.logs.pump())
 
 
 def test_a_stream_that_is_dropped_before_it_is_covered_does_not_keep_strangers(world: Replicated) -> None:
@@ -652,24 +660,24 @@ def test_a_stream_that_is_dropped_before_it_is_covered_does_not_keep_strangers(w
     world.append(stream, 4)
     world.finish()
     replication = restarted(world)
-    replication._strangers.append((1, FIRST_ID, STREAM_ID))
+    replication.backlog.add_stranger(1, FIRST_ID, STREAM_ID)
     replication.drop_stream(STREAM_ID, NotReplicated("gone"))
-    replication.repair_rests()
+    replication.backlog.rest()
 
-    assert Free(1, (FIRST_ID,)) in replication.pump()
+    assert Free(1, (FIRST_ID,)) in replication.logs.pump()
 
 
 def test_replicas_of_earlier_launches_are_kept_of_streams_that_nobody_knows(world: Replicated) -> None:
     world.open()
-    replication = restarted(world)
-    replication.spared = {STREAM_ID}
-    replication._strangers.append((1, FIRST_ID, STREAM_ID))
-    replication.repair_rests()
-    assert Free(1, (FIRST_ID,)) not in replication.pump()
-    replication.spared = set()
-    replication.repair_rests()
+    spared = {STREAM_ID}
+    replication = restarted(world, spared=spared)
+    replication.backlog.add_stranger(1, FIRST_ID, STREAM_ID)
+    replication.backlog.rest()
+    assert Free(1, (FIRST_ID,)) not in replication.logs.pump()
+    spared.clear()
+    replication.backlog.rest()
 
-    assert Free(1, (FIRST_ID,)) in replication.pump()
+    assert Free(1, (FIRST_ID,)) in replication.logs.pump()
 
 
 # --- the end of streams ------------------------------------------------------------------------------------
@@ -698,7 +706,7 @@ def test_a_stream_that_is_dropped_with_batches_in_flight_leaves_nothing(make_eng
 def test_a_stream_that_is_dropped_leaves_nothing_on_a_backup_that_had_left_and_is_back(world: Replicated) -> None:
     world.append(world.open())
     world.finish()
-    (place,) = world.replication.opened.values()
+    (place,) = world.replication.logs.opened.values()
     failed = place.backups[0]
     world.wire.lose(failed)
     world.wire.connect(failed)
@@ -715,7 +723,7 @@ def test_segments_that_go_while_they_are_sent_are_freed_when_that_is_over(world:
     world.append(stream, 5)
     entry = stream.streamlets[0].entries[0]
     entry.start, entry.start_record = Position(1, 2, 0), 4
-    world.engine.memory.collect(entry)
+    world.engine.memory.removals.collect(entry)
     world.engine.run()
     assert not nothing_pinned(world.engine)
     world.finish()
@@ -748,11 +756,11 @@ def test_a_closed_segment_that_ends_with_damage_does_not_wait_for_ever(world: Re
     world.append(stream)  # killed here, and the chunk is damaged in memory
     segment.close()
     replication = restarted(world)
-    (log,) = replication._streams[STREAM_ID].logs
+    (log,) = replication.logs.streams[STREAM_ID].logs
     assert log.lag_bytes == CHUNK_BYTES
     segment.holes.append(Hole(3 * CHUNK_BYTES, 4 * CHUNK_BYTES, "test"))
     replication = restarted(world)
-    (log,) = replication._streams[STREAM_ID].logs
+    (log,) = replication.logs.streams[STREAM_ID].logs
 
     assert log.lag_bytes == 0
     assert not segment.waits_for_replicas
@@ -764,19 +772,19 @@ def test_a_closed_segment_that_ends_with_damage_does_not_wait_for_ever(world: Re
 def empty_out(world: Replicated, *backup_ids: int) -> None:
     for backup_id, backup in world.wire.backups.items():
         backup.info.draining = backup_id in backup_ids
-    world.replication.backups.are([backup.info for backup in world.wire.backups.values()])
+    world.replication.backups.update([backup.info for backup in world.wire.backups.values()])
 
 
 def test_a_backup_that_is_drained_is_left_and_what_it_had_is_made_anew_and_freed(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 3)
     world.finish()
-    (place,) = world.replication.opened.values()
+    (place,) = world.replication.logs.opened.values()
     drained = place.backups[0]
     empty_out(world, drained)
     world.wire.tick(1)
     world.finish()
-    assert drained not in {id_ for place in world.replication.opened.values() for id_ in place.backups}
+    assert drained not in {id_ for place in world.replication.logs.opened.values() for id_ in place.backups}
     (old,) = world.replication.coverage.segments.values()
     assert old in world.replication.coverage.deficient
     assert world.wire.backups[drained].replicas, "until there are others"
@@ -796,34 +804,34 @@ def test_too_few_backups_besides_those_that_are_drained_are_no_reason_to_stop(wo
     world.append(stream, 2)
     world.wire.tick(1)
     world.finish()
-    (place,) = world.replication.opened.values()
+    (place,) = world.replication.logs.opened.values()
     assert len(place.backups) == stream.replication
     world.append(stream, 2)
     world.finish()
-    assert list(world.replication.opened.values()) == [place], "it stays where it is"
+    assert list(world.replication.logs.opened.values()) == [place], "it stays where it is"
 
 
 def restart_soon(world: Replicated, backup_id: int, *, alive: bool = True) -> None:
     info = world.wire.backups[backup_id].info
     info.restarting, info.alive = True, alive
-    world.replication.backups.are([backup.info for backup in world.wire.backups.values()])
+    world.replication.backups.update([backup.info for backup in world.wire.backups.values()])
 
 
 def test_what_is_open_on_a_backup_that_restarts_is_closed_there_and_goes_on_elsewhere(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 3)
     world.finish()
-    (place,) = world.replication.opened.values()
+    (place,) = world.replication.logs.opened.values()
     leaving = place.backups[0]
     restart_soon(world, leaving)
     world.wire.tick(1)
     world.finish()
-    assert not world.replication.opened
+    assert not world.replication.logs.opened
     assert [replica.closed for replica in world.wire.backups[leaving].replicas.values()] == [True]
     assert not world.replication.coverage.deficient
     world.append(stream, 3)
     world.finish()
-    assert leaving not in {id_ for place in world.replication.opened.values() for id_ in place.backups}
+    assert leaving not in {id_ for place in world.replication.logs.opened.values() for id_ in place.backups}
 
     restart_soon(world, leaving, alive=False)
     world.wire.lose(leaving)
@@ -834,7 +842,7 @@ def test_what_is_open_on_a_backup_that_restarts_is_closed_there_and_goes_on_else
 
     world.wire.backups[leaving].info.restarting = False
     restart_over = [backup.info for backup in world.wire.backups.values()]
-    world.replication.backups.are(restart_over)
+    world.replication.backups.update(restart_over)
     world.wire.tick(1)
     assert world.replication.coverage.deficient, "the grace is over"
 
@@ -843,21 +851,21 @@ def test_what_is_open_on_a_backup_that_restarts_stays_if_there_are_too_few_other
     stream = world.open()
     world.append(stream, 2)
     world.finish()
-    (place,) = world.replication.opened.values()
+    (place,) = world.replication.logs.opened.values()
     for backup_id in place.backups:
         restart_soon(world, backup_id)
     world.wire.tick(1)
     world.append(stream, 2)
     world.finish()
-    assert list(world.replication.opened.values()) == [place]
+    assert list(world.replication.logs.opened.values()) == [place]
 
 
 def test_a_backup_that_was_forgotten_is_not_there_any_more(world: Replicated) -> None:
     world.wire.lose(1)
-    world.replication.backups.are([world.wire.backups[backup_id].info for backup_id in (2, 3)])
+    world.replication.backups.update([world.wire.backups[backup_id].info for backup_id in (2, 3)])
     assert not world.replication.backups.is_up(1)
     assert 1 not in world.replication.unneeded_backups()
     stream = world.open()
     world.append(stream, 2)
     world.finish()
-    assert {id_ for place in world.replication.opened.values() for id_ in place.backups} == {2, 3}
+    assert {id_ for place in world.replication.logs.opened.values() for id_ in place.backups} == {2, 3}

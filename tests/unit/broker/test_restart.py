@@ -90,9 +90,9 @@ class Launches:
 
     def stop(self) -> None:
         """The process ends as it should."""
-        self.engine.memory.close_all()
+        self.engine.memory.segments.close_all()
         self.engine.run()
-        self.engine.index.commit([], dict(self.engine.memory.meta, clean=True))
+        self.engine.index.commit([], dict(self.engine.memory.ids.meta, clean=True))
         self.lose_host()
 
 
@@ -109,7 +109,7 @@ def launches(shm_dir: Path, root: Path) -> Iterator[Launches]:
 def commit(log: Log) -> None:
     """Put everything on disk, open segments included."""
     outcome = Outcome()
-    log.engine.memory.persist([(segment, segment.head) for segment in log.entry.tail], outcome)
+    log.engine.memory.commits.persist([(segment, segment.head) for segment in log.entry.tail], outcome)
     log.engine.run()
     assert outcome.calls == [None]
 
@@ -194,7 +194,7 @@ def test_what_was_flushed_and_what_was_not_are_one_log_again(launches: Launches)
     assert [segment.key for segment in log.entry.tail] == [(2, 1), (2, 2), (3, 1)]
     assert launches.engine.arena.free_slots == 5, "what is on disk need not stay in memory"
     assert log.read_all() == list(range(5 * SEGMENT))
-    launches.engine.memory.close_all()
+    launches.engine.memory.segments.close_all()
     launches.engine.run()
     assert log.read_all() == list(range(5 * SEGMENT))
 
@@ -272,7 +272,7 @@ def test_a_file_that_was_begun_is_left_to_the_next_launch_and_goes_when_there_is
     log = launches.begin()
     assert launches.found.open_files == 0, "memory has all that is in there"
     assert list(launches.engine.store.physical_ids()) == [1]
-    launches.engine.memory.close_all()
+    launches.engine.memory.segments.close_all()
     launches.engine.run()
 
     assert list(launches.engine.store.physical_ids()) == [2]
@@ -311,7 +311,7 @@ def test_memory_of_streams_that_are_gone_is_freed(launches: Launches) -> None:
 def test_cursors_that_were_committed_are_known_again(launches: Launches) -> None:
     log = launches.begin()
     log.append()
-    launches.engine.memory.commit_cursor(log.entry, "a", Position(1, 1, CHUNK_BYTES), Outcome())
+    launches.engine.memory.index_writer.commit_cursor(log.entry, "a", Position(1, 1, CHUNK_BYTES), Outcome())
     launches.engine.run()
     launches.kill()
 
@@ -540,7 +540,7 @@ def test_a_position_that_never_was_is_no_loss(launches: Launches) -> None:
 def test_files_that_were_to_be_removed_are_removed_by_the_next_launch(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(2 * SEGMENT)
-    launches.engine.memory.close_all()
+    launches.engine.memory.segments.close_all()
     launches.engine.run()
     launches.engine.index.commit([delete_segment(ADDRESS), put_removal(1)])
     launches.kill()
@@ -556,7 +556,7 @@ def test_a_segment_that_was_written_and_is_not_in_the_index_yet_is_taken_into_it
     log = launches.begin()
     log.append_many(SEGMENT)
     launches.engine.run()
-    launches.engine.memory.close_all()
+    launches.engine.memory.segments.close_all()
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "the machine is gone")
@@ -577,7 +577,7 @@ def test_a_segment_that_was_written_and_is_not_in_the_index_yet_is_taken_into_it
 def test_a_file_that_does_not_go_on_where_the_log_ends_is_removed(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(3 * SEGMENT)
-    launches.engine.memory.close_all()
+    launches.engine.memory.segments.close_all()
     launches.engine.run()
     launches.engine.index.commit([], {"next_physical_id": 4, "slot_bytes": SLOT_BYTES})
     store = launches.engine.store
@@ -592,7 +592,7 @@ def test_a_file_that_does_not_go_on_where_the_log_ends_is_removed(launches: Laun
 def test_new_files_never_get_the_number_of_one_that_is_there(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(SEGMENT)
-    launches.engine.memory.close_all()
+    launches.engine.memory.segments.close_all()
     launches.engine.run()
     store = launches.engine.store
     shutil.copy(store.path(1), store.path(77))
@@ -616,7 +616,7 @@ def test_an_index_that_is_gone_is_made_anew_from_the_files(launches: Launches) -
     assert lag_records(log.entry, log.entry.start) == 50 * SEGMENT
     assert log.append(sequence=0).duplicate
     assert log.append().first_record == 50 * SEGMENT
-    assert launches.engine.memory.meta["next_physical_id"] > 5
+    assert launches.engine.memory.ids.meta["next_physical_id"] > 5
 
 
 def test_an_index_that_is_gone_with_the_process_loses_nothing(launches: Launches) -> None:
@@ -659,7 +659,7 @@ def test_a_repair_does_not_bring_back_what_was_removed(launches: Launches) -> No
     log = launches.begin()
     log.append_many(3 * SEGMENT)
     log.entry.start, log.entry.start_record = Position(1, 2, 0), SEGMENT
-    launches.engine.memory.close_all()
+    launches.engine.memory.segments.close_all()
     launches.engine.run()
     launches.engine.index.commit([delete_segment(ADDRESS), put_removal(1)])
     launches.engine.index.commit([put_entry(log.entry.log_id, log.entry.record())])

@@ -19,7 +19,7 @@ def apply(log: Log, now_us: int = 0, **rules: object) -> list[Position]:
     """Move the starts as the engine does; returns where the first chunk of each entry is."""
     for entry, position, record in new_starts(log.streamlet, Rules(**rules), now_us):  # type: ignore[arg-type]
         entry.start, entry.start_record = position, record
-        log.engine.memory.collect(entry)
+        log.engine.memory.removals.collect(entry)
     log.engine.run()
     return [_first(entry) for entry in log.streamlet.entries]
 
@@ -159,7 +159,7 @@ def test_an_old_segment_behind_a_new_one_waits_for_it(engine: Engine) -> None:
 def test_an_entry_may_lose_all_it_has(engine: Engine) -> None:
     log = Log(engine)
     log.append_many(SEGMENT, created_us=1)
-    log.engine.memory.close_all()
+    log.engine.memory.segments.close_all()
     end = log.entry.end
 
     assert apply(log, HOUR_US, age_us=1000) == [end]
@@ -194,7 +194,7 @@ def test_the_size_is_that_of_the_streamlet_and_the_oldest_goes_whichever_entry_i
     for hour, producer in ((1, 1), (2, 2), (3, 2), (4, 1)):
         engine.memory.now_us = hour * HOUR_US
         log.append_many(SEGMENT, producer)
-    engine.memory.close_all()
+    engine.memory.segments.close_all()
 
     assert apply(log, bytes_max=3 * SLOT_BYTES) == [Position(2, 1, 0), Position(1, 2, 0)]
     assert apply(log, bytes_max=2 * SLOT_BYTES) == [Position(2, 2, 0), Position(1, 2, 0)]

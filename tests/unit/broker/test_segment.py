@@ -224,10 +224,10 @@ def test_a_segment_goes_through_the_states_of_the_thesis(log: Log) -> None:
 
     log.engine.run()
     log.engine.fill_memory()
-    memory.allocate().retire()
+    memory.slots.allocate().retire()
     assert isinstance(entry.find((1, 1)), SegmentRecord), "closed: on disk only"
 
-    memory.load(entry, (1, 1))
+    memory.loads.load(entry, (1, 1))
     (job,) = memory.plan()
     loading = entry.resident[1, 1]
     assert entry.state_of(loading) == SegmentState.LOADING

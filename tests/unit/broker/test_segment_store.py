@@ -9,7 +9,7 @@ from kera.broker.log.scan import scan_segment
 from kera.broker.log.segment import Segment
 from kera.broker.records import SegmentRecord
 from kera.broker.storage.index_format import delete_segment, put_removal
-from kera.broker.storage.jobs import LoadJob, RemoveJob, WriteJob
+from kera.broker.storage.jobs import IndexJob, LoadJob, StoreJob
 from kera.broker.storage.segment_files import chunk_ends, record_of, segment_path
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, Engine, Log, placed
 
@@ -19,10 +19,10 @@ SECOND = ADDRESS._replace(segment_id=2)
 def flushed(log: Log, count: int = 4) -> SegmentRecord:
     """One segment with `count` chunks, on disk only; its record."""
     log.append_many(count, record_count=10)
-    log.engine.memory.close_all()
+    log.engine.memory.segments.close_all()
     log.engine.run()
     log.engine.fill_memory()
-    log.engine.memory.allocate().retire()
+    log.engine.memory.slots.allocate().retire()
     assert log.entry.resident == {}
     record = log.engine.index.segment(ADDRESS)
     assert record is not None
@@ -31,7 +31,7 @@ def flushed(log: Log, count: int = 4) -> SegmentRecord:
 
 def load(log: Log) -> tuple[LoadJob, Segment]:
     """Bring the first segment back."""
-    log.engine.memory.load(log.entry, (1, 1))
+    log.engine.memory.loads.load(log.entry, (1, 1))
     (job,) = log.engine.memory.plan()
     assert isinstance(job, LoadJob)
     log.engine.perform(job)
@@ -76,7 +76,7 @@ def test_a_closed_segment_is_written_whole_and_then_in_the_index(log: Log) -> No
     log.engine.memory.now_us = 77
     log.append_many(5, record_count=10)
     (job,) = log.engine.memory.plan()
-    assert isinstance(job, WriteJob)
+    assert isinstance(job, StoreJob)
     log.engine.store.perform(job)
 
     path = log.engine.store.path(1)
@@ -97,7 +97,7 @@ def test_the_rest_of_the_last_block_is_zeros_whatever_was_in_the_slot(log: Log) 
     slot.view[:] = b"?" * SLOT_BYTES
     slot.retire()
     log.append()
-    log.engine.memory.close_all()
+    log.engine.memory.segments.close_all()
     log.engine.run()
 
     content = log.engine.store.path(1).read_bytes()
@@ -206,7 +206,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_and_no_hole(log: Log) -> None:
 
 def test_a_removal_goes_first_from_the_index_and_then_from_the_disk(log: Log) -> None:
     record = flushed(log)
-    job = RemoveJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
+    job = IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
     log.engine.store.perform(job)
 
     assert job.error is None
@@ -222,7 +222,7 @@ def test_a_file_that_could_not_be_removed_is_remembered(log: Log, monkeypatch: p
         raise OSError(errno.EROFS, "read-only")
 
     monkeypatch.setattr(log.engine.disk, "remove", fail)
-    job = RemoveJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
+    job = IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
     log.engine.store.perform(job)
 
     assert job.error is not None

@@ -352,7 +352,7 @@ async def test_a_streamlet_that_comes_back_while_it_is_being_written_waits_for_t
     cluster.send(3)
     first = cluster.brokers[1]
     first.paused = True
-    first.engine.memory.close_all()
+    first.engine.memory.segments.close_all()
     jobs = first.engine.memory.plan()
     state = await cluster.seal(2)
     cluster.info = moved(cluster.info, state, 1)
@@ -536,7 +536,7 @@ async def test_a_streamlet_of_which_nothing_is_left_here_goes_with_its_files(clu
     cluster.send(5)
     first = cluster.brokers[1]
     await cluster.move(2)
-    first.engine.memory.close_all()
+    first.engine.memory.segments.close_all()
     first.engine.run()
     assert list(first.engine.store.physical_ids())
     cluster.info = assign(cluster.info, 2, [(3, 2, [5])])

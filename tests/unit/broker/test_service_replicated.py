@@ -54,7 +54,6 @@ class ReplicatedBroker(Broker):
             self.wire.connect()
             self.wire.run()
         super().__init__(engine, limits=limits, pump=self.wire.pump)
-        engine.replication.on_work = lambda: None
         settings = {"replication": 2, "durability": REPLICATED} | config
         self.broker.registered(BROKER_ID, [stream_info(**settings), stream_info(8, **settings)])
 
@@ -175,7 +174,7 @@ async def test_a_repeat_of_what_was_shed_is_acknowledged_only_when_backups_have_
     broker.replication.limits.lag_bytes_max = CHUNK_BYTES
     broker.append(chunk(1, 0))
     broker.append(chunk(1, 1))  # the first one is shed
-    assert broker.replication.backlog
+    assert broker.replication.backlog.extents
     broker.replication.limits.lag_bytes_max = 1 << 20
     broker.wire.connect()
     again = broker.begin(chunk(1, 0), durability=REPLICATED)
@@ -352,7 +351,7 @@ async def test_a_closed_segment_goes_to_disk_when_backups_have_all_of_it(broker:
     entry = broker.streams.get(STREAM_ID).streamlets[0].entries[0]
     broker.engine.run()
     assert entry.last_stored == (0, 0)
-    assert broker.engine.memory.held_back
+    assert broker.engine.memory.waits_for_replicas
     broker.wire.run()
     await answered(write)
     await turn()

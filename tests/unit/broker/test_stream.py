@@ -132,7 +132,7 @@ def test_a_stream_that_says_nothing_of_durability_is_acknowledged_by_the_leader(
 def test_a_streamlet_goes_on_from_what_is_on_disk(engine: Engine, streams: Streams) -> None:
     before = Log(engine)
     before.append_many(5)
-    engine.memory.close_all()
+    engine.memory.segments.close_all()
     engine.run()
     streams.open(stream_info(), BROKER_ID)
     streamlet = streams.get(STREAM_ID).streamlet(0)
@@ -148,7 +148,7 @@ def test_producers_that_are_forgotten_at_a_start_leave_the_disk_as_well(
     before = Log(engine)
     for producer in range(1, 8):
         before.append(producer)
-    engine.memory.close_all()
+    engine.memory.segments.close_all()
     engine.run()
     monkeypatch.setattr(streamlet_module, "PRODUCERS_KEPT", 2)
     monkeypatch.setattr(streamlet_module, "PRODUCERS_SPARE", 1)
@@ -167,7 +167,7 @@ def test_what_is_dropped_leaves_no_file_and_no_record(engine: Engine, streams: S
         for sequence in range(5):
             data = memoryview(chunk(1, sequence, stream_id=stream_id))
             streamlet.append(data, verify_header(data))
-    engine.memory.close_all()
+    engine.memory.segments.close_all()
     engine.run()
     assert len(list(engine.store.physical_ids())) == 4
     done = Outcome()

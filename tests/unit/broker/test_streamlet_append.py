@@ -194,7 +194,7 @@ def test_a_repeat_is_told_even_when_the_arena_is_full(make_engine: MakeEngine) -
 def test_a_repeat_of_what_has_been_removed_since_is_a_repeat_without_a_place(log: Log) -> None:
     log.append_many(5)
     log.entry.start, log.entry.start_record = Position(1, 2, 0), 4
-    log.engine.memory.collect(log.entry)
+    log.engine.memory.removals.collect(log.entry)
     log.engine.run()
 
     again = log.append(sequence=1)
@@ -206,7 +206,7 @@ def test_a_repeat_of_what_is_on_disk_only_is_a_repeat_without_a_place(log: Log) 
     log.append_many(5)
     log.engine.run()
     log.engine.fill_memory()
-    log.engine.memory.allocate()
+    log.engine.memory.slots.allocate()
     assert [segment.key for segment in log.segments()] == [(1, 2)]
 
     assert place(log.append(sequence=3)) == (0, 0, 0, 0, 0, True)
@@ -310,8 +310,8 @@ def test_a_repeat_is_not_taken_for_a_chunk_of_an_older_epoch_that_is_in_memory(l
     log.append(producer=2)
     log.engine.run()
     log.engine.fill_memory()
-    log.engine.memory.allocate()
-    log.engine.memory.allocate().retire()  # room for one, not for those ahead of it
+    log.engine.memory.slots.allocate()
+    log.engine.memory.slots.allocate().retire()  # room for one, not for those ahead of it
     log.read(position(old[0]), Position(1, 1, SLOT_BYTES))
     assert [segment.key for segment in log.segments()] == [(1, 1), (2, 1)], "that of the older epoch was loaded"
 

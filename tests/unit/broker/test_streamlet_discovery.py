@@ -45,9 +45,9 @@ def test_a_group_of_an_earlier_launch_is_lost(streamlet: Streamlet) -> None:
 def removed(streamlet: Streamlet, entry: int, start: Position) -> None:
     """Let an entry start there."""
     lane = streamlet.entries[entry]
-    streamlet._memory.close_all()  # type: ignore[attr-defined]
+    streamlet._memory.segments.close_all()  # type: ignore[attr-defined]
     lane.start, lane.start_record = start, 1
-    streamlet._memory.collect(lane)  # type: ignore[attr-defined]
+    streamlet._memory.removals.collect(lane)  # type: ignore[attr-defined]
 
 
 def test_a_group_that_was_removed_is_lost(streamlet: Streamlet, engine: Engine) -> None:

@@ -67,7 +67,7 @@ async def test_segments_on_disk_are_described_like_those_in_memory(broker: Broke
     before = await ask()
     broker.engine.run()
     broker.engine.fill_memory()
-    slots = [broker.engine.memory.allocate() for _ in range(2)]
+    slots = [broker.engine.memory.slots.allocate() for _ in range(2)]
     assert len(slots) == 2, "both segments of group 1 have left the memory"
 
     assert await ask() == before

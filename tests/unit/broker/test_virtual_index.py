@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kera.broker.records import SegmentAddress
 from kera.broker.replication.virtual_index import delete_virtual_segment, put_virtual_segment, virtual_segments
-from kera.broker.replication.virtual_log import VirtualSegment
+from kera.broker.replication.virtual_segment import VirtualSegment
 from kera.broker.storage.index_format import stream_of
 from tests.unit.broker.replication_support import Replicated, extents_of
 from tests.unit.broker.support import STREAM_ID, Engine

@@ -1,11 +1,13 @@
 """A virtual log: what goes with which request, in which order it completes, and what becomes of it with failures."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
-from kera.broker.replication import virtual_log
-from kera.broker.replication.virtual_log import Batch, Close, Effect, Free, Send, Totals, VirtualLog, VirtualSegment
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.virtual_log import Close, Effect, Send, VirtualLog
+from kera.broker.replication.virtual_segment import Batch, Free, ReplicationTotals, VirtualSegment
 from kera.core.chunk import chained_checksum
 from kera.core.errors import NotReplicated
 from tests.unit.broker.replication_support import checksum_of, extents_of, nothing_pinned
@@ -18,7 +20,7 @@ ERROR = NotReplicated("it takes too long")
 class Scenario:
     """A virtual log of one entry, opened on the first R of `backups`; what is planned is remembered."""
 
-    def __init__(self, engine: Engine, replication: int, capacity_bytes: int) -> None:
+    def __init__(self, engine: Engine, replication: int, limits: ReplicationLimits) -> None:
         self.engine = engine
         self.log = Log(engine, group_segments=8)
         self.log.entry.by_replicas = True
@@ -31,9 +33,9 @@ class Scenario:
             STREAM_ID,
             0,
             replication=replication,
-            capacity_bytes=capacity_bytes,
+            limits=limits,
             on_closed=self.closed.append,
-            totals=Totals(),
+            totals=ReplicationTotals(),
         )
 
     def open(self, _: VirtualLog) -> VirtualSegment | None:
@@ -104,16 +106,22 @@ MakeScenario = Callable[..., Scenario]
 
 
 @pytest.fixture
-def make(engine: Engine) -> MakeScenario:
-    return lambda replication=2, capacity_bytes=SLOT_BYTES: Scenario(engine, replication, capacity_bytes)
+def limits() -> ReplicationLimits:
+    return ReplicationLimits(SLOT_BYTES)
 
 
 @pytest.fixture
-def pipelined(monkeypatch: pytest.MonkeyPatch) -> None:
+def make(engine: Engine, limits: ReplicationLimits) -> MakeScenario:
+    return lambda replication=2, capacity_bytes=SLOT_BYTES: Scenario(
+        engine, replication, replace(limits, segment_bytes=capacity_bytes)
+    )
+
+
+@pytest.fixture
+def pipelined(limits: ReplicationLimits) -> None:
     """Each chunk is a batch, and goes at once, up to six."""
-    monkeypatch.setattr(virtual_log, "REPLICATED_BYTES_MAX", CHUNK_BYTES)
-    monkeypatch.setattr(virtual_log, "PIPELINED_BYTES_MIN", CHUNK_BYTES)
-    monkeypatch.setattr(virtual_log, "IN_FLIGHT_BYTES_MAX", 6 * CHUNK_BYTES)
+    limits.request_bytes_max = limits.pipelined_bytes_min = CHUNK_BYTES
+    limits.in_flight_bytes_max = 6 * CHUNK_BYTES
 
 
 def sends(effects: Iterable[Effect]) -> list[tuple[int, int, int]]:
@@ -159,9 +167,9 @@ def test_large_batches_go_side_by_side_as_far_as_the_window_goes(make: MakeScena
 
 
 def test_a_batch_is_bounded_and_a_chunk_larger_than_the_bound_goes_alone(
-    make: MakeScenario, monkeypatch: pytest.MonkeyPatch
+    make: MakeScenario, limits: ReplicationLimits
 ) -> None:
-    monkeypatch.setattr(virtual_log, "REPLICATED_BYTES_MAX", CHUNK_BYTES + 100)
+    limits.request_bytes_max = CHUNK_BYTES + 100
     scenario = make()
     small, large, after = (
         scenario.append(),
@@ -543,9 +551,9 @@ def test_a_new_log_waits_for_those_that_its_entries_had_before(make: MakeScenari
         STREAM_ID,
         1,
         replication=2,
-        capacity_bytes=SLOT_BYTES,
+        limits=ReplicationLimits(SLOT_BYTES),
         on_closed=scenario.closed.append,
-        totals=Totals(),
+        totals=ReplicationTotals(),
         after=[before],
     )
     second = scenario.append()

@@ -14,7 +14,7 @@ from kera.backup.frames import Layout
 from kera.backup.log_file import NAME
 from kera.broker.registration import DataDirectory
 from kera.broker.replication.virtual_index import put_virtual_segment
-from kera.broker.replication.virtual_log import Extent, VirtualSegment
+from kera.broker.replication.virtual_segment import Extent, VirtualSegment
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.segment_files import segment_path
 from kera.cli import verify as verify_module

@@ -11,14 +11,17 @@ import pyarrow as pa
 
 from kera.broker.counters import Counters
 from kera.broker.log.arena import Arena
+from kera.broker.log.events import Events
 from kera.broker.log.segment import Segment
 from kera.broker.ownership.streams import Streams
-from kera.broker.replication.manager import Limits, Replication
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.manager import Replication
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.service import BrokerService
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
+from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.client.cluster.locality import Locality
@@ -251,8 +254,9 @@ class FakeCluster:
         self.launches += 1
         root = self.directory / f"launch-{self.launches}"
         index = SegmentIndex.open(root / "index", durable=False)
-        memory = PersistenceManager(self.arena, index, next_physical_id=1, meta={})
-        replication = Replication(Limits(self.arena.slot_bytes), memory.note)
+        memory = PersistenceManager(self.arena, index, PhysicalIds({"next_physical_id": 1}), Events())
+        limits = ReplicationLimits(self.arena.slot_bytes)
+        replication = Replication(limits, memory.index_writer.note, memory.events)
         self.streams = Streams(memory, Restart(None, index, SegmentStore(root, LocalDisk(root), index)), replication)
         self.service = BrokerService(
             self.streams, memory, replication, self.counters, pump=lambda: None, limits=self.limits

@@ -34,6 +34,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kera.broker.event import Event
 from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, invariant
 from kera.core.telemetry import get_logger
 
@@ -164,8 +165,8 @@ class Slot:
             return
         if self.retired:
             self._arena.reuse(self)
-        elif self._arena.on_release is not None:
-            self._arena.on_release()
+        else:
+            self._arena.released()
 
     def retire(self) -> None:
         """The segment is gone: free the slot, now or when the last lease ends."""
@@ -190,11 +191,19 @@ class Slot:
 class Arena:
     """See the head of this module."""
 
-    def __init__(self, path: Path, fd: int, memory: mmap.mmap, slot_bytes: int, slots: int, slots_at: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fd: int,
+        memory: mmap.mmap,
+        slot_bytes: int,
+        slots: int,
+        slots_at: int,
+    ) -> None:
         self.path = path
         self.slot_bytes = slot_bytes
-        self.on_release: Any = None
-        """Called when a slot has come free, or could: its last lease has ended."""
+        self.released = Event[[]]()
+        """A slot has come free, or could: its last lease has ended."""
         self._fd = fd
         self._memory = memory
         self._view = memoryview(memory)
@@ -216,7 +225,15 @@ class Arena:
         """Slots that readers of the last launch may still look at; each has one lease, to be released in the end."""
 
     @classmethod
-    def create(cls, shm_dir: Path, *, arena_bytes: int, slot_bytes: int, data_dir: Path, ephemeral: bool) -> Arena:
+    def create(
+        cls,
+        shm_dir: Path,
+        *,
+        arena_bytes: int,
+        slot_bytes: int,
+        data_dir: Path,
+        ephemeral: bool,
+    ) -> Arena:
         """Make an arena of `arena_bytes` // `slot_bytes` slots in `shm_dir` and lock it.
 
         Raises `SharedMemoryTooSmall` or `PathNotWritable`.
@@ -341,8 +358,7 @@ class Arena:
         """Called by the slot itself when nobody uses it any more."""
         slot.advance_generation()
         self._free.append(slot)
-        if self.on_release is not None:
-            self.on_release()
+        self.released()
 
     def close(self, *, keep: bool = False) -> None:
         """Remove the file, unless the next launch is to find it.

@@ -264,7 +264,7 @@ class Entry:
         self.gaps = list(record.gaps)
         if graft.last > self.last_stored:
             self.last_stored, self.stored_end = graft.last, graft.end
-        self.next_record = max(self.next_record, graft.next_record)
+        self.go_on_from(graft.next_record)
 
     def recovering(self, key: Key) -> bool:
         """Whether a segment has yet to come from backups."""
@@ -279,6 +279,26 @@ class Entry:
         self.stored_record = segment.first_record + segment.record_count
         self.stored_bytes += segment.head
         self.stored_segments += 1
+        segment.in_index = True
+        segment.producers = {}
+
+    def removed(self, length: int) -> None:
+        """The index has forgotten a stored segment."""
+        self.stored_bytes -= length
+        self.stored_segments -= 1
+
+    def leave_memory(self, segment: Segment) -> None:
+        """A segment is not in memory any more."""
+        if self.resident.get(segment.key) is segment:
+            del self.resident[segment.key]
+
+    def move_start(self, position: Position, record: int) -> None:
+        """What is before a position, and before the record there, is not there any more."""
+        self.start, self.start_record = position, record
+
+    def go_on_from(self, record: int) -> None:
+        """The next record has this ordinal, or a later one."""
+        self.next_record = max(self.next_record, record)
 
     def wake(self) -> None:
         """Let waiting readers look again."""

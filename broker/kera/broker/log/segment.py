@@ -22,14 +22,14 @@ from __future__ import annotations
 import enum
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kera.broker.log.arena import Slot, SlotContent
 from kera.broker.log.scan import SegmentScan
 from kera.broker.records import Hole, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.core.chunk import ChunkHeader, place_chunk, read_header
-from kera.core.errors import KeraError, invariant
+from kera.core.errors import invariant
 
 if TYPE_CHECKING:
     from kera.broker.log.entry import Entry
@@ -76,7 +76,6 @@ class Segment:
         "max_timestamp_us",
         "min_timestamp_us",
         "newest_us",
-        "on_loaded",
         "opened_ms",
         "physical_id",
         "producers",
@@ -121,7 +120,6 @@ class Segment:
         self.busy = False
         """Being written to disk."""
         self.loading = False
-        self.on_loaded: list[Callable[[KeraError | None], None]] = []
         self.dropped = False
         """Removed while it was busy."""
         self.opened_ms = 0
@@ -221,6 +219,25 @@ class Segment:
         if self.entry.by_replicas and to > self.durable_head and not self.dropped:
             self.advance_durable_head(to)
             self.entry.wake()
+
+    def stored_up_to(self, end: int, crc32c: int) -> list[int]:
+        """Its file is durable up to `end`; returns the files that are not needed any more."""
+        self.stored, self.crc32c = end, crc32c
+        abandoned, self.abandoned = self.abandoned, []
+        return abandoned
+
+    def abandon_file(self) -> None:
+        """A write has failed, and what its file holds is anybody's guess: begin anew in another one.
+
+        Until that is durable, the old one stays, with what had been durable in it.
+        """
+        self.abandoned.append(self.physical_id)
+        self.physical_id = self.stored = self.crc32c = 0
+
+    @property
+    def files(self) -> list[int]:
+        """All files that it has, or had before they failed."""
+        return [physical_id for physical_id in (self.physical_id, *self.abandoned) if physical_id]
 
     @property
     def waits_for_replicas(self) -> bool:

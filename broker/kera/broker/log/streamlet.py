@@ -55,8 +55,8 @@ _as_appended = tuple.__new__
 """What `Appended._make` does, in half the time: one is made for each chunk."""
 
 
-class Memory(Protocol):
-    """Who gives slots and learns what becomes of them: see ``kera.broker.storage.persistence``."""
+class SlotSource(Protocol):
+    """Who gives slots: see ``kera.broker.storage.slots``."""
 
     @property
     def slot_bytes(self) -> int:
@@ -67,12 +67,21 @@ class Memory(Protocol):
         """A slot for a new segment. Raises `ArenaFull` or `DiskFull`."""
         ...
 
+
+class Memory(Protocol):
+    """Who gives memory and learns what becomes of it: see ``kera.broker.storage.persistence``."""
+
+    @property
+    def slots(self) -> SlotSource:
+        """Memory for new segments."""
+        ...
+
     def opened(self, segment: Segment) -> None:
         """A segment takes appends from now on."""
         ...
 
-    def closed(self, segment: Segment) -> None:
-        """It takes none any more."""
+    def close(self, segment: Segment) -> None:
+        """Have an open segment take no more appends."""
         ...
 
     def dropped(self, streamlet: Streamlet) -> None:
@@ -147,7 +156,7 @@ class Streamlet:
                 self._begin_with_the_first(entry)
             head = entry.head
             if head is not None and (last.closed or head.address.group_id < last.first_group_id):
-                self.close_segment(head)
+                self._memory.close(head)
             entry.wake()
 
     def _go_on_from_others(self, entry: Entry) -> None:
@@ -158,10 +167,10 @@ class Streamlet:
         first = self.intervals[0]
         if entry.start == EARLIEST:
             if first.inherits:  # else nothing was before it: there is no start before there is a first segment
-                entry.start, entry.start_record = first.start, first.first_record(entry.index)
+                entry.move_start(first.start, first.first_record(entry.index))
         elif entry.start >= here:
             entry.start_record = max(entry.start_record, record)
-        entry.next_record = max(entry.next_record, record)
+        entry.go_on_from(record)
         if not entry.tail and not entry.stored_segments:
             entry.stored_record = entry.next_record
 
@@ -177,7 +186,7 @@ class Streamlet:
             if interval.first_group_id <= entry.start.group_id
         )
         if not lost and (entry.tail or entry.stored_segments):
-            entry.start, entry.start_record = first.start, first.first_record(entry.index)
+            entry.move_start(first.start, first.first_record(entry.index))
 
     def seal(self) -> None:
         """Take no more chunks, so that what there is can become durable and another broker go on from there."""
@@ -185,7 +194,7 @@ class Streamlet:
         for entry in self.entries.made:
             head = entry.head
             if head is not None:
-                self.close_segment(head)
+                self._memory.close(head)
 
     def unseal(self) -> None:
         """Take chunks again, in new groups."""
@@ -278,14 +287,14 @@ class Streamlet:
 
     def _next_segment(self, entry: Entry, chunk_bytes: int) -> Segment:
         """A new segment, which takes the next chunk of `entry`: the open one, if there is one, has no room for it."""
-        slot_bytes = self._memory.slot_bytes
+        slot_bytes = self._memory.slots.slot_bytes
         if chunk_bytes > slot_bytes:
             raise RecordTooLarge(
                 f"chunk of {chunk_bytes} bytes is larger than a segment ({slot_bytes} bytes)",
                 chunk_bytes=chunk_bytes,
                 limit=slot_bytes,
             )
-        slot = self._memory.allocate()  # before anything is closed: it may raise
+        slot = self._memory.slots.allocate()  # before anything is closed: it may raise
         head = entry.head  # which may have been closed to make room
         if head is not None and head.address.segment_id < self._group_segments:
             key = (head.address.group_id, head.address.segment_id + 1)
@@ -293,16 +302,11 @@ class Streamlet:
             key = (self.next_group_id, 1)
             self.next_group_id += 1
         if head is not None:
-            self.close_segment(head)
+            self._memory.close(head)
         segment = Segment.open(entry, SegmentAddress(*entry.log_id, *key), slot, entry.next_record)
         entry.add(segment)
         self._memory.opened(segment)
         return segment
-
-    def close_segment(self, segment: Segment) -> None:
-        """Take no more appends in the open segment of an entry; its group ends, too, unless another segment follows."""
-        segment.close()
-        self._memory.closed(segment)
 
     def _find_duplicate(self, entry: Entry, header: ChunkHeader) -> Appended:
         """Where the chunk with this producer, epoch and sequence is.

@@ -47,7 +47,7 @@ class StreamletOpener:
             return held
         if assignment.sources or self._restart.found.repaired:
             change = put_handed_over(stream_id, assignment.streamlet_id, last.first_group_id, last.first_records)
-            self._memory.note([change], nothing)
+            self._memory.index_writer.note([change], nothing)
             return held
         return Holding(held.intervals[:-1], owned=False, broker_epoch=held.broker_epoch)
 
@@ -95,7 +95,7 @@ class StreamletOpener:
             before = handed_over(self._restart.index, stream.stream_id, assignment.streamlet_id)
         for index, record in enumerate(before.first_records[: info.config.entries]):
             entry = restored.entries[index]
-            entry.next_record = max(entry.next_record, record)
+            entry.go_on_from(record)
         streamlet = Streamlet(
             stream.stream_id,
             assignment.streamlet_id,
@@ -110,15 +110,15 @@ class StreamletOpener:
         forgotten = streamlet.forget_producers()
         if forgotten:
             ref = (stream.stream_id, assignment.streamlet_id)
-            self._memory.note([no_producer(*ref, producer_id) for producer_id in forgotten], nothing)
+            self._memory.index_writer.note([no_producer(*ref, producer_id) for producer_id in forgotten], nothing)
         for entry in restored.moved:
-            self._memory.collect(entry)
+            self._memory.removals.collect(entry)
         for entry in streamlet.entries.made:
             if entry.start_record > held.intervals[0].first_record(entry.index):
                 self._moved_starts[entry] = None  # it may have moved when nobody was told
         for segment in restored.segments:
             self._memory.adopt(segment)
             if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:
-                self._memory.persist([(segment, segment.head)], nothing)
+                self._memory.commits.persist([(segment, segment.head)], nothing)
         stream.add(streamlet)
         return streamlet

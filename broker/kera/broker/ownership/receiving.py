@@ -59,7 +59,7 @@ class Receiving:
                 await self._remove_remains(info, state.streamlet_id)
             changes += changes_for(self._streams.index, info.stream_id, state, held, known=streamlet is not None)
         if changes:
-            await until_done(lambda done: self._memory.note(changes, done))
+            await until_done(lambda done: self._memory.index_writer.note(changes, done))
 
     def _streamlet(self, stream_id: int, streamlet_id: int) -> Streamlet | None:
         return self._streams.get(stream_id).streamlets.get(streamlet_id) if stream_id in self._streams else None

@@ -30,7 +30,7 @@ class StreamletRemoval:
                 go_on()
             done(error)
 
-        self._memory.drop_streamlet(stream_id, streamlet_id, removed)
+        self._memory.removals.drop_streamlet(stream_id, streamlet_id, removed)
 
     def when_removed(self, stream_id: int, streamlet_id: int, go_on: Callable[[], None]) -> None:
         """Call `go_on` when nothing of an earlier time of the streamlet is being removed any more."""

@@ -90,7 +90,7 @@ class Sealing:
             await pace.step()
             tails = [(segment, segment.head) for entry in streamlet.entries.made for segment in entry.tail]
             if to_disk and tails:
-                self._memory.persist(tails, nothing)
+                self._memory.commits.persist(tails, nothing)
             lacking += filter(_lacks, streamlet.entries.made)
         while lacking := [entry for entry in lacking if _lacks(entry)]:  # no more come: they are sealed
             if not await woken(lacking, until):

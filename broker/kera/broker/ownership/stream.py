@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kera.broker.log.retention import Rules
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.replication.manager import StreamLogs
+from kera.broker.replication.virtual_logs import StreamLogs
 from kera.core.errors import NotOwner, StreamletOutOfRange
 from kera.v1 import common_pb2
 
@@ -38,7 +38,7 @@ class Stream:
         self.by_disk = self.replication == 0
         """Whether level persisted means the broker's own disk: there are no replicas."""
         if self.logs is not None:
-            self.logs.by_replicas = self.by_replicas
+            self.logs.set_by_replicas(self.by_replicas)
         self.retention = Rules.of(info.config)
         for streamlet in self.streamlets.values():
             self._set_level(streamlet)

@@ -32,7 +32,6 @@ class Streams:
         self._memory = memory
         self._restart = restart
         self._replication = replication
-        replication.coverage.exists = self._exists
         self._streams: dict[int, Stream] = {}
         self.fences = ProducerFences()
         """Of all its streamlets."""
@@ -40,7 +39,6 @@ class Streams:
         """Entries whose start has moved, until the coordinator knows."""
         self.unknown: dict[int, Unserved] = {}
         """Streams that are here and of which the coordinator did not know: kept, and not served."""
-        replication.spared = self.unknown
         self.removal = StreamletRemoval(memory, restart)
         self._opener = StreamletOpener(memory, restart, self.fences, self.moved_starts)
 
@@ -134,7 +132,7 @@ class Streams:
         elif info.config_version > stream.config_version:
             stream.alter(info)
             if stream.logs is not None:
-                self._replication.set_virtual_logs(stream.logs, stream.virtual_logs)
+                self._replication.logs.set_virtual_logs(stream.logs, stream.virtual_logs)
         return stream
 
     def _stays(
@@ -174,7 +172,7 @@ class Streams:
     def _write_down(self, info: common_pb2.StreamInfo) -> None:
         """So that it is still known what the stream is, should the coordinator come to know it no more."""
         if is_news(self._restart.index, info):
-            self._memory.note([put_stream(info)], nothing)
+            self._memory.index_writer.note([put_stream(info)], nothing)
 
     def _assign(
         self,
@@ -199,7 +197,7 @@ class Streams:
 
     def move_start(self, entry: Entry, position: Position, record: int) -> None:
         """What is before a position goes: the caller has it removed."""
-        entry.start, entry.start_record = position, record
+        entry.move_start(position, record)
         self.moved_starts[entry] = None
 
     def _replicate(self, stream: Stream, opened: list[Streamlet], entries: int) -> None:
@@ -207,7 +205,7 @@ class Streams:
         if not (opened and stream.replication):
             return
         if stream.logs is None:
-            stream.logs = self._replication.open_stream(
+            stream.logs = self._replication.logs.open_stream(
                 stream.stream_id,
                 replication=stream.replication,
                 entries=entries,
@@ -216,7 +214,7 @@ class Streams:
             )
         for streamlet in opened:
             for entry in streamlet.entries.made:
-                self._replication.restore(stream.logs, entry)
+                self._replication.backlog.restore(stream.logs, entry)
 
     def entry(self, entry_id: EntryId) -> Entry | None:
         """An entry of a streamlet of this broker."""
@@ -224,7 +222,8 @@ class Streams:
         streamlet = stream.streamlets.get(entry_id.streamlet_id) if stream is not None else None
         return streamlet.entries[entry_id.entry] if streamlet is not None else None
 
-    def _exists(self, address: SegmentAddress) -> bool:
+    def exists(self, address: SegmentAddress) -> bool:
+        """Whether anything of a segment is left in the log."""
         entry = self.entry(EntryId(*address[:3]))
         return entry is not None and entry.exists((address.group_id, address.segment_id))
 
@@ -242,7 +241,7 @@ class Streams:
     def drop(self, stream_id: int, done: Done = nothing) -> None:
         """`dropping` in one go; `done` when its files are gone, or if it is not here."""
         at_once(self.dropping(stream_id))
-        self._memory.drop_stream(stream_id, done)
+        self._memory.removals.drop_stream(stream_id, done)
 
     def dropping(self, stream_id: int) -> Generator[None, None, None]:
         """Free what is in memory of a stream. Nobody finds it from the first step on; its files are removed by `drop`.

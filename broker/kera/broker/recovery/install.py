@@ -93,7 +93,7 @@ class Installer:
             return
         # With holes, a look at each chunk is what finds them: no checksum spares it.
         record = target.record._replace(physical_id=target.physical_id, crc32c=0 if target.holes else checksum)
-        self._memory.install(entry, target.key, record, lambda _error: self._installed(target))
+        self._memory.arrivals.install(entry, target.key, record, lambda _error: self._installed(target))
 
     def _installed(self, target: Target) -> None:
         record = self._store.index.segment(target.address)

@@ -134,7 +134,7 @@ class ProgressBook:
         """Have covered what has come."""
         covered, self._uncovered = self._uncovered, []
         for address, length in covered:
-            self._replication.recovered(address, length)
+            self._replication.backlog.add(address, length)
 
     def note_waits(self, waits: Mapping[Ref, list[str]], of_all: str) -> None:
         """What streamlets wait for, and (`of_all`) what all of them do that are not here."""
@@ -157,18 +157,18 @@ class ProgressBook:
                     progress.bytes_uncovered -= length
                     self.totals.bytes_restored += length
             if progress.readable and progress.uncovered and self._rests:
-                self._replication.close_soon(ref[0])  # what was in memory already is covered by what is still open
+                self._replication.logs.close_open(ref[0])  # what was in memory already is covered by what is still open
             if left <= 0:
                 return
 
     @property
     def _rests(self) -> bool:
         """Nothing is left to be covered by virtual segments."""
-        return self._replication.rests and not self._uncovered
+        return self._replication.backlog.covered and not self._uncovered
 
     def _all_but_holes(self, address: SegmentAddress) -> bool:
         """Whether what is not covered of a segment never can be: it is damaged."""
-        if not self._rests or not self._replication.coverage.is_settled(address):
+        if not self._rests or not self._replication.coverage.has_all_replicas(address):
             return False
         record = self._index.segment(address)
         return record is not None and not record.to_come and not record.crc32c

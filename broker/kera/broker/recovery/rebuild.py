@@ -220,7 +220,7 @@ class Rebuild:
         """Take up segments that are to come."""
         for address, record in records.items():
             if address not in self._targets:
-                physical_id = self._memory.take_physical_id()
+                physical_id = self._memory.ids.take()
                 path = self._store.arriving_path(physical_id)
                 self._targets[address] = Target.of(address, record, places[address], path, physical_id)
         self._schedule.add(scanned.replicas.values(), records, new=True)

@@ -109,7 +109,7 @@ class Takeovers:
             limits=limits,
         )
         self._book = self._rebuild.book
-        memory.when_awaited(self._rebuild.wanted)
+        memory.events.awaited.listen(self._rebuild.wanted)
 
     @property
     def totals(self) -> RecoveryTotals:
@@ -280,10 +280,12 @@ class Takeovers:
         else:
             for entry, each in zip(live.entries, plan.entries, strict=True):
                 grafts[entry] = _graft(each)
-        await until_done(lambda done: self._memory.graft(grafts, changes, done))
+        await until_done(lambda done: self._memory.arrivals.graft(grafts, changes, done))
         self._restart.taken_over.add(ref)
         if live is None:
-            self._memory.remove_files([physical_id for entry in plan.entries for physical_id in entry.replaced])
+            self._memory.removals.remove_files(
+                [physical_id for entry in plan.entries for physical_id in entry.replaced]
+            )
         else:
             live.learn(plan.producers)
             live.next_group_id = max(live.next_group_id, plan.next_group_id)
@@ -336,7 +338,7 @@ class Takeovers:
                 if tracked is not None:
                     self._rebuild.end(ref)
                 if origin is not None:
-                    self._memory.note([delete_origin(*ref)], nothing)
+                    self._memory.index_writer.note([delete_origin(*ref)], nothing)
 
     def progress(self) -> list[coordinator_pb2.RecoveryProgress]:
         """How far this broker is, by source."""
@@ -378,7 +380,7 @@ class Takeovers:
         stream = self._streams.get(ref[0])
         if not progress.restored and stream.logs is not None:
             try:
-                self._replication.check(stream.logs, stream.name)
+                self._replication.backups.check(stream.logs.replication, stream.name)
             except TooFewBackups as error:
                 return [error.message]
         return []

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from random import Random
 
 from kera.broker.replication.placement import Candidate, place
+from kera.core.errors import TooFewBackups
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
@@ -52,7 +53,7 @@ class Backups:
         self.unneeded: frozenset[int] = frozenset()
         """Those of which the coordinator was told, or is being told, that nothing of ours is there: not to be used."""
 
-    def are(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
+    def update(self, infos: Iterable[common_pb2.BackupInfo]) -> None:
         """What the coordinator knows. One that it has forgotten is gone for good."""
         infos = list(infos)
         known_ids = {info.backup_id for info in infos}
@@ -95,6 +96,10 @@ class Backups:
         backup.usable_ms = now_ms + FAILED_MS
         return was_up
 
+    def set_unneeded(self, backup_ids: frozenset[int]) -> None:
+        """The coordinator was told, or is being told, that nothing of ours is there."""
+        self.unneeded = backup_ids
+
     def refused(self, backup_id: int, now_ms: int, *, full: bool) -> None:
         """It has no room, or is no place for something for another reason: asking again at once does not help."""
         backup = self._backups.get(backup_id)
@@ -116,6 +121,18 @@ class Backups:
             if chosen is not None:
                 return chosen
         return None
+
+    def check(self, replication: int, stream: str) -> None:
+        """Raise `TooFewBackups` while what is appended to a stream now could not be replicated."""
+        up = self.up_count
+        if up < replication:
+            raise TooFewBackups(
+                f"stream {stream!r} is replicated on {replication} backups, and {up} can be used;"
+                " it goes on by itself when there are enough",
+                stream=stream,
+                replication=replication,
+                backups=up,
+            )
 
     def usable(self, now_ms: int) -> int:
         """How many can be chosen for what is to stay there."""

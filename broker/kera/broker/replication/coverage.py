@@ -16,14 +16,15 @@ from typing import Protocol
 
 from kera.broker.records import Change, SegmentAddress
 from kera.broker.replication.virtual_index import delete_virtual_segment, put_virtual_segment
-from kera.broker.replication.virtual_log import Close, Effect, Extent, Free, Totals, VirtualSegment
-from kera.core.done import Done
+from kera.broker.replication.virtual_log import Close, Effect
+from kera.broker.replication.virtual_segment import Extent, Free, ReplicationTotals, VirtualSegment
+from kera.core.done import Done, nothing
 from kera.core.errors import KeraError
 from kera.v1 import backup_pb2
 
 
 class Note(Protocol):
-    """Who writes to the index: see `PersistenceManager.note`."""
+    """Who writes to the index: see `IndexWriter.note`."""
 
     def __call__(self, changes: list[Change], done: Done) -> None:
         """Write `changes`, then call `done`."""
@@ -33,10 +34,14 @@ class Note(Protocol):
 class Coverage:
     """See the head of this module."""
 
-    def __init__(self, note: Note, totals: Totals, effects: Callable[[Effect], None]) -> None:
-        """`effects`: takes what has to be done at backups."""
-        self.exists: Callable[[SegmentAddress], bool] = lambda _: True
-        """Whether anything of a segment is left in the log; set by who owns it."""
+    def __init__(
+        self,
+        note: Note,
+        totals: ReplicationTotals,
+        effects: Callable[[Effect], None],
+        exists: Callable[[SegmentAddress], bool],
+    ) -> None:
+        """`effects`: takes what has to be done at backups; `exists`: whether anything of a segment is in the log."""
         self.spare_before = 0
         """Virtual segments before this one may be what others recover from: they are not freed."""
         self.draining: set[int] = set()
@@ -54,14 +59,16 @@ class Coverage:
         self._note = note
         self._totals = totals
         self._effect = effects
+        self._exists = exists
         self._covering: dict[SegmentAddress, list[VirtualSegment]] = defaultdict(list)
         self._unwritten: dict[VirtualSegment, None] = {}
         """Closed, and to be written down again: the disk did not take it."""
 
     # -- what comes and goes ---------------------------------------------------------------------------------------
 
-    def found(self, segments: Iterable[VirtualSegment]) -> None:
+    def begin(self, segments: Iterable[VirtualSegment], *, spare_before: int) -> None:
         """What the index has. It counts when its stream is opened (`adopt`)."""
+        self.spare_before = spare_before
         for segment in segments:
             segment.written = True
             self._add(segment)
@@ -83,14 +90,14 @@ class Coverage:
         """What was found of a stream counts from now on, as far as it is still in the log."""
         self._adopted.add(stream_id)
         for segment in list(self._of_stream[stream_id].values()):
-            self._settle(segment)
+            self._begin_covering(segment)
 
     def closed(self, segment: VirtualSegment) -> None:
         """A virtual segment has closed: write it down."""
         self._totals.virtual_segments_closed += 1
         self._add(segment)
         self._write_down(segment)
-        self._settle(segment)
+        self._begin_covering(segment)
 
     def _write_down(self, segment: VirtualSegment) -> None:
         def written(error: KeraError | None) -> None:
@@ -110,10 +117,10 @@ class Coverage:
         for segment in unwritten:
             self._write_down(segment)
 
-    def _settle(self, segment: VirtualSegment) -> None:
+    def _begin_covering(self, segment: VirtualSegment) -> None:
         segment.live = 0
         for address in segment.addresses():
-            if self.exists(address):
+            if self._exists(address):
                 self._covering[address].append(segment)
                 segment.live += 1
         if not segment.live:
@@ -143,7 +150,7 @@ class Coverage:
 
     def _retire(self, segment: VirtualSegment, *, free: bool = True) -> None:
         self._totals.virtual_segments_retired += 1
-        self._note([delete_virtual_segment(segment)], _ignore)
+        self._note([delete_virtual_segment(segment)], nothing)
         self._forget(segment, free=free)
 
     def _forget(self, segment: VirtualSegment, *, free: bool = True) -> None:
@@ -179,7 +186,7 @@ class Coverage:
             found.append(Extent(address, at, length))
         return found
 
-    def is_settled(self, address: SegmentAddress) -> bool:
+    def has_all_replicas(self, address: SegmentAddress) -> bool:
         """Whether all that covers something of a segment has all its replicas, and a restart knows."""
         return all(each.written and each not in self.deficient for each in self._covering.get(address, ()))
 
@@ -285,7 +292,3 @@ class Coverage:
 def _is_whole(replica: backup_pb2.ReplicaInfo, segment: VirtualSegment) -> bool:
     same = replica.length == segment.head and replica.checksum == segment.checksum
     return same and not replica.chunks_damaged
-
-
-def _ignore(_: KeraError | None) -> None:
-    """A `Done` for which nobody waits."""

@@ -13,12 +13,11 @@ from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.records import SegmentAddress
 from kera.broker.replication.manager import Replication
-from kera.broker.replication.virtual_log import Extent, VirtualSegment
+from kera.broker.replication.virtual_segment import Extent, VirtualSegment
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.done import Done
 from kera.core.errors import KeraError
 from kera.core.repeated import Repeated
-from kera.core.rpc.limits import REPLICATED_BYTES_MAX
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.repair")
@@ -40,12 +39,14 @@ class Repair:
         find: Callable[[SegmentAddress], Entry | None],
         pump: Callable[[], None],
         bytes_per_s: Callable[[], int],
+        rest_s: float = REST_S,
     ) -> None:
         self._replication = replication
         self._memory = memory
         self._find = find
         self._pump = pump
         self._bytes_per_s = bytes_per_s
+        self._rest_s = rest_s
         self._loop = asyncio.get_running_loop()
         self._free_s = 0.0
         """When the next piece may go."""
@@ -58,11 +59,11 @@ class Repair:
                 found = await self._next()
                 self._failing.over("repair goes on")
                 if not found:
-                    self._replication.repair_rests()
-                    await asyncio.sleep(REST_S)
+                    self._replication.backlog.rest()
+                    await asyncio.sleep(self._rest_s)
             except KeraError as error:
                 self._failing.goes_on("cannot repair now; it is tried again", error=str(error))
-                self._replication.backlog.rotate(-1)  # what cannot be read does not hold up the others
+                self._replication.backlog.extents.rotate(-1)  # what cannot be read does not hold up the others
                 await asyncio.sleep(FAILED_REST_S)
             except Exception as error:  # a defect must not end all repair
                 log.error("repair failed", exc_info=error)
@@ -71,18 +72,19 @@ class Repair:
     async def _next(self) -> bool:
         """Do one thing; False when there is nothing to do."""
         replication = self._replication
-        if replication.repairing:
+        backlog = replication.backlog
+        if backlog.repairing:
             return False  # with a piece that took too long
-        old = replication.next_deficient()
+        old = backlog.next_deficient()
         if old is not None:
             new = await self._cover(old.extents)
             replication.coverage.replaced(old, new)
             return True
-        if replication.backlog and replication.backups.up_count:
-            extent = replication.backlog[0]
+        if backlog.extents and replication.backups.up_count:
+            extent = backlog.extents[0]
             await self._cover([extent])
-            if replication.backlog and replication.backlog[0] is extent:
-                replication.backlog.popleft()
+            if backlog.extents and backlog.extents[0] is extent:
+                backlog.extents.popleft()
             return True
         return False
 
@@ -99,10 +101,10 @@ class Repair:
     async def _cover_part(self, segment: Segment, start: int, end: int, places: set[VirtualSegment]) -> None:
         segment.slot.pin()
         try:
-            for first, last in segment.pieces(start, end, REPLICATED_BYTES_MAX):
+            for first, last in segment.pieces(start, end, self._replication.limits.request_bytes_max):
                 await self._wait_for_turn(last - first)
                 outcome: asyncio.Future[KeraError | None] = self._loop.create_future()
-                batch = self._replication.cover(segment, first, last, _once(outcome))
+                batch = self._replication.backlog.cover(segment, first, last, _once(outcome))
                 if batch is None:
                     return  # the stream is gone
                 self._pump()
@@ -124,7 +126,7 @@ class Repair:
             if isinstance(found, Segment) and not found.loading:
                 return found
             outcome: asyncio.Future[KeraError | None] = self._loop.create_future()
-            self._memory.load(entry, (address.group_id, address.segment_id), _once(outcome))
+            self._memory.loads.load(entry, (address.group_id, address.segment_id), _once(outcome))
             error = await outcome
             if error is not None:
                 raise error

@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any
 
 from kera.broker.replication.manager import Replication
-from kera.broker.replication.virtual_log import Close, Free, Send
+from kera.broker.replication.virtual_log import Close, Send
+from kera.broker.replication.virtual_segment import Free
 from kera.core.errors import BackupFull, DiskFull, KeraError, NotReplicated, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import Reply, api
 from kera.core.rpc.frame_client import FrameChannel
@@ -41,6 +42,7 @@ class Replicator:
     def __init__(self, replication: Replication, *, node_id: str, timeout_ms: int) -> None:
         """`timeout_ms`: a backup that does not answer for so long has failed."""
         self._replication = replication
+        self._logs = replication.logs
         self._node_id = node_id
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
@@ -49,7 +51,6 @@ class Replicator:
         self._broker_id = self._broker_epoch = 0
         self._known: list[common_pb2.BackupInfo] = []
         self._fenced: asyncio.Future[None] = self._loop.create_future()
-        replication.on_work = self.pump_soon
 
     def begin(self, broker_id: int, broker_epoch: int) -> None:
         """The broker is registered."""
@@ -65,7 +66,7 @@ class Replicator:
         infos = self._known = list(infos)
         if not self._broker_epoch:
             return
-        self._replication.backups.are(infos)
+        self._replication.backups.update(infos)
         for backup_id in self._links.keys() - {info.backup_id for info in infos}:
             if not self._replication.backups.is_up(backup_id):
                 self._links.pop(backup_id).give_up()
@@ -89,7 +90,6 @@ class Replicator:
     async def close(self) -> None:
         """Close all connections; what is in flight stays undecided."""
         self._closed = True
-        self._replication.on_work = lambda: None
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.close()
@@ -100,7 +100,7 @@ class Replicator:
 
     def pump_soon(self) -> None:
         """Do what is to be done as soon as the loop has time."""
-        if not self._pumping_soon:
+        if not (self._pumping_soon or self._closed):
             self._pumping_soon = True
             self._loop.call_soon(self._pump_later)
 
@@ -117,7 +117,7 @@ class Replicator:
             return
         self._pumping = True
         try:
-            while effects := self._replication.pump():
+            while effects := self._logs.pump():
                 freed: dict[int, list[int]] = {}
                 for effect in effects:
                     if isinstance(effect, Free):
@@ -160,7 +160,7 @@ class Replicator:
         error = future.exception()
         if error is None:
             if isinstance(effect, Send):
-                self._replication.acknowledged(effect)
+                self._logs.acknowledged(effect)
             else:
                 self._replication.closed_replica(effect)
         elif link is not None and isinstance(error, Unavailable | Uncertain):
@@ -182,12 +182,12 @@ class Replicator:
                 virtual_segment_id=effect.place.virtual_segment_id,
                 error=str(error),
             )
-        self._replication.refused(effect, full=full)
+        self._logs.refused(effect, full=full)
         self.pump()
 
     def _fence(self, error: StaleEpoch) -> None:
         """A newer launch has taken over: nothing more is acknowledged."""
-        self._replication.fail(NotReplicated("a newer launch of this broker has taken over; ask the coordinator"))
+        self._logs.fail(NotReplicated("a newer launch of this broker has taken over; ask the coordinator"))
         if not self._fenced.done():
             log.error("a backup knows a newer launch of this broker", error=str(error))
             self._fenced.set_exception(error)

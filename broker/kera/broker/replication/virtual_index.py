@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from kera.broker.records import Change, SegmentAddress
-from kera.broker.replication.virtual_log import Extent, VirtualSegment
+from kera.broker.replication.virtual_segment import Extent, VirtualSegment
 from kera.broker.storage.index_format import sealed
 
 _KEY = struct.Struct(">cQQ")

@@ -16,199 +16,27 @@ chunks in segments, gathers them in batches, and gives each batch a place in a v
   goes to the next one, elsewhere, and repair brings it back to R copies later.
 * Every answer, failure and choice comes in as a call; what has to be sent goes out as `Send`, `Close` and `Free`.
 
-Which backups there are and which are chosen is for ``kera.broker.replication.manager``, sending for
-``kera.broker.replication.replicator``.
+Batches and virtual segments are in ``kera.broker.replication.virtual_segment``. Which virtual logs there are, and which
+backups are chosen, is for ``kera.broker.replication.virtual_logs``, sending for ``kera.broker.replication.replicator``.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kera.broker.log.segment import Segment
-from kera.broker.records import SegmentAddress
-from kera.core.chunk import chained_checksum
-from kera.core.done import Done
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.virtual_segment import (
+    Batch,
+    ChunkRun,
+    Extent,
+    Free,
+    ReplicationTotals,
+    VirtualSegment,
+)
 from kera.core.errors import KeraError, invariant
-from kera.core.rpc.limits import REPLICATED_BYTES_MAX
-
-PIPELINED_BYTES_MIN = 256 << 10
-"""While a request is under way, the next one is sent only if it has as much; smaller ones go on gathering."""
-GATHER_MS_MAX = 500
-"""How long a batch that cannot be sent gathers."""
-IN_FLIGHT_BYTES_MAX = 4 << 20
-"""Of a virtual log."""
-
-
-class Run:
-    """A reference to chunks that follow each other in a segment, which stays in memory meanwhile."""
-
-    __slots__ = ("end", "segment", "start")
-
-    def __init__(self, segment: Segment, start: int, end: int) -> None:
-        self.segment = segment
-        self.start = start
-        self.end = end
-        segment.slot.pin()
-
-
-class Batch:
-    """What is, or will be, replicated with one request."""
-
-    __slots__ = (
-        "born_ms",
-        "checksum",
-        "checksum_after",
-        "completed",
-        "length",
-        "missing",
-        "offset",
-        "over",
-        "persist",
-        "place",
-        "runs",
-        "sent",
-        "waiters",
-    )
-
-    def __init__(self, now_ms: int) -> None:
-        self.runs: dict[Segment, Run] = {}
-        self.length = 0
-        self.persist = False
-        """To the disks of the backups."""
-        self.waiters: list[Done] = []
-        self.born_ms = now_ms
-        self.sent = False
-        """At least once: nothing is added any more."""
-        self.place: VirtualSegment | None = None
-        """Where it is on its way to; None: it has to be sent (again)."""
-        self.offset = 0
-        self.checksum = 0
-        """Of the virtual segment before this batch."""
-        self.checksum_after = 0
-        self.missing: set[int] = set()
-        """The backups that have yet to acknowledge it."""
-        self.completed = False
-        """It is on R backups, and so is everything before it."""
-        self.over = False
-        """It is completed, or given up."""
-
-    def takes(self, run: Run | None, start: int, size: int, now_ms: int, bytes_max: int) -> bool:
-        """Whether more chunks can go with it; `run`: what it has of their segment.
-
-        One that has waited for long takes none: who waits for it loses patience at the same time.
-        """
-        fits = self.length + size <= bytes_max and now_ms - self.born_ms < GATHER_MS_MAX
-        return not self.sent and fits and (run is None or run.end == start)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all backups have it."""
-        return self.place is not None and not self.missing
-
-    def views(self) -> list[memoryview]:
-        """The chunks, where they are."""
-        return [run.segment.slot.view[run.start : run.end] for run in self.runs.values()]
-
-    def checksum_from(self, checksum: int) -> int:
-        """`checksum`, taken on over the chunks of this batch."""
-        for run in self.runs.values():
-            ends, view, at = run.segment.chunk_ends, run.segment.slot.view, run.start
-            for end in ends[bisect_right(ends, at) : bisect_right(ends, run.end)]:
-                checksum = chained_checksum(view, at, checksum)
-                at = end
-        return checksum
-
-    def finish(self, error: KeraError | None) -> None:
-        """Tell who waits; they are told once."""
-        waiters, self.waiters = self.waiters, []
-        for done in waiters:
-            done(error)
-
-
-class Extent(NamedTuple):
-    """Part of a segment that a virtual segment has."""
-
-    address: SegmentAddress
-    start: int
-    end: int
-
-
-class VirtualSegment:
-    """References to consecutive chunks of a virtual log, and where their replicas are."""
-
-    __slots__ = (
-        "_newest",
-        "backups",
-        "checksum",
-        "closing",
-        "ended",
-        "extents",
-        "head",
-        "left",
-        "live",
-        "log_id",
-        "pending",
-        "stream_id",
-        "touched_ms",
-        "virtual_segment_id",
-        "wanted",
-        "written",
-    )
-
-    def __init__(self, virtual_segment_id: int, stream_id: int, log_id: int, backups: list[int], now_ms: int) -> None:
-        self.virtual_segment_id = virtual_segment_id
-        self.stream_id = stream_id
-        self.log_id = log_id
-        self.backups = backups
-        """That have a replica each; fewer than `wanted` after a failure."""
-        self.wanted = len(backups)
-        self.head = 0
-        """Where the next batch goes: bytes from its start, which are those of its replicas."""
-        self.checksum = 0
-        """Over the checksums of its chunks."""
-        self.extents: list[Extent] = []
-        """What is complete; for a closed virtual segment, all it has."""
-        self.left: list[int] = []
-        """Backups that are not among `backups` any more, and still have something of it: freed when it is retired."""
-        self._newest: dict[SegmentAddress, int] = {}
-        """Where in `extents` the newest part of a segment is, as long as more may come."""
-        self.pending = 0
-        """Batches that have a place in it and are not complete."""
-        self.closing: set[int] | None = None
-        """Once it is complete: the backups that have yet to close their replicas."""
-        self.ended = False
-        """Nothing more comes to it."""
-        self.touched_ms = now_ms
-        self.live = 0
-        """Segments of which anything is left in the log, once it is closed."""
-        self.written = False
-        """The index has it."""
-
-    def cover(self, run: Run) -> None:
-        """A run is complete."""
-        address = run.segment.address
-        newest = self._newest.get(address)
-        if newest is not None and self.extents[newest].end == run.start:
-            self.extents[newest] = Extent(address, self.extents[newest].start, run.end)
-        else:
-            self._newest[address] = len(self.extents)
-            self.extents.append(Extent(address, run.start, run.end))
-
-    def settle(self) -> None:
-        """It is closed: nothing comes any more."""
-        self._newest = {}
-
-    def freed(self) -> list[Free]:
-        """What to do at backups when it goes."""
-        return [Free(backup_id, (self.virtual_segment_id,)) for backup_id in (*self.backups, *self.left)]
-
-    def addresses(self) -> set[SegmentAddress]:
-        """The segments that it has something of."""
-        return {extent.address for extent in self.extents}
 
 
 @dataclass(slots=True)
@@ -231,35 +59,7 @@ class Close:
     backup_id: int
 
 
-@dataclass(slots=True)
-class Free:
-    """Delete replicas."""
-
-    backup_id: int
-    virtual_segment_ids: tuple[int, ...]
-
-
 Effect = Send | Close | Free
-
-
-@dataclass(slots=True)
-class Totals:
-    """What has happened since the start, in all virtual logs."""
-
-    batches: int = 0
-    """That all their backups have."""
-    bytes: int = 0
-    """In them."""
-    batches_sent_again: int = 0
-    virtual_segments_opened: int = 0
-    virtual_segments_closed: int = 0
-    virtual_segments_sealed: int = 0
-    """Because a backup failed."""
-    virtual_segments_repaired: int = 0
-    virtual_segments_retired: int = 0
-    bytes_repaired: int = 0
-    backups_failed: int = 0
-    backups_full: int = 0
 
 
 Opener = Callable[["VirtualLog"], VirtualSegment | None]
@@ -275,9 +75,9 @@ class VirtualLog:
         log_id: int,
         *,
         replication: int,
-        capacity_bytes: int,
+        limits: ReplicationLimits,
         on_closed: Callable[[VirtualSegment], None],
-        totals: Totals,
+        totals: ReplicationTotals,
         after: list[VirtualLog] | None = None,
     ) -> None:
         """`after`: logs that its entries had before; nothing is sent until they have nothing more to send."""
@@ -290,8 +90,8 @@ class VirtualLog:
         """What is not complete."""
         self.starved = False
         """There are not enough backups for the next virtual segment."""
-        self._capacity_bytes = capacity_bytes
-        self._batch_bytes_max = min(REPLICATED_BYTES_MAX, capacity_bytes)
+        self._limits = limits
+        self._batch_bytes_max = min(limits.request_bytes_max, limits.segment_bytes)
         self._on_closed = on_closed
         self._after = after or []
         self._queue: deque[Batch] = deque()
@@ -314,7 +114,7 @@ class VirtualLog:
             batch, run = Batch(now_ms), None
             self._queue.append(batch)
         if run is None:
-            batch.runs[segment] = Run(segment, start, end)
+            batch.runs[segment] = ChunkRun(segment, start, end)
         else:
             run.end = end
         batch.length += size
@@ -327,6 +127,11 @@ class VirtualLog:
         if self._queue and not self._queue[-1].sent:
             return self._queue[-1]
         return self._in_flight[-1] if self._in_flight else None
+
+    @property
+    def lags(self) -> bool:
+        """Whether writers have to wait."""
+        return self.lag_bytes >= self._limits.lag_bytes_max
 
     @property
     def busy(self) -> bool:
@@ -362,7 +167,7 @@ class VirtualLog:
             if self._in_flight_bytes and not batch.sent and self._gathers(batch):
                 break
             place = self.open
-            if place is not None and place.head + batch.length > self._capacity_bytes:
+            if place is not None and place.head + batch.length > self._limits.segment_bytes:
                 self.close_open(effects)
                 place = None
             if place is None:
@@ -378,7 +183,8 @@ class VirtualLog:
 
     def _gathers(self, batch: Batch) -> bool:
         """Whether a batch waits for others that are in flight. What is sent again does not: they wait for it."""
-        return batch.length < PIPELINED_BYTES_MIN or self._in_flight_bytes + batch.length > IN_FLIGHT_BYTES_MAX
+        limits, size = self._limits, batch.length
+        return size < limits.pipelined_bytes_min or self._in_flight_bytes + size > limits.in_flight_bytes_max
 
     def _send(self, batch: Batch, place: VirtualSegment, now_ms: int, effects: list[Effect]) -> None:
         if not batch.sent:
@@ -408,16 +214,16 @@ class VirtualLog:
         if place.head:
             place.closing = set(place.backups)
             effects += [Close(self, place, backup_id) for backup_id in place.backups]
-            self._settle(place)
+            self._close_when_all_have(place)
         else:
             del self._places[place]
             self._on_closed(place)
             effects += place.freed()
 
-    def _settle(self, place: VirtualSegment) -> None:
+    def _close_when_all_have(self, place: VirtualSegment) -> None:
         if place.closing == set() and place in self._places:
             del self._places[place]
-            place.settle()
+            place.close()
             self._on_closed(place)
 
     # -- what comes back -------------------------------------------------------------------------------------------
@@ -456,7 +262,7 @@ class VirtualLog:
         """A backup has closed its replica."""
         if place.closing is not None:
             place.closing.discard(backup_id)
-            self._settle(place)
+            self._close_when_all_have(place)
 
     def lost(self, backup_id: int) -> list[Effect]:
         """A backup has failed: leave it; returns what to do about it."""

@@ -99,7 +99,7 @@ class CursorChanges:
             return
         key = (position.group_id, position.segment_id)
         if position.offset and key not in entry.resident and isinstance(entry.find(key), SegmentRecord):
-            await until_done(lambda done: self._memory.load(entry, key, done))  # to see where its chunks end
+            await until_done(lambda done: self._memory.loads.load(entry, key, done))  # to see where its chunks end
         try:
             resolve(streamlet, entry, position)
         except DataLost:
@@ -125,7 +125,7 @@ class CursorChanges:
 
     async def _move_start(self, entry: Entry, position: Position, record: int) -> None:
         self._streams.move_start(entry, position, record)
-        await until_done(lambda done: self._memory.collect(entry, done))
+        await until_done(lambda done: self._memory.removals.collect(entry, done))
 
     async def _commit(self, streamlet: Streamlet, entry: Entry, consumer_group: str, position: Position) -> None:
         if position == EARLIEST:
@@ -142,4 +142,4 @@ class CursorChanges:
                 f"{self._consumer_groups_max} consumer groups have committed cursors here already",
                 limit=self._consumer_groups_max,
             )
-        await until_done(lambda done: self._memory.commit_cursor(entry, consumer_group, position, done))
+        await until_done(lambda done: self._memory.index_writer.commit_cursor(entry, consumer_group, position, done))

@@ -74,7 +74,7 @@ class Fetches:
         self._turns = turns
         self._load_wait_s = limits.load_wait_ms / 1000
         self._slices = Slices(asyncio.get_running_loop())
-        self.outgoing = Outgoing(memory.slot_count)
+        self.outgoing = Outgoing(memory.slots.slot_count)
         self.read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # what the transports can send may be less
 
     def read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
@@ -95,7 +95,7 @@ class Fetches:
         request = call.message
         if look.found or not (request.wait_ms or look.missing):
             for entry, key in look.missing:
-                self._memory.load(entry, key)
+                self._memory.loads.load(entry, key)
             return look.reply
         return self._read_later(call)
 
@@ -115,7 +115,7 @@ class Fetches:
                 if look.missing:
                     if not await self._loaded(look.missing[0], errors, load_until):
                         entry, key = look.missing[0]
-                        errors[entry, key] = self._memory.not_loaded(entry, key)
+                        errors[entry, key] = self._memory.loads.not_loaded(entry, key)
                 elif loop.time() >= wait_until or not await waiter.woken(wait_until):
                     return (await self._look_again(call, errors, waiter)).reply
         finally:
@@ -134,7 +134,7 @@ class Fetches:
     ) -> bool:
         """Wait until a segment is in memory, or has failed to be; False when time ran out."""
         future: asyncio.Future[KeraError | None] = asyncio.get_running_loop().create_future()
-        self._memory.load(*wanted, lambda error: None if future.done() else future.set_result(error))
+        self._memory.loads.load(*wanted, lambda error: None if future.done() else future.set_result(error))
         try:
             async with asyncio.timeout_at(until):
                 error = await future
@@ -198,13 +198,13 @@ class Fetches:
     ) -> int:
         """Put the plan's ranges into the result; returns their length."""
         views = [
-            self.outgoing.give(peer, segment.slot, begin, end, lend=self._memory.may_lease(segment))
+            self.outgoing.give(peer, segment.slot, begin, end, lend=self._memory.slots.may_lease(segment))
             for segment, begin, end in plan.ranges
         ]
         bulk += views  # all of them or none
         length = sum(map(len, views))
         for segment, _, _ in plan.ranges:
-            self._memory.touched(segment)
+            self._memory.slots.touched(segment)
         result.length_bytes = length
         result.next.group_id, result.next.segment_id, result.next.position = plan.next
         result.lag_records = lag_records(streamlet, entry, plan.next)

@@ -206,9 +206,9 @@ class Loading:
             return
         self._loading += 1
         follower.timer = self._loop.call_later(
-            self._load_wait_s, lambda: self._loaded(follower, key, self._memory.not_loaded(entry, key))
+            self._load_wait_s, lambda: self._loaded(follower, key, self._memory.loads.not_loaded(entry, key))
         )
-        self._memory.load(entry, key, lambda error: self._loaded(follower, key, error))
+        self._memory.loads.load(entry, key, lambda error: self._loaded(follower, key, error))
 
     def stop(self, follower: Follower) -> None:
         """It waits no more."""

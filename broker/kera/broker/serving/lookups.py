@@ -144,14 +144,14 @@ class Lookups:
         """Wait until a segment is in memory, or is not to be found any more."""
         try:
             async with asyncio.timeout_at(until_s):
-                await until_done(lambda done: self._memory.load(entry, key, done, ahead=False))
+                await until_done(lambda done: self._memory.loads.load(entry, key, done, ahead=False))
         except TimeoutError:
-            raise self._memory.not_loaded(entry, key) from None
+            raise self._memory.loads.not_loaded(entry, key) from None
 
     def _let_go(self, segment: Segment | None) -> None:
         """It was looked into: it need not be kept for that any more."""
         if segment is not None:
-            self._memory.touched(segment)
+            self._memory.slots.touched(segment)
 
     async def list_segments(self, call: Call[broker_pb2.ListSegmentsRequest]) -> Reply[broker_pb2.ListSegmentsResponse]:
         """Segments of a range of one entry, as far as they are here."""

@@ -326,12 +326,12 @@ class PushConnection:
             lags = [lag_records(streamlet, entry, Position(*segment.key, end)) for segment, _, end in plan.ranges]
         for (segment, begin, end), lag in zip(plan.ranges, lags, strict=True):
             group_id, segment_id = segment.key
-            if leases.too_many or not push.memory.may_lease(segment):
+            if leases.too_many or not push.memory.slots.may_lease(segment):
                 position = Position(group_id, segment_id, begin)
                 break
             slot = segment.slot
             leases.add(slot)
-            push.memory.touched(segment)
+            push.memory.slots.touched(segment)
             length += end - begin
             runs.append(
                 RUN.pack(

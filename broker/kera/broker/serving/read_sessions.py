@@ -437,13 +437,13 @@ class ReadSessions:
     def _give(self, peer: Peer, here: _Place, item: _Range, plan: ReadPlan, answer: _Answer) -> None:
         """Put what a plan has found into an answer, and advance the range by it."""
         views = [
-            self._outgoing.give(peer, segment.slot, begin, end, lend=self._memory.may_lease(segment))
+            self._outgoing.give(peer, segment.slot, begin, end, lend=self._memory.slots.may_lease(segment))
             for segment, begin, end in plan.ranges
         ]
         answer.bulk += views  # all of them or none
         length = sum(map(len, views))
         for segment, _, _ in plan.ranges:
-            self._memory.touched(segment)
+            self._memory.slots.touched(segment)
         result = answer.response.results.add(
             handle=item.handle, length_bytes=length, lag_records=lag_records(here.streamlet, here.entry, plan.next)
         )

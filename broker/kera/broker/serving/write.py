@@ -25,8 +25,10 @@ from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
-from kera.broker.replication.manager import Replication, StreamLogs
-from kera.broker.replication.virtual_log import Batch, VirtualLog
+from kera.broker.replication.manager import Replication
+from kera.broker.replication.virtual_log import VirtualLog
+from kera.broker.replication.virtual_logs import StreamLogs
+from kera.broker.replication.virtual_segment import Batch
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
@@ -142,7 +144,9 @@ class Writer:
         """`pump`: has carried out what replication wants to be done."""
         self._streams = streams
         self._memory = memory
-        self._replication = replication
+        self._logs = replication.logs
+        self._backlog = replication.backlog
+        self._backups = replication.backups
         self._counters = counters
         self._pump_replication = pump
         self._lease = lease
@@ -156,7 +160,7 @@ class Writer:
         self._queued_bytes = 0
         self._pump: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
-        memory.on_room = replication.on_room = self._room.set
+        memory.events.room.listen(self._room.set)
 
     def write(self, call: WriteCall) -> WriteReply | asyncio.Future[WriteReply]:
         """Append the chunks of a request; each has a status of its own."""
@@ -223,7 +227,7 @@ class Writer:
         """This launch was replaced: nothing is taken any more, and what still waits is not acknowledged."""
         self._fenced = True
         self._room.set()  # who waits for room is refused
-        self._replication.fail(_replaced())
+        self._logs.fail(_replaced())
 
     def _decide(self, write: _Write) -> bool:
         """Append what can be; False when there is no room for the next chunk, True when all are decided."""
@@ -261,7 +265,7 @@ class Writer:
                 self._append(write, stream, streamlet, bulk[at:chunk_end], header)
             except ArenaFull:
                 write.pump = True
-                if self._replication.make_room():
+                if self._backlog.make_room():
                     continue
                 return False
             except KeraError as error:
@@ -298,7 +302,7 @@ class Writer:
         level = write.level or stream_level
         to_disk = stream.by_disk and _PERSISTED in (level, stream_level)
         if to_disk:
-            self._memory.check_disk()
+            self._memory.disk.check()
         log = None
         if stream.logs is not None:
             write.pump = True
@@ -327,7 +331,7 @@ class Writer:
                 write.wanted.append((segment, end))
                 write.waiting.append(len(write.statuses))
             else:
-                self._memory.persist([(segment, end)], nothing)
+                self._memory.commits.persist([(segment, end)], nothing)
         status = write.statuses.add()  # and field by field, which takes half as long as keyword arguments
         status.entry = entry
         status.group_id = group_id
@@ -348,10 +352,10 @@ class Writer:
                 stream=stream.name,
             )
         if level > _LEADER:
-            self._replication.check(logs, stream.name)
-        if not self._replication.lags(log):
+            self._backups.check(logs.replication, stream.name)
+        if not log.lags:
             return
-        if logs.by_replicas or level > _LEADER or not self._replication.shed(logs):
+        if logs.by_replicas or level > _LEADER or not self._backlog.shed(logs):
             raise _Lagging("backups are too far behind")
 
     def _replicate(self, write: _Write, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
@@ -365,7 +369,7 @@ class Writer:
         elif segment is None:
             raise NotReplicated("the chunk is on the broker's disk; whether backups have it is not known any more")
         if batch is None:
-            batch = self._replication.append(log, segment, appended.position, appended.end, persist=persist)
+            batch = self._logs.append(log, segment, appended.position, appended.end, persist=persist)
         if level > _LEADER:
             write.wait_for(len(write.statuses), batch)
 
@@ -375,7 +379,7 @@ class Writer:
             error = ArenaFull(
                 f"the broker's memory was full for {self._limits.room_wait_ms} ms: its disk, backups or readers are"
                 " slower than its writers",
-                slot_bytes=self._memory.slot_bytes,
+                slot_bytes=self._memory.slots.slot_bytes,
             )
         # How many there are is only claimed, so no more are answered than the bytes have room for.
         claimed = min(write.request.chunk_count, len(write.statuses) + len(write.bulk) // HEADER_BYTES)
@@ -394,7 +398,7 @@ class Writer:
             self._say_where(write)
         if write.wanted:
             wanted, write.wanted = write.wanted, []
-            self._memory.persist(wanted, partial(self._persisted, write))
+            self._memory.commits.persist(wanted, partial(self._persisted, write))
         else:
             self._answer(write)
 

@@ -15,7 +15,7 @@ RETRY_MS = 1_000
 
 
 @dataclass(slots=True)
-class Part:
+class WritePart:
     """One piece of a segment to be written."""
 
     segment: Segment
@@ -35,10 +35,10 @@ class Part:
 
 
 @dataclass(slots=True)
-class WriteJob:
+class StoreJob:
     """Write parts, then change the index."""
 
-    parts: list[Part]
+    parts: list[WritePart]
     changes: list[Change]
     """Besides the segments' records, which the job makes of the parts."""
     meta: dict[str, Any] | None
@@ -57,7 +57,7 @@ class LoadJob:
 
 
 @dataclass(slots=True)
-class RemoveJob:
+class IndexJob:
     """Change the index, then remove files."""
 
     changes: list[Change]
@@ -88,11 +88,11 @@ class ArriveJob:
     error: OSError | None = None
 
 
-Job = WriteJob | LoadJob | RemoveJob | ArriveJob
+Job = StoreJob | LoadJob | IndexJob | ArriveJob
 
 
 @dataclass(slots=True)
-class Totals:
+class DiskTotals:
     """What has happened since the start."""
 
     segments_flushed: int = 0

@@ -3,33 +3,28 @@ manager; pure.
 
 A segment that has yet to come from backups is awaited, but not for ever; who recovers is told that it is wanted.
 
-A segment that was loaded is kept until its reader has come for it, but not for ever. What is read ahead is bounded by a
-share of the memory; what a reader waits for is not, as it takes the place of something else.
+What is read ahead is bounded by a share of the memory; what a reader waits for is not, as it takes the place of
+something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.records import Key, SegmentRecord
-from kera.broker.storage.jobs import LoadJob, Totals
+from kera.broker.storage.books import Books
+from kera.broker.storage.jobs import LoadJob
+from kera.broker.storage.slots import Slots
 from kera.core.done import Done
-from kera.core.errors import DiskFailed, KeraError, Recovering
+from kera.core.errors import DiskFailed, KeraError, Recovering, Unavailable
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")
 
 LOADS_IN_FLIGHT_MAX = 2
 READ_AHEAD_SEGMENTS = 2
-LOADED_SHARE_MAX = 4
-"""At most one slot in so many is for segments that were loaded and not yet read."""
-WANTED_MS = 5_000
-"""How long a loaded segment waits for its reader before it can be evicted like any other."""
-WANTED_MS_MIN = 500
-"""The same when another reader waits for its slot, and no other can be had."""
 AWAITED_MS = 4_000
 """How long a reader waits for a segment that has yet to come from backups."""
 
@@ -37,23 +32,9 @@ AWAITED_MS = 4_000
 class Loads:
     """See the head of this module."""
 
-    def __init__(
-        self,
-        arena: Arena,
-        totals: Totals,
-        *,
-        evict: Callable[[], bool],
-        beyond_reserve: Callable[[], bool],
-        on_loaded: Callable[[Segment], None],
-    ) -> None:
-        """`evict` frees a slot, if it can; `beyond_reserve`: whether there are more than readers may have to wait for;
-        `on_loaded`: a segment is in memory that is on disk, too.
-        """
-        self._arena = arena
-        self._totals = totals
-        self._evict = evict
-        self._beyond_reserve = beyond_reserve
-        self._on_loaded = on_loaded
+    def __init__(self, slots: Slots, books: Books) -> None:
+        self._slots = slots
+        self._books = books
         self._wanted: dict[tuple[Entry, Key], None] = {}
         """In the order in which it was asked for."""
         self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
@@ -61,22 +42,20 @@ class Loads:
         """Whose waiters will want the following ones, too."""
         self._awaited: dict[tuple[Entry, Key], int] = {}
         """To come from backups → when those who wait for it are told that it takes longer."""
-        self.on_awaited: Callable[[Entry, Key], None] = lambda _entry, _key: None
-        """Called when a reader wants a segment that is not here yet."""
+        self._in_flight: dict[Segment, list[Done]] = {}
+        """On their way, with who waits for them."""
         self._now_ms = 0
-        self._kept: dict[Segment, int] = {}
-        """Loaded, not read yet → until when it is kept."""
-        self.in_flight = 0
 
     def __bool__(self) -> bool:
         """Whether anything is to be loaded."""
         return bool(self._wanted)
 
-    def __contains__(self, segment: Segment) -> bool:
-        """Whether a segment is kept for a reader."""
-        return segment in self._kept
+    @property
+    def in_flight(self) -> int:
+        """How many segments are on their way."""
+        return len(self._in_flight)
 
-    def load(self, entry: Entry, key: Key, done: Done | None, *, ahead: bool = True) -> None:
+    def load(self, entry: Entry, key: Key, done: Done | None = None, *, ahead: bool = True) -> None:
         """Bring a segment back into memory, and the following ones; `done` when it is there, or with an error.
 
         `ahead`: who waits for it will read on. What is read ahead for nobody would keep others out of the memory.
@@ -88,23 +67,32 @@ class Loads:
                     done(None)
                 return
             if done is not None:
-                segment.on_loaded.append(done)
+                self._in_flight[segment].append(done)
             return
         if done is not None:
             self._waiters.setdefault((entry, key), []).append(done)
             if ahead:
                 self._read_on.add((entry, key))
         self._wanted[entry, key] = None
+        self._books.events.disk_work()
 
-    def forget(self, segment: Segment) -> None:
-        """Its reader has come, or it is gone: keep it no longer."""
-        self._kept.pop(segment, None)
+    def not_loaded(self, entry: Entry, key: Key) -> Unavailable:
+        """The error for a segment that did not come into memory in time."""
+        if entry.recovering(key):
+            return Recovering(
+                f"segment {key} is being recovered from backups, after its broker was lost; try again",
+                log=list(entry.log_id),
+            )
+        why = "all of it is in use; try again, it goes on when some is written to disk or let go by its readers"
+        attributes: dict[str, Any] = {"log": list(entry.log_id)}
+        if self._books.disk.error is not None:
+            cause = self._books.disk.full(self._books.disk.error)
+            why, attributes = cause.message, {**cause.attributes, **attributes}
+        return Unavailable(f"segment {key} is on disk, and there was no room in memory to load it: {why}", **attributes)
 
     def expire(self, now_ms: int) -> None:
-        """Keep nothing for readers who do not come."""
+        """Let nobody wait for ever for what has yet to come from backups."""
         self._now_ms = now_ms
-        for segment in [segment for segment, until in self._kept.items() if now_ms >= until]:
-            del self._kept[segment]
         for entry, key in [wanted for wanted, until in self._awaited.items() if now_ms >= until]:
             del self._awaited[entry, key]
             self._tell(
@@ -138,8 +126,8 @@ class Loads:
     def plan(self) -> list[LoadJob]:
         """What to load now; each job must be performed and then given to `finished`."""
         jobs: list[LoadJob] = []
-        kept_max = max(1, self._arena.slot_count // LOADED_SHARE_MAX)
-        while self._wanted and self.in_flight < LOADS_IN_FLIGHT_MAX:
+        slots = self._slots
+        while self._wanted and len(self._in_flight) < LOADS_IN_FLIGHT_MAX:
             entry, key = wanted = next(iter(self._wanted))
             record = entry.find(key)
             if not isinstance(record, SegmentRecord):
@@ -149,33 +137,24 @@ class Loads:
                 del self._wanted[wanted]
                 if wanted in self._waiters:
                     self._awaited.setdefault(wanted, self._now_ms + AWAITED_MS)
-                    self.on_awaited(entry, key)
-            elif wanted not in self._waiters and (len(self._kept) >= kept_max or not self._beyond_reserve()):
+                    self._books.events.awaited(entry, key)
+            elif wanted not in self._waiters and not slots.may_read_ahead:
                 del self._wanted[wanted]  # enough was read ahead
-            elif self._arena.free_slots or self._evict() or (self._hurry() and self._evict()):
+            elif slots.have_free() or (slots.hurry(self._now_ms) and slots.have_free()):
                 del self._wanted[wanted]
                 jobs.append(self._begin(entry, key, record))
             else:
                 break
         return jobs
 
-    def _hurry(self) -> bool:
-        """Others wait: keep nothing for readers who have not come at once. Returns whether there was something."""
-        late = [segment for segment, until in self._kept.items() if self._now_ms >= until - WANTED_MS + WANTED_MS_MIN]
-        for segment in late:
-            del self._kept[segment]
-        return bool(late)
-
     def _begin(self, entry: Entry, key: Key, record: SegmentRecord) -> LoadJob:
-        segment = Segment.stub(entry, entry.address(key), self._arena.allocate(), record)
+        segment = Segment.stub(entry, entry.address(key), self._slots.begin_load(), record)
         entry.resident[key] = segment
-        if (entry, key) in self._waiters:
-            segment.on_loaded = self._waiters.pop((entry, key))
+        self._in_flight[segment] = self._waiters.pop((entry, key), [])
         if (entry, key) in self._read_on:
             self._read_on.remove((entry, key))
             self._read_ahead(entry, key)
         segment.slot.pin()
-        self.in_flight += 1
         return LoadJob(segment)
 
     def _read_ahead(self, entry: Entry, key: Key) -> None:
@@ -189,27 +168,21 @@ class Loads:
     def finished(self, job: LoadJob, now_ms: int) -> None:
         """The job was performed: take note, tell who waits."""
         segment = job.segment
-        self.in_flight -= 1
+        waiters = self._in_flight.pop(segment)
         segment.loading = False
-        waiters, segment.on_loaded = segment.on_loaded, []
         segment.slot.unpin()
         error: KeraError | None = None
-        if segment.dropped or job.error is not None:
-            if segment.entry.resident.get(segment.key) is segment:
-                del segment.entry.resident[segment.key]
-            segment.slot.retire()
-            if job.error is not None:
-                self._totals.disk_errors += 1
-                error = DiskFailed(
-                    f"cannot read segment {segment.address} from disk: {job.error}", path=str(job.error.filename)
-                )
-                log.error("cannot read a segment", address=list(segment.address), error=str(job.error))
-        else:
+        if job.error is not None:
+            self._books.totals.disk_errors += 1
+            error = DiskFailed(
+                f"cannot read segment {segment.address} from disk: {job.error}", path=str(job.error.filename)
+            )
+            log.error("cannot read a segment", address=list(segment.address), error=str(job.error))
+        elif not segment.dropped:
             segment.loaded(job.chunk_ends, job.holes)
-            self._totals.chunks_damaged += len(job.holes)
-            self._totals.segments_loaded += 1
-            self._totals.bytes_loaded += segment.head
-            self._kept[segment] = now_ms + WANTED_MS
-            self._on_loaded(segment)
+            self._books.totals.chunks_damaged += len(job.holes)
+            self._books.totals.segments_loaded += 1
+            self._books.totals.bytes_loaded += segment.head
+        self._slots.end_load(segment, now_ms, loaded=error is None and not segment.dropped)
         for waiter in waiters:
             waiter(error)

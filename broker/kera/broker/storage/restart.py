@@ -357,7 +357,7 @@ class Restart:
                 segment.close()
             entry.add(segment)
         if tail:
-            entry.next_record = max(entry.next_record, tail[-1].first_record + tail[-1].record_count)
+            entry.go_on_from(tail[-1].first_record + tail[-1].record_count)
         return tail
 
     def leftovers(self) -> set[EntryId]:

@@ -28,7 +28,7 @@ from kera.broker.records import Change, SegmentAddress, SegmentRecord
 from kera.broker.storage.disk import BLOCK_BYTES, Disk, block_ceiling
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_removal, put_segment
-from kera.broker.storage.jobs import ArriveJob, Job, LoadJob, RemoveJob, WriteJob
+from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, StoreJob
 from kera.core.blocks import sync_directory
 from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.telemetry import get_logger
@@ -62,18 +62,18 @@ class SegmentStore:
         """Do a job; its result and error are in it afterwards."""
         try:
             match job:
-                case WriteJob():
+                case StoreJob():
                     self._write(job)
                 case LoadJob():
                     self._load(job)
-                case RemoveJob():
-                    self._remove(job)
+                case IndexJob():
+                    self._change(job)
                 case ArriveJob():
                     self._arrive(job)
         except OSError as error:
             job.error = error
 
-    def _write(self, job: WriteJob) -> None:
+    def _write(self, job: StoreJob) -> None:
         changes: list[Change] = list(job.changes)
         for part in job.parts:
             path = self.path(part.physical_id)
@@ -113,7 +113,7 @@ class SegmentStore:
         job.chunk_ends, job.holes = scan.chunk_ends, scan.holes
         report_damage(path, scan)
 
-    def _remove(self, job: RemoveJob) -> None:
+    def _change(self, job: IndexJob) -> None:
         if job.changes:
             self.index.commit(job.changes)
         self.remove_files(job.physical_ids)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kera.broker.log.entry import Entry
 from kera.broker.records import Change, Graft, Key, SegmentRecord
+from kera.broker.storage.books import Books
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import put_entry, put_segment
-from kera.broker.storage.jobs import RETRY_MS, ArriveJob, Totals
+from kera.broker.storage.jobs import RETRY_MS, ArriveJob
 from kera.core.done import Done
 from kera.core.telemetry import get_logger
 
@@ -36,22 +37,11 @@ class _Installation(NamedTuple):
 class Arrivals:
     """See the head of this module."""
 
-    def __init__(
-        self,
-        index: SegmentIndex,
-        totals: Totals,
-        *,
-        locked: set[Entry],
-        unsettled: set[int],
-        meta: Callable[[], dict[str, Any]],
-        on_arrived: Callable[[ArriveJob], None],
-    ) -> None:
-        """`locked`, `unsettled` and `meta` are the persistence manager's; `on_arrived`: memory follows the index."""
+    def __init__(self, index: SegmentIndex, books: Books, *, on_arrived: Callable[[ArriveJob], None]) -> None:
+        """`on_arrived`: memory follows the index."""
         self._index = index
-        self._totals = totals
-        self._locked = locked
-        self._unsettled = unsettled
-        self._meta = meta
+        self._books = books
+        self._locked = books.locked
         self._on_arrived = on_arrived
         self._grafts: list[tuple[dict[Entry, Graft], list[Change], Done]] = []
         self._install: dict[tuple[Entry, Key], _Installation] = {}
@@ -62,6 +52,7 @@ class Arrivals:
     def graft(self, grafts: dict[Entry, Graft], changes: list[Change], done: Done) -> None:
         """Have entries grow by segments whose records are among `changes`; `done` when memory and index have them."""
         self._grafts.append((grafts, changes, done))
+        self._books.events.disk_work()
 
     def install(self, entry: Entry, key: Key, record: SegmentRecord, done: Done) -> None:
         """The file of a segment is complete: `record` is what the index is to have of it.
@@ -69,6 +60,7 @@ class Arrivals:
         `done` is called when it has; or, without that, when the segment is gone or was dropped.
         """
         self._install[entry, key] = _Installation(record, done)
+        self._books.events.disk_work()
 
     def cancel(self, entry: Entry) -> None:
         """The entry is gone."""
@@ -111,7 +103,7 @@ class Arrivals:
             self._install_one(entry, key, job)
         if not job.done:
             return None
-        job.meta = self._meta()
+        job.meta = self._books.ids.meta
         self._busy = True
         return job
 
@@ -131,21 +123,21 @@ class Arrivals:
         job.physical_ids.append(installation.record.physical_id)
         job.installed.append((entry, key))
         job.done.append(installation.done)
-        self._unsettled.add(installation.record.physical_id)
+        self._books.ids.expect(installation.record.physical_id)
         self._lock(job, entry)
 
     def finished(self, job: ArriveJob, now_ms: int) -> None:
         """The job was performed: take note, tell who waits."""
         self._busy = False
         if job.error is not None:
-            self._totals.disk_errors += 1
+            self._books.totals.disk_errors += 1
             log.error("cannot take in segments; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
             # Its entries stay locked: what is to be written of them has been decided.
             self._failed = replace(job, error=None)
             self._retry_ms = now_ms + RETRY_MS
             return
         self._locked.difference_update(job.entries)
-        self._unsettled.difference_update(job.physical_ids)
+        self._books.ids.indexed(job.physical_ids)
         for entry, graft in job.grafts:
             entry.graft(graft)
         self._on_arrived(job)

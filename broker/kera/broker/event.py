@@ -1,0 +1,29 @@
+"""Something that may happen, of which others want to be told: each adds itself, and none displaces another.
+
+A call tells all of them, at once, in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, ParamSpec
+
+P = ParamSpec("P")
+
+
+class Event(Generic[P]):
+    """See the head of this module. Call it when it happens."""
+
+    __slots__ = ("_listeners",)
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[P, None]] = []
+
+    def listen(self, listener: Callable[P, None]) -> None:
+        """Have `listener` called each time."""
+        self._listeners.append(listener)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """It has happened."""
+        for listener in self._listeners:
+            listener(*args, **kwargs)

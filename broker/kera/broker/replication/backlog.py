@@ -1,0 +1,150 @@
+"""What no virtual segment covers, and what too few backups have: it is covered again, in the background. Pure.
+
+The *backlog* is the end of the log after a restart, and what a stream of level leader could not replicate for want of
+backups. It is appended to the stream's repair log, a virtual log of its own, at a pace of its own, and so is what has
+too few replicas (``kera.broker.replication.repair``). Replicas of earlier launches that the index does not know
+(*strangers*) are kept until the backlog is covered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from kera.broker.log.entry import Entry, length_of
+from kera.broker.log.events import Events
+from kera.broker.log.segment import Segment
+from kera.broker.records import SegmentAddress, SegmentRecord
+from kera.broker.replication.backups import Backups
+from kera.broker.replication.coverage import Coverage
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.virtual_log import Effect, VirtualLog
+from kera.broker.replication.virtual_logs import StreamLogs, VirtualLogs
+from kera.broker.replication.virtual_segment import Batch, Extent, Free, ReplicationTotals, VirtualSegment
+from kera.core.done import Done
+
+
+class Backlog:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        limits: ReplicationLimits,
+        logs: VirtualLogs,
+        backups: Backups,
+        coverage: Coverage,
+        effects: list[Effect],
+        totals: ReplicationTotals,
+        events: Events,
+        *,
+        spared: Callable[[int], bool],
+    ) -> None:
+        """`spared`: whether a stream is not open and its strangers are kept, as what is here may not be covered."""
+        self.extents: deque[Extent] = deque()
+        """To be covered."""
+        self._limits = limits
+        self._logs = logs
+        self._backups = backups
+        self._coverage = coverage
+        self._effects = effects
+        self._totals = totals
+        self._events = events
+        self._spared = spared
+        self._strangers: list[tuple[int, int, int]] = []
+        """Backup, virtual segment and stream."""
+        self._restored: list[Batch] = []
+        """What was not covered when this launch began, and is in memory."""
+
+    # -- what comes ------------------------------------------------------------------------------------------------
+
+    def restore(self, stream: StreamLogs, entry: Entry) -> None:
+        """Cover what is not covered of an entry: what is in memory at once, as writers and readers wait for it."""
+        for key, found in entry.segments():
+            if isinstance(found, SegmentRecord) and found.to_come:
+                continue  # it has yet to come: see `add`
+            for extent in self._coverage.uncovered(entry.address(key), length_of(found)):
+                if isinstance(found, Segment) and not found.in_index:
+                    self._restore_part(stream.of(entry.log_id.streamlet_id, entry.index), found, extent)
+                else:
+                    self.extents.append(extent)
+        self._events.backup_work()
+
+    def _restore_part(self, log: VirtualLog, segment: Segment, extent: Extent) -> None:
+        parts = list(segment.intact(extent.start, extent.end))
+        self._restored += [
+            self._logs.append(log, segment, *piece)
+            for start, end in parts
+            for piece in segment.pieces(start, end, self._limits.request_bytes_max)
+        ]
+        if not parts:
+            segment.replicated(extent.start)  # there is only damage, which nobody waits for
+
+    def add(self, address: SegmentAddress, length: int) -> None:
+        """A segment has come from backups: it is to be covered."""
+        self.extents.extend(self._coverage.uncovered(address, length))
+        self._events.backup_work()
+
+    def add_stranger(self, backup_id: int, virtual_segment_id: int, stream_id: int) -> None:
+        """A backup has a replica of an earlier launch that the index does not know."""
+        self._strangers.append((backup_id, virtual_segment_id, stream_id))
+
+    def shed(self, stream: StreamLogs) -> bool:
+        """What the logs of a stream cannot send now, and nobody waits for, is covered later; whether there was any."""
+        extents = stream.shed()
+        self.extents += extents
+        return bool(extents)
+
+    def make_room(self) -> bool:
+        """The memory is full: give up what waits for backups and need not; whether there was any."""
+        found = False
+        for stream in self._logs.streams.values():
+            found = self.shed(stream) or found
+        return found
+
+    @property
+    def replicas_needed(self) -> bool:
+        """Whether there is anything that this launch has not covered yet: replicas of earlier ones may have it."""
+        return bool(self._restored or self.extents)
+
+    # -- repair ----------------------------------------------------------------------------------------------------
+
+    def next_deficient(self) -> VirtualSegment | None:
+        """What to repair next. None while there is nothing, or no place."""
+        return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms))
+
+    def cover(self, segment: Segment, start: int, end: int, done: Done) -> Batch | None:
+        """Cover chunks again. None: the stream is gone."""
+        log = self._logs.repair_log(segment.address.stream_id)
+        if log is None:
+            return None
+        batch = self._logs.append(log, segment, start, end)
+        batch.waiters.append(done)
+        self._totals.bytes_repaired += end - start
+        return batch
+
+    @property
+    def repairing(self) -> bool:
+        """Whether something is being covered again."""
+        return any(stream.repair is not None and stream.repair.busy for stream in self._logs.streams.values())
+
+    @property
+    def covered(self) -> bool:
+        """Whether all that is to be covered (again) is: what is not covered is damaged."""
+        idle = not (self.extents or self._coverage.deficient or self._coverage.replacing)
+        return idle and all(stream.repair is None for stream in self._logs.streams.values())
+
+    def rest(self) -> None:
+        """There is nothing to repair: close what repair has opened, so that it is written down; free strangers."""
+        for stream in self._logs.streams.values():
+            if stream.repair is not None and not stream.repair.busy:
+                stream.repair.close_open(self._effects)
+                if stream.repair.settled:
+                    stream.repair = None
+        self._restored = [batch for batch in self._restored if not batch.over]
+        if not self.replicas_needed:
+            strangers = self._strangers
+            self._strangers = [each for each in strangers if self._spared(each[2])]
+            self._effects += [
+                Free(backup_id, (id_,)) for backup_id, id_, stream_id in strangers if not self._spared(stream_id)
+            ]
+        self._events.backup_work()

@@ -1,0 +1,323 @@
+"""The virtual logs of all streams of a broker: which there are, what they have to send, and where that goes. Pure.
+
+    appends ──► VirtualLogs ──pump()──► Send, Close, Free ──► Replicator ──► acknowledged, refused
+
+A stream has V virtual logs, which its entries share, and one more for what is covered again (``backlog``). Their
+virtual segments are placed on ``backups``; when they are closed, ``coverage`` has them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kera.broker.log.events import Events
+from kera.broker.log.segment import Segment
+from kera.broker.replication.backups import Backups
+from kera.broker.replication.coverage import Coverage
+from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.virtual_log import Close, Effect, Send, VirtualLog
+from kera.broker.replication.virtual_segment import Batch, Extent, ReplicationTotals, VirtualSegment
+from kera.core.errors import KeraError, NotReplicated
+
+REPAIR_LOG_ID = (1 << 32) - 1
+"""Of each stream: what has to be covered again goes through it."""
+IDLE_CLOSED_MAX = 8
+"""Virtual segments that are closed at once, to make room on backups that are full."""
+IDLE_MS_MIN = 500
+"""Younger ones are not closed for that."""
+
+
+class VirtualLogLag(NamedTuple):
+    """How far a virtual log is behind."""
+
+    stream_id: int
+    log_id: int
+    lag_bytes: int
+    lag_ms: int
+    in_flight: int
+
+
+class StreamLogs:
+    """The virtual logs of one stream."""
+
+    def __init__(self, stream_id: int, replication: int, entries: int, *, by_replicas: bool) -> None:
+        self.stream_id = stream_id
+        self.replication = replication
+        self._entries = entries
+        self.by_replicas = by_replicas
+        """Readers and writers wait for backups: nothing may be put off until later."""
+        self.logs: list[VirtualLog] = []
+        self.draining: list[VirtualLog] = []
+        """Those of before the number of logs was changed."""
+        self.repair: VirtualLog | None = None
+
+    def of(self, streamlet_id: int, entry: int) -> VirtualLog:
+        """The log of an entry."""
+        return self.logs[(streamlet_id * self._entries + entry) % len(self.logs)]
+
+    def all(self) -> list[VirtualLog]:
+        """Every log in which there may be something."""
+        return [*self.logs, *self.draining, *([self.repair] if self.repair is not None else [])]
+
+    def set_by_replicas(self, by_replicas: bool) -> None:  # noqa: FBT001 - what it sets is called so
+        """Whether readers and writers wait for backups from now on."""
+        self.by_replicas = by_replicas
+
+    def shed(self) -> list[Extent]:
+        """Forget what cannot be sent now and nobody waits for; returns it, to be covered later."""
+        return [extent for log in self.logs for extent in log.shed()] if not self.by_replicas else []
+
+
+class VirtualLogs:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        limits: ReplicationLimits,
+        backups: Backups,
+        coverage: Coverage,
+        effects: list[Effect],
+        totals: ReplicationTotals,
+        events: Events,
+        *,
+        now_ms: int,
+    ) -> None:
+        """`effects`: what is to be done at backups, to which others add, too."""
+        self.now_ms = now_ms
+        """Set by `tick`."""
+        self.streams: dict[int, StreamLogs] = {}
+        self.opened: dict[int, VirtualSegment] = {}
+        """Virtual segments that are not closed, by id."""
+        self.last_id = 0
+        """Of the newest virtual segment."""
+        self._limits = limits
+        self._backups = backups
+        self._coverage = coverage
+        self._effects = effects
+        self._totals = totals
+        self._events = events
+        self._work: dict[VirtualLog, None] = {}
+        """Logs that may have something to send."""
+        self._active: dict[VirtualLog, None] = {}
+        """Logs that are not settled, and some that were not at the last tick: of many streams, most are quiet."""
+
+    def begin(self, broker_epoch: int) -> None:
+        """A launch begins: ids of its virtual segments are above those of earlier ones."""
+        self.last_id = broker_epoch << 32
+
+    # -- streams ---------------------------------------------------------------------------------------------------
+
+    def open_stream(
+        self, stream_id: int, *, replication: int, entries: int, virtual_logs: int, by_replicas: bool
+    ) -> StreamLogs:
+        """The logs of a stream, which is new here or was restored: then `Backlog.restore` follows for its entries."""
+        stream = self.streams[stream_id] = StreamLogs(stream_id, replication, entries, by_replicas=by_replicas)
+        stream.logs = [self._log(stream, log_id) for log_id in range(virtual_logs)]
+        self._coverage.adopt(stream_id)
+        return stream
+
+    def set_virtual_logs(self, stream: StreamLogs, virtual_logs: int) -> None:
+        """Change the number of logs of a stream: new ones take over, and wait until the old ones have sent all."""
+        if virtual_logs == len(stream.logs):
+            return
+        stream.draining = [log for log in (*stream.draining, *stream.logs) if not log.settled]
+        before = list(stream.draining)
+        for log in before:
+            if not log.busy:
+                log.close_open(self._effects)
+        stream.logs = [self._log(stream, log_id, before) for log_id in range(virtual_logs)]
+        self._events.backup_work()
+
+    def drop_stream(self, stream_id: int, error: KeraError) -> None:
+        """The stream is gone, if it was here."""
+        stream = self.streams.pop(stream_id, None)
+        for log in stream.all() if stream is not None else ():
+            self._effects += log.drop(error)
+            self._work.pop(log, None)
+            self._active.pop(log, None)
+        self.opened = {id_: segment for id_, segment in self.opened.items() if segment.stream_id != stream_id}
+
+    def repair_log(self, stream_id: int) -> VirtualLog | None:
+        """The log of a stream for what is covered again. None: the stream is gone."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return None
+        if stream.repair is None:
+            stream.repair = self._log(stream, REPAIR_LOG_ID)
+        return stream.repair
+
+    def _log(self, stream: StreamLogs, log_id: int, after: list[VirtualLog] | None = None) -> VirtualLog:
+        return VirtualLog(
+            stream.stream_id,
+            log_id,
+            replication=stream.replication,
+            limits=self._limits,
+            on_closed=self._closed,
+            totals=self._totals,
+            after=after,
+        )
+
+    def _all(self) -> list[VirtualLog]:
+        return [log for stream in self.streams.values() for log in stream.all()]
+
+    # -- appends ---------------------------------------------------------------------------------------------------
+
+    def append(self, log: VirtualLog, segment: Segment, start: int, end: int, *, persist: bool = False) -> Batch:
+        """Have chunks of a segment that is in memory replicated; returns the batch they go with."""
+        batch = log.append(segment, start, end, self.now_ms, persist=persist)
+        self._work[log] = self._active[log] = None
+        return batch
+
+    def pump(self) -> list[Effect]:
+        """What to do now."""
+        for log in list(self._work):
+            self._effects += log.plan(self.now_ms, self._open)
+            if not log.starved or not log.busy:
+                del self._work[log]
+        effects = list(self._effects)
+        self._effects.clear()
+        return effects
+
+    def _open(self, log: VirtualLog) -> VirtualSegment | None:
+        chosen = self._backups.choose(log.replication, self.now_ms)
+        if chosen is None:
+            if self._backups.full(self.now_ms):
+                self._close_idle()
+            return None
+        self.last_id += 1
+        segment = VirtualSegment(self.last_id, log.stream_id, log.log_id, chosen, self.now_ms)
+        self.opened[segment.virtual_segment_id] = segment
+        self._totals.virtual_segments_opened += 1
+        return segment
+
+    def _close_idle(self) -> None:
+        """Backups are full: close what nobody writes to, so that they can put it on disk."""
+        idle = [
+            (log.open.touched_ms, number, log)
+            for number, log in enumerate(self._all())
+            if log.open is not None and not log.busy and log.open.touched_ms <= self.now_ms - IDLE_MS_MIN
+        ]
+        for _, _, log in sorted(idle)[:IDLE_CLOSED_MAX]:
+            log.close_open(self._effects)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def acknowledged(self, send: Send) -> None:
+        """A backup has a batch."""
+        log = send.log
+        lagged = log.lags
+        self._effects += log.acknowledged(send.batch, send.place, send.backup_id)
+        self._go_on(log)
+        if lagged and not log.lags:
+            self._events.room()
+
+    def refused(self, effect: Send | Close, *, full: bool) -> None:
+        """A backup is no place for one virtual segment: another one is found."""
+        if isinstance(effect, Send) and effect.batch.place is not effect.place:
+            return  # it was given up meanwhile, and goes elsewhere
+        if effect.log is None:  # a replica that came too late to count
+            if effect.backup_id not in effect.place.left:
+                effect.place.left.append(effect.backup_id)
+            return
+        self._totals.backups_full += full
+        self._backups.refused(effect.backup_id, self.now_ms, full=full)
+        effect.log.leave(effect.place, effect.backup_id, self._effects)
+        self._go_on(effect.log)
+
+    def _go_on(self, log: VirtualLog) -> None:
+        if log.busy:
+            self._work[log] = None
+        stream = self.streams.get(log.stream_id)
+        if stream is not None and log in stream.draining and not log.busy:
+            log.close_open(self._effects)
+            self._work.update((each, None) for each in (*stream.draining, *stream.logs) if each.busy)
+
+    def _closed(self, segment: VirtualSegment) -> None:
+        """A virtual segment is closed on all its backups, or was given up with nothing in it."""
+        self.opened.pop(segment.virtual_segment_id, None)
+        if segment.stream_id not in self.streams or not segment.head:
+            return
+        self._coverage.closed(segment)
+        for backup_id in segment.left:
+            if self._backups.is_up(backup_id):  # it is back, and can be told where the virtual segment ended
+                self._effects.append(Close(None, segment, backup_id))
+
+    # -- backups that come and go ----------------------------------------------------------------------------------
+
+    @property
+    def starved(self) -> bool:
+        """Whether something waits for a backup to come."""
+        return any(log.starved for log in self._work)
+
+    def lost(self, backup_id: int) -> None:
+        """A backup has failed: all virtual segments leave it that are not closed."""
+        for log in self._all():
+            self._effects += log.lost(backup_id)
+            self._go_on(log)
+
+    def leave(self, draining: set[int], restarting: set[int], lasting: int) -> None:
+        """Leave backups that are to be empty, or about to stop, as far as there are `lasting` others.
+
+        What leaves one that stops is closed, and keeps its replica there; what leaves one that is drained does not.
+        """
+        for segment in [each for each in self.opened.values() if draining.intersection(each.backups)]:
+            stream = self.streams.get(segment.stream_id)
+            for log in stream.all() if stream is not None and stream.replication <= lasting else ():
+                if log.log_id == segment.log_id:
+                    for backup_id in draining.intersection(segment.backups):
+                        log.leave(segment, backup_id, self._effects)
+                    self._go_on(log)
+        for log in self._all() if any(map(self._backups.is_up, restarting)) else ():
+            if log.open is not None and log.replication <= lasting and restarting.intersection(log.open.backups):
+                log.close_open(self._effects)
+
+    # -- time, and the end -----------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Time goes on: tell those that wait too long, close what nobody writes to."""
+        self.now_ms = now_ms
+        limits = self._limits
+        text = f"the chunk is in the broker's memory, but its backups did not have it within {limits.wait_ms_max} ms"
+        if full := self._backups.full(now_ms):
+            text += f"; of those that can be reached these have no room: {', '.join(map(str, full))}"
+        error = NotReplicated(text, wait_ms_max=limits.wait_ms_max, full_backup_ids=full)
+        for log in list(self._active):
+            if log.busy:
+                log.expire(now_ms - limits.wait_ms_max, error)
+                self._work[log] = None
+            elif log.open is not None and now_ms - log.open.touched_ms >= limits.idle_close_ms:
+                log.close_open(self._effects)
+            elif log.settled:
+                del self._active[log]
+                stream = self.streams.get(log.stream_id)
+                if stream is not None:
+                    stream.draining = [each for each in stream.draining if each is not log]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there may be something to do at backups."""
+        return bool(self._work or self._effects)
+
+    def fail(self, error: KeraError) -> None:
+        """Nothing will be replicated any more: tell all who wait."""
+        for log in self._all():
+            log.expire(self.now_ms, error)
+
+    def close_open(self, stream_id: int | None = None) -> None:
+        """Close the open virtual segments of a stream, or all, so that they are written down: somebody waits."""
+        for log in self._all():
+            if stream_id in (None, log.stream_id) and not log.busy:
+                log.close_open(self._effects)
+        self._events.backup_work()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is open or under way."""
+        return all(log.settled for log in self._all())
+
+    def lag(self) -> list[VirtualLogLag]:
+        """Of each virtual log."""
+        return [
+            VirtualLogLag(log.stream_id, log.log_id, log.lag_bytes, log.lag_ms(self.now_ms), log.in_flight)
+            for log in self._all()
+        ]

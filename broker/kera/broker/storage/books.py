@@ -1,0 +1,23 @@
+"""The books that all parts of the persistence manager keep together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kera.broker.log.entry import Entry
+from kera.broker.log.events import Events
+from kera.broker.storage.disk_state import DiskState
+from kera.broker.storage.jobs import DiskTotals
+from kera.broker.storage.physical_ids import PhysicalIds
+
+
+@dataclass(slots=True)
+class Books:
+    """See the head of this module."""
+
+    ids: PhysicalIds
+    disk: DiskState
+    events: Events
+    totals: DiskTotals = field(default_factory=DiskTotals)
+    locked: set[Entry] = field(default_factory=set)
+    """With a change of their records under way: there is never more than one."""

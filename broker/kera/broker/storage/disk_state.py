@@ -1,0 +1,60 @@
+"""Whether the disk takes what is written. After an error writers are refused; it is tried again after some time."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from kera.broker.storage.jobs import RETRY_MS
+from kera.core.errors import DiskFull
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.persistence")
+
+
+class DiskState:
+    """See the head of this module."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: of the log."""
+        self._directory = directory
+        self._retry_ms = 0
+        self.error: OSError | None = None
+        """Why nothing can be written, if so."""
+
+    def may_write(self, now_ms: int) -> bool:
+        """Whether it is worth trying."""
+        return self.error is None or now_ms >= self._retry_ms
+
+    def works(self) -> None:
+        """Something was written."""
+        if self.error is not None:
+            log.info("the disk takes data again")
+        self.error = None
+
+    def fails(self, error: OSError, now_ms: int) -> None:
+        """Something could not be written."""
+        if self.error is None:
+            log.error("cannot write the log; it is tried again", error=str(error), retry_ms=RETRY_MS)
+        self.error = error
+        self._retry_ms = now_ms + RETRY_MS
+
+    def forget_error(self, now_ms: int) -> None:
+        """What could not be written is gone: whoever writes next will see."""
+        if now_ms >= self._retry_ms:
+            self.error = None
+
+    def check(self) -> None:
+        """Raise `DiskFull` while the disk takes nothing: what has to be persisted is refused before it is appended."""
+        if self.error is not None:
+            raise self.full(self.error)
+
+    def full(self, error: OSError) -> DiskFull:
+        """The error for writers while the disk takes nothing."""
+        what = "has no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"fails ({error})"
+        return DiskFull(
+            f"the broker's disk {what}; make room for {self._directory}, or delete or truncate streams:"
+            " it goes on by itself",
+            path=str(error.filename or self._directory),
+            errno=error.errno,
+        )

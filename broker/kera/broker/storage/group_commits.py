@@ -1,0 +1,87 @@
+"""Group commit: what has gathered for level `persisted` since the last commit goes to disk in one go. Pure.
+
+Here is who waits for what; ``kera.broker.storage.segment_writer`` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kera.broker.log.entry import Entry
+from kera.broker.log.segment import Segment
+from kera.broker.storage.books import Books
+from kera.broker.storage.jobs import StoreJob
+from kera.core.done import Done
+from kera.core.errors import NotPersisted
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Somebody waits until these are durable on disk."""
+
+    wanted: list[tuple[Segment, int]]
+    done: Done
+
+
+class GroupCommits:
+    """See the head of this module."""
+
+    def __init__(self, books: Books) -> None:
+        self.dirty: dict[Entry, None] = {}
+        """With something that the next commit has to write."""
+        self._books = books
+        self._pending: list[_Pending] = []
+
+    def persist(self, wanted: list[tuple[Segment, int]], done: Done) -> None:
+        """Call `done` when each segment is durable on disk up to its offset, or with `NotPersisted`."""
+        missing = [(segment, end) for segment, end in wanted if not segment.in_index and segment.stored < end]
+        if not missing:
+            done(None)
+            return
+        for segment, _ in missing:
+            self.dirty[segment.entry] = None
+        self._pending.append(_Pending(missing, done))
+        self._books.events.disk_work()
+
+    def written(self, job: StoreJob) -> None:
+        """A job was performed: tell whom it concerns."""
+        written = {part.segment for part in job.parts}
+
+        def over(pending: _Pending) -> bool:
+            pending.wanted = [
+                (segment, end) for segment, end in pending.wanted if not segment.in_index and segment.stored < end
+            ]
+            if not pending.wanted:
+                pending.done(None)
+            elif _is_dropped(pending):
+                pending.done(NotPersisted("the stream was deleted"))
+            elif job.error is not None and any(segment in written for segment, _ in pending.wanted):
+                cause = self._books.disk.full(job.error)
+                for segment, _ in pending.wanted:
+                    self.dirty[segment.entry] = None  # it stays to be done, whoever asks for it again
+                pending.done(NotPersisted(cause.message, **cause.attributes))
+            else:
+                return False
+            return True
+
+        self._tell(over)
+
+    def dropped(self) -> None:
+        """Segments were dropped: what waits for them never comes."""
+
+        def over(pending: _Pending) -> bool:
+            if _is_dropped(pending):
+                pending.done(NotPersisted("the stream was deleted"))
+                return True
+            return False
+
+        self._tell(over)
+
+    def _tell(self, over: Callable[[_Pending], bool]) -> None:
+        pending, self._pending = self._pending, []
+        self._pending += [each for each in pending if not over(each)]
+
+
+def _is_dropped(pending: _Pending) -> bool:
+    return any(segment.dropped for segment, _ in pending.wanted)

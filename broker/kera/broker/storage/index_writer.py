@@ -1,0 +1,132 @@
+"""Changes of the index that come with no segment: one after the other, each durable before its `Done` is called. Pure.
+
+What goes for good (``kera.broker.storage.removals``) is part of the same changes: so nothing is written down of a
+stream that has just gone. How far open segments are durable is written down when there is nothing better to do: chunks
+say that of those before them, so only for the last commit is there no other evidence.
+
+There is never more than one `IndexJob` under way. One that failed is done again before any other, with its entries
+still locked: what is to be written of them has been decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kera.broker.log.entry import Entry
+from kera.broker.log.segment import Segment
+from kera.broker.records import Change
+from kera.broker.storage.books import Books
+from kera.broker.storage.index_format import put_cursor, put_removal, put_segment
+from kera.broker.storage.jobs import RETRY_MS, IndexJob
+from kera.broker.storage.removals import Removals
+from kera.core.done import Done
+from kera.core.errors import DiskFailed, KeraError
+from kera.core.ids import Position
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.persistence")
+
+
+class IndexWriter:
+    """See the head of this module."""
+
+    def __init__(self, removals: Removals, books: Books, *, on_removed: Callable[[IndexJob], None]) -> None:
+        """`on_removed`: memory follows the index."""
+        self._removals = removals
+        self._books = books
+        self._locked = books.locked
+        self._on_removed = on_removed
+        self._noted: list[tuple[list[Change], Done]] = []
+        self._durable_further: dict[Segment, None] = {}
+        """Open, and durable further than the index knows."""
+        self._note_durable_heads = False
+        self._busy = False
+        self.failed: IndexJob | None = None
+        """To be done again."""
+        self._retry_ms = 0
+
+    def note(self, changes: list[Change], done: Done) -> None:
+        """Write down what is nobody's segment; `done` when that is durable."""
+        self._noted.append((changes, done))
+        self._books.events.disk_work()
+
+    def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
+        """Remember, durably, how far an application has read."""
+
+        def committed(error: KeraError | None) -> None:
+            if error is None:
+                entry.committed[application_id] = position
+            done(error)
+
+        self.note([put_cursor(entry.log_id, application_id, position)], committed)
+
+    def durable_further(self, segment: Segment) -> None:
+        """An open segment is durable further than the index knows."""
+        self._durable_further[segment] = None
+
+    def forget(self, segment: Segment) -> None:
+        """The index need not know how far a segment is durable: it has it whole, or not any more."""
+        self._durable_further.pop(segment, None)
+
+    def has_work(self, *, quiet: bool) -> bool:
+        """Time has passed: whether there is anything to plan now; `quiet`: nothing is better than durable heads."""
+        self._note_durable_heads = quiet and bool(self._durable_further)
+        return self._note_durable_heads or self.failed is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do, except what only time will bring."""
+        return not (self._noted or self._busy or self._removals.waiting)
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def plan(self, now_ms: int) -> IndexJob | None:
+        """What to do next, if anything; it must be performed and then given to `finished`."""
+        if self._busy:
+            return None
+        if self.failed is not None:
+            if now_ms < self._retry_ms:
+                return None
+            job, self.failed = self.failed, None
+            self._busy = True
+            return job
+        job = IndexJob([], [], [], [])
+        noted, self._noted = self._noted, []
+        for changes, done in noted:
+            job.changes += changes
+            job.done.append(done)
+        self._removals.add_to(job)
+        if self._note_durable_heads:
+            self._add_durable_heads(job)
+        if not (job.done or job.changes or job.physical_ids):
+            return None
+        job.changes += [put_removal(physical_id) for physical_id in job.physical_ids]
+        self._busy = True
+        return job
+
+    def _add_durable_heads(self, job: IndexJob) -> None:
+        self._note_durable_heads = False
+        for segment in [segment for segment in self._durable_further if segment.entry not in self._locked]:
+            del self._durable_further[segment]
+            self._locked.add(segment.entry)
+            job.entries.append(segment.entry)
+            record = segment.record()._replace(length=segment.stored, open=True)
+            job.changes.append(put_segment(segment.address, record))
+
+    def finished(self, job: IndexJob, now_ms: int) -> None:
+        """The job was performed: take note, tell who waits."""
+        self._busy = False
+        error: KeraError | None = None
+        if job.error is None:
+            self._locked.difference_update(job.entries)
+            self._books.ids.indexed(job.physical_ids)
+            self._on_removed(job)
+        else:
+            self._books.totals.disk_errors += 1
+            log.error("cannot change the index; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            error = DiskFailed(f"cannot change the index: {job.error}", path=str(job.error.filename))
+            self.failed = replace(job, done=[], error=None)
+            self._retry_ms = now_ms + RETRY_MS
+        for done in job.done:
+            done(error)
