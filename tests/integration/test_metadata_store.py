@@ -2,14 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kazoo.protocol.serialization import Transaction
+from kazoo.protocol import serialization
 
 from kera.coordinator.store import zookeeper_election, zookeeper_session, zookeeper_store
 from kera.coordinator.store.metadata import (
@@ -24,8 +23,11 @@ from kera.coordinator.store.metadata import (
 )
 from kera.coordinator.store.metadata_copy import RESTORED, pack, put_back
 from kera.coordinator.store.zookeeper_election import ZooKeeperElection
+from kera.coordinator.store.zookeeper_layout import candidates_path, pending_path, records_path, staged_path
 from kera.coordinator.store.zookeeper_session import (
     Lost,
+    Operation,
+    Watch,
     ZooKeeperAddress,
     ZooKeeperSession,
     ZooKeeperUnreachable,
@@ -82,13 +84,91 @@ WAIT_S = 30.0
 _roots = itertools.count(1)
 
 
+class Transaction:
+    """What a transaction does: kinds of operations, and their paths."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.operations: list[tuple[str, str]] = []
+        for add in operations:
+            add(self)
+
+    def check(self, path: str, _version: int) -> None:
+        self.operations.append(("check", path))
+
+    def create(self, path: str, _value: bytes) -> None:
+        self.operations.append(("create", path))
+
+    def set_data(self, path: str, _value: bytes, _version: int) -> None:
+        self.operations.append(("set", path))
+
+    def delete(self, path: str, _version: int) -> None:
+        self.operations.append(("delete", path))
+
+    def decides(self, root: str) -> bool:
+        """Whether it has a large write carried out from now on."""
+        return ("create", pending_path(root)) in self.operations
+
+    def carries_out(self, root: str) -> bool:
+        """Whether it carries out a part of one."""
+        return any(kind == "delete" and path.startswith(staged_path(root)) for kind, path in self.operations)
+
+
+async def nothing(_: Transaction) -> None:
+    pass
+
+
+class Session(ZooKeeperSession):
+    """One with which tests interfere, and which counts."""
+
+    def __init__(self, address: ZooKeeperAddress, *, session_timeout_ms: int) -> None:
+        super().__init__(address, session_timeout_ms=session_timeout_ms)
+        self.before: Callable[[Transaction], Awaitable[None]] = nothing
+        """Called before a transaction is sent."""
+        self.after: Callable[[Transaction], Awaitable[None]] = nothing
+        """Called when it was carried out, before its sender knows."""
+        self.looks = 0
+        """How often it was asked for the names in a node."""
+        self.watches: set[Watch] = set()
+        """Who is called when they change."""
+
+    async def transact(self, operations: Sequence[Operation], timeout_s: float) -> int:
+        transaction = Transaction(operations)
+        await self.before(transaction)
+        revision = await super().transact(operations, timeout_s)
+        await self.after(transaction)
+        return revision
+
+    async def children(self, path: str, watch: Watch | None = None) -> Sequence[str]:
+        self.looks += 1
+        self.watches |= {watch} if watch is not None else set()
+        return await super().children(path, watch)
+
+    async def make_all(self, path: str, value: bytes) -> None:
+        """Make a node, and those above it."""
+        parts = path.split("/")
+        for length in range(2, len(parts)):
+            await self.make("/".join(parts[:length]))
+        await self.make(path, value)
+
+    async def delete_all(self, path: str) -> None:
+        """Remove a node, and those below it."""
+        for name in await self.children(path):
+            await self.delete_all(f"{path}/{name}")
+        await self.delete(path)
+
+    async def candidates(self) -> list[str]:
+        """The nodes of those who would lead."""
+        path = candidates_path(self.root)
+        return [f"{path}/{name}" for name in await self.children(path)]
+
+
 @asynccontextmanager
 async def opened(
     server: ZooKeeper, root: str, session_timeout_ms: int = SESSION_TIMEOUT_MS
-) -> AsyncIterator[tuple[ZooKeeperSession, ZooKeeperStore]]:
-    session = await ZooKeeperSession.connect(
-        ZooKeeperAddress.parse(f"{server.address}/{root}"), session_timeout_ms=session_timeout_ms
-    )
+) -> AsyncIterator[tuple[Session, ZooKeeperStore]]:
+    address = ZooKeeperAddress.parse(f"{server.address}/{root}")
+    session = await Session.connect(address, session_timeout_ms=session_timeout_ms)
+    assert isinstance(session, Session)
     try:
         store = await ZooKeeperStore.open(session)
         yield session, store
@@ -155,46 +235,37 @@ async def test_a_write_sits_out_a_restart_of_zookeeper_and_is_carried_out_once(
         assert await store.list("") == {"a": StoredRecord(b"2", 4)}
 
 
-async def test_a_write_whose_answer_was_lost_is_not_carried_out_again(
-    store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send, lost = store._session.transact, 0
+async def test_a_write_whose_answer_was_lost_is_not_carried_out_again(zookeeper: ZooKeeper) -> None:
+    async with opened(zookeeper, new_root()) as (session, store):
+        lost = 0
 
-    async def answer_lost(operations: Any, timeout_s: float) -> int:
-        nonlocal lost
-        revision = await send(operations, timeout_s)
-        if not lost:
-            lost += 1
-            raise Lost("no answer")
-        return revision
-
-    await store.write(Write("a", b"1", 0))
-    monkeypatch.setattr(store._session, "transact", answer_lost)
-    await store.write(Write("a", b"2", 1), Write("b", b"2", 0))
-
-    assert lost == 1
-    assert await store.list("") == {"a": StoredRecord(b"2", 2), "b": StoredRecord(b"2", 1)}
-
-
-async def test_a_write_whose_answer_was_lost_and_that_another_followed_is_told_as_unknown(
-    store: ZooKeeperStore,
-    zookeeper: ZooKeeper,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    send, lost = store._session.transact, 0
-
-    async with opened(zookeeper, store._session.root.removeprefix("/")) as (_, other):
-
-        async def answer_lost(operations: Any, timeout_s: float) -> int:
+        async def lose_answer(_: Transaction) -> None:
             nonlocal lost
-            revision = await send(operations, timeout_s)
+            if not lost:
+                lost += 1
+                raise Lost("no answer")
+
+        await store.write(Write("a", b"1", 0))
+        session.after = lose_answer
+        await store.write(Write("a", b"2", 1), Write("b", b"2", 0))
+
+        assert lost == 1
+        assert await store.list("") == {"a": StoredRecord(b"2", 2), "b": StoredRecord(b"2", 1)}
+
+
+async def test_a_write_whose_answer_was_lost_and_that_another_followed_is_told_as_unknown(zookeeper: ZooKeeper) -> None:
+    root = new_root()
+    async with opened(zookeeper, root) as (session, store), opened(zookeeper, root) as (_, other):
+        lost = 0
+
+        async def lose_answer(_: Transaction) -> None:
+            nonlocal lost
             if not lost:
                 lost += 1
                 await other.write(Write("b", b"1", 0))
                 raise Lost("no answer")
-            return revision
 
-        monkeypatch.setattr(store._session, "transact", answer_lost)
+        session.after = lose_answer
         with pytest.raises(MetadataStoreFailed, match="not known whether"):
             await store.write(Write("a", b"1", 0))
 
@@ -241,12 +312,26 @@ def _small_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zookeeper_store, "TRANSACTION_BYTES_MAX", 10_000)
 
 
-async def left_over(store: ZooKeeperStore) -> int:
+async def left_over(session: Session) -> int:
     """Staged writes that are there."""
-    return len(await store._children(store._staged)) + bool(await store._pending_id())
+    pending = await session.version(pending_path(session.root)) is not None
+    return len(await session.children(staged_path(session.root))) + pending
 
 
-async def test_a_write_larger_than_a_transaction_is_all_or_nothing_too(store: ZooKeeperStore) -> None:
+async def end(_: Transaction) -> None:
+    """What comes of a transaction whose process ends."""
+    raise MetadataStoreFailed("the process ends")
+
+
+async def test_a_write_larger_than_a_transaction_is_all_or_nothing_too(
+    zookeeper: ZooKeeper,
+) -> None:
+    async with opened(zookeeper, new_root()) as (session, store):
+        await all_or_nothing(store)
+        assert await left_over(session) == 0
+
+
+async def all_or_nothing(store: ZooKeeperStore) -> None:
     large = [write._replace(value=(write.value or b"") * 100) for write in LARGE]
     await store.write(Write("a", b"1", 0), Write("b", b"1", 0))
     for refused in (Write("b", b"", 0), Check("b", 2), Check("a", 0)):
@@ -259,7 +344,6 @@ async def test_a_write_larger_than_a_transaction_is_all_or_nothing_too(store: Zo
 
     expected = {write.key: StoredRecord(write.value or b"", 2) for write in large}
     assert await store.list("") == {"b": StoredRecord(b"1", 1), **expected}
-    assert await left_over(store) == 0
 
 
 @pytest.mark.usefixtures("_small_transactions")
@@ -276,22 +360,21 @@ async def test_a_copy_of_the_metadata_is_put_back_whole(store: ZooKeeperStore) -
 @pytest.mark.parametrize("parts_done", [0, 1, 3])
 @pytest.mark.parametrize("finds_it", ["a list", "a get", "a write", "an opening"])
 async def test_a_large_write_that_was_decided_is_carried_out_by_whoever_comes_next(
-    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch, finds_it: str, parts_done: int
+    zookeeper: ZooKeeper, finds_it: str, parts_done: int
 ) -> None:
     root = new_root()
-    async with opened(zookeeper, root) as (_, ends), opened(zookeeper, root) as (_, other):
+    async with opened(zookeeper, root) as (session, ends), opened(zookeeper, root) as (_, other):
         await ends.write(Write("a", b"1", 0))
-        commit, done = ends._commit, 0
+        done = 0
 
-        async def end_in_the_middle(*arguments: Any, **options: Any) -> None:
+        async def end_in_the_middle(transaction: Transaction) -> None:
             nonlocal done
-            if options.get("settles"):
+            if transaction.carries_out(session.root):
                 if done == parts_done:
-                    raise MetadataStoreFailed("the process ends")
+                    await end(transaction)
                 done += 1
-            await commit(*arguments, **options)
 
-        monkeypatch.setattr(ends, "_commit", end_in_the_middle)
+        session.before = end_in_the_middle
         with pytest.raises(MetadataStoreFailed, match="the process ends"):
             await ends.write(Check("a", 1), *LARGE)
 
@@ -303,58 +386,60 @@ async def test_a_large_write_that_was_decided_is_carried_out_by_whoever_comes_ne
             await other.write(Write(LARGE[9].key, b"after", 1))
             with pytest.raises(VersionConflict):
                 await other.write(Write(LARGE[8].key, b"", 0))
-        async with opened(zookeeper, root) as (_, third):
-            assert len(await third._children(third._records + "/streams")) == len(LARGE)
+        async with opened(zookeeper, root) as (third, _):
+            assert len(await third.children(f"{records_path(third.root)}/streams")) == len(LARGE)
             assert await left_over(third) == 0
 
 
 @pytest.mark.usefixtures("_small_transactions")
-async def test_several_may_carry_out_what_is_pending_at_the_same_time(
-    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_several_may_carry_out_what_is_pending_at_the_same_time(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with (
-        opened(zookeeper, root) as (_, ends),
+        opened(zookeeper, root) as (session, ends),
         opened(zookeeper, root) as (_, one),
         opened(zookeeper, root) as (_, other),
     ):
 
-        async def nothing() -> None:
-            pass
+        async def end_when_decided(transaction: Transaction) -> None:
+            if transaction.decides(session.root):
+                await end(transaction)
 
-        monkeypatch.setattr(ends, "_carry_out", nothing)
-        await ends.write(*LARGE)
-        assert await left_over(one) == 2
+        session.after = end_when_decided
+        with pytest.raises(MetadataStoreFailed, match="the process ends"):
+            await ends.write(*LARGE)
+        assert await left_over(session) == 2
 
         lists = await asyncio.gather(one.list(""), other.list(""), one.list(""))
 
         expected = {write.key: StoredRecord(write.value or b"", 1) for write in LARGE}
         assert all(found == expected for found in lists)
         await asyncio.gather(one.write(Write("a", b"", 0)), other.write(Write("b", b"", 0)))
-        assert await left_over(one) == 0
+        assert await left_over(session) == 0
 
 
 @pytest.mark.usefixtures("_small_transactions")
-async def test_a_large_write_that_was_not_decided_leaves_nothing(
-    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_write_that_was_not_decided_leaves_nothing(zookeeper: ZooKeeper) -> None:
     root = new_root()
-    async with opened(zookeeper, root) as (_, ends), opened(zookeeper, root) as (_, other):
-
-        async def end(*_: object, **__: object) -> None:
-            raise MetadataStoreFailed("the process ends")
-
-        monkeypatch.setattr(ends, "_commit", end)
-        with pytest.raises(MetadataStoreFailed):
+    async with opened(zookeeper, root) as (session, ends), opened(zookeeper, root) as (_, other):
+        session.before = end
+        with pytest.raises(MetadataStoreFailed, match="the process ends"):
             await ends.write(*LARGE)
         assert await other.list("") == {}
-        assert await left_over(other) == 1
+        assert await left_over(session) == 1
 
         await other.write(*LARGE)
-        assert await left_over(other) == 0
+        assert await left_over(session) == 0
 
 
-async def test_a_write_may_have_more_keys_than_a_transaction_could_check(store: ZooKeeperStore) -> None:
+async def test_a_write_may_have_more_keys_than_a_transaction_could_check(
+    zookeeper: ZooKeeper,
+) -> None:
+    async with opened(zookeeper, new_root()) as (session, store):
+        await many_keys(store)
+        assert await left_over(session) == 0
+
+
+async def many_keys(store: ZooKeeperStore) -> None:
     keys = [f"streams/{number:0200}" for number in range(5000)]
     await store.write(*(Write(key, b"1", 0) for key in keys))
     await store.write(*(Write(key, b"2", 1) for key in keys))
@@ -364,33 +449,29 @@ async def test_a_write_may_have_more_keys_than_a_transaction_could_check(store: 
     assert error.value.attributes == {"key": keys[-1], "expected_version": 1, "found_version": 2}
     assert set(await store.list("")) == set(keys)
     assert await store.get(keys[-1]) == StoredRecord(b"2", 2)
-    assert await left_over(store) == 0
 
 
 @pytest.mark.usefixtures("_small_transactions")
 async def test_a_large_write_is_not_decided_by_versions_that_changed_since_they_were_looked_at(
-    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+    zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
-    async with opened(zookeeper, root) as (_, slow), opened(zookeeper, root) as (_, other):
-        check, looks = slow._check, 0
+    async with opened(zookeeper, root) as (session, slow), opened(zookeeper, root) as (_, other):
+        decisions = 0
 
-        async def overtaken(writes: Any) -> None:
-            nonlocal looks
-            await check(writes)
-            looks += 1
-            if looks == 1:
-                await other.write(Write("unconcerned", b"", 0))
-            elif looks == 2:
-                await other.write(LARGE[7])
+        async def overtake(transaction: Transaction) -> None:
+            nonlocal decisions
+            if transaction.decides(session.root):
+                decisions += 1
+                await other.write(Write("unconcerned", b"", 0) if decisions == 1 else LARGE[7])
 
-        monkeypatch.setattr(slow, "_check", overtaken)
+        session.before = overtake
         with pytest.raises(VersionConflict, match=LARGE[7].key):
             await slow.write(*LARGE)
 
-        assert looks == 2
+        assert decisions == 2
         assert set(await slow.list("")) == {"unconcerned", LARGE[7].key}
-        assert await left_over(slow) == 0
+        assert await left_over(session) == 0
 
 
 async def test_metadata_of_another_version_are_not_touched(zookeeper: ZooKeeper) -> None:
@@ -415,7 +496,7 @@ async def test_a_quota_that_is_used_up_refuses_what_asks_for_more_and_nothing_el
         await store.write(Write("a", b"1" * 5000, 0))
         quota = f"/zookeeper/quota{session.root}"
         limits = b"count=-1,bytes=-1=;byteHardLimit=12000;countHardLimit=-1"
-        await asyncio.to_thread(session._client.create, f"{quota}/zookeeper_limits", limits, makepath=True)
+        await session.make_all(f"{quota}/zookeeper_limits", limits)
         await session.make(f"{quota}/zookeeper_stats", b"count=0,bytes=6000")
 
         with pytest.raises(MetadataStoreFull, match=f"quota of {session.root}"):
@@ -426,14 +507,14 @@ async def test_a_quota_that_is_used_up_refuses_what_asks_for_more_and_nothing_el
         await store.write(Write("a", b"3", 1))
         await store.write(Write("b", b"2" * 8000, 0))
         assert set(await store.list("")) == {"a", "b"}
-        assert await left_over(store) == 0
+        assert await left_over(session) == 0
 
 
 async def test_a_coordinator_that_finds_a_quota_used_up_waits_for_room(zookeeper: ZooKeeper) -> None:
     async with opened(zookeeper, new_root()) as (session, _):
         quota = f"/zookeeper/quota{session.root}"
         limits = b"count=-1,bytes=-1=;byteHardLimit=%d;countHardLimit=-1"
-        await asyncio.to_thread(session._client.create, f"{quota}/zookeeper_limits", limits % 1, makepath=True)
+        await session.make_all(f"{quota}/zookeeper_limits", limits % 1)
         await session.make(f"{quota}/zookeeper_stats", b"count=0,bytes=6000")
         winning = asyncio.create_task(ZooKeeperElection(session, "here:1").win())
         await asyncio.wait([winning], timeout=5 * zookeeper_session.RETRY_INTERVAL_S)
@@ -481,15 +562,16 @@ async def test_whose_session_has_ended_leads_no_more_though_its_client_has_a_new
         first, second = ZooKeeperElection(one, "one:1"), ZooKeeperElection(other, "other:1")
         await first.win()
         await one_store.write(Write("leader", b"", 0))
+        await one.make_ephemeral(f"{one.root}/mark-", b"")
+        (node,) = await one.candidates()
         winning = asyncio.create_task(second.win())
-        before = one._client.client_id
-        (node,) = [node for node in first._candidates if first._id in node]
         await other.delete(node)
 
         await asyncio.wait_for(winning, WAIT_S)
 
         assert not await first.prove(Check("leader", 1))
-        assert one._client.client_id == before
+        (mark,) = [name for name in await one.children(one.root) if name.startswith("mark-")]
+        assert await one.owns(f"{one.root}/{mark}"), "the session is the same"
 
 
 async def test_whoever_waits_for_its_turn_leaves_nothing_behind_each_time_it_looks(
@@ -500,20 +582,12 @@ async def test_whoever_waits_for_its_turn_leaves_nothing_behind_each_time_it_loo
     async with opened(zookeeper, root) as (one, _), opened(zookeeper, root) as (other, _):
         first, second = ZooKeeperElection(one, "one:1"), ZooKeeperElection(other, "other:1")
         await first.win()
-        looks, look = 0, second._look
-
-        async def counted(*arguments: Any) -> None:
-            nonlocal looks
-            looks += 1
-            await look(*arguments)
-
-        monkeypatch.setattr(second, "_look", counted)
         winning = asyncio.create_task(second.win())
         async with asyncio.timeout(WAIT_S):
-            while looks < 20:
+            while other.looks < 20:
                 await asyncio.sleep(0.001)
 
-        assert len(other._client._child_watchers[f"{other.root}/candidates"]) == 1
+        assert len(other.watches) == 1, "of those that are the same, ZooKeeper's client keeps one"
         await first.resign()
         await asyncio.wait_for(winning, WAIT_S)
 
@@ -521,14 +595,17 @@ async def test_whoever_waits_for_its_turn_leaves_nothing_behind_each_time_it_loo
 async def test_a_candidate_of_an_earlier_session_makes_room_for_one_of_this(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with opened(zookeeper, root) as (earlier, _), opened(zookeeper, root) as (now, _):
-        election = ZooKeeperElection(earlier, "here:1")
+        election = ZooKeeperElection(now, "here:1")
         await election.win()
-        election._session = now
+        (own,) = await now.candidates()
+        await now.delete(own)
+        await earlier.make_ephemeral(own.rpartition("-")[0] + "-", b"here:1")
 
         await asyncio.wait_for(election.win(), WAIT_S)
 
         assert election.coordinators == ["here:1"]
-        assert len(election._candidates) == 1
+        (node,) = await now.candidates()
+        assert await now.owns(node)
 
 
 async def test_metadata_that_somebody_removes_are_an_error_that_says_so(
@@ -540,7 +617,7 @@ async def test_metadata_that_somebody_removes_are_an_error_that_says_so(
         election = ZooKeeperElection(session, "here:1")
         await election.win()
         await store.write(Write("leader", b"1", 0), Write("a", b"1", 0))
-        await asyncio.to_thread(session._client.delete, session.root, recursive=True)
+        await session.delete_all(session.root)
 
         for failing in (
             store.list(""),
@@ -582,7 +659,7 @@ async def test_an_answer_that_cannot_be_read_leaves_it_open_whether_a_write_was_
 
     async with opened(zookeeper, new_root(), 600) as (_, store):
         with monkeypatch.context() as patch:
-            patch.setattr(Transaction, "deserialize", unreadable)
+            patch.setattr(serialization.Transaction, "deserialize", unreadable)
             with pytest.raises(MetadataStoreFailed, match="not known whether"):
                 await store.write(Write("a", b"1", 0))
         assert await store.get("a") == StoredRecord(b"1", 1)

@@ -68,7 +68,8 @@ async def test_a_session_goes_on_at_another_server_when_its_own_is_lost(ensemble
         store, election = await ZooKeeperStore.open(session), ZooKeeperElection(session, "here:1")
         await asyncio.wait_for(election.win(), WAIT_S)
         await store.write(Write("leader", b"", 0))
-        before = session._client.client_id
+        await session.make_ephemeral(f"{session.root}/mark-", b"")
+        (mark,) = [name for name in await session.children(session.root) if name.startswith("mark-")]
         at = session._client._connection._socket.getpeername()[1]
         (own,) = [server for server in ensemble.servers if server.address.endswith(f":{at}")]
         await asyncio.to_thread(own.stop)
@@ -76,7 +77,7 @@ async def test_a_session_goes_on_at_another_server_when_its_own_is_lost(ensemble
         await store.write(Write("a", b"1", 0))
 
         assert await _proves(election)
-        assert session._client.client_id == before
+        assert await session.owns(f"{session.root}/{mark}"), "the session is the same"
         assert await store.list("") == {"a": StoredRecord(b"1", 1), "leader": StoredRecord(b"", 1)}
     finally:
         await session.close()
