@@ -4,41 +4,57 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kera.broker.records import TO_COME, SegmentAddress, SegmentRecord
+from kera.broker.log.intervals import Interval
+from kera.broker.records import TO_COME, Key, SegmentAddress, SegmentRecord
+from kera.broker.recovery.plan import Known, StreamletMerge
 from kera.broker.recovery.rebuild import Rebuild, RebuildLimits, keep_doing
-from kera.broker.recovery.scan import Scanned
+from kera.broker.recovery.scan import Replicas, Scanned, VirtualKey
 from kera.broker.recovery.survey import Materials
 from kera.broker.storage.disk import LocalDisk
+from kera.core.chunk import read_header
 from kera.core.errors import KeraError, Unavailable
+from kera.core.header_table import table
 from kera.core.ids import Position
+from kera.v1 import common_pb2
+from tests.unit.broker.fake_backup import FakeBackup
+from tests.unit.broker.support import ADDRESS, BROKER_ID, CHUNK_BYTES, STREAM_ID, placed
 
-REF = (1, 0)
-ADDRESS = SegmentAddress(*REF, 0, 1, 1)
-RECORD = SegmentRecord(TO_COME, 4096, False, 2, 0, 0, 2, 0, 0, 0)
+REF = (STREAM_ID, 0)
+FIRST, SECOND = ADDRESS, ADDRESS._replace(segment_id=ADDRESS.segment_id + 1)
+KEY = VirtualKey(BROKER_ID, 1)
 LIMITS = RebuildLimits(retry_s=0.01, rescan_s=0.01)
 
 
-class World:
-    """One segment that is to come, and what a rebuild needs of a broker."""
+def record_of(first_record: int, chunks: int = 1) -> SegmentRecord:
+    return SegmentRecord(TO_COME, chunks * CHUNK_BYTES, False, chunks, 0, first_record, chunks, 0, 0, 0)
 
-    def __init__(self, root: Path) -> None:
-        self.record = RECORD
-        self.entry: Any = SimpleNamespace(exists=lambda _: True, address=lambda _: ADDRESS, committed={})
+
+class World:
+    """Segments that are to come, and what a rebuild needs of a broker."""
+
+    def __init__(self, root: Path, records: dict[SegmentAddress, SegmentRecord] | None = None) -> None:
+        self.records = records or {FIRST: record_of(0, chunks=2)}
+        self.backups: list[common_pb2.BackupInfo] = []
+        self.found: Materials = Materials([], Scanned())
+        """What is found in the end."""
+        self.entry: Any = SimpleNamespace(exists=lambda _: True, committed={})
         self.looks: list[Exception | str] = []
-        """What the next looks for it end with: an error, or why a backup is away. Then all answer, and have nothing."""
+        """What the next looks for them end with before: an error, or why a backup is away."""
         index = SimpleNamespace(
-            segment=lambda _: self.record, segments_of_streamlet=lambda *_: iter([(ADDRESS, self.record)])
+            segment=self.records.get, segments_of_streamlet=lambda *_: iter(list(self.records.items()))
         )
         store: Any = SimpleNamespace(
             index=index, disk=LocalDisk(root), arriving_path=lambda number: root / "arriving" / f"{number}"
         )
-        memory: Any = SimpleNamespace(take_physical_id=lambda: 5, install=self.install)
+        memory: Any = SimpleNamespace(take_physical_id=partial(next, count(5)), install=self.install)
         coverage = SimpleNamespace(covers=lambda *_: False, is_settled=lambda _: True)
         replication: Any = SimpleNamespace(
             coverage=coverage, rests=True, recovered=lambda *_: None, close_soon=lambda _: None
@@ -48,13 +64,13 @@ class World:
             memory,
             replication,
             find=lambda _: self.entry,
-            backups=list,
+            backups=lambda: self.backups,
             rescan=self.rescan,
             limits=LIMITS,
         )
 
-    def install(self, _entry: Any, _key: Any, record: SegmentRecord, done: Callable[[KeraError | None], None]) -> None:
-        self.record = record
+    def install(self, _entry: Any, key: Key, record: SegmentRecord, done: Callable[[KeraError | None], None]) -> None:
+        self.records[SegmentAddress(*REF, 0, *key)] = record
         done(None)
 
     async def rescan(self, _refs: Any) -> Materials:
@@ -63,7 +79,7 @@ class World:
                 raise error
             case str() as away:
                 return Materials([], Scanned(away={1: away}))
-        return Materials([], Scanned())
+        return self.found
 
     def begin(self, materials: Materials | None) -> None:
         self.rebuild.begin(REF, frozenset({(9, 3)}), 0, materials, {0: Position(1, 1, 0)})
@@ -72,6 +88,10 @@ class World:
         async with asyncio.timeout(20):
             while not condition():
                 await asyncio.sleep(0.01)  # sleep: between looks
+
+    @property
+    def readable(self) -> bool:
+        return self.rebuild.book.streamlets[REF].readable
 
     @property
     def waits_for(self) -> list[str]:
@@ -83,9 +103,9 @@ async def test_what_no_backup_has_becomes_a_hole(tmp_path: Path) -> None:
     world.looks = ["it is not alive"] * 5
     world.begin(Materials([], Scanned()))
     await world.until(lambda: any("are on no backup that answers; [1] do not" in each for each in world.waits_for))
-    await world.until(lambda: world.rebuild.book.streamlets[REF].readable)
+    await world.until(lambda: world.readable)
 
-    assert world.record == RECORD._replace(physical_id=5)
+    assert world.records == {FIRST: record_of(0, chunks=2)._replace(physical_id=5)}
     assert world.rebuild.book.totals.chunks_lost == 2
     world.rebuild.book.look()
     assert world.rebuild.book.streamlets[REF].restored, "holes need not be covered"
@@ -102,9 +122,39 @@ async def test_a_look_that_fails_is_made_again(tmp_path: Path, error: Exception,
         await world.until(lambda: bool(world.waits_for))
         expected = "a bad moment" if isinstance(error, KeraError) else "unexpected error"
         assert expected in world.waits_for[0]
-    await world.until(lambda: world.rebuild.book.streamlets[REF].readable)
+    await world.until(lambda: world.readable)
     assert world.looks == []
     await world.rebuild.close()
+
+
+async def test_segments_of_one_replica_are_read_from_a_backup_that_is_back(tmp_path: Path) -> None:
+    """The replica that was there is damaged, and all that is missing is on another one."""
+    chunks = [placed(0, FIRST, first_record=0), placed(1, SECOND, first_record=1)]
+    merge = StreamletMerge(Known(*REF, 1, (Interval(0),)), {})
+    merge.add(table([read_header(each) for each in chunks]), closed=True)
+    damaged, whole = FakeBackup(1), FakeBackup(2)
+    for backup in (damaged, whole):
+        await backup.start()
+        backup.replicas[1] = b"".join(chunks), True
+    damaged.damaged = {(1, 0), (1, CHUNK_BYTES)}
+
+    def on(*backup_ids: int) -> Materials:
+        replicas = Replicas(KEY, 0, 2 * CHUNK_BYTES, backup_ids, first={FIRST, SECOND})
+        return Materials([merge], Scanned({KEY: replicas}))
+
+    world = World(tmp_path, {FIRST: record_of(0), SECOND: record_of(1)})
+    world.backups = [damaged.message, whole.message]
+    world.found = on(1, 2)
+    world.begin(on(1))
+    await world.until(lambda: world.readable)
+
+    assert world.rebuild.book.totals.chunks_lost == 0
+    assert not any(record.to_come for record in world.records.values())
+    files = sorted((tmp_path / "arriving").iterdir())
+    assert sorted(path.read_bytes()[:CHUNK_BYTES] for path in files) == sorted(chunks)
+    await world.rebuild.close()
+    for backup in (damaged, whole):
+        await backup.server.close()
 
 
 async def test_a_streamlet_that_is_gone_is_got_no_more(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class RebuildLimits:
 
 
 async def keep_doing(step: Callable[[], Awaitable[bool | None]], *, retry_s: float) -> None:
-    """Do something again and again, until it is true that it is done. What was not foreseen is logged, and no end."""
+    """Do a step again and again, until it returns True. An unexpected exception of one is logged, and ends nothing."""
     done = False
     while not done:
         try:

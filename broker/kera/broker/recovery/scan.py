@@ -1,7 +1,7 @@
 """Looks through the replicas of launches that are gone, for what there is of some streamlets: headers of chunks only.
 
     backups ──list──► replicas of the sources' launches ──choose()──► per virtual segment the best first
-            ──headers──► a `Taker` per streamlet, and where each chunk can be read (`Replicas`)
+            ──headers──► a `StreamletMerge` each, and where each chunk can be read (`Replicas`)
 
 Of a virtual segment one replica is read, and the next one if that is not whole. All backups side by side, a few
 replicas of each at a time. Nobody is fenced here: launches that are gone were, by the coordinator, at the backups that
@@ -16,16 +16,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from kera.broker.records import SegmentAddress
-from kera.broker.recovery.merge import Origin
+from kera.broker.recovery.plan import StreamletMerge
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, choose
 from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import CorruptChunk, KeraError
-from kera.core.header_table import Headers, verify_headers
+from kera.core.header_table import verify_headers
 from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
 
@@ -39,18 +39,6 @@ Ref = tuple[int, int]
 """A stream and one of its streamlets."""
 Launches = tuple[int, int]
 """A broker, and the epoch before which its launches were."""
-
-
-class Taker(Protocol):
-    """Takes note of chunks of one streamlet."""
-
-    def add(self, headers: Headers, *, closed: bool, source: int) -> None:
-        """Chunks that were found; `closed`: they were surely acknowledged. `source`: a number, see `origins`."""
-        ...
-
-    def origins(self) -> Iterable[Origin]:
-        """Which sources have what, of those chunks that count."""
-        ...
 
 
 class VirtualKey(NamedTuple):
@@ -102,7 +90,7 @@ class Scanned:
 
 async def scan(
     backups: Iterable[common_pb2.BackupInfo],
-    wanted: Mapping[Launches, Mapping[Ref, Taker]],
+    wanted: Mapping[Launches, Mapping[Ref, StreamletMerge]],
     *,
     node_id: str = "",
     limits: ReadLimits | None = None,
@@ -121,12 +109,12 @@ async def scan(
             result.away[info.backup_id] = "it is not alive"
     try:
         await asyncio.gather(*(link.connect() for link in links.values()))
-        for launches, takers in sorted(wanted.items()):
-            if takers:
-                await _Scan(links, launches, takers, result, limits).run()
-        every = {id(taker): taker for takers in wanted.values() for taker in takers.values()}
-        for taker in every.values():
-            await asyncio.to_thread(_note_origins, taker, list(result.replicas.values()))
+        for launches, merges in sorted(wanted.items()):
+            if merges:
+                await _Scan(links, launches, merges, result, limits).run()
+        every = {id(merge): merge for merges in wanted.values() for merge in merges.values()}
+        for merge in every.values():
+            await asyncio.to_thread(_note_origins, merge, list(result.replicas.values()))
         result.away.update((backup_id, link.failed) for backup_id, link in links.items() if link.failed)
         return result
     finally:
@@ -134,8 +122,8 @@ async def scan(
             await link.close()
 
 
-def _note_origins(taker: Taker, replicas: Sequence[Replicas]) -> None:
-    for origin in taker.origins():
+def _note_origins(merge: StreamletMerge, replicas: Sequence[Replicas]) -> None:
+    for origin in merge.origins():
         its = replicas[origin.source]
         (its.first if origin.taken else its.also).add(origin.address)
 
@@ -147,17 +135,17 @@ class _Scan:
         self,
         links: Mapping[int, BackupLink],
         launches: Launches,
-        takers: Mapping[Ref, Taker],
+        merges: Mapping[Ref, StreamletMerge],
         result: Scanned,
         limits: ReadLimits,
     ) -> None:
         self._links = links
         self._launches = launches
-        self._takers = takers
+        self._merges = merges
         self._result = result
         self._limits = limits
         self._streamlets: dict[int, list[int]] = {}
-        for stream_id, streamlet_id in sorted(takers):
+        for stream_id, streamlet_id in sorted(merges):
             self._streamlets.setdefault(stream_id, []).append(streamlet_id)
 
     async def run(self) -> None:
@@ -234,16 +222,16 @@ class _Scan:
             wrong = error.message
             headers = verify_headers(buffer[: error.attributes["offset"]])
         numbers = np.unique(headers["streamlet_id"]).tolist()
-        takers = {each: self._takers.get((info.stream_id, each)) for each in numbers}
+        merges = {each: self._merges.get((info.stream_id, each)) for each in numbers}
         ours = (headers["stream_id"] == info.stream_id) & (headers["group_id"] != 0)
-        ours &= np.isin(headers["streamlet_id"], [each for each, taker in takers.items() if taker is not None])
+        ours &= np.isin(headers["streamlet_id"], [each for each, merge in merges.items() if merge is not None])
         if not ours.all():
             at = int(np.argmin(ours))
             wrong = f"the chunk at offset {at * HEADER_BYTES} of an answer belongs to another replica"
             headers = headers[:at]
-        for each, taker in takers.items():
-            if taker is not None:
-                taker.add(headers[headers["streamlet_id"] == each], closed=info.closed, source=number)
+        for each, merge in merges.items():
+            if merge is not None:
+                merge.add(headers[headers["streamlet_id"] == each], closed=info.closed, source=number)
         return wrong
 
 

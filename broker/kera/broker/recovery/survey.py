@@ -23,7 +23,7 @@ from kera.broker.recovery.scan import Launches, Ref, Scanned, scan
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.restart import LOST_GROUPS_MAX
 from kera.core.errors import InvalidArgument
-from kera.core.header_table import Headers, table
+from kera.core.header_table import table
 from kera.core.ids import EARLIEST, Position
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
@@ -53,13 +53,10 @@ class Materials:
     merges: Sequence[StreamletMerge]
     scanned: Scanned
 
-    def chunks(self) -> dict[SegmentAddress, Headers]:
-        """All chunks, by segment."""
-        return {address: chunks for merge in self.merges for address, chunks in merge.chunks().items()}
-
     def places(self, records: Mapping[SegmentAddress, SegmentRecord]) -> dict[SegmentAddress, Places]:
         """Where the chunks of segments go."""
-        chunks, none = self.chunks(), table()
+        chunks = {address: chunks for merge in self.merges for address, chunks in merge.chunks().items()}
+        none = table()
         return {address: places(record, chunks.get(address, none)) for address, record in records.items()}
 
 
