@@ -16,7 +16,7 @@ import pyarrow as pa
 from kera.broker.log.arena import Arena
 from kera.broker.log.events import Events
 from kera.broker.ownership.streams import Streams
-from kera.broker.registration import DataDirectory
+from kera.broker.registration import BrokerDirectory
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.manager import Replication
 from kera.broker.storage.disk import LocalDisk
@@ -45,7 +45,7 @@ def write(data_dir: Path, *, clean: bool = True, commit_chunks: int = 1, ticked:
     `clean`: as a broker leaves it that was stopped, else as the crash of a host does, some time (`ticked`) or at once
     after the last commit. `commit_chunks`: how many chunks are committed at once.
     """
-    directory = DataDirectory(data_dir)
+    directory = BrokerDirectory(data_dir)
     try:
         directory.store(BROKER_ID, CLUSTER_ID)
         with tempfile.TemporaryDirectory(prefix="kera-sample-", dir="/dev/shm") as shm_dir:

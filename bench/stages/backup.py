@@ -18,7 +18,7 @@ from bench.stages.around import (
 from bench.stages.part import MEMORY_BYTES, Load, Samples
 from kera.backup.disks import DiskState
 from kera.backup.frames import Layout
-from kera.backup.metrics import Counters
+from kera.backup.metrics import RequestCounters
 from kera.backup.service import BackupService
 from kera.backup.slots import Slots
 from kera.backup.store import ReplicaStore
@@ -40,7 +40,7 @@ class Replicas:
             Slots(MEMORY_BYTES // SEGMENT_BYTES, SEGMENT_BYTES), [disk], (1, "bench"), on_work=lambda: None
         )
         engine: Any = _BackupEngine(self._store)
-        service = BackupService(engine, Counters(), read_bytes_max=MIB)
+        service = BackupService(engine, RequestCounters(), read_bytes_max=MIB)
         service.registered()
         self._connection, self._wire = daemon_connection(service.service())
         self._virtual_segment_id = 0

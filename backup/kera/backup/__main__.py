@@ -12,8 +12,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kera.backup.engine import Engine
-from kera.backup.metrics import BackupCollector, Counters
-from kera.backup.registration import DataDirectory, Registration
+from kera.backup.metrics import BackupCollector, RequestCounters
+from kera.backup.registration import BackupDirectory, BackupRegistration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
 from kera.core.daemon import run_daemon, run_from_environment
@@ -46,13 +46,13 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         data_dir = settings.data_dir.expanduser().absolute()
         with setting("advertised_address"):  # before anything is made
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
-        directory = DataDirectory(data_dir)
+        directory = BackupDirectory(data_dir)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disks, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
         engine = await Engine.start(settings, data_dir, directory.load())
         stack.push_async_callback(engine.close)
-        counters = Counters()
+        counters = RequestCounters()
         backup = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)
         service = backup.service()
 
@@ -83,7 +83,7 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 
-        registration = Registration(settings.coordinator, directory, settings.backup_id)
+        registration = BackupRegistration(settings.coordinator, directory, settings.backup_id)
         ties.push_async_callback(registration.close)
         free = engine.free
         info = common_pb2.BackupInfo(
@@ -109,7 +109,7 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
             await _hand_over(registration, engine, settings.handover_ms)
 
 
-async def _hand_over(registration: Registration, engine: Engine, handover_ms: int) -> None:
+async def _hand_over(registration: BackupRegistration, engine: Engine, handover_ms: int) -> None:
     """This launch was told to stop, and the backup will start again: brokers go on at others meanwhile."""
     begun_s = time.monotonic()
     if await registration.leave():

@@ -10,7 +10,7 @@ from kera.core.done import Done
 
 
 @dataclass(slots=True)
-class Part:
+class ReplicaPart:
     """What is written of one replica."""
 
     replica: Replica
@@ -24,11 +24,11 @@ class Part:
 
 
 @dataclass(slots=True)
-class WriteJob:
+class WriteReplicasJob:
     """Write parts; durable when it is done."""
 
     disk: int
-    parts: list[Part]
+    parts: list[ReplicaPart]
     commit: bool
     """Somebody waits for it."""
     error: OSError | None = None
@@ -53,11 +53,11 @@ class PunchJob:
     error: OSError | None = None
 
 
-Job = WriteJob | PunchJob
+Job = WriteReplicasJob | PunchJob
 
 
 @dataclass(slots=True)
-class Totals:
+class StoreTotals:
     """What has happened since the start."""
 
     chunks_appended: int = 0

@@ -23,7 +23,7 @@ _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 _NO_PUNCHING = {errno.EOPNOTSUPP, errno.ENOSYS}
 
 
-class Disk(Protocol):
+class BlockDisk(Protocol):
     """What the backup does to a disk. Simulations implement it with errors, torn writes and loss of power."""
 
     name: str
@@ -81,7 +81,7 @@ class LogFile:
         sync_directory(directory)
 
     def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
-        """See `Disk`."""
+        """See `BlockDisk`."""
         left = list(pieces)
         while left:
             count = os.pwritev(self._fd, left, offset)
@@ -94,11 +94,11 @@ class LogFile:
                 left[0] = left[0][count:]
 
     def sync(self) -> None:
-        """See `Disk`."""
+        """See `BlockDisk`."""
         os.fdatasync(self._fd)
 
     def read(self, offset: int, into: memoryview) -> int:
-        """See `Disk`."""
+        """See `BlockDisk`."""
         done = 0
         while done < len(into):
             count = os.preadv(self._fd, [into[done:]], offset + done)
@@ -108,14 +108,14 @@ class LogFile:
         return done
 
     def punch(self, offset: int, length: int) -> None:
-        """See `Disk`."""
+        """See `BlockDisk`."""
         if _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
             code = ctypes.get_errno()
             if code not in _NO_PUNCHING:
                 raise OSError(code, os.strerror(code), self.name)
 
     def next_data(self, offset: int) -> int | None:
-        """See `Disk`."""
+        """See `BlockDisk`."""
         try:
             return os.lseek(self._fd, offset, os.SEEK_DATA)
         except OSError as error:
@@ -124,12 +124,12 @@ class LogFile:
             raise
 
     def free_bytes(self) -> int:
-        """See `Disk`."""
+        """See `BlockDisk`."""
         state = os.fstatvfs(self._fd)
         return state.f_bavail * state.f_frsize
 
     def total_bytes(self) -> int:
-        """See `Disk`."""
+        """See `BlockDisk`."""
         state = os.fstatvfs(self._fd)
         return state.f_blocks * state.f_frsize
 

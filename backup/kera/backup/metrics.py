@@ -14,7 +14,7 @@ from kera.core.errors import KeraError
 
 
 @dataclass(slots=True)
-class Counters:
+class RequestCounters:
     """What has happened since the start."""
 
     replicate_requests: int = 0
@@ -56,7 +56,7 @@ _FOUND_HELP = {
 class BackupCollector(Collector):
     """Counters and gauges of one backup."""
 
-    def __init__(self, counters: Counters, engine: Engine) -> None:
+    def __init__(self, counters: RequestCounters, engine: Engine) -> None:
         self._counters = counters
         self._engine = engine
 

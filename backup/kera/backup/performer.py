@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kera.backup.frames import Layout
-from kera.backup.jobs import Job, Part, PunchJob, WriteJob
-from kera.backup.log_file import Disk, aligned
+from kera.backup.jobs import Job, PunchJob, ReplicaPart, WriteReplicasJob
+from kera.backup.log_file import BlockDisk, aligned
 from kera.core.blocks import BLOCK_BYTES
 
 
 class Performer:
     """See the head of this module."""
 
-    def __init__(self, disks: Sequence[Disk], layout: Layout) -> None:
+    def __init__(self, disks: Sequence[BlockDisk], layout: Layout) -> None:
         self.disks = disks
         self.layout = layout
 
@@ -25,7 +25,7 @@ class Performer:
         disk = self.disks[job.disk]
         try:
             match job:
-                case WriteJob():
+                case WriteReplicasJob():
                     self._write(disk, job)
                     disk.sync()
                 case PunchJob():
@@ -33,14 +33,14 @@ class Performer:
         except OSError as error:
             job.error = error
 
-    def _write(self, disk: Disk, job: WriteJob) -> None:
+    def _write(self, disk: BlockDisk, job: WriteReplicasJob) -> None:
         headers = aligned(BLOCK_BYTES * len(job.parts))
         for number, part in enumerate(job.parts):
             block = headers[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
             block[:] = part.header.encode()
             self._write_part(disk, part, block)
 
-    def _write_part(self, disk: Disk, part: Part, block: memoryview) -> None:
+    def _write_part(self, disk: BlockDisk, part: ReplicaPart, block: memoryview) -> None:
         start = self.layout.offset(part.index)
         if not part.data:
             disk.write(start, [block])
@@ -51,7 +51,7 @@ class Performer:
             disk.write(start, [block])
 
 
-def give_back(disk: Disk, layout: Layout, frames: Sequence[int]) -> None:
+def give_back(disk: BlockDisk, layout: Layout, frames: Sequence[int]) -> None:
     """Empty frames. First the headers, durably: no replica comes back with a part of its chunks."""
     zeros = aligned(BLOCK_BYTES)
     for index in frames:

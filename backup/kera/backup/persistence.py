@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 from kera.backup.disks import RETRY_MS, DiskState, Waiter, disk_error
 from kera.backup.frames import FrameHeader
-from kera.backup.jobs import Freed, Job, Part, PunchJob, Totals, WriteJob
+from kera.backup.jobs import Freed, Job, PunchJob, ReplicaPart, StoreTotals, WriteReplicasJob
 from kera.backup.replica import Replica
 from kera.core.blocks import BLOCK_BYTES, block_ceiling, block_floor
 from kera.core.done import Done
@@ -56,7 +56,7 @@ class Persistence:
         """
         self._flush_delay_ms = flush_delay_ms
         self.disks = disks
-        self.totals = Totals()
+        self.totals = StoreTotals()
         self.now_ms = 0
         """Set by `tick`."""
         self._on_work = on_work
@@ -136,13 +136,13 @@ class Persistence:
                 parts = self._parts(disk.waiting, COMMIT_REPLICAS_MAX)
                 if parts:
                     disk.committing = True
-                    jobs.append(WriteJob(disk.number, parts, commit=True))
+                    jobs.append(WriteReplicasJob(disk.number, parts, commit=True))
             if (disk.to_flush or disk.to_settle) and not disk.flushing:
                 parts = self._parts(self._due(disk), FLUSH_REPLICAS_MAX)
                 parts += self._parts(disk.to_settle, SETTLE_REPLICAS_MAX)
                 if parts:
                     disk.flushing = True
-                    jobs.append(WriteJob(disk.number, parts, commit=False))
+                    jobs.append(WriteReplicasJob(disk.number, parts, commit=False))
             if disk.to_punch and not disk.punching:
                 disk.punching = True
                 jobs.append(PunchJob(disk.number, disk.to_punch[:PUNCH_FRAMES_MAX]))
@@ -155,8 +155,8 @@ class Persistence:
         due_ms = self.now_ms - self._flush_delay_ms
         return itertools.takewhile(lambda replica: disk.to_flush[replica] <= due_ms, disk.to_flush)
 
-    def _parts(self, replicas: Iterable[Replica], count_max: int) -> list[Part]:
-        parts: list[Part] = []
+    def _parts(self, replicas: Iterable[Replica], count_max: int) -> list[ReplicaPart]:
+        parts: list[ReplicaPart] = []
         for replica in replicas:
             if len(parts) >= count_max:
                 break
@@ -164,7 +164,7 @@ class Persistence:
                 parts.append(self._part(replica))
         return parts
 
-    def _part(self, replica: Replica) -> Part:
+    def _part(self, replica: Replica) -> ReplicaPart:
         replica.busy = replica.touched = True
         self._sequence += 1
         header = FrameHeader(
@@ -185,10 +185,10 @@ class Persistence:
         )
         end = replica.length
         if replica.slot is None or end == replica.durable_length:
-            return Part(replica, replica.frame.number, header, 0, memoryview(b""))
+            return ReplicaPart(replica, replica.frame.number, header, 0, memoryview(b""))
         begin, ceiling = block_floor(replica.durable_length), block_ceiling(end)
         replica.view[end:ceiling] = bytes(ceiling - end)  # nothing of an earlier replica goes along
-        return Part(replica, replica.frame.number, header, begin, replica.view[begin:ceiling])
+        return ReplicaPart(replica, replica.frame.number, header, begin, replica.view[begin:ceiling])
 
     # -- results ---------------------------------------------------------------------------------------------------
 
@@ -197,10 +197,10 @@ class Persistence:
         disk = self.disks[job.disk]
         self._note(disk, job)
         match job:
-            case WriteJob(commit=True):
+            case WriteReplicasJob(commit=True):
                 disk.committing = False
                 self._written(disk, job)
-            case WriteJob():
+            case WriteReplicasJob():
                 disk.flushing = False
                 self._written(disk, job)
             case PunchJob():
@@ -221,7 +221,7 @@ class Persistence:
         disk.error = job.error
         disk.retry_ms = self.now_ms + RETRY_MS
 
-    def _written(self, disk: DiskState, job: WriteJob) -> None:
+    def _written(self, disk: DiskState, job: WriteReplicasJob) -> None:
         if job.error is None:
             size = sum(len(part.data) for part in job.parts)
             if job.commit:
@@ -244,7 +244,7 @@ class Persistence:
                 self._all_written(disk, replica)
             self._on_written(replica)
 
-    def _part_written(self, disk: DiskState, part: Part) -> None:
+    def _part_written(self, disk: DiskState, part: ReplicaPart) -> None:
         replica, header = part.replica, part.header
         written = max(replica.written_bytes, BLOCK_BYTES + block_ceiling(header.length))
         disk.written_bytes += written - replica.written_bytes

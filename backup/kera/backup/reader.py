@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kera.backup.frames import Layout
-from kera.backup.log_file import Disk, aligned
+from kera.backup.log_file import BlockDisk, aligned
 from kera.backup.reading import Streamlets, Walk, disk_window, memory_window, walk
 from kera.backup.replica import Replica
 from kera.backup.restart import note_damage
@@ -40,7 +40,7 @@ class _Buffer:
 class ReplicaReader:
     """See the head of this module. Belongs to one event loop."""
 
-    def __init__(self, store: ReplicaStore, disks: Sequence[Disk], layout: Layout) -> None:
+    def __init__(self, store: ReplicaStore, disks: Sequence[BlockDisk], layout: Layout) -> None:
         self._store = store
         self._disks = disks
         self._layout = layout

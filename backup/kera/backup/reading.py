@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kera.backup.frames import Layout
-from kera.backup.log_file import Disk
+from kera.backup.log_file import BlockDisk
 from kera.core.blocks import BLOCK_BYTES, block_ceiling
 from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, MAGIC, ChunkHeader, verify_header, verify_payload
 from kera.core.errors import CorruptChunk
@@ -56,7 +56,7 @@ def memory_window(view: memoryview, length: int) -> Window:
 
 
 def disk_window(
-    disk: Disk, layout: Layout, index: int, length: int, buffer: memoryview, here: bytearray | None = None
+    disk: BlockDisk, layout: Layout, index: int, length: int, buffer: memoryview, here: bytearray | None = None
 ) -> Window:
     """Of a replica in a frame, by way of `buffer`, which has room for any replica. Raises ``OSError``.
 

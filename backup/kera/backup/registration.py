@@ -13,16 +13,16 @@ from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
 
 
-class Identity(data_dir.Identity):
+class BackupIdentity(data_dir.Identity):
     """Which backup, of which cluster."""
 
     role: ClassVar[str] = "backup"
 
 
-class DataDirectory(data_dir.DataDirectory):
+class BackupDirectory(data_dir.DataDirectory):
     """Owner of the backup's data directory. Whose the replicas are, they say themselves (``kera.backup.restart``)."""
 
-    identity: ClassVar[type[data_dir.Identity]] = Identity
+    identity: ClassVar[type[data_dir.Identity]] = BackupIdentity
 
 
 class Free(NamedTuple):
@@ -32,10 +32,10 @@ class Free(NamedTuple):
     disk_bytes: int
 
 
-class Registration(registration.Registration):
+class BackupRegistration(registration.Registration):
     """One launch of a backup, as the coordinator knows it."""
 
-    def __init__(self, coordinator: str, directory: DataDirectory, chosen_id: int = 0) -> None:
+    def __init__(self, coordinator: str, directory: BackupDirectory, chosen_id: int = 0) -> None:
         super().__init__(coordinator, directory, chosen_id)
         self.backup_id = 0
         self.backup_epoch = 0

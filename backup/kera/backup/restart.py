@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kera.backup.disks import DiskState
 from kera.backup.frames import FrameHeader, Layout, decode_file_header, decode_header, encode_file_header
-from kera.backup.log_file import Disk, aligned
+from kera.backup.log_file import BlockDisk, aligned
 from kera.backup.performer import give_back
 from kera.backup.reading import NONE_OF_THEM, disk_window, memory_window, walk
 from kera.backup.replica import Frame, Replica, ReplicaId
@@ -25,7 +25,7 @@ log = get_logger("kera.restart")
 
 
 @dataclass(slots=True)
-class Found:
+class FoundReplicas:
     """What a start has found."""
 
     replicas: int = 0
@@ -45,7 +45,7 @@ class Found:
 class DiskScan:
     """The headers of one disk."""
 
-    disk: Disk
+    disk: BlockDisk
     number: int
     headers: list[tuple[int, FrameHeader]] = field(default_factory=list)
     damaged: int = 0
@@ -58,10 +58,10 @@ class Restart:
     replicas: list[Replica] = field(default_factory=list)
     sequence: int = 0
     epochs: dict[int, int] = field(default_factory=dict)
-    found: Found = field(default_factory=Found)
+    found: FoundReplicas = field(default_factory=FoundReplicas)
 
 
-def scan_disk(disk: Disk, number: int, layout: Layout, identity: tuple[int, str]) -> DiskScan:
+def scan_disk(disk: BlockDisk, number: int, layout: Layout, identity: tuple[int, str]) -> DiskScan:
     """Read all headers; make an empty file one of ours.
 
     `identity`: backup and cluster whose replicas these must be. Raises `StartError` when they are not, when replicas
@@ -87,7 +87,7 @@ def scan_disk(disk: Disk, number: int, layout: Layout, identity: tuple[int, str]
     return scan
 
 
-def _check_file(disk: Disk, layout: Layout) -> None:
+def _check_file(disk: BlockDisk, layout: Layout) -> None:
     block = aligned(BLOCK_BYTES)
     count = disk.read(0, block)
     segment_bytes = decode_file_header(block[:count], disk.name)
@@ -105,7 +105,7 @@ def _check_file(disk: Disk, layout: Layout) -> None:
         )
 
 
-def _check_identity(disk: Disk, header: FrameHeader, identity: tuple[int, str]) -> None:
+def _check_identity(disk: BlockDisk, header: FrameHeader, identity: tuple[int, str]) -> None:
     if (header.backup_id, header.cluster_id) != identity:
         mine = f"of backup {identity[0]} of cluster {identity[1]}" if identity[0] else "of none that has joined"
         raise StartError(
@@ -150,7 +150,7 @@ def rebuild(scans: Sequence[DiskScan], states: Sequence[DiskState], layout: Layo
 
 
 def _replica(
-    scan: DiskScan, index: int, header: FrameHeader, layout: Layout, buffer: memoryview, found: Found
+    scan: DiskScan, index: int, header: FrameHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
 ) -> Replica | None:
     """The replica in a frame; None when nothing of it was durable."""
     replica = Replica(
@@ -177,7 +177,9 @@ def _replica(
     return replica if replica.length else None
 
 
-def _look(disk: Disk, replica: Replica, header: FrameHeader, layout: Layout, buffer: memoryview, found: Found) -> None:
+def _look(
+    disk: BlockDisk, replica: Replica, header: FrameHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
+) -> None:
     """Read a replica whose last write may never have been finished; cut that off if it was not."""
     window = disk_window(disk, layout, replica.frame.number, header.length, buffer)
     view = window(0, header.length)

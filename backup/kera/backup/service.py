@@ -14,7 +14,7 @@ from typing import Any
 from kera.backup.answers import Answers, HeldAnswer
 from kera.backup.disks import disk_error
 from kera.backup.engine import Engine
-from kera.backup.metrics import Counters
+from kera.backup.metrics import RequestCounters
 from kera.backup.reading import Streamlets, Walk
 from kera.backup.replica import Replica
 from kera.core.done import Done
@@ -33,7 +33,7 @@ FREED_MAX = 8192
 class BackupService:
     """All handlers of one backup; `service()` gives them to the transports."""
 
-    def __init__(self, engine: Engine, counters: Counters, *, read_bytes_max: int) -> None:
+    def __init__(self, engine: Engine, counters: RequestCounters, *, read_bytes_max: int) -> None:
         """`read_bytes_max`: what a response can carry."""
         self._engine = engine
         self._store = engine.store

@@ -12,43 +12,27 @@ chunk a few numbers. A write that was never finished is no damage: the next star
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from kera.backup import fences
 from kera.backup.frames import FrameHeader, Layout, decode_file_header, decode_header
 from kera.backup.log_file import NAME, LogFile, aligned
 from kera.backup.reading import disk_window, memory_window, walk
-from kera.backup.registration import Identity
+from kera.backup.registration import BackupIdentity
 from kera.core.blocks import BLOCK_BYTES, block_ceiling
 from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, chained_checksum, read_header, verify_header
-from kera.core.data_dir import LOCK_NAME
 from kera.core.errors import CorruptChunk, StartError
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is not as it should be."""
-
-    severity: Literal["damage", "warning"]
-    """damage: something that was written is gone. warning: odd, and nothing is lost by it."""
-    path: Path
-    """File it is about."""
-    offset: int | None
-    """Where in the file it starts, in bytes; None: the file as a whole."""
-    length_bytes: int
-    """How much of the file it is about; 0 when that is not known."""
-    text: str
+from kera.core.verifying import Finding, check_identity, unused
 
 
 @dataclass(slots=True)
-class Totals:
+class ReplicasChecked:
     """What was looked at and is whole, up to now."""
 
     replicas: int = 0
@@ -117,7 +101,7 @@ class StoredReplica:
 
 def is_backup(directory: Path) -> bool:
     """Whether this is a backup's data directory, or one of its directories of replicas."""
-    return any((directory / name).exists() for name in (*Identity.names(), NAME, f"log/{NAME}"))
+    return any((directory / name).exists() for name in (*BackupIdentity.names(), NAME, f"log/{NAME}"))
 
 
 class BackupFiles:
@@ -140,11 +124,11 @@ class BackupFiles:
         """Read all headers. Raises `StartError` when a backup uses the directory, or a newer version has written it."""
         directory = directory.absolute()
         files = cls(directory)
-        with _unused(directory) as free:
+        with unused(directory) as free:
             if not free:
                 raise StartError(f"a backup uses data directory {directory}; stop it first")
             try:
-                files._early += _check_identity(directory)
+                files._early += _check_files(directory)
                 files._open()
                 yield files
             finally:
@@ -196,7 +180,7 @@ class BackupFiles:
             at = start + self._layout.frame_bytes
         self._found = sorted(latest.values(), key=lambda item: item[0])
 
-    def check(self, totals: Totals, progress: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+    def check(self, totals: ReplicasChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Finding]:
         """Look at every replica; `totals` grow as it goes, and `progress` is called after each."""
         yield from self._early
         owners = {(header.backup_id, header.cluster_id) for _, header in self._found}
@@ -207,7 +191,7 @@ class BackupFiles:
             yield from self._check(index, header, totals)
             progress()
 
-    def _check(self, index: int, header: FrameHeader, totals: Totals) -> Iterator[Finding]:
+    def _check(self, index: int, header: FrameHeader, totals: ReplicasChecked) -> Iterator[Finding]:
         at = self._layout.offset(index) + BLOCK_BYTES
         replica = StoredReplica(self.path, index, header, header.length, header.checksum, header.closed)
         try:
@@ -391,40 +375,13 @@ def _wrong_checksums(view: memoryview, ends: Iterable[int], replica: StoredRepli
             yield length  # no chunk ends there
 
 
-@contextlib.contextmanager
-def _unused(directory: Path) -> Iterator[bool]:
-    """Whether no backup uses `directory`; if so, none can start as long as the context lasts."""
-    try:
-        lock = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield True
+def _check_files(directory: Path) -> Iterator[Finding]:
+    identified = any((directory / name).exists() for name in BackupIdentity.names())
+    if not identified and (directory / NAME).exists():
+        return  # one of ``--log-dirs``
+    yield from check_identity(directory, BackupIdentity)
+    if not identified:
         return
-    except OSError as error:
-        raise StartError(f"cannot read {directory / LOCK_NAME}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        free = True
-    except OSError:
-        free = False
-    try:
-        yield free
-    finally:
-        os.close(lock)
-
-
-def _check_identity(directory: Path) -> Iterator[Finding]:
-    paths = [directory / name for name in Identity.names()]
-    if not any(path.exists() for path in paths):
-        if not (directory / NAME).exists():
-            text = "is missing: a backup would join as a new one, to which none of this belongs"
-            yield Finding("warning", paths[0], None, 0, text)
-        return
-    for path in paths:
-        try:
-            if Identity.read(path) is None:
-                yield Finding("warning", path, None, 0, "is missing; the next start writes it anew")
-        except (OSError, ValueError) as error:
-            yield Finding("damage", path, None, 0, str(error))
     try:
         fences.load_fences(directory)
     except StartError as error:

@@ -17,7 +17,7 @@ from kera.broker.metrics import BrokerCollector
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.orders import Orders
 from kera.broker.ownership.unknown import UnknownReport
-from kera.broker.registration import DataDirectory, Registration
+from kera.broker.registration import BrokerDirectory, BrokerRegistration
 from kera.broker.serving.push import Push
 from kera.broker.serving.push_server import PushServer
 from kera.broker.serving.service import BrokerService
@@ -48,7 +48,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         data_dir = settings.data_dir.expanduser().absolute()
         with setting("advertised_address"):  # before anything is made
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
-        directory = DataDirectory(data_dir)
+        directory = BrokerDirectory(data_dir)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
@@ -100,7 +100,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             collector = BrokerCollector(counters, pushed, engine)
             ready["metrics_address"] = _metrics_served(stack, settings.host, settings.metrics_port, collector)
 
-        registration = Registration(
+        registration = BrokerRegistration(
             settings.coordinator,
             directory,
             engine.replicator.update_backups,
@@ -159,7 +159,7 @@ def _metrics_served(stack: AsyncExitStack, host: str, port: int, collector: Brok
     return join_address(host, serve_metrics(registry, host, port))
 
 
-async def _hand_over(registration: Registration, broker: BrokerService, handover_ms: int) -> None:
+async def _hand_over(registration: BrokerRegistration, broker: BrokerService, handover_ms: int) -> None:
     """This launch was told to stop, and the broker will start again: others go on meanwhile."""
     answer = await registration.hand_over(handover_ms)
     broker.orders.seal_all()

@@ -26,7 +26,7 @@ from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.rebuild import RebuildLimits
 from kera.broker.recovery.takeover import Takeovers
-from kera.broker.registration import IDENTITY_NAMES
+from kera.broker.registration import BrokerIdentity
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.repair import Repair
 from kera.broker.replication.replicator import Replicator
@@ -127,7 +127,7 @@ class LogEngine:
         begun_s = clock.monotonic_s()
         root = data_dir / "log"
         # Memory that names a new directory is of one that was at its place before: what is in it is nobody's any more.
-        new = not root.exists() and not any((data_dir / name).exists() for name in IDENTITY_NAMES)
+        new = not root.exists() and not any((data_dir / name).exists() for name in BrokerIdentity.names())
         index, whole = await asyncio.to_thread(_open_index, root)
         store = SegmentStore(root, LocalDisk(root), index)
         arena = None if new else Arena.attach(settings.shm_dir, data_dir)

@@ -14,53 +14,39 @@ from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.core import data_dir, registration
-from kera.core.data_dir import FORMAT, LOCK_NAME
+from kera.core.data_dir import FORMAT
 from kera.core.errors import InvalidArgument, PathNotWritable, StaleEpoch, UnknownLaunch
-from kera.core.registration import CALL_TIMEOUT_S, CoordinatorUnreachable, WrongCluster
+from kera.core.registration import CALL_TIMEOUT_S
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
-
-__all__ = [
-    "FORMAT",
-    "IDENTITY_NAMES",
-    "LOCK_NAME",
-    "CoordinatorUnreachable",
-    "DataDirectory",
-    "Identity",
-    "Registration",
-    "WrongCluster",
-]
 
 log = get_logger("kera.registration")
 
 OnBackups = Callable[[list[common_pb2.BackupInfo]], None]
 
 
-class Identity(data_dir.Identity):
+class BrokerIdentity(data_dir.Identity):
     """Which broker, of which cluster."""
 
     role: ClassVar[str] = "broker"
     formats: ClassVar[frozenset[int]] = frozenset({1, FORMAT})
 
 
-IDENTITY_NAMES = Identity.names()
-
-
-class DataDirectory(data_dir.DataDirectory):
+class BrokerDirectory(data_dir.DataDirectory):
     """Owner of the broker's data directory."""
 
-    identity: ClassVar[type[data_dir.Identity]] = Identity
+    identity: ClassVar[type[data_dir.Identity]] = BrokerIdentity
     data_pattern: ClassVar[str | None] = "log/segments/*/*"
 
 
-class Registration(registration.Registration):
+class BrokerRegistration(registration.Registration):
     """One launch of a broker, as the coordinator knows it."""
 
     def __init__(
         self,
         coordinator: str,
-        directory: DataDirectory,
+        directory: BrokerDirectory,
         on_backups: OnBackups = lambda _: None,
         *,
         leader: CoordinatorEpoch | None = None,

@@ -14,7 +14,6 @@ of damaged chunks, and nobody repairs those.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import subprocess
@@ -23,36 +22,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from crc32c import crc32c
 
 from kera.broker.log.scan import SegmentScan, scan_segment
 from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
-from kera.broker.registration import FORMAT, IDENTITY_NAMES, LOCK_NAME, Identity
+from kera.broker.registration import BrokerIdentity
 from kera.broker.storage.index import CHECK_TIMEOUT_S, SegmentIndex, file_checksum
 from kera.broker.storage.segment_files import segment_path
 from kera.core.errors import StartError
 from kera.core.ids import EntryId
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is not as it should be."""
-
-    severity: Literal["damage", "warning"]
-    """damage: something that was written is gone. warning: odd, and nothing is lost by it."""
-    path: Path
-    """File it is about."""
-    offset: int | None
-    """Where in the file it starts, in bytes; None: the file as a whole."""
-    length_bytes: int
-    """How much of the file it is about; 0 when that is not known."""
-    text: str
+from kera.core.verifying import Finding, check_identity, unused
 
 
 @dataclass(slots=True)
-class Totals:
+class SegmentsChecked:
     """What was looked at and is whole, up to now."""
 
     segments: int = 0
@@ -85,44 +69,25 @@ class IndexCopy:
         return self.index is not None and not self.damaged and not self.missing
 
 
-def verify(data_dir: Path, totals: Totals, progress: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+def verify(data_dir: Path, totals: SegmentsChecked, progress: Callable[[], None] = lambda: None) -> Iterator[Finding]:
     """Check everything in `data_dir`; `totals` grow as it goes, and `progress` is called after each segment.
 
     Raises `StartError` when it is no data directory, when a broker uses it, or when a newer version has written it.
     """
     data_dir = data_dir.absolute()
-    if not any((data_dir / name).exists() for name in (*IDENTITY_NAMES, "log")):
-        raise StartError(f"{data_dir} is no data directory of a broker: it has neither {IDENTITY_NAMES[0]} nor log")
+    if not any((data_dir / name).exists() for name in (*BrokerIdentity.names(), "log")):
+        raise StartError(
+            f"{data_dir} is no data directory of a broker: it has neither {BrokerIdentity.names()[0]} nor log"
+        )
     with unused(data_dir) as free:
         if not free:
             raise StartError(f"a broker uses data directory {data_dir}; stop it first")
-        yield from _check_identity(data_dir)
+        yield from check_identity(data_dir, BrokerIdentity)
         root = data_dir / "log"
         if root.is_dir():
             with index_copy(root / "index") as copy:
                 yield from _check_index(root / "index", copy)
                 yield from _Log(root, copy, totals, progress).check()
-
-
-@contextlib.contextmanager
-def unused(data_dir: Path) -> Iterator[bool]:
-    """Whether no broker uses `data_dir`; if so, none can start as long as the context lasts."""
-    try:
-        lock = os.open(data_dir / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield True
-        return
-    except OSError as error:
-        raise StartError(f"cannot read {data_dir / LOCK_NAME}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        free = True
-    except OSError:
-        free = False
-    try:
-        yield free
-    finally:
-        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -179,23 +144,6 @@ def place_of(address: SegmentAddress | EntryId) -> str:
     return ", ".join(f"{name} {number}" for name, number in zip(names, address, strict=False))
 
 
-def _check_identity(data_dir: Path) -> Iterator[Finding]:
-    identities: dict[Path, Identity | None] = {}
-    for name in IDENTITY_NAMES:
-        path = data_dir / name
-        try:
-            identities[path] = Identity.read(path)
-        except (OSError, ValueError) as error:
-            yield Finding("damage", path, None, 0, str(error))
-    if list(identities.values()) == [None, None]:
-        text = "is missing: a broker would join as a new one, to which none of this belongs"
-        yield Finding("warning", data_dir / IDENTITY_NAMES[0], None, 0, text)
-    formats = {identity.format for identity in identities.values() if identity is not None}
-    for path, identity in identities.items():
-        if identity is None and FORMAT in formats:  # the one of format 1 had no copy; a broker may be new
-            yield Finding("warning", path, None, 0, "is missing; the next start writes it anew")
-
-
 def _check_index(path: Path, copy: IndexCopy) -> Iterator[Finding]:
     """`path`: of the index itself."""
     data, checksum = path / "data.mdb", path / "data.crc32"
@@ -228,7 +176,7 @@ class _Log:
 
     root: Path
     copy: IndexCopy
-    totals: Totals
+    totals: SegmentsChecked
     progress: Callable[[], None]
     named: set[int] = field(default_factory=set)
     """Files that the index knows."""

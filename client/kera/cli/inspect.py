@@ -116,7 +116,8 @@ def _of_directory(
     data_dir: Path, stream: int | None, *, with_chunks: bool
 ) -> Iterator[tuple[Segment, list[Chunk] | None]]:
     from kera.broker.storage.segment_files import segment_path
-    from kera.broker.verify import IndexCopy, index_copy, unused
+    from kera.broker.verify import IndexCopy, index_copy
+    from kera.core.verifying import unused
 
     root = data_dir.absolute() / "log"
     if not root.is_dir():

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 import typer
 
@@ -16,14 +16,13 @@ from kera.cli._client import JSON_OPTION
 from kera.cli._run import EXIT_ERROR, extra, interruptible
 from kera.cli._sizes import format_size
 from kera.cli._table import plural
+from kera.core.verifying import Finding, unused
 
 if TYPE_CHECKING:
     from kera.backup import verify as of_backup
     from kera.broker import verify as of_broker
     from kera.broker.replication.virtual_segment import VirtualSegment
     from kera.broker.storage.index import SegmentIndex
-
-    Finding: TypeAlias = of_broker.Finding | of_backup.Finding
 
 QUIET_S = 1.0
 """A check that is done sooner shows no progress."""
@@ -75,9 +74,9 @@ class _Check:
         from kera.broker import verify as of_broker
 
         self._broker, self._backup = of_broker, of_backup
-        self.segments: list[of_broker.Totals] = []
+        self.segments: list[of_broker.SegmentsChecked] = []
         """Of each broker."""
-        self.replicas: of_backup.Totals | None = None
+        self.replicas: of_backup.ReplicasChecked | None = None
         """None: no backup was."""
 
     def run(self, brokers: Sequence[Path], backups: Sequence[Path], progress: _Progress) -> Iterator[Finding]:
@@ -85,11 +84,11 @@ class _Check:
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(self._backup.BackupFiles.opened(path)) for path in backups]
             for path in brokers:
-                self.segments.append(self._broker.Totals())
+                self.segments.append(self._broker.SegmentsChecked())
                 yield from self._broker.verify(path, self.segments[-1], progress.show)
             if not files:
                 return
-            self.replicas = self._backup.Totals(replicas_expected=sum(each.count for each in files))
+            self.replicas = self._backup.ReplicasChecked(replicas_expected=sum(each.count for each in files))
             for each in files:
                 yield from each.check(self.replicas, progress.show)
             yield from self._backup.compare(files)
@@ -97,10 +96,10 @@ class _Check:
                 yield from self._compare_log(path.absolute(), files)
 
     @property
-    def all_segments(self) -> of_broker.Totals:
+    def all_segments(self) -> of_broker.SegmentsChecked:
         """Of all brokers."""
         each = self.segments
-        return self._broker.Totals(
+        return self._broker.SegmentsChecked(
             segments=sum(totals.segments for totals in each),
             chunks=sum(totals.chunks for totals in each),
             records=sum(totals.records for totals in each),
@@ -110,15 +109,15 @@ class _Check:
 
     def _compare_log(self, data_dir: Path, files: Sequence[of_backup.BackupFiles]) -> Iterator[Finding]:
         """The chunks of a broker's log with their replicas."""
-        from kera.broker.registration import IDENTITY_NAMES, Identity
+        from kera.broker.registration import BrokerIdentity
         from kera.broker.replication.virtual_index import virtual_segments
 
         identity = None
-        for name in IDENTITY_NAMES:
+        for name in BrokerIdentity.names():
             with contextlib.suppress(OSError, ValueError):
-                identity = identity or Identity.read(data_dir / name)
+                identity = identity or BrokerIdentity.read(data_dir / name)
         index_path = data_dir / "log" / "index"
-        with self._broker.unused(data_dir), self._broker.index_copy(index_path) as copy:
+        with unused(data_dir), self._broker.index_copy(index_path) as copy:
             if identity is None or copy.index is None:
                 return  # which was told
             recorded = list(virtual_segments(copy.index))
@@ -154,7 +153,7 @@ class _Check:
             text = (
                 f"says that virtual segment {wanted.virtual_segment_id:#x} is on backup {backups}; it is not, as it was"
             )
-            yield self._backup.Finding("damage" if lost else "warning", path, None, 0, text)
+            yield Finding("damage" if lost else "warning", path, None, 0, text)
 
     def _compare_segments(
         self,
@@ -191,7 +190,7 @@ class _Check:
                 at = end
             if alone and complete:
                 text = f"{plural(alone, 'chunk')} of {self._broker.place_of(address)}: no replica is there"
-                yield self._backup.Finding("warning", path, None, 0, text)
+                yield Finding("warning", path, None, 0, text)
 
 
 def _line(finding: Finding) -> str:

@@ -10,7 +10,7 @@ from kera.backup.jobs import Job
 from kera.backup.performer import Performer
 from kera.backup.reading import Walk, disk_window, memory_window, walk
 from kera.backup.replica import Replica
-from kera.backup.restart import Found, rebuild, scan_disk
+from kera.backup.restart import FoundReplicas, rebuild, scan_disk
 from kera.backup.slots import Slots
 from kera.backup.store import ReplicaStore
 from kera.core.blocks import BLOCK_BYTES
@@ -168,7 +168,7 @@ class FakeBackup:
         ]
         scans = [scan_disk(disk, number, self.layout, IDENTITY) for number, disk in enumerate(self.disks)]
         restart = rebuild(scans, states, self.layout)
-        self.found: Found = restart.found
+        self.found: FoundReplicas = restart.found
         self.slots = Slots(slots, segment_bytes)
         self.store = ReplicaStore(
             self.slots,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kera.backup.__main__ import main, serve
-from kera.backup.registration import DataDirectory
+from kera.backup.registration import BackupDirectory
 from kera.backup.settings import BackupSettings
 from kera.core.daemon import ExitCode
 from kera.core.errors import PathNotWritable, StaleEpoch, StartError
@@ -83,7 +83,7 @@ async def test_a_backup_that_ends_leaves_its_identity_and_its_replicas_and_nothi
     ]
     assert [request.backup.backup_id for request in coordinator.registered_backups] == [0, BACKUP_ID]
     content = json.loads((settings.data_dir / "backup.json").read_bytes())
-    directory = DataDirectory(settings.data_dir)
+    directory = BackupDirectory(settings.data_dir)
     assert directory.load() == (BACKUP_ID, "cluster")
     whose = {"backup_id": BACKUP_ID, "cluster_id": "cluster", "directory_id": directory.directory_id}
     assert content | {"crc32c": ""} == {"format": 2, **whose, "coordinator_epoch": 0, "crc32c": ""}

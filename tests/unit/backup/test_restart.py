@@ -3,7 +3,7 @@
 import pytest
 
 from kera.backup.frames import FrameHeader, Layout, decode_header, encode_file_header
-from kera.backup.jobs import WriteJob
+from kera.backup.jobs import WriteReplicasJob
 from kera.backup.restart import scan_disk
 from kera.core.blocks import BLOCK_BYTES
 from kera.core.errors import CorruptChunk, StartError
@@ -134,7 +134,7 @@ def test_of_two_frames_for_one_replica_the_one_that_was_written_later_counts(bac
     commit(backup, Segment(), A)
     Segment().append(backup, B)
     backup.store.persistence.wait(backup.get(), 1024, Outcome())
-    (write,) = [job for job in backup.store.persistence.plan() if isinstance(job, WriteJob)]
+    (write,) = [job for job in backup.store.persistence.plan() if isinstance(job, WriteReplicasJob)]
     backup.perform(write)
     again = backup.restarted()
 

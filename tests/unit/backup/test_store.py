@@ -6,7 +6,7 @@ import pytest
 
 from kera.backup import replica
 from kera.backup.errors import ReplicaClosed, ReplicaOffset, UnknownReplica
-from kera.backup.jobs import PunchJob, WriteJob
+from kera.backup.jobs import PunchJob, WriteReplicasJob
 from kera.core.blocks import BLOCK_BYTES
 from kera.core.errors import (
     BackupFull,
@@ -597,7 +597,7 @@ def test_a_finished_replica_is_vouched_for_by_the_next_flush(backup: FakeBackup,
     Segment(2).append(backup, A, close=True)
     backup.perform(flush)
     (job,) = backup.store.persistence.plan()
-    assert isinstance(job, WriteJob)
+    assert isinstance(job, WriteReplicasJob)
     assert [(part.replica.virtual_segment_id, len(part.data)) for part in job.parts] == [(2, BLOCK_BYTES), (1, 0)]
     backup.perform(job)
 

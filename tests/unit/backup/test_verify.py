@@ -9,12 +9,13 @@ import pytest
 from kera.backup import verify as verify_module
 from kera.backup.fences import store_fences
 from kera.backup.frames import COPY_AT
-from kera.backup.jobs import WriteJob
+from kera.backup.jobs import WriteReplicasJob
 from kera.backup.log_file import NAME, LogFile, aligned
-from kera.backup.registration import DataDirectory
-from kera.backup.verify import BackupFiles, Finding, LogComparison, Totals, compare, is_backup
+from kera.backup.registration import BackupDirectory
+from kera.backup.verify import BackupFiles, LogComparison, ReplicasChecked, compare, is_backup
 from kera.core.blocks import BLOCK_BYTES
 from kera.core.errors import StartError
+from kera.core.verifying import Finding
 from tests.unit.backup.support import BROKER_ID, FRAME_BYTES, IDENTITY, FakeBackup, Segment, placed, request
 
 CHUNK_BYTES = 1024
@@ -34,7 +35,7 @@ class World:
         directory = self.path / f"backup-{len(self.directories) + 1}"
         self.directories.append(directory)
         if identity:
-            owner = DataDirectory(directory)
+            owner = BackupDirectory(directory)
             owner.store(backup_id, IDENTITY[1])
             owner.close()
         backup = FakeBackup(LogFile(directory / "log"))  # type: ignore[arg-type]
@@ -43,9 +44,9 @@ class World:
             backup.append(request(segment.number, checksum=_chain(segment)), *segment.chunks)
         return backup
 
-    def check(self) -> tuple[list[Finding], Totals]:
+    def check(self) -> tuple[list[Finding], ReplicasChecked]:
         """What each of them is told of, and then all together."""
-        totals = Totals()
+        totals = ReplicasChecked()
         found: list[Finding] = []
         with ExitStack() as stack:
             files = [stack.enter_context(BackupFiles.opened(directory)) for directory in self.directories]
@@ -146,7 +147,7 @@ def test_a_write_that_was_not_finished_is_a_warning_and_what_was_before_counts(w
     backup.append(segment.next(*more), *more)
     backup.store.persistence.wait(backup.get(), 2 * CHUNK_BYTES, lambda _: None)
     (job,) = backup.store.persistence.plan()
-    assert isinstance(job, WriteJob)
+    assert isinstance(job, WriteReplicasJob)
     block = aligned(BLOCK_BYTES)
     block[:] = job.parts[0].header.encode()
     backup.disks[0].write(BLOCK_BYTES, [block])  # and the data has not come
@@ -253,7 +254,7 @@ def test_chunks_of_a_log_are_found_in_replicas_and_those_that_differ_are_told(wo
     with ExitStack() as stack:
         files = [stack.enter_context(BackupFiles.opened(directory)) for directory in world.directories]
         for each in files:
-            assert list(each.check(Totals())) == []
+            assert list(each.check(ReplicasChecked())) == []
         comparison = LogComparison(files, BROKER_ID)
         assert comparison.check(memoryview(segment.chunks[1]), log, 0) == (2, [])
         assert comparison.check(memoryview(placed(7, first_record=7)), log, 0) == (0, [])
@@ -297,7 +298,7 @@ def test_a_directory_of_log_dirs_is_looked_at_by_itself(world: World) -> None:
     world.directories = [world.directories[0] / "log"]
     assert is_backup(world.directories[0])
     with BackupFiles.opened(world.directories[0]) as files:
-        assert list(files.check(Totals())) == []
+        assert list(files.check(ReplicasChecked())) == []
         assert files.count == 1
 
 
@@ -318,13 +319,13 @@ def test_what_cannot_be_read_is_told(world: World, monkeypatch: pytest.MonkeyPat
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(verify_module._ReadOnly, "read", fail)
-        (finding,) = files.check(Totals())
+        (finding,) = files.check(ReplicasChecked())
     assert finding.text == "cannot be read: Input/output error; it has virtual segment 0x1 of broker 3"
 
 
 def test_the_directory_of_a_backup_that_runs_is_refused(world: World) -> None:
     world.backup()
-    owner = DataDirectory(world.directories[0])
+    owner = BackupDirectory(world.directories[0])
     with pytest.raises(StartError, match="a backup uses"), BackupFiles.opened(world.directories[0]):
         pass
     owner.close()

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ByteSize
 
 from kera.backup.engine import Engine as BackupEngine
-from kera.backup.metrics import Counters as BackupCounters
+from kera.backup.metrics import RequestCounters
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
 from kera.broker.counters import Counters
@@ -115,7 +115,7 @@ class Backup:
         )
         self.root.mkdir(parents=True, exist_ok=True)
         self.engine = await BackupEngine.start(settings, self.root, (self.backup_id, "cluster"))
-        service = BackupService(self.engine, BackupCounters(), read_bytes_max=1 << 20)
+        service = BackupService(self.engine, RequestCounters(), read_bytes_max=1 << 20)
         service.registered()
         self._stopping = asyncio.Event()
         self._server = FrameServer(self.reads.through(service.service(), self._stopping), bulk_bytes_max=1 << 20)

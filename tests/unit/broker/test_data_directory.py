@@ -16,15 +16,16 @@ from scripts import sample_data_dir as sample
 from kera.broker.log.arena import Arena
 from kera.broker.log.scan import scan_segment
 from kera.broker.log.segment import Segment
-from kera.broker.registration import DataDirectory
+from kera.broker.registration import BrokerDirectory
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.jobs import LoadJob
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.broker.verify import Finding, Totals, verify
+from kera.broker.verify import SegmentsChecked, verify
 from kera.core.chunk import read_header, verify_chunk
 from kera.core.ids import EARLIEST
+from kera.core.verifying import Finding
 from tests.unit.broker.forked_copy import run_forked
 
 DATA = Path(__file__).parents[2] / "data"
@@ -120,8 +121,8 @@ PLACES = places()
 WRITTEN: Chunks = {place.key: (FORMAT_2 / place.path).read_bytes()[place.start : place.end] for place in PLACES}
 
 
-def findings_of(data_dir: Path) -> tuple[list[Finding], Totals]:
-    totals = Totals()
+def findings_of(data_dir: Path) -> tuple[list[Finding], SegmentsChecked]:
+    totals = SegmentsChecked()
     return list(verify(data_dir, totals)), totals
 
 
@@ -139,7 +140,7 @@ def flip(path: Path, offset: int, bit: int) -> None:
 def test_a_directory_of_format_1_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "broker"
     shutil.copytree(FORMAT_1, path)
-    directory = DataDirectory(path)
+    directory = BrokerDirectory(path)
     broker_id, cluster_id = directory.load()
     assert not (path / "broker.copy.json").exists(), "upgraded only when it is known that the coordinator agrees"
     directory.store(broker_id, cluster_id)
@@ -148,11 +149,11 @@ def test_a_directory_of_format_1_is_taken_over(tmp_path: Path) -> None:
     assert (broker_id, cluster_id) == (4, "416e95b064e24483b9090a6027df39b4")
     assert json.loads((path / "broker.json").read_text())["format"] == 2
     assert (path / "broker.copy.json").read_bytes() == (path / "broker.json").read_bytes()
-    assert findings_of(path) == ([], Totals())
+    assert findings_of(path) == ([], SegmentsChecked())
 
 
 def test_a_directory_of_format_2_has_all_its_chunks(data_dir: Path, arena: Arena) -> None:
-    directory = DataDirectory(data_dir)
+    directory = BrokerDirectory(data_dir)
     identity = directory.load()
     found = read_by_engine(data_dir, arena)
     directory.close()
@@ -254,7 +255,7 @@ def test_a_bit_of_the_index_is_found_by_a_process_that_may_crash(data_dir: Path,
 def test_no_bit_of_the_identity_stops_a_start(data_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     path = data_dir / name
-    directory = DataDirectory(data_dir)
+    directory = BrokerDirectory(data_dir)
     directory.load()  # which gives a directory of an earlier version an id of its own
     content = path.read_bytes()
     for offset in range(len(content)):

@@ -14,13 +14,14 @@ import pytest
 
 from kera.broker.__main__ import main, serve
 from kera.broker.log.arena import HEAD_BYTES
-from kera.broker.registration import CoordinatorUnreachable, DataDirectory
+from kera.broker.registration import BrokerDirectory
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import ExitCode
 from kera.core.errors import PathNotWritable, StaleEpoch, StartError
 from kera.core.ids import EARLIEST
 from kera.core.process import node_id
 from kera.core.push import Decoder, Kind
+from kera.core.registration import CoordinatorUnreachable
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
@@ -123,7 +124,7 @@ async def test_a_broker_that_ends_leaves_its_identity_and_its_log_and_nothing_el
         "lock",
         "log",
     ]
-    DataDirectory(settings.data_dir).close()
+    BrokerDirectory(settings.data_dir).close()
 
 
 async def write(address: str, *chunks: bytes) -> list[str]:
@@ -197,7 +198,7 @@ async def test_a_broker_that_cannot_start_leaves_nothing(settings: BrokerSetting
 
     assert list(settings.shm_dir.iterdir()) == []
     assert sorted(path.name for path in settings.data_dir.iterdir()) == ["lock", "log"]
-    DataDirectory(settings.data_dir).close()
+    BrokerDirectory(settings.data_dir).close()
 
 
 async def test_two_brokers_cannot_share_an_identity(settings: BrokerSettings) -> None:

@@ -13,7 +13,7 @@ from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.producer_fences import ProducerFences
-from kera.broker.registration import CoordinatorUnreachable, DataDirectory, Identity, Registration, WrongCluster
+from kera.broker.registration import BrokerDirectory, BrokerIdentity, BrokerRegistration
 from kera.core import data_dir
 from kera.core import registration as registration_module
 from kera.core.clock import boottime_s
@@ -28,19 +28,20 @@ from kera.core.errors import (
     Uncertain,
     UnknownLaunch,
 )
+from kera.core.registration import CoordinatorUnreachable, WrongCluster
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
 from tests.unit.broker.support import stream_info
 
-OpenDirectory = Callable[[Path], DataDirectory]
+OpenDirectory = Callable[[Path], BrokerDirectory]
 
 
 @pytest.fixture
 def open_directory() -> Iterator[OpenDirectory]:
     opened = []
 
-    def open_directory(path: Path) -> DataDirectory:
-        opened.append(DataDirectory(path))
+    def open_directory(path: Path) -> BrokerDirectory:
+        opened.append(BrokerDirectory(path))
         return opened[-1]
 
     yield open_directory
@@ -49,7 +50,7 @@ def open_directory() -> Iterator[OpenDirectory]:
 
 
 @pytest.fixture
-def directory(tmp_path: Path, open_directory: OpenDirectory) -> DataDirectory:
+def directory(tmp_path: Path, open_directory: OpenDirectory) -> BrokerDirectory:
     return open_directory(tmp_path / "a" / "broker")
 
 
@@ -65,8 +66,8 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
 
 
 @asynccontextmanager
-async def registering(address: str, directory: DataDirectory) -> AsyncIterator[Registration]:
-    registration = Registration(address, directory)
+async def registering(address: str, directory: BrokerDirectory) -> AsyncIterator[BrokerRegistration]:
+    registration = BrokerRegistration(address, directory)
     try:
         yield registration
     finally:
@@ -85,12 +86,12 @@ def info() -> common_pb2.BrokerInfo:
 # --- the data directory ------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_new_is_made_and_has_no_identity(directory: DataDirectory) -> None:
+def test_a_directory_that_is_new_is_made_and_has_no_identity(directory: BrokerDirectory) -> None:
     assert directory.path.is_dir()
     assert directory.load() == (0, "")
 
 
-def test_an_identity_outlives_the_process(directory: DataDirectory) -> None:
+def test_an_identity_outlives_the_process(directory: BrokerDirectory) -> None:
     directory.store(1, "first")
     directory.store(4, "cluster")
     before = sorted(path.name for path in directory.path.iterdir())
@@ -106,7 +107,7 @@ def test_an_identity_outlives_the_process(directory: DataDirectory) -> None:
 @pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
 @pytest.mark.parametrize("damage", ["gone", "flipped", "empty"])
 def test_an_identity_survives_the_loss_of_one_of_its_files_and_has_two_again(
-    directory: DataDirectory, name: str, damage: str
+    directory: BrokerDirectory, name: str, damage: str
 ) -> None:
     directory.store(4, "cluster")
     path = directory.path / name
@@ -122,7 +123,7 @@ def test_an_identity_survives_the_loss_of_one_of_its_files_and_has_two_again(
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"format": 3}', b'{"format": 2, "crc32c": 0}'])
 def test_damage_of_one_file_is_told_and_of_both_stops_the_start(
-    directory: DataDirectory, content: bytes, monkeypatch: pytest.MonkeyPatch
+    directory: BrokerDirectory, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = []
     monkeypatch.setattr(data_dir.log, "error", lambda _, path, **__: errors.append(path))
@@ -139,7 +140,7 @@ def test_damage_of_one_file_is_told_and_of_both_stops_the_start(
         directory.load()
 
 
-def test_of_two_files_that_differ_the_first_one_counts(directory: DataDirectory) -> None:
+def test_of_two_files_that_differ_the_first_one_counts(directory: BrokerDirectory) -> None:
     directory.store(4, "old")
     copy = directory.path / "broker.copy.json"
     old = copy.read_bytes()
@@ -150,13 +151,13 @@ def test_of_two_files_that_differ_the_first_one_counts(directory: DataDirectory)
     assert copy.read_bytes() == (directory.path / "broker.json").read_bytes()
 
 
-def test_a_directory_of_the_version_before_is_taken(directory: DataDirectory) -> None:
+def test_a_directory_of_the_version_before_is_taken(directory: BrokerDirectory) -> None:
     (directory.path / "broker.json").write_text('{"format": 1, "broker_id": 4, "cluster_id": "c"}')
 
     assert directory.load() == (4, "c")
 
 
-def test_a_log_without_an_identity_stops_the_start(directory: DataDirectory) -> None:
+def test_a_log_without_an_identity_stops_the_start(directory: BrokerDirectory) -> None:
     segments = directory.path / "log" / "segments" / "000000"
     segments.mkdir(parents=True)
     assert directory.load() == (0, "")
@@ -167,7 +168,7 @@ def test_a_log_without_an_identity_stops_the_start(directory: DataDirectory) -> 
         directory.load()
 
 
-def test_storing_again_what_is_stored_needs_no_room(directory: DataDirectory) -> None:
+def test_storing_again_what_is_stored_needs_no_room(directory: BrokerDirectory) -> None:
     directory.store(4, "cluster")
     (directory.path / "broker.tmp").mkdir()
     (directory.path / "broker.copy.tmp").mkdir()
@@ -177,9 +178,9 @@ def test_storing_again_what_is_stored_needs_no_room(directory: DataDirectory) ->
 
 
 def test_two_brokers_cannot_have_one_directory(tmp_path: Path, open_directory: OpenDirectory) -> None:
-    first = DataDirectory(tmp_path)
+    first = BrokerDirectory(tmp_path)
     with pytest.raises(StartError, match="--data-dir") as raised:
-        DataDirectory(tmp_path)
+        BrokerDirectory(tmp_path)
     first.close()
 
     assert str(tmp_path) in raised.value.message
@@ -190,7 +191,7 @@ def test_two_brokers_cannot_have_one_directory(tmp_path: Path, open_directory: O
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathNotWritable, match="--data-dir") as raised:
-        DataDirectory(tmp_path / name)
+        BrokerDirectory(tmp_path / name)
 
     assert raised.value.attributes == {"path": str(tmp_path / name)}
 
@@ -215,7 +216,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> 
     ],
 )
 def test_a_file_that_cannot_be_understood_stops_the_start_and_is_named(
-    directory: DataDirectory, content: bytes
+    directory: BrokerDirectory, content: bytes
 ) -> None:
     (directory.path / "broker.json").write_bytes(content)
     with pytest.raises(StartError, match="remove it to join anew") as raised:
@@ -225,14 +226,14 @@ def test_a_file_that_cannot_be_understood_stops_the_start_and_is_named(
 
 
 @pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
-def test_a_file_of_a_newer_version_stops_the_start(directory: DataDirectory, name: str) -> None:
+def test_a_file_of_a_newer_version_stops_the_start(directory: BrokerDirectory, name: str) -> None:
     directory.store(4, "cluster")
-    (directory.path / name).write_bytes(Identity(3, 4, "cluster").to_bytes())
+    (directory.path / name).write_bytes(BrokerIdentity(3, 4, "cluster").to_bytes())
     with pytest.raises(StartError, match="has format 3, this version knows 2"):
         directory.load()
 
 
-def test_an_identity_that_cannot_be_stored_stops_the_start(directory: DataDirectory) -> None:
+def test_an_identity_that_cannot_be_stored_stops_the_start(directory: BrokerDirectory) -> None:
     (directory.path / "broker.tmp").mkdir()
     with pytest.raises(PathNotWritable) as raised:
         directory.store(4, "cluster")
@@ -244,7 +245,7 @@ def test_an_identity_that_cannot_be_stored_stops_the_start(directory: DataDirect
 
 
 async def test_a_new_broker_gets_an_identity_and_keeps_it(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     coordinator.streams = [stream_info(7), stream_info(8)]
     async with registering(coordinator.address, directory) as registration:
@@ -260,7 +261,7 @@ async def test_a_new_broker_gets_an_identity_and_keeps_it(
 
 
 async def test_a_broker_that_comes_back_says_who_it_is_and_that_it_is_another_launch(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     for _ in range(2):
         async with registering(coordinator.address, directory) as registration:
@@ -272,7 +273,7 @@ async def test_a_broker_that_comes_back_says_who_it_is_and_that_it_is_another_la
 
 
 async def test_a_broker_of_another_cluster_is_refused_before_it_fences_the_one_with_its_id(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     directory.store(BROKER_ID, "other")
     async with registering(coordinator.address, directory) as registration:
@@ -287,7 +288,7 @@ async def test_a_broker_of_another_cluster_is_refused_before_it_fences_the_one_w
 
 @pytest.mark.parametrize("error", [Unavailable("later"), Uncertain("perhaps")])
 async def test_a_registration_whose_outcome_is_not_known_is_repeated_as_the_same_launch(
-    coordinator: FakeCoordinator, directory: DataDirectory, error: Exception
+    coordinator: FakeCoordinator, directory: BrokerDirectory, error: Exception
 ) -> None:
     coordinator.registration_errors = [error, error]
     async with registering(coordinator.address, directory) as registration:
@@ -298,7 +299,7 @@ async def test_a_registration_whose_outcome_is_not_known_is_repeated_as_the_same
 
 
 async def test_a_registration_that_is_refused_is_not_repeated(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     coordinator.registration_errors = [InvalidArgument("no such broker"), InvalidArgument("again")]
     async with registering(coordinator.address, directory) as registration:
@@ -310,7 +311,7 @@ async def test_a_registration_that_is_refused_is_not_repeated(
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_a_coordinator_that_cannot_be_reached_in_time_is_named(directory: DataDirectory, known: bool) -> None:
+async def test_a_coordinator_that_cannot_be_reached_in_time_is_named(directory: BrokerDirectory, known: bool) -> None:
     if known:
         directory.store(BROKER_ID, "cluster")
     address = f"127.0.0.1:{free_port()}"
@@ -323,7 +324,7 @@ async def test_a_coordinator_that_cannot_be_reached_in_time_is_named(directory: 
 
 
 async def test_a_broker_waits_for_a_coordinator_that_starts_later(
-    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: BrokerDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = asyncio.Event()
     ask = Coordinators.ask
@@ -350,7 +351,7 @@ async def test_a_broker_waits_for_a_coordinator_that_starts_later(
 
 
 async def test_a_launch_that_the_coordinator_does_not_know_registers_again_with_its_epoch_and_goes_on(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     async with registering(coordinator.address, directory) as registration:
         await registration.register(info(), timeout_s=5)
@@ -365,7 +366,7 @@ async def test_a_launch_that_the_coordinator_does_not_know_registers_again_with_
 
 
 async def test_a_launch_that_may_not_register_again_ends(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     async with registering(coordinator.address, directory) as registration:
         await registration.register(info(), timeout_s=5)
@@ -376,7 +377,7 @@ async def test_a_launch_that_may_not_register_again_ends(
 
 
 async def test_a_coordinator_that_catches_up_is_waited_for_beyond_the_time_of_a_start(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     coordinator.registration_errors = [Unavailable("it catches up", catching_up=True) for _ in range(5)]
     async with registering(coordinator.address, directory) as registration:
@@ -386,7 +387,7 @@ async def test_a_coordinator_that_catches_up_is_waited_for_beyond_the_time_of_a_
 
 
 async def test_the_coordinator_that_was_heard_of_last_is_told_to_the_next_one(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     coordinator.coordinator_epoch = 7
     async with registering(coordinator.address, directory) as registration:
@@ -395,7 +396,7 @@ async def test_the_coordinator_that_was_heard_of_last_is_told_to_the_next_one(
         coordinator.fence(None, None)
         with pytest.raises(StaleEpoch):
             await registration.keep_alive()
-    stored = Identity.read(directory.path / "broker.json")
+    stored = BrokerIdentity.read(directory.path / "broker.json")
     assert stored is not None
     assert stored.coordinator_epoch == 9
     directory.coordinator_epoch = 0  # it is read
@@ -410,7 +411,7 @@ async def test_the_coordinator_that_was_heard_of_last_is_told_to_the_next_one(
     "error", [None, Unavailable("away"), Uncertain("perhaps"), InternalError("its disk is full"), InvalidArgument("?")]
 )
 async def test_heartbeats_go_on_whatever_is_answered_until_a_newer_launch_takes_over(
-    coordinator: FakeCoordinator, directory: DataDirectory, error: Any
+    coordinator: FakeCoordinator, directory: BrokerDirectory, error: Any
 ) -> None:
     async with registering(coordinator.address, directory) as registration:
         await registration.register(info(), timeout_s=5)
@@ -422,11 +423,11 @@ async def test_heartbeats_go_on_whatever_is_answered_until_a_newer_launch_takes_
 
 
 async def test_fences_of_producers_come_with_the_registration_and_with_heartbeats_which_say_what_was_noted(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     noted = ProducerFences()
     coordinator.fences = coordinator_pb2.ProducerFences(version=7, producer_ids=[1, 2], first_epochs=[40, 50])
-    registration = Registration(coordinator.address, directory, fences=noted)
+    registration = BrokerRegistration(coordinator.address, directory, fences=noted)
     await registration.register(info(), timeout_s=5)
     assert noted.first_epochs == {1: 40, 2: 50}
 
@@ -443,7 +444,7 @@ async def test_fences_of_producers_come_with_the_registration_and_with_heartbeat
 
 @pytest.mark.timeout(30)
 async def test_the_backups_that_there_are_come_with_the_registration_and_with_each_heartbeat(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     told: list[list[int]] = []
 
@@ -453,7 +454,7 @@ async def test_the_backups_that_there_are_come_with_the_registration_and_with_ea
             coordinator.backups = [common_pb2.BackupInfo(backup_id=backup_id) for backup_id in (1, 2)]
 
     coordinator.backups = [common_pb2.BackupInfo(backup_id=1)]
-    registration = Registration(coordinator.address, directory, note)
+    registration = BrokerRegistration(coordinator.address, directory, note)
     await registration.register(info(), timeout_s=5)
     coordinator.fence(None, Unavailable("away"), None)
     with pytest.raises(StaleEpoch):
@@ -465,12 +466,12 @@ async def test_the_backups_that_there_are_come_with_the_registration_and_with_ea
 
 @pytest.mark.timeout(30)
 async def test_each_answer_renews_the_lease_from_when_it_was_asked_for(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     lease, leader = Lease(), CoordinatorEpoch()
     assert lease.until_s == math.inf
     coordinator.lease_ms, coordinator.coordinator_epoch = 7_000_000, 3
-    registration = Registration(coordinator.address, directory, leader=leader, lease=lease)
+    registration = BrokerRegistration(coordinator.address, directory, leader=leader, lease=lease)
     before_s = boottime_s()
     await registration.register(info(), timeout_s=5)
     first_s = lease.until_s
@@ -487,11 +488,11 @@ async def test_each_answer_renews_the_lease_from_when_it_was_asked_for(
 
 
 async def test_a_coordinator_without_leases_sets_no_limit(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     lease = Lease()
     lease.renew(1.0, 1)
-    registration = Registration(coordinator.address, directory, lease=lease)
+    registration = BrokerRegistration(coordinator.address, directory, lease=lease)
     await registration.register(info(), timeout_s=5)
     await registration.close()
 
@@ -500,11 +501,11 @@ async def test_a_coordinator_without_leases_sets_no_limit(
 
 @pytest.mark.timeout(30)
 async def test_a_heartbeat_that_is_wanted_does_not_wait_for_its_time(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     leader = CoordinatorEpoch()
     coordinator.coordinator_epoch = 3
-    registration = Registration(coordinator.address, directory, leader=leader)
+    registration = BrokerRegistration(coordinator.address, directory, leader=leader)
     await registration.register(info(), timeout_s=5)
     registration.heartbeat_interval_s = 3600
     coordinator.coordinator_epoch = 4
@@ -520,7 +521,7 @@ async def test_a_heartbeat_that_is_wanted_does_not_wait_for_its_time(
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("lost_memory", [False, True])
 async def test_a_launch_says_whether_it_has_lost_its_memory(
-    coordinator: FakeCoordinator, directory: DataDirectory, lost_memory: bool
+    coordinator: FakeCoordinator, directory: BrokerDirectory, lost_memory: bool
 ) -> None:
     async with registering(coordinator.address, directory) as registration:
         await registration.register(info(), timeout_s=5, lost_memory=lost_memory)
@@ -530,7 +531,7 @@ async def test_a_launch_says_whether_it_has_lost_its_memory(
 
 @pytest.mark.timeout(30)
 async def test_a_report_goes_with_each_heartbeat_and_hears_of_answers(
-    coordinator: FakeCoordinator, directory: DataDirectory
+    coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     class Report(HeartbeatReport):
         def __init__(self) -> None:
@@ -542,7 +543,7 @@ async def test_a_report_goes_with_each_heartbeat_and_hears_of_answers(
         def answered(self, _: coordinator_pb2.HeartbeatResponse) -> None:
             self.answers += 1
 
-    registration = Registration(coordinator.address, directory, report=Report())
+    registration = BrokerRegistration(coordinator.address, directory, report=Report())
     await registration.register(info(), timeout_s=5)
     coordinator.fence(None, Unavailable("away"), None)
     with pytest.raises(StaleEpoch):
@@ -553,9 +554,9 @@ async def test_a_report_goes_with_each_heartbeat_and_hears_of_answers(
 
 
 @pytest.mark.timeout(30)
-async def test_heartbeats_go_on_when_the_coordinator_was_away(directory: DataDirectory) -> None:
+async def test_heartbeats_go_on_when_the_coordinator_was_away(directory: BrokerDirectory) -> None:
     async with serving(FakeCoordinator()) as first:
-        registration = Registration(first.address, directory)
+        registration = BrokerRegistration(first.address, directory)
         await registration.register(info(), timeout_s=5)
         beating = asyncio.create_task(registration.keep_alive())
         while not first.heartbeats:

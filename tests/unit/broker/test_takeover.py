@@ -383,8 +383,10 @@ async def test_a_disk_of_a_backup_that_cannot_be_read_is_waited_for_like_a_backu
     async def failing(*_: Any, **__: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
+    engine = world.backups[1].engine
+    assert engine is not None
     with monkeypatch.context() as patch:
-        patch.setattr(world.backups[1].engine.reader, "read", failing)
+        patch.setattr(engine.reader, "read", failing)
         response, _ = await world.take_over(info, 1, 2)
         assert "backup 2" in response.waits_for[0]
         assert not response.streamlets, "nobody can say where it ends"
@@ -410,7 +412,9 @@ async def test_a_disk_of_a_backup_that_can_never_be_read_again_is_given_up_when_
     async def failing(*_: Any, **__: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(world.backups[1].engine.reader, "read", failing)
+    engine = world.backups[1].engine
+    assert engine is not None
+    monkeypatch.setattr(engine.reader, "read", failing)
     world.reads.release()
     await node.until(lambda: any("backup 2" in reason for each in progress(node) for reason in each.waits_for))
     world.backups[1].draining = True

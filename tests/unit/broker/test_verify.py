@@ -10,12 +10,13 @@ import pytest
 from scripts import sample_data_dir as sample
 
 from kera.broker.records import Change, SegmentAddress, SegmentRecord
-from kera.broker.registration import DataDirectory, Identity
+from kera.broker.registration import BrokerDirectory, BrokerIdentity
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_removal, put_segment
-from kera.broker.verify import Totals, unused, verify
+from kera.broker.verify import SegmentsChecked, verify
 from kera.core.chunk import HEADER_BYTES, Placement, place_chunk, verify_header
 from kera.core.errors import StartError
+from kera.core.verifying import unused
 from tests.unit.broker.forked_copy import run_forked
 
 SAMPLE = Path(__file__).parents[2] / "data" / "broker-format-2"
@@ -37,7 +38,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 def look(data_dir: Path) -> tuple[list[tuple[str, str, int | None, int]], tuple[int, int, int, int], list[str]]:
     """Findings without their texts, the totals, and the texts."""
-    totals = Totals()
+    totals = SegmentsChecked()
     found = list(verify(data_dir, totals))
     places: list[tuple[str, str, int | None, int]] = [
         (finding.severity, str(finding.path.relative_to(data_dir)), finding.offset, finding.length_bytes)
@@ -71,7 +72,7 @@ def test_a_whole_directory_has_no_findings(data_dir: Path) -> None:
 
 
 def test_progress_is_told_after_each_segment(data_dir: Path) -> None:
-    totals, seen = Totals(), []
+    totals, seen = SegmentsChecked(), []
     list(verify(data_dir, totals, lambda: seen.append((totals.segments, totals.segments_expected))))
 
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -87,7 +88,7 @@ def test_looking_changes_nothing(data_dir: Path) -> None:
 
 
 def test_a_directory_that_a_broker_uses_is_refused(data_dir: Path) -> None:
-    directory = DataDirectory(data_dir)
+    directory = BrokerDirectory(data_dir)
     with pytest.raises(StartError, match=r"a broker uses data directory .*; stop it first"):
         look(data_dir)
     directory.close()
@@ -96,16 +97,16 @@ def test_a_directory_that_a_broker_uses_is_refused(data_dir: Path) -> None:
 
 
 def test_no_broker_starts_while_a_directory_is_looked_at_but_others_may_look(data_dir: Path) -> None:
-    findings = verify(data_dir, Totals(), lambda: None)
+    findings = verify(data_dir, SegmentsChecked(), lambda: None)
     (data_dir / FIRST_FILE).unlink()
     next(findings)
     with pytest.raises(StartError, match="another process uses"):
-        DataDirectory(data_dir)
+        BrokerDirectory(data_dir)
     with unused(data_dir) as free:
         assert free
     list(findings)
 
-    DataDirectory(data_dir).close()
+    BrokerDirectory(data_dir).close()
 
 
 @pytest.mark.parametrize("name", ["", "lock"])
@@ -117,7 +118,7 @@ def test_what_is_no_data_directory_is_refused(tmp_path: Path, name: str) -> None
 
 
 def test_a_directory_of_a_newer_version_is_refused(data_dir: Path) -> None:
-    (data_dir / "broker.json").write_bytes(Identity(3, 1, "c").to_bytes())
+    (data_dir / "broker.json").write_bytes(BrokerIdentity(3, 1, "c").to_bytes())
     with pytest.raises(StartError, match="has format 3"):
         look(data_dir)
 

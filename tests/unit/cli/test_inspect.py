@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scripts import sample_data_dir as sample
 
-from kera.broker.registration import DataDirectory
+from kera.broker.registration import BrokerDirectory
 from kera.cli._run import run_app
 from kera.cli.app import app
 
@@ -157,7 +157,7 @@ def test_what_follows_damage_is_shown_without_an_index_too(data_dir: Path, capsy
 
 
 def test_it_can_be_used_beside_a_broker(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = DataDirectory(data_dir)
+    directory = BrokerDirectory(data_dir)
     assert run_app(app, ["inspect", str(data_dir)]) == 0
     directory.close()
 

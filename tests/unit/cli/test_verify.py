@@ -12,7 +12,7 @@ import pytest
 
 from kera.backup.frames import Layout
 from kera.backup.log_file import NAME
-from kera.broker.registration import DataDirectory
+from kera.broker.registration import BrokerDirectory
 from kera.broker.replication.virtual_index import put_virtual_segment
 from kera.broker.replication.virtual_segment import Extent, VirtualSegment
 from kera.broker.storage.index import SegmentIndex
@@ -84,7 +84,7 @@ def test_a_directory_that_cannot_be_checked_is_an_error_of_usage(
 ) -> None:
     assert run_app(app, ["verify", str(tmp_path / "none")]) == 2
     assert run_app(app, ["verify", str(tmp_path)]) == 2
-    directory = DataDirectory(data_dir)
+    directory = BrokerDirectory(data_dir)
     assert run_app(app, ["verify", str(data_dir)]) == 2
     directory.close()
 
@@ -150,7 +150,7 @@ def replicate(data_dir: Path, backup_dir: Path, backup_id: int) -> Path:
     from kera.backup.store import ReplicaStore
     from kera.v1 import backup_pb2
 
-    owner = registration.DataDirectory(backup_dir)
+    owner = registration.BackupDirectory(backup_dir)
     owner.store(backup_id, "cluster")
     owner.close()
     disk, layout = LogFile(backup_dir / "log"), Layout(SEGMENT_BYTES)
@@ -239,7 +239,7 @@ def test_a_damaged_replica_is_told_with_its_place_and_what_the_index_says_of_it(
 
 
 def test_a_backup_that_runs_is_an_error_of_usage(backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    from kera.backup.registration import DataDirectory as BackupDirectory
+    from kera.backup.registration import BackupDirectory
 
     owner = BackupDirectory(backup_dirs[0])
     assert run_app(app, ["verify", str(backup_dirs[0])]) == 2

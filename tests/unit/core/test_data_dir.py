@@ -11,7 +11,7 @@ from kera.coordinator.store.data_dir import DataDir, DataDirInUse
 from kera.core.data_dir import LOCK_NAME, DataDirectory
 from kera.core.errors import StartError
 
-KINDS: dict[str, type[DataDirectory]] = {"broker": broker.DataDirectory, "backup": backup.DataDirectory}
+KINDS: dict[str, type[DataDirectory]] = {"broker": broker.BrokerDirectory, "backup": backup.BackupDirectory}
 ME = rf"\(process {os.getpid()}\)"
 
 
