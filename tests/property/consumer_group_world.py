@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup, StreamShape
+from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.members import leases_of
 from kera.coordinator.consumer_groups.progress import key_of, position_of
+from kera.coordinator.consumer_groups.requests import StreamShape
 from kera.core.turns import at_once
 from kera.v1 import common_pb2
 from kera.v1 import consumer_group_pb2 as messages
@@ -190,9 +191,9 @@ class World:
             and key in held.held
             and held.held[key].lease == lease
         }
-        response = self.consumer_group.consume_round(request, SHAPES, self.now_s)
+        response = at_once(self.consumer_group.consuming(request, SHAPES, self.now_s))
         if answer_lost:
-            response = self.consumer_group.consume_round(request, SHAPES, self.now_s)
+            response = at_once(self.consumer_group.consuming(request, SHAPES, self.now_s))
         at_once(self.consumer_group.answering(response, member.member_id, SHAPES, self.now_s))
         refused = {key_of(step) for step in response.refused}
         if member.busy_ms <= PROGRESS_MS:
@@ -215,7 +216,7 @@ class World:
             self.told[place] += step.next_record - group.first_record - step.next.position
 
     def store(self) -> None:
-        for key in self.consumer_group.take_dirty():
+        for key in self.consumer_group.leases.take_dirty():
             message = self.consumer_group.stored(key)
             if message is None:
                 del self.stored[key]
@@ -226,7 +227,7 @@ class World:
         """Another coordinator leads."""
         self.consumer_group = ConsumerGroup("app")
         for value in self.stored.values():
-            self.consumer_group.restore(messages.StreamletProgress.FromString(value), self.now_s)
+            self.consumer_group.leases.restore(messages.StreamletProgress.FromString(value), self.now_s)
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds

@@ -86,7 +86,7 @@ class Coordinator:
         loads = MeasuredLoads(state.brokers)
         self._drops = Drops(state)
         self.producers = Producers(state)
-        self.recoveries = Recoveries(state, self.consumer_groups.cursors_of, observe_phase=observe_phase)
+        self.recoveries = Recoveries(state, self.consumer_groups.registry.cursors_of, observe_phase=observe_phase)
         self.migration = Migration(state, self.recoveries.records, observe_move=observe_move)
         self.unknown = UnknownStreams(state, self.recoveries)
         self._restored = Restored(state, self.unknown)

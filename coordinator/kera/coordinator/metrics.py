@@ -125,7 +125,7 @@ class _OfConsumerGroups(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The families, with a series for each consumer group up to the limit."""
         leader = self._leading()
-        consumer_groups = leader.consumer_groups if leader is not None else None
+        consumer_groups = leader.consumer_groups.registry if leader is not None else None
         count = GaugeMetricFamily("kera_coordinator_consumer_groups", "Consumer groups that exist.")
         count.add_metric([], len(consumer_groups) if consumer_groups is not None else 0)
         consumers = GaugeMetricFamily(

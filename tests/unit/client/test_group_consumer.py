@@ -236,7 +236,7 @@ async def test_commits_of_lost_groups_are_refused(groups: GroupCluster, make_con
     await fill(10)
     consumer = make_consumer(commit_interval_ms=0)
     await take(consumer, 10)
-    groups.consumer_groups._consumer_groups["app"]._remove(consumer.member_id, 0.0)
+    groups.consumer_groups.registry.groups["app"]._remove(consumer.member_id, 0.0)
     with pytest.raises(LeaseLost) as caught:
         await consumer.commit()
     assert caught.value.attributes["groups"] == [["s", 0, 0, 1]]
@@ -258,7 +258,7 @@ async def test_a_gap_that_nobody_had_found_is_told_until_it_is_committed(
 ) -> None:
     first = make_consumer()
     await first.start()
-    await until(lambda: any(each.streamlets for each in groups.consumer_groups._consumer_groups.values()))
+    await until(lambda: any(each.streamlets for each in groups.consumer_groups.registry.groups.values()))
     await first.close()
     await fill()
     gone = truncate(groups, 4)
@@ -281,7 +281,7 @@ async def test_each_group_tells_its_own_part_of_a_gap(
     consumer = make_consumer()
     taken = await take(consumer, 1)
     await consumer.close()
-    streamlet = groups.consumer_groups._consumer_groups["app"].streamlets[groups.info.stream_id, 0]
+    streamlet = groups.consumer_groups.registry.groups["app"].streamlets[groups.info.stream_id, 0]
     last = max(streamlet.groups)
     await fill()
     gone = truncate(groups, last + 3)
@@ -403,7 +403,7 @@ async def test_who_is_told_of_a_loss_is_in_its_code(
     await fill(10)
     consumer = make_consumer()
     await take(consumer, 5)
-    groups.consumer_groups._consumer_groups["app"]._remove(consumer.member_id, 0.0)
+    groups.consumer_groups.registry.groups["app"]._remove(consumer.member_id, 0.0)
     with pytest.raises(LeaseLost):
         await take(consumer, 1000)
     await until(lambda: consumer._busy_ms() > 0)
@@ -418,7 +418,7 @@ async def test_a_commit_ends_also_when_the_callback_fails(
     await fill(10)
     consumer = make_consumer(commit_interval_ms=0, on_lost=broken)
     await take(consumer, 10)
-    groups.consumer_groups._consumer_groups["app"]._remove(consumer.member_id, 0.0)
+    groups.consumer_groups.registry.groups["app"]._remove(consumer.member_id, 0.0)
     with pytest.raises(RuntimeError, match="the consumer group's"):
         async with asyncio.timeout(WAIT_S):
             await consumer.commit()
@@ -437,7 +437,7 @@ async def test_a_close_that_is_cancelled_goes_on(
         await asyncio.sleep(0)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    await until(lambda: not groups.consumer_groups._consumer_groups["app"].members)
+    await until(lambda: not groups.consumer_groups.registry.groups["app"].members)
     assert not consumer._tasks
     assert not consumer._feed._tasks
     await consumer.close()

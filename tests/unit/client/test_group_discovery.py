@@ -13,7 +13,7 @@ from kera.client.cluster.intervals import start_of_group
 from kera.client.consuming.group_discovery import GROUPS_MAX, Finds, list_groups, look_around
 from kera.client.settings import ClientSettings
 from kera.client.types import StreamDescription
-from kera.coordinator.consumer_groups.consumer_group import LOOKS_MAX
+from kera.coordinator.consumer_groups.discovery import LOOKS_MAX
 from kera.core.errors import NotOwner, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Reply, api

@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
-from kera.coordinator.consumer_groups.service import (
-    CONSUMER_GROUPS,
-    NAME_CHARS_MAX,
-    PAUSE_S_MIN,
-    TICK_S,
-    ConsumerGroups,
-)
+from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS, NAME_CHARS_MAX
+from kera.coordinator.consumer_groups.service import PAUSE_S_MIN, TICK_S, ConsumerGroups
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.errors import InvalidArgument, UnknownStream
@@ -32,18 +26,24 @@ SHORT_MS = 200
 class Service:
     """The consumer groups of a cluster with one stream ``s``, of one streamlet and entry."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, **limits: Any) -> None:
         self.cluster = cluster
-        cluster.coordinator.consumer_groups.start()
+        self.limits = limits
+        self.consumer_groups: ConsumerGroups
+        self.lead()
 
-    @property
-    def consumer_groups(self) -> ConsumerGroups:
-        return self.cluster.coordinator.consumer_groups
+    def lead(self) -> None:
+        self.consumer_groups = ConsumerGroups(
+            self.cluster.coordinator.state, self.cluster.settings.unnamed_group_retention_ms, **self.limits
+        )
+        self.consumer_groups.load()
+        self.consumer_groups.start()
 
-    async def restart(self) -> None:
+    async def restart(self, **limits: Any) -> None:
+        self.limits = limits or self.limits
         await self.consumer_groups.close()
         await self.cluster.restart()
-        self.consumer_groups.start()
+        self.lead()
 
     async def round(self, member_id: str = "a", consumer_group: str = "app", **fields: Any) -> Any:
         given = {"session_timeout_ms": 10_000, "progress_timeout_ms": 60_000, "groups_max": 10, "stream_ids": [1]}
@@ -99,7 +99,7 @@ async def test_what_is_answered_is_stored(service: Service) -> None:
     assert (again.lease, again.next.position) == (lease.lease, 50)
     fetched = await service.consumer_groups.fetch(messages.FetchConsumerGroupRequest(consumer_group="app", stream_id=1))
     assert [each.position for each in fetched.cursors] == [50]
-    assert [each.position for each in service.consumer_groups.cursors_of(1)] == [50]
+    assert [each.position for each in service.consumer_groups.registry.cursors_of(1)] == [50]
 
 
 async def test_rounds_at_once_are_stored_together(service: Service) -> None:
@@ -145,7 +145,7 @@ async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(servi
     await service.round("b")
     waiting = asyncio.create_task(service.round("b", wait_ms=SHORT_MS))
     async with asyncio.timeout(TIMEOUT_S):
-        while ("app", "b") not in service.consumer_groups._polls:
+        while ("app", "b") not in service.consumer_groups.polls:
             await asyncio.sleep(0)
     store = service.cluster.store
     write = store.write
@@ -159,9 +159,9 @@ async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(servi
     store.write = write  # type: ignore[method-assign]
     async with asyncio.timeout(TIMEOUT_S):
         assert not (await waiting).held
-    assert "b" not in service.consumer_groups._consumer_groups["app"].members
+    assert "b" not in service.consumer_groups.registry.groups["app"].members
     await service.round("b")
-    assert "b" in service.consumer_groups._consumer_groups["app"].members
+    assert "b" in service.consumer_groups.registry.groups["app"].members
 
 
 async def test_what_cannot_be_stored_of_one_consumer_group_leaves_the_others_alone(service: Service) -> None:
@@ -169,7 +169,7 @@ async def test_what_cannot_be_stored_of_one_consumer_group_leaves_the_others_alo
     (lease,) = (await service.begin(1)).held
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
     await service.round("b", consumer_group="other", starts=[start])
-    known = service.consumer_groups._consumer_groups
+    known = service.consumer_groups.registry.groups
     before, other = known["app"], known["other"]
     store = service.cluster.store
     write = store.write
@@ -187,7 +187,7 @@ async def test_what_cannot_be_stored_of_one_consumer_group_leaves_the_others_alo
     assert list(other.members) == ["b"]
     assert known["app"] is not before
     assert "new" not in known
-    assert [each.group_id for each in service.consumer_groups.cursors_of(1)] == [0]
+    assert [each.group_id for each in service.consumer_groups.registry.cursors_of(1)] == [0]
     (again,) = (await service.round()).held
     assert (again.lease, again.next.position) == (lease.lease, 0)
 
@@ -210,7 +210,7 @@ async def test_a_round_waits_until_there_is_something_to_say(service: Service) -
 async def test_the_next_round_ends_the_wait_of_the_one_before(service: Service) -> None:
     await service.begin(1)
     waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
-    while ("app", "a") not in service.consumer_groups._polls:
+    while ("app", "a") not in service.consumer_groups.polls:
         await asyncio.sleep(0)
     async with asyncio.timeout(TIMEOUT_S):
         await service.round()
@@ -224,7 +224,7 @@ async def test_a_round_of_a_stuck_consumer_waits_as_well(service: Service) -> No
     async with asyncio.timeout(TIMEOUT_S):
         assert not (await service.round(**stuck)).held, "that it has lost what it held is said at once"
         waiting = asyncio.create_task(service.round(**stuck))
-        while ("app", "a") not in service.consumer_groups._polls:
+        while ("app", "a") not in service.consumer_groups.polls:
             assert not waiting.done()
             await asyncio.sleep(0)
         for _ in range(10):
@@ -243,25 +243,25 @@ async def test_a_wait_ends_when_it_is_time_to_look(service: Service) -> None:
     assert [each.after_group_id for each in waiting.result().look] == [1]
 
 
-async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.coordinator.consumer_groups.service.TICK_S", 0.01)
+async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service) -> None:
+    await service.restart(tick_s=0.01)
     await service.begin(1)
-    consumer_group = service.consumer_groups._consumer_groups["app"]
+    consumer_group = service.consumer_groups.registry.groups["app"]
     async with asyncio.timeout(TIMEOUT_S):
         while consumer_group.members:
             service.cluster.clock.advance(0.2)
             await asyncio.sleep(0.01)
-        while service.consumer_groups._ticking is not None:
+        while service.consumer_groups.is_ticking:
             await asyncio.sleep(0.01)
 
 
 async def test_who_died_while_no_coordinator_led_is_noticed_without_anybody_asking(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service,
 ) -> None:
-    monkeypatch.setattr("kera.coordinator.consumer_groups.service.TICK_S", 0.01)
+    await service.restart(tick_s=0.01)
     await service.begin(1)
     await service.restart()
-    consumer_group = service.consumer_groups._consumer_groups["app"]
+    consumer_group = service.consumer_groups.registry.groups["app"]
     assert consumer_group.members
     async with asyncio.timeout(TIMEOUT_S):
         while consumer_group.members:
@@ -269,9 +269,7 @@ async def test_who_died_while_no_coordinator_led_is_noticed_without_anybody_aski
             await asyncio.sleep(0.01)
 
 
-async def test_only_consumer_groups_with_consumers_are_looked_at(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_consumer_groups_with_consumers_are_looked_at(service: Service) -> None:
     """There may be thousands that nobody runs, and the coordinator looks twice a second."""
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
     for number in range(5):
@@ -279,16 +277,8 @@ async def test_only_consumer_groups_with_consumers_are_looked_at(
             messages.ResetConsumerGroupRequest(consumer_group=f"idle-{number}", starts=[start])
         )
     await service.begin(1)
-    looked: set[str] = set()
-    expire = ConsumerGroup.expire
-
-    def noting(self: ConsumerGroup, now_s: float) -> list[str]:
-        looked.add(self.name)
-        return expire(self, now_s)
-
-    monkeypatch.setattr(ConsumerGroup, "expire", noting)
     await service.advance(2)
-    assert looked == {"app"}
+    assert [each.name for each in service.consumer_groups.registry.active()] == ["app"]
     await service.cluster.coordinator.streams.delete("s")
     await service.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
     assert service.records() == [], "a stream that is gone is forgotten by all"
@@ -355,10 +345,8 @@ async def test_a_name_that_cannot_be_a_key_is_refused(service: Service, name: st
         await service.round(consumer_group=name)
 
 
-async def test_there_is_a_limit_of_consumer_groups_and_a_way_out(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kera.coordinator.consumer_groups.service.CONSUMER_GROUPS_MAX", 1)
+async def test_there_is_a_limit_of_consumer_groups_and_a_way_out(service: Service) -> None:
+    await service.restart(groups_max=1)
     with pytest.raises(InvalidArgument, match="between"):
         await service.round(consumer_group="wrong", session_timeout_ms=1)
     await service.begin(1)
@@ -382,6 +370,9 @@ async def test_metrics_have_consumers_and_what_they_hold(service: Service) -> No
     assert "kera_coordinator_consumer_groups 0.0" in generate_latest(registry).decode(), (
         "a coordinator that does not lead"
     )
+    consumer_groups = service.cluster.coordinator.consumer_groups
+    await service.consumer_groups.close()
+    service.consumer_groups = consumer_groups
     await service.begin(1, 2)
     await service.round("b")
     await service.round("c", consumer_group="other")

@@ -1,4 +1,4 @@
-"""Who gets which groups, and what becomes of them."""
+"""Which member is given which groups, and how far they get."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from kera.coordinator.consumer_groups import consumer_group as consumer_groups
 from kera.coordinator.consumer_groups import progress as consumer_group_progress
-from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup, StreamShape
+from kera.coordinator.consumer_groups.assignment import AHEAD
+from kera.coordinator.consumer_groups.consumer_group import MEMBERS_MAX, ConsumerGroup
+from kera.coordinator.consumer_groups.discovery import LOOK_INTERVAL_S
 from kera.coordinator.consumer_groups.members import leases_of
 from kera.coordinator.consumer_groups.progress import StreamletProgress, key_of, lowest, position_of
+from kera.coordinator.consumer_groups.requests import StreamShape
 from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.turns import at_once
@@ -74,7 +76,7 @@ def test_a_backlog_is_read_by_all_the_oldest_groups_first() -> None:
     for name in "abc":
         world.join(name)
     rounds(world, 4)
-    assert held(world) == [consumer_groups.AHEAD] * 3
+    assert held(world) == [AHEAD] * 3
     given = sorted(key[2] for member in world.members.values() for key in member.held)
     assert given == [1, 2, 3, 4, 5, 6]
 
@@ -126,7 +128,7 @@ def test_members_get_nothing_of_streams_that_they_do_not_read_and_no_more_than_t
     ]
     shapes = {**SHAPES, STREAM_ID + 1: SHAPES[STREAM_ID]}
     for request in requests:
-        world.consumer_group.consume_round(request, shapes, world.now_s)
+        at_once(world.consumer_group.consuming(request, shapes, world.now_s))
     world.join("a")
     rounds(world, 4)
     members = world.consumer_group.members
@@ -139,16 +141,16 @@ def test_it_is_known_when_members_do_not_take_the_next_groups_of_all_entries() -
     request = world.request(FakeMember("small"), [])
     request.groups_max = 4
     for _ in range(3):
-        response = world.consumer_group.consume_round(request, SHAPES, world.now_s)
+        response = at_once(world.consumer_group.consuming(request, SHAPES, world.now_s))
         at_once(world.consumer_group.answering(response, "small", SHAPES, world.now_s))
         request = world.request(FakeMember("small", looks=list(response.look)), [])
         request.groups_max = 4
         world.advance(0.6)
     assert len(world.consumer_group.members["small"].held) == 4
-    assert world.consumer_group.is_short
+    assert world.consumer_group.assignment.is_short
     world.join("a")
     rounds(world, 2)
-    assert not world.consumer_group.is_short
+    assert not world.consumer_group.assignment.is_short
 
 
 def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
@@ -163,7 +165,7 @@ def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
     for expected in (4, 6):
         request = world.request(member, [])
         request.ended.extend(messages.GroupStep(next=lease.next, lease=lease.lease) for lease in member.held.values())
-        response = world.consumer_group.consume_round(request, SHAPES, world.now_s)
+        response = at_once(world.consumer_group.consuming(request, SHAPES, world.now_s))
         at_once(world.consumer_group.answering(response, "a", SHAPES, world.now_s))
         member.held = {key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
         assert len(member.held) == expected
@@ -181,7 +183,7 @@ def test_groups_of_a_dead_member_go_to_others_and_its_commits_are_refused() -> N
     world.advance(SESSION_MS / 2000 + 0.1)
     world.round(world.members["b"])
     assert len(world.members["b"].held) == 2
-    response = world.consumer_group.consume_round(world.request(dead, stale), SHAPES, world.now_s)
+    response = at_once(world.consumer_group.consuming(world.request(dead, stale), SHAPES, world.now_s))
     assert list(response.refused) == stale
     assert not response.moved
     world.check()
@@ -220,12 +222,12 @@ def test_an_consumer_group_that_nobody_runs_remembers_no_reports() -> None:
     """There may be thousands, each with thousands of them."""
     world = world_with(2, "a", "b", closed=True)
     rounds(world, 1, share=1.0)
-    assert world.consumer_group._ended
+    assert len(world.consumer_group.commits)
     world.consumer_group.leave("a", [], world.now_s)
     world.advance(SESSION_MS / 1000 + 1)
     world.consumer_group.expire(world.now_s)
     assert not world.consumer_group.members
-    assert not world.consumer_group._ended
+    assert not len(world.consumer_group.commits)
 
 
 @pytest.mark.parametrize("group_id", [1, 2])
@@ -238,14 +240,14 @@ def test_a_report_that_is_repeated_to_a_new_coordinator_is_no_late_one(group_id:
     member = world.join("a")
     rounds(world, 4)
     (step,) = [step for step in world.steps(member, 1.0) if step.next.group_id == group_id]
-    assert not world.consumer_group.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+    assert not at_once(world.consumer_group.consuming(world.request(member, [step]), SHAPES, world.now_s)).refused
     world.store()
     known = world.consumer_group.streamlets[STREAM_ID, 0].groups
     assert (group_id in known) == (group_id == 2), "the first is left behind, the other one waits for it"
     world.restart()
-    assert not world.consumer_group.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+    assert not at_once(world.consumer_group.consuming(world.request(member, [step]), SHAPES, world.now_s)).refused
     step.lease += 100
-    assert world.consumer_group.consume_round(world.request(member, [step]), SHAPES, world.now_s).refused
+    assert at_once(world.consumer_group.consuming(world.request(member, [step]), SHAPES, world.now_s)).refused
 
 
 def test_a_group_that_was_given_again_has_another_lease() -> None:
@@ -291,7 +293,7 @@ def test_a_new_coordinator_knows_the_time_outs_of_those_who_hold_groups() -> Non
         world.consumer_group.leave(name, [], world.now_s)
     for _ in range(3):
         world.advance(0.6)
-        world.consumer_group.consume_round(request, SHAPES, world.now_s)
+        at_once(world.consumer_group.consuming(request, SHAPES, world.now_s))
     world.store()
     world.restart()
     world.advance(5 * SESSION_MS / 1000)
@@ -314,13 +316,13 @@ def test_a_consumer_whose_code_holds_up_its_loop_is_stuck_for_a_new_coordinator_
 def test_only_what_has_changed_is_stored() -> None:
     world = world_with(2, "a")
     rounds(world, 3)
-    assert world.consumer_group.take_dirty() == []
+    assert world.consumer_group.leases.take_dirty() == []
     world.consumer_group.keep_alive("a", 5, world.now_s)
-    assert not world.consumer_group.dirty
+    assert not world.consumer_group.leases.dirty
     world.append(0, 0, 5)
     (step,) = [step for step in world.steps(world.members["a"], 1.0) if step.next.streamlet_id == 0]
-    world.consumer_group.consume_round(world.request(world.members["a"], [step]), SHAPES, world.now_s)
-    assert world.consumer_group.take_dirty() == [(STREAM_ID, 0)]
+    at_once(world.consumer_group.consuming(world.request(world.members["a"], [step]), SHAPES, world.now_s))
+    assert world.consumer_group.leases.take_dirty() == [(STREAM_ID, 0)]
 
 
 # -- groups that are known ---------------------------------------------------------------------------------------------
@@ -399,29 +401,27 @@ def test_of_a_long_backlog_only_the_next_groups_are_known() -> None:
     for _ in range(20):
         rounds(world, 1, share=1.0)
         for streamlet in world.consumer_group.streamlets.values():
-            assert len(streamlet.groups) <= consumer_group_progress.WAITING_MAX + 3 * consumer_groups.AHEAD
+            assert len(streamlet.groups) <= consumer_group_progress.WAITING_MAX + 3 * AHEAD
             assert streamlet.to_message("app").ByteSize() < 120 * len(streamlet.groups) + 200
         assert all(member.held for member in world.members.values()), "there is always work for all"
     world.finish()
 
 
-def test_a_round_looks_at_the_groups_of_streamlets_that_have_changed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_looks_at_the_groups_of_streamlets_that_have_changed_only() -> None:
     world = backlog(50)
     member = world.join("a")
     rounds(world, 4)
-    looked: list[int] = []
-    look = StreamletProgress._find_waiting
+    before = {key: streamlet.waiting for key, streamlet in world.consumer_group.streamlets.items()}
 
-    def noting(self: StreamletProgress) -> list[tuple[int, int]]:
-        looked.append(self.streamlet_id)
-        return look(self)
+    def looked() -> set[int]:
+        streamlets = world.consumer_group.streamlets.items()
+        return {key[1] for key, streamlet in streamlets if streamlet.waiting is not before[key]}
 
-    monkeypatch.setattr(StreamletProgress, "_find_waiting", noting)
     world.round(member)
-    assert not looked
+    assert not looked()
     step = next(step for step in world.steps(member, 1.0) if step.next.streamlet_id == 1)
-    world.consumer_group.consume_round(world.request(member, [step]), SHAPES, world.now_s)
-    assert set(looked) == {1}
+    at_once(world.consumer_group.consuming(world.request(member, [step]), SHAPES, world.now_s))
+    assert looked() == {1}
 
 
 # -- gaps --------------------------------------------------------------------------------------------------------------
@@ -448,13 +448,13 @@ def lost_of(streamlet: StreamletProgress) -> dict[int, list[tuple[int, int]]]:
 def test_groups_that_went_before_anybody_found_them_are_missed() -> None:
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, 100), (2, 100, 200)))
-    streamlet.settle()
+    streamlet.advance()
     assert not lost_of(streamlet)
     streamlet.see(listed(2, (9, 250, None), begin=64))
-    assert streamlet.settle()[1] == [streamlet.groups[9]]
+    assert streamlet.advance()[1] == [streamlet.groups[9]]
     assert lost_of(streamlet) == {9: [(200, 250)]}
     assert streamlet.groups[9].next == Position(9, 1, 64), "what is gone of its start is in the gap"
-    assert streamlet.settle()[1] == [], "it is told once"
+    assert streamlet.advance()[1] == [], "it is told once"
 
 
 def test_before_the_first_group_something_is_missed_only_if_it_is_known_where_reading_began() -> None:
@@ -468,7 +468,7 @@ def test_before_the_first_group_something_is_missed_only_if_it_is_known_where_re
     for position, record, expected in cases:
         streamlet = StreamletProgress(STREAM_ID, 0, [position], [record])
         streamlet.see(listed(streamlet.listed, (5, 70, None)))
-        streamlet.settle()
+        streamlet.advance()
         assert lost_of(streamlet) == expected
 
 
@@ -476,7 +476,7 @@ def test_ordinals_that_go_back_are_a_gap_that_nobody_can_count() -> None:
     """A host was lost with what it had in its memory."""
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, 100), (1000, 0, None)))
-    streamlet.settle()
+    streamlet.advance()
     assert lost_of(streamlet) == {1000: [(100, 0)]}
 
 
@@ -484,16 +484,16 @@ def test_a_gap_waits_for_the_end_of_the_group_before_it() -> None:
     """And goes to the next group when the one behind it is done by then."""
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, None)))
-    streamlet.settle()
+    streamlet.advance()
     streamlet.see(listed(1, (5, 150, None)))
-    streamlet.settle()
+    streamlet.advance()
     assert not lost_of(streamlet)
     streamlet.groups[5].done, streamlet.groups[5].end_record = True, 160
     streamlet.groups[1].done, streamlet.groups[1].end_record = True, 100
-    streamlet.settle()
+    streamlet.advance()
     assert (streamlet.groups, streamlet.lost) == ({}, [[(100, 150)]])
     streamlet.see(listed(5, (7, 160, None)))
-    streamlet.settle()
+    streamlet.advance()
     assert lost_of(streamlet) == {7: [(100, 150)]}
 
 
@@ -528,13 +528,13 @@ def test_a_plain_report_keeps_what_is_known_where_cursors_stay() -> None:
     known = [messages.StartRecord(record=record) for record in (5, 6, 7)]
     first = start(cursor(0, 0, 3, 1, 50), cursor(0, 1, 3, 1, 0), cursor(0, 2, 2, 1, 0))
     first.records.extend(known)
-    consumer_group.reset([first], SHAPES, 1.0, force=False, forward_only=True)
+    at_once(consumer_group.resetting([first], SHAPES, 1.0, force=False, forward_only=True))
     ahead = start(cursor(0, 0, 4, 1, 50), cursor(0, 1, 0, 0, 0), cursor(0, 2, 0, 0, 0))
-    consumer_group.reset([ahead], SHAPES, 1.0, force=False, forward_only=True)
+    at_once(consumer_group.resetting([ahead], SHAPES, 1.0, force=False, forward_only=True))
     assert consumer_group.streamlets[STREAM_ID, 0].records == [None, 6, 7]
     first.records.pop()
     with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
-        consumer_group.reset([first], SHAPES, 1.0, force=True, forward_only=False)
+        at_once(consumer_group.resetting([first], SHAPES, 1.0, force=True, forward_only=False))
 
 
 def test_a_cursor_waits_for_the_oldest_group() -> None:
@@ -566,8 +566,8 @@ def test_a_reset_goes_back_and_takes_groups_away() -> None:
     back = start(*(cursor(0, entry, 0, 0, 0) for entry in range(3)))
     reset: dict[str, Any] = {"shapes": SHAPES, "now_s": world.now_s, "forward_only": False}
     with pytest.raises(InvalidArgument, match="1 active consumer"):
-        world.consumer_group.reset([back], force=False, **reset)
-    world.consumer_group.reset([back], force=True, **reset)
+        at_once(world.consumer_group.resetting([back], force=False, **reset))
+    at_once(world.consumer_group.resetting([back], force=True, **reset))
     world.processed.pop((0, 1))
     rounds(world, 3)
     ((key, lease),) = world.members["a"].held.items()
@@ -579,7 +579,7 @@ def test_a_reset_is_carried_out_as_a_whole_or_not_at_all() -> None:
     consumer_group = ConsumerGroup("app")
     good, wrong = start(*[cursor(0, 0, 5, 1, 0)] * 3), start(cursor(1, 0, 5, 1, 0), streamlet=1)
     with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
-        consumer_group.reset([good, wrong], SHAPES, 1.0, force=True, forward_only=False)
+        at_once(consumer_group.resetting([good, wrong], SHAPES, 1.0, force=True, forward_only=False))
     assert not consumer_group.streamlets
 
 
@@ -588,7 +588,7 @@ def test_a_start_in_a_stream_that_the_member_does_not_read_is_refused() -> None:
     request = world.request(FakeMember("a"), [])
     request.starts.add(stream_id=STREAM_ID + 1)
     with pytest.raises(InvalidArgument, match=f"stream {STREAM_ID + 1} is not one of"):
-        world.consumer_group.consume_round(request, SHAPES, 1.0)
+        at_once(world.consumer_group.consuming(request, SHAPES, 1.0))
 
 
 def test_a_report_of_a_plain_consumer_never_goes_back() -> None:
@@ -596,16 +596,16 @@ def test_a_report_of_a_plain_consumer_never_goes_back() -> None:
     ahead = start(cursor(0, 0, 3, 1, 50), cursor(0, 1, 0, 0, 0), cursor(0, 2, 2, 1, 0))
     behind = start(cursor(0, 0, 2, 1, 0), cursor(0, 1, 4, 1, 10), cursor(0, 2, 2, 1, 0))
     for each in (ahead, behind):
-        consumer_group.reset([each], SHAPES, 1.0, force=False, forward_only=True)
+        at_once(consumer_group.resetting([each], SHAPES, 1.0, force=False, forward_only=True))
     assert [position_of(each) for each in consumer_group.cursors(STREAM_ID)] == [(3, 1, 50), (4, 1, 10), (2, 1, 0)]
     with pytest.raises(InvalidArgument, match="2 streamlets with 3 entries"):
-        consumer_group.reset([start(cursor(0, 0, 1, 1, 0))], SHAPES, 1.0, force=False, forward_only=True)
+        at_once(consumer_group.resetting([start(cursor(0, 0, 1, 1, 0))], SHAPES, 1.0, force=False, forward_only=True))
 
 
 def test_a_deleted_stream_is_forgotten() -> None:
     world = world_with(2, "a")
     world.consumer_group.forget([STREAM_ID])
-    assert {world.consumer_group.stored(key) for key in world.consumer_group.take_dirty()} == {None}
+    assert {world.consumer_group.stored(key) for key in world.consumer_group.leases.take_dirty()} == {None}
     assert not world.consumer_group.members["a"].held
 
 
@@ -633,12 +633,14 @@ def test_a_round_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: 
         if not isinstance(value, list):
             setattr(request, name, value)
     with pytest.raises(InvalidArgument, match=message):
-        world.consumer_group.consume_round(request, SHAPES, 1.0)
+        at_once(world.consumer_group.consuming(request, SHAPES, 1.0))
 
 
-def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_groups, "MEMBERS_MAX", 2)
-    world = world_with(0, "a", "b")
+def test_there_is_a_limit_of_members() -> None:
+    world = World()
+    world.consumer_group = ConsumerGroup("app", members_max=2)
+    for name in "ab":
+        world.round(world.join(name))
     with pytest.raises(Unavailable, match="2 consumers, which is the limit"):
         world.round(world.join("c"))
 
@@ -646,7 +648,7 @@ def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thousand_members_do_not_hold_up_the_coordinator() -> None:
     """Which runs on one event loop. They join one by one, and commit; the bound is some thirty times what it takes."""
     begun = time.monotonic()
-    world = world_with(6, *map(str, range(consumer_groups.MEMBERS_MAX)), closed=True)
+    world = world_with(6, *map(str, range(MEMBERS_MAX)), closed=True)
     for member in world.members.values():
         world.round(member, 0.3)
     assert time.monotonic() - begun < 30
@@ -663,7 +665,7 @@ def test_many_who_join_at_once_do_not_hold_up_the_coordinator() -> None:
         request = World().request(FakeMember(name), [])
         request.groups_max = 2048
         request.MergeFrom(messages.ConsumeRoundRequest(**fields))
-        consumer_group.consume_round(request, shapes, 1.0)
+        at_once(consumer_group.consuming(request, shapes, 1.0))
 
     say("first", starts=[start(*[cursor(0, 0, 0, 0, 0)] * 4, streamlet=number) for number in range(lanes)])
     groups = [[messages.SeenGroup(start=cursor(0, entry, entry + 1, 1, 0)) for entry in range(4)]] * lanes
@@ -685,7 +687,7 @@ def test_one_member_at_a_time_looks_for_groups() -> None:
     world = world_with(0, "a", "b")
     looks = Counter[str]()
     for _ in range(10):
-        world.advance(consumer_groups.LOOK_INTERVAL_S / 2 + 0.01)
+        world.advance(LOOK_INTERVAL_S / 2 + 0.01)
         for name, member in world.members.items():
             world.round(member)
             looks[name] += len(member.looks)

@@ -275,7 +275,7 @@ class StreamletProgress:
             return Group(entry, start, first_record=seen.first_record)
         return Group(entry, begin)  # its start is gone, and the reader is told of that
 
-    def settle(self) -> tuple[list[int], list[Group]]:
+    def advance(self) -> tuple[list[int], list[Group]]:
         """Find gaps, leave behind what is done, and move cursors.
 
         The entries whose cursor has moved, and the groups that have something more to tell.

@@ -1,0 +1,118 @@
+"""What members say of the groups that they read: how far they are, and which new ones they have found. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+from kera.coordinator.consumer_groups.leases import Leases
+from kera.coordinator.consumer_groups.progress import (
+    GroupId,
+    StreamletProgress,
+    key_of,
+    known,
+    position_of,
+    records_in,
+)
+from kera.coordinator.consumer_groups.requests import StreamShape, checked_start
+from kera.core.errors import InvalidArgument
+from kera.v1 import common_pb2
+from kera.v1 import consumer_group_pb2 as messages
+
+ENDED_MAX = 4096
+"""Leases that ended well are remembered while there are members: of a repeated report, nobody is to think that it came
+too late."""
+
+
+class Commits:
+    """Of one consumer group."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self._ended: OrderedDict[tuple[int, int, int], str] = OrderedDict()
+        """(Stream, streamlet, lease) → the member that finished or released the group."""
+
+    def __len__(self) -> int:
+        """How many reports are remembered."""
+        return len(self._ended)
+
+    def forget_ended(self) -> None:
+        """Nobody is there who could repeat a report."""
+        self._ended.clear()
+
+    def carry_out(
+        self, member_id: str, steps: Iterable[messages.GroupStep]
+    ) -> tuple[set[tuple[int, int]], list[messages.GroupStep]]:
+        """Carry out steps; the streamlets that they change, and the steps that came too late."""
+        changed = set()
+        refused = []
+        member = self._leases.members.get(member_id)
+        for step in steps:
+            key = key_of(step)
+            group = member.held.get(key) if member is not None else None
+            if member is None or group is None or group.lease != step.lease:
+                if not self._is_repeated(member_id, step, key):
+                    refused.append(step)
+                continue
+            if step.next.entry != group.entry:
+                raise InvalidArgument(f"group {key.group_id} belongs to entry {group.entry}, not {step.next.entry}")
+            position = position_of(step.next)
+            if position > group.next:
+                self._leases.dirty.add(key[:2])  # also if a later step makes no sense
+                group.next, group.next_record = position, known(step, "next_record")
+                changed.add(key[:2])
+            for told in records_in(step.told):
+                if told in group.lost:
+                    group.lost.remove(told)
+                    self._leases.dirty.add(key[:2])
+                    changed.add(key[:2])
+            if step.finished or step.released:
+                group.done = step.finished
+                if step.finished and group.end_record is None:
+                    group.end_record = known(step, "next_record")
+                self._ended[(*key[:2], step.lease)] = member_id
+                if len(self._ended) > ENDED_MAX:
+                    self._ended.popitem(last=False)
+                self._leases.free(member, key)
+                changed.add(key[:2])
+        return changed, refused
+
+    def _is_repeated(self, member_id: str, step: messages.GroupStep, key: GroupId) -> bool:
+        """Whether a step was carried out before, and its answer was lost."""
+        if self._ended.get((*key[:2], step.lease)) == member_id:
+            return True
+        streamlet = self._leases.streamlets.get(key[:2])
+        return streamlet is not None and streamlet.has_done(step)
+
+    def begin(
+        self, starts: Iterable[messages.StreamletStart], shapes: Mapping[int, StreamShape]
+    ) -> set[tuple[int, int]]:
+        """Begin streamlets that nobody has begun; which ones."""
+        begun = set()
+        for start in starts:
+            key, cursors, records = checked_start(start, shapes)
+            if key not in self._leases.streamlets:
+                self._leases.streamlets[key] = StreamletProgress(*key, cursors, records)
+                begun.add(key)
+        return begun
+
+    def see(self, seen: Iterable[messages.SeenGroups]) -> set[tuple[int, int]]:
+        """Take up groups that a member has found; the streamlets that they change."""
+        changed = set()
+        for each in seen:
+            key = (each.stream_id, each.streamlet_id)
+            if key in self._leases.streamlets and self._leases.streamlets[key].see(each):
+                changed.add(key)
+                self._leases.balanced = False
+        return changed
+
+    def advance(self, changed: Iterable[tuple[int, int]], moved: dict[tuple[int, int, int], common_pb2.Cursor]) -> None:
+        """Leave behind what is done in streamlets; cursors that have moved by that come to `moved`."""
+        for key in sorted(changed):
+            self._leases.dirty.add(key)
+            streamlet = self._leases.streamlets[key]
+            entries, telling = streamlet.advance()
+            moved.update({(*key, entry): streamlet.cursor(entry) for entry in entries})
+            for group in telling:
+                if group.member_id:
+                    self._leases.note(self._leases.members[group.member_id])

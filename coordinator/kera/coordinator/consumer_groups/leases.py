@@ -1,0 +1,86 @@
+"""Which member of a consumer group holds which group of segments, and what of that is to be stored. No I/O, no waiting.
+
+A group is held by at most one member. Each time it is given, it has a new lease number, and what earlier holders say
+about it is refused.
+"""
+
+from __future__ import annotations
+
+from kera.coordinator.consumer_groups.members import Member
+from kera.coordinator.consumer_groups.progress import GroupId, StreamletProgress
+from kera.v1 import consumer_group_pb2 as messages
+
+
+class Leases:
+    """The members and the streamlets of one consumer group."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.streamlets: dict[tuple[int, int], StreamletProgress] = {}
+        self.dirty: set[tuple[int, int]] = set()
+        """Streamlets of which something is to be stored."""
+        self._news: set[str] = set()
+        """Members that hold something else than before, or have gone."""
+        self.balanced = False
+        """Nothing has changed since groups were given, on which that depends."""
+
+    def restore(self, message: messages.StreamletProgress, now_s: float) -> None:
+        """Take up what was stored. Holders of groups are members, and count as just heard of."""
+        streamlet = StreamletProgress.from_message(message)
+        self.streamlets[message.stream_id, message.streamlet_id] = streamlet
+        for group_id, group in streamlet.groups.items():
+            if group.member_id:
+                member = self.members.setdefault(
+                    group.member_id, Member(group.member_id, now_s, now_s, timeouts=group.timeouts)
+                )
+                member.held[GroupId(message.stream_id, message.streamlet_id, group_id)] = group
+
+    def take_dirty(self) -> list[tuple[int, int]]:
+        """The streamlets of which something is to be stored, which counts as stored from now on."""
+        dirty, self.dirty = self.dirty, set()
+        return sorted(dirty)
+
+    def take_news(self) -> set[str]:
+        """Members that have to be told something, since this was called last."""
+        news, self._news = self._news, set()
+        return news
+
+    def note(self, member: Member) -> None:
+        """What a member holds, or is to give back or tell, is no longer the same."""
+        member.version += 1
+        self._news.add(member.member_id)
+
+    def is_gone(self, member_id: str) -> None:
+        """A member has gone: whoever speaks for it hears of that."""
+        self.balanced = False
+        self._news.add(member_id)
+
+    def give(self, key: GroupId, member: Member) -> None:
+        """A member holds a group from now on."""
+        streamlet = self.streamlets[key[:2]]
+        streamlet.changed()
+        group = streamlet.groups[key.group_id]
+        streamlet.lease += 1
+        group.lease = streamlet.lease
+        group.member_id, group.timeouts = member.member_id, member.timeouts
+        member.held[key] = group
+        self.note(member)
+        self.dirty.add(key[:2])
+
+    def free(self, member: Member, key: GroupId) -> None:
+        """A member holds a group no longer."""
+        group = member.held.pop(key)
+        group.member_id, group.ended = "", False
+        self.streamlets[key[:2]].changed()
+        member.give_back.discard(key)
+        member.ended.discard(key)
+        self.note(member)
+        self.balanced = False
+        self.dirty.add(key[:2])
+
+    def free_streamlet(self, key: tuple[int, int]) -> None:
+        """Nobody holds a group of this streamlet any more."""
+        streamlet = self.streamlets.get(key)
+        for group_id, group in list(streamlet.groups.items()) if streamlet is not None else ():
+            if group.member_id:
+                self.free(self.members[group.member_id], GroupId(*key, group_id))

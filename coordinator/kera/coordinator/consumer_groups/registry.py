@@ -1,0 +1,238 @@
+"""The consumer groups there are: by name, which ones have members, which ones read a stream, and what has changed."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from kera.coordinator.cluster.state import State, streamlet_key
+from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
+from kera.coordinator.consumer_groups.polls import Polls
+from kera.coordinator.consumer_groups.progress import lowest
+from kera.coordinator.consumer_groups.uses import Uses
+from kera.core.errors import InvalidArgument
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2
+from kera.v1 import consumer_group_pb2 as messages
+
+log = get_logger("kera.consumer_groups")
+
+CONSUMER_GROUPS = "applications/"
+NAME_CHARS_MAX = 200
+CONSUMER_GROUPS_MAX = 10_000
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class ConsumerGroupRegistry:
+    """See the head of this module."""
+
+    def __init__(self, state: State, uses: Uses, polls: Polls, *, groups_max: int = CONSUMER_GROUPS_MAX) -> None:
+        self._state = state
+        self._uses = uses
+        self._polls = polls
+        self._groups_max = groups_max
+        self.groups: dict[str, ConsumerGroup] = {}
+        self._active: set[str] = set()
+        """Consumer groups to be looked after: those with members, and those that have begun nothing."""
+        self._readers: defaultdict[int, set[str]] = defaultdict(set)
+        """By stream: the consumer groups that have begun it."""
+        self._short: set[str] = set()
+        """Consumer groups whose consumers do not take all groups that they should; the log has been told."""
+        self._busy: Counter[str] = Counter()
+        """Consumer groups that are being changed in steps, and how many times."""
+        self._changed: set[str] = set()
+        """Consumer groups of which something is to be stored."""
+        self.changes = 0
+        """Counts whatever may have changed something."""
+        self.stored = 0
+        """Up to here it is in the store."""
+
+    def load(self, now_s: float) -> None:
+        """Take up what the ledger has. Members have as long as any to send a heartbeat."""
+        for value in self._state.ledger.values(CONSUMER_GROUPS):
+            self.take_up(value, now_s)
+
+    def active(self) -> list[ConsumerGroup]:
+        """Those with members, and those that have begun nothing."""
+        return [self.groups[name] for name in self._active]
+
+    def take_changed(self) -> list[ConsumerGroup]:
+        """Those of which something is to be stored; they count as stored from now on."""
+        names, self._changed = self._changed, set()
+        return [self.groups[name] for name in sorted(names)]
+
+    def note_change(self) -> None:
+        """Something has changed besides consumer groups: the next write stores it."""
+        self.changes += 1
+
+    def note_stored(self, through: int) -> None:
+        """Changes up to this one are stored, or taken back."""
+        self.stored = through
+
+    def use(self, name: str, now_s: float, *, unnamed: bool = False) -> None:
+        """A consumer group is used."""
+        self._uses.use(name, now_s, unnamed=unnamed)
+        self.changes += self._uses.dirty
+
+    @contextlib.contextmanager
+    def changing_in_steps(self, consumer_group: ConsumerGroup) -> Iterator[None]:
+        """As `change`; others are served meanwhile, of this consumer group, too."""
+        self._busy[consumer_group.name] += 1
+        try:
+            with self.change(consumer_group):
+                yield
+        finally:
+            self._busy[consumer_group.name] -= 1
+            if not self._busy[consumer_group.name]:
+                del self._busy[consumer_group.name]
+
+    def take_up(self, value: bytes, now_s: float) -> None:
+        """What the ledger has of a consumer group in a streamlet."""
+        record = messages.StreamletProgress.FromString(value)
+        name = record.consumer_group
+        consumer_group = self.groups.setdefault(name, ConsumerGroup(name))
+        consumer_group.leases.restore(record, now_s)
+        self._readers[record.stream_id].add(name)
+        if consumer_group.members:
+            self._active.add(name)
+
+    def take_back(self, lost: Mapping[str, Iterable[tuple[int, int]]], now_s: float) -> None:
+        """Have consumer groups as the ledger has them: those of which changes are lost, and all that have others by
+        now.
+
+        `lost`: the streamlets, by consumer group.
+        """
+        for name in lost.keys() | self._changed:
+            consumer_group = self.groups.pop(name)
+            self._active.discard(name)
+            self._short.discard(name)
+            known = {*lost.get(name, ()), *consumer_group.leases.dirty, *consumer_group.streamlets}
+            for stream_id, _ in known:
+                self._readers[stream_id].discard(name)
+            for streamlet in sorted(known):
+                value = self._state.ledger.get(record_key(name, *streamlet))
+                if value is not None:
+                    self.take_up(value, now_s)
+        self._changed.clear()
+
+    def cursors_of(self, stream_id: int) -> list[common_pb2.Cursor]:
+        """For each entry of a stream that any consumer group has begun: up to where all of them are done with it."""
+        return lowest(
+            cursor for name in self._readers.get(stream_id, ()) for cursor in self.groups[name].cursors(stream_id)
+        )
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def holdings(self, count_max: int) -> Iterator[tuple[str, int, int]]:
+        """Of the first consumer groups by name: the name, how many consumers take part, and groups they hold.
+
+        From whatever thread: it looks at copies that are made in one step.
+        """
+        for name, consumer_group in heapq.nsmallest(count_max, list(self.groups.items()), key=lambda item: item[0]):
+            members = list(consumer_group.members.values())
+            yield name, len(members), sum(len(member.held) for member in members)
+
+    def named(self, name: str) -> ConsumerGroup:
+        """The consumer group of this name. Raises `InvalidArgument` when there is none."""
+        if name not in self.groups:
+            raise InvalidArgument(f"there is no consumer group {name!r}", consumer_group=name)
+        return self.groups[name]
+
+    def create(self, name: str, now_s: float) -> ConsumerGroup:
+        """The consumer group of this name, which is made if there is none. Raises `InvalidArgument`."""
+        consumer_group = self.groups.get(name)
+        if consumer_group is not None:
+            return consumer_group
+        if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
+            raise InvalidArgument(
+                f"a consumer group cannot be called {name[: NAME_CHARS_MAX + 1]!r}: a name has 1 to {NAME_CHARS_MAX}"
+                " letters, digits, dots, underscores and hyphens, and is not . or ..",
+                consumer_group=name[: NAME_CHARS_MAX + 1],
+            )
+        if len(self.groups) >= self._groups_max:
+            self.tidy(now_s)  # names of requests that were refused are no consumer groups
+        if len(self.groups) >= self._groups_max:
+            raise InvalidArgument(
+                f"there are {self._groups_max} consumer groups, which is the limit; delete those that nobody needs",
+                consumer_group=name,
+                limit=self._groups_max,
+            )
+        consumer_group = self.groups[name] = ConsumerGroup(name)
+        self._active.add(name)
+        return consumer_group
+
+    def forget(self, consumer_group: ConsumerGroup) -> None:
+        """All of a consumer group, within `change`."""
+        consumer_group.forget({stream_id for stream_id, _ in consumer_group.streamlets})
+        self._uses.forget(consumer_group.name)
+        self.changes += self._uses.dirty
+
+    def expire(self, consumer_group: ConsumerGroup, now_s: float) -> None:
+        """Remove members that are gone, within `change`."""
+        for member_id in consumer_group.expire(now_s):
+            log.warning(
+                "consumer is gone; others get its groups", consumer_group=consumer_group.name, member_id=member_id
+            )
+
+    @contextlib.contextmanager
+    def change(self, consumer_group: ConsumerGroup) -> Iterator[None]:
+        """Around what may change a consumer group: it is stored with the next write, and rounds that wait are told."""
+        try:
+            yield
+        finally:  # what was done before an error is done
+            if self.groups.get(consumer_group.name) is consumer_group:
+                self._note_change(consumer_group)
+
+    def _note_change(self, consumer_group: ConsumerGroup) -> None:
+        if consumer_group.leases.dirty:
+            self.changes += 1
+            self._changed.add(consumer_group.name)
+            for key in consumer_group.leases.dirty:
+                readers = self._readers[key[0]]
+                (readers.add if key in consumer_group.streamlets else readers.discard)(consumer_group.name)
+        if consumer_group.members or not consumer_group.streamlets:
+            self._active.add(consumer_group.name)
+        else:
+            self._active.discard(consumer_group.name)
+        self._warn_if_short(consumer_group)
+        self._polls.wake(consumer_group.name, consumer_group.leases.take_news())
+
+    def _warn_if_short(self, consumer_group: ConsumerGroup) -> None:
+        """Log once that there are entries that nobody reads."""
+        if not consumer_group.assignment.is_short:
+            self._short.discard(consumer_group.name)
+        elif consumer_group.name not in self._short:
+            self._short.add(consumer_group.name)
+            log.warning(
+                "entries wait: all consumers hold as many groups as they want; start more, or raise groups_max",
+                consumer_group=consumer_group.name,
+                consumers=len(consumer_group.members),
+            )
+
+    def tidy(self, now_s: float) -> None:
+        """Remove members that are gone, streams that were deleted, and consumer groups that never began."""
+        for stream_id in [stream_id for stream_id in self._readers if stream_id not in self._state.catalog]:
+            for name in self._readers.pop(stream_id):
+                with self.change(self.groups[name]):
+                    self.groups[name].forget([stream_id])
+        for name in list(self._active):
+            consumer_group = self.groups[name]
+            with self.change(consumer_group):
+                self.expire(consumer_group, now_s)
+            unused = not (consumer_group.members or consumer_group.streamlets or name in self._busy)
+            if unused and self.stored == self.changes:
+                del self.groups[name]
+                self._active.discard(name)
+                self._short.discard(name)
+                self._uses.forget(name)
+                self.changes += self._uses.dirty
+
+
+def record_key(name: str, stream_id: int, streamlet_id: int) -> str:
+    """Where the record of a consumer group in a streamlet is."""
+    return streamlet_key(f"{CONSUMER_GROUPS}{name}/", stream_id, streamlet_id)
