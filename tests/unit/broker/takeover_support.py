@@ -14,6 +14,7 @@ from pydantic import ByteSize
 
 from kera.backup.engine import Engine as BackupEngine
 from kera.backup.metrics import RequestCounters
+from kera.backup.reader import ReplicaReader
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
 from kera.broker.counters import Counters
@@ -139,6 +140,11 @@ class Backup:
             alive=self.engine is not None,
             draining=self.draining,
         )
+
+    @property
+    def reader(self) -> ReplicaReader:
+        assert self.engine is not None
+        return self.engine.reader
 
     def replicas(self, broker_id: int) -> list[backup_pb2.ReplicaInfo]:
         assert self.engine is not None

@@ -373,6 +373,10 @@ async def test_as_many_backups_away_as_there_are_replicas_are_waited_for(world: 
     await node.stop()
 
 
+async def failing_read(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 async def test_a_disk_of_a_backup_that_cannot_be_read_is_waited_for_like_a_backup_that_is_away(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,13 +384,8 @@ async def test_a_disk_of_a_backup_that_cannot_be_read_is_waited_for_like_a_backu
     node = world.nodes[2]
     await node.start(world.epoch())
 
-    async def failing(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    engine = world.backups[1].engine
-    assert engine is not None
     with monkeypatch.context() as patch:
-        patch.setattr(engine.reader, "read", failing)
+        patch.setattr(world.backups[1].reader, "read", failing_read)
         response, _ = await world.take_over(info, 1, 2)
         assert "backup 2" in response.waits_for[0]
         assert not response.streamlets, "nobody can say where it ends"
@@ -409,12 +408,7 @@ async def test_a_disk_of_a_backup_that_can_never_be_read_again_is_given_up_when_
     response, _ = await world.take_over(info, 1, 2)
     assert not response.waits_for
 
-    async def failing(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    engine = world.backups[1].engine
-    assert engine is not None
-    monkeypatch.setattr(engine.reader, "read", failing)
+    monkeypatch.setattr(world.backups[1].reader, "read", failing_read)
     world.reads.release()
     await node.until(lambda: any("backup 2" in reason for each in progress(node) for reason in each.waits_for))
     world.backups[1].draining = True
@@ -470,7 +464,7 @@ async def test_readers_of_level_leader_are_told_that_something_may_be_lost(world
     await node.start(info.assignments[0].broker_epoch, info)
     await node.until(lambda: node.engine.replication.backups.up_count == 3)
     await node.write(*world.chunks(0, 10))
-    await node.until(lambda: not any(lag.lag_bytes for lag in node.engine.replication.logs.lag()))
+    await node.until(lambda: not any(lag.lag_bytes for lag in node.engine.replication.lag()))
     stored, end = await node.read()
     await node.kill(memory=True)
     other = world.nodes[2]
@@ -500,7 +494,7 @@ async def test_what_is_on_a_broker_that_comes_back_is_not_freed_by_it(world: Clu
     assert not response.waits_for
     await node.start(world.epoch(), recovered_before_epoch=world.last_epoch - 1)
     await node.until(lambda: node.engine.replication.backups.up_count == 3)
-    node.engine.replication.backlog.rest()
+    node.engine.replication.repair_rests()
     assert await everything(world, 2) == stored
     await other.until_restored()
     assert any(backup.replicas(1) for backup in world.backups)
@@ -641,7 +635,7 @@ async def test_what_is_recovered_can_be_removed_before_it_is_here(world: Cluster
     keys = [key for key, _ in entry.segments()]
     assert entry.recovering(keys[0])
     entry.start, entry.start_record = Position(*keys[4], 0), entry.find(keys[4]).first_record  # type: ignore[union-attr]
-    node.engine.memory.removals.collect(entry)
+    node.engine.memory.collect(entry)
     await node.until(lambda: entry.find(keys[0]) is None)
     world.reads.release()
     found, _ = await node.read()
