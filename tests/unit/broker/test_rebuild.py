@@ -54,10 +54,13 @@ class World:
         store: Any = SimpleNamespace(
             index=index, disk=LocalDisk(root), arriving_path=lambda number: root / "arriving" / f"{number}"
         )
-        memory: Any = SimpleNamespace(take_physical_id=partial(next, count(5)), install=self.install)
-        coverage = SimpleNamespace(covers=lambda *_: False, is_settled=lambda _: True)
+        memory: Any = SimpleNamespace(
+            ids=SimpleNamespace(take=partial(next, count(5))), arrivals=SimpleNamespace(install=self.install)
+        )
         replication: Any = SimpleNamespace(
-            coverage=coverage, rests=True, recovered=lambda *_: None, close_soon=lambda _: None
+            coverage=SimpleNamespace(covers=lambda *_: False, has_all_replicas=lambda _: True),
+            backlog=SimpleNamespace(covered=True, add=lambda *_: None),
+            logs=SimpleNamespace(close_open=lambda _: None),
         )
         self.rebuild = Rebuild(
             store,

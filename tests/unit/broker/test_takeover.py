@@ -464,7 +464,7 @@ async def test_readers_of_level_leader_are_told_that_something_may_be_lost(world
     await node.start(info.assignments[0].broker_epoch, info)
     await node.until(lambda: node.engine.replication.backups.up_count == 3)
     await node.write(*world.chunks(0, 10))
-    await node.until(lambda: not any(lag.lag_bytes for lag in node.engine.replication.lag()))
+    await node.until(lambda: not any(lag.lag_bytes for lag in node.engine.replication.logs.lag()))
     stored, end = await node.read()
     await node.kill(memory=True)
     other = world.nodes[2]
@@ -494,7 +494,7 @@ async def test_what_is_on_a_broker_that_comes_back_is_not_freed_by_it(world: Clu
     assert not response.waits_for
     await node.start(world.epoch(), recovered_before_epoch=world.last_epoch - 1)
     await node.until(lambda: node.engine.replication.backups.up_count == 3)
-    node.engine.replication.repair_rests()
+    node.engine.replication.backlog.rest()
     assert await everything(world, 2) == stored
     await other.until_restored()
     assert any(backup.replicas(1) for backup in world.backups)
@@ -635,7 +635,7 @@ async def test_what_is_recovered_can_be_removed_before_it_is_here(world: Cluster
     keys = [key for key, _ in entry.segments()]
     assert entry.recovering(keys[0])
     entry.start, entry.start_record = Position(*keys[4], 0), entry.find(keys[4]).first_record  # type: ignore[union-attr]
-    node.engine.memory.collect(entry)
+    node.engine.memory.removals.collect(entry)
     await node.until(lambda: entry.find(keys[0]) is None)
     world.reads.release()
     found, _ = await node.read()
